@@ -5,6 +5,7 @@ A measurement is a list of samples of one arm, in the order they were taken; arm
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -12,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,17 @@ def write_report(name: str, figures: Mapping[str, Any]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path
+
+
+def end_with(figures: Mapping[str, Any], options: argparse.Namespace, show: Callable[[Any], None], name: str) -> int:
+    """The end of a benchmark with the options --json and --quick: one object, or tables and a file; the status."""
+    if options.json:
+        print(json.dumps(figures))
+        return 0
+    show(figures)
+    if not options.quick:
+        print(write_report(name, figures).name)
+    return 0
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

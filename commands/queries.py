@@ -30,6 +30,17 @@ def verdicts(connection: Connection, policy: str) -> dict[int, GateVerdict]:
     return {row.version: GateVerdict(row.version, row.accepted, row.accuracy, row.reason) for row in rows}
 
 
+def accepted_accuracies(connection: Connection, policy: str) -> list[tuple[float, float]]:
+    """Time and accuracy of each accepted verdict, in order."""
+    columns = verdict.c
+    rows = connection.execute(
+        select(columns.at, columns.accuracy)
+        .where(columns.policy == policy, columns.accepted, columns.accuracy.is_not(None))
+        .order_by(columns.at)
+    )
+    return [(row.at, row.accuracy) for row in rows]
+
+
 def anchors(connection: Connection, policy: str) -> dict[int, list[str]]:
     """By version: the tasks whose newest anchor it is. The gate compares candidates with the anchor of each task."""
     revoked = revocations.read(connection, policy)

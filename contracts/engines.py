@@ -20,9 +20,9 @@ FRESH_SECONDS = 10.0
 """A row that was not renewed for so long describes a replica that is gone."""
 _GONE_SECONDS = 86_400.0
 EngineKind = Literal["millrace", "vllm", "sglang"]
-Ability = Literal["spans", "logprobs", "top_logprobs", "constraints", "penalties", "seed", "experts"]
+Ability = Literal["spans", "logprobs", "top_logprobs", "constraints", "penalties", "seed", "experts", "support"]
 """`spans`: it names the version of each token. `logprobs`: those of the distribution sampled from. `constraints`: grammars.
-`experts`: it records the experts of each token."""
+`experts`: it records the experts of each token. `support`: it names enough of the likeliest tokens to tell which ones could be drawn."""
 
 
 class LoadProblem(TypedDict):

@@ -12,6 +12,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
+
+from contracts.experts import experts_problem
+from contracts.support import support_problem
+
 LATEST_TIME = 4_102_444_800.0
 """2100-01-01, UTC epoch seconds. The earliest time lies equally far before 1970. The range is wide on purpose: a clock that is days
 off, or that restarted at 1970, is the clock watch's business, and old samples are the trainer's. Values outside of the range cannot
@@ -38,9 +43,15 @@ def problem_of(record: Any) -> str:
     return ""
 
 
-def packed_problem(name: str, packed: bytes) -> str:
-    """Why bytes are not a packed array of 4-byte numbers; empty if they are."""
-    return f"{name}{_packed(packed)}" if len(packed) % _WORD else ""
+def tokens_problem(body: Any) -> str:
+    """Why the tokens in a generation's body, and what was recorded of each, cannot be; empty if they can."""
+    for name in ("prompt_ids", "completion_ids", "logprobs"):
+        if problem := _packed(getattr(body, name)):
+            return f"{name}{problem}"
+    num_tokens = (len(body.prompt_ids) + len(body.completion_ids)) // _WORD
+    return experts_problem(body.experts, body.expert_shape, num_tokens) or support_problem(
+        body.support, np.frombuffer(body.completion_ids, "<i4")
+    )
 
 
 def _packed(packed: bytes) -> str:

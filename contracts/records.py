@@ -19,9 +19,8 @@ import zstandard
 
 from contracts.errors import InvalidRecord, NewerSchema
 from contracts.event_log import is_damaged
-from contracts.experts import experts_problem
 from contracts.ids import sample_key
-from contracts.record_checks import packed_problem, problem_of
+from contracts.record_checks import problem_of, tokens_problem
 from contracts.sampling import ExpertShape, Sampling, Span
 
 SCHEMA = 2
@@ -64,6 +63,8 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     experts: bytes = b""
     """Chosen experts [tokens, layers, chosen], packed by `pack_experts`; empty if none were recorded."""
     expert_shape: ExpertShape | None = None
+    support: bytes = b""
+    """The tokens that each token was drawn from, packed by `pack_support`; empty unless sampling was truncated and all are known."""
 
     @property
     def text_with_calls(self) -> str:
@@ -211,6 +212,13 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     experts: bytes = b""
     """As in `GenerationBody`: replayed by the trainer, so that it computes what the engine computed."""
     expert_shape: ExpertShape | None = None
+    support: bytes = b""
+    """As in `GenerationBody`, for the positions where the loss mask is 1."""
+
+    @property
+    def off_support(self) -> str:
+        """Why the trainer cannot reproduce the distribution sampled from; empty if it can."""
+        return self.sampling.off_support or ("truncated" if self.sampling.is_truncated and not self.support else "")
 
 
 class Experience(Record, frozen=True, kw_only=True):
@@ -367,13 +375,8 @@ def open_body(kind: type[BodyType], sealed: bytes) -> BodyType:
         body = msgspec.msgpack.decode(plain, type=kind)
     except (msgspec.MsgspecError, zstandard.ZstdError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRecord(f"damaged {kind.__name__}: {error}") from error
-    if isinstance(body, GenerationBody):
-        for name in ("prompt_ids", "completion_ids", "logprobs"):
-            if problem := packed_problem(name, getattr(body, name)):
-                raise InvalidRecord(f"damaged {kind.__name__}: {problem}")
-        num_tokens = (len(body.prompt_ids) + len(body.completion_ids)) // 4
-        if problem := experts_problem(body.experts, body.expert_shape, num_tokens):
-            raise InvalidRecord(f"damaged {kind.__name__}: {problem}")
+    if isinstance(body, GenerationBody) and (problem := tokens_problem(body)):
+        raise InvalidRecord(f"damaged {kind.__name__}: {problem}")
     return body
 
 

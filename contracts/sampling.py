@@ -37,24 +37,22 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """True if the engine reports log-probs of the model before temperature, filters, biases, penalties and grammar."""
 
     @property
+    def is_truncated(self) -> bool:
+        """True if unlikely tokens were left out: the trainer then needs the support of each token, see contracts/support.py."""
+        return self.temperature > 0 and (self.top_p < 1.0 or self.top_k != 0 or self.min_p != 0)
+
+    @property
     def off_support(self) -> str:
         """Why the trainer cannot reproduce the distribution sampled from; empty if it can."""
         if self.temperature <= 0:
             return "greedy"
-        if self.top_p < 1.0 or self.top_k != 0 or self.min_p != 0:
-            return "truncated"
         if self.logit_bias:
             return "biased"
         if self.repetition_penalty != 1.0 or self.frequency_penalty != 0 or self.presence_penalty != 0:
             return "penalised"
         if self.constraint:
             return "constrained"
-        return "raw_logprobs" if self.raw_logprobs and self.temperature != 1.0 else ""
-
-    @property
-    def on_support(self) -> bool:
-        """True if log-probs describe the whole distribution, and the trainer can compute it from logits and temperature."""
-        return not self.off_support
+        return "raw_logprobs" if self.raw_logprobs and (self.temperature != 1.0 or self.is_truncated) else ""
 
 
 class ExpertShape(msgspec.Struct, frozen=True, array_like=True):

@@ -9,17 +9,17 @@ or N tokens of packed rows of which S are scored; D hidden size, V vocabulary; e
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from contracts.errors import WeightsRefused
 from policy.packing import packed_states
+from policy.recompute import recomputed
 from policy.routing import ExpertReplay
+from policy.scored_head import scored_piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +59,8 @@ class TokenScorer:
         self._module = model if module is None else module
         self._plain_forward = model.forward
         self._replay = ExpertReplay(model)
+        self.recomputes = False
+        """The layers run again in the backward pass: see `recomputed`."""
         self._check_head()
 
     def __call__(
@@ -68,8 +70,10 @@ class TokenScorer:
         mask_BT: torch.Tensor,
         temperature_B: torch.Tensor | float,
         experts_BLMK: torch.Tensor | None = None,
+        *,
+        support_NK: torch.Tensor | None = None,
     ) -> TokenScores:
-        """Score the tokens that `mask_BT` selects, under softmax(logits / temperature).
+        """Score the tokens that `mask_BT` selects, under softmax(logits / temperature), over the support of each.
 
         Args:
             input_ids_BL: tokens, right-padded.
@@ -77,16 +81,16 @@ class TokenScorer:
             mask_BT: True where a token is scored.
             temperature_B: one per row, or one for all.
             experts_BLMK: the experts that the engine chose, `routing.ABSENT` where unknown; None: the model chooses.
+            support_NK: up to K ids that each of the N selected tokens was drawn from, row after row, -1 where there are fewer; a
+                row of -1, or None: every id.
 
         Raises:
             ExpertsNotReplayed: the model cannot take given experts.
         """
         self._replay.use(experts_BLMK)
-        with _forward_of(self._model, self._scores):
-            scores: TokenScores = self._module(input_ids_BL, attention_mask_BL, mask_BT, temperature_B)
-        if not getattr(
-            self._model, "is_activation_checkpointing", False
-        ):  # else the backward pass computes the blocks again
+        with _forward_of(self._model, self._scores), self._holding():
+            scores: TokenScores = self._module(input_ids_BL, attention_mask_BL, mask_BT, temperature_B, support_NK)
+        if not self._recomputes_now():
             self._replay.use(None)
         return scores
 
@@ -97,6 +101,8 @@ class TokenScorer:
         labels_S: torch.Tensor,
         temperature_S: torch.Tensor,
         experts_NMK: torch.Tensor | None = None,
+        *,
+        support_SK: torch.Tensor | None = None,
     ) -> TokenScores:
         """Score single tokens of packed rows; the scores are [S, 1].
 
@@ -106,13 +112,23 @@ class TokenScorer:
             labels_S: the tokens.
             temperature_S: at which each was sampled.
             experts_NMK: as for padded rows.
+            support_SK: as for padded rows.
         """
         self._replay.use(None if experts_NMK is None else experts_NMK[None])
-        with _forward_of(self._model, self._packed_scores):
-            scores: TokenScores = self._module(packing, states_S, labels_S, temperature_S)
-        if not getattr(self._model, "is_activation_checkpointing", False):
+        with _forward_of(self._model, self._packed_scores), self._holding():
+            scores: TokenScores = self._module(packing, states_S, labels_S, temperature_S, support_SK)
+        if not self._recomputes_now():
             self._replay.use(None)
         return scores
+
+    def _recomputes_now(self) -> bool:
+        """The backward pass will need the given experts again."""
+        return torch.is_grad_enabled() and (
+            self.recomputes or bool(getattr(self._model, "is_activation_checkpointing", False))
+        )
+
+    def _holding(self) -> AbstractContextManager[None]:
+        return recomputed(self._model) if self.recomputes and torch.is_grad_enabled() else nullcontext()
 
     @torch.no_grad()
     def _check_head(self) -> None:
@@ -133,33 +149,42 @@ class TokenScorer:
         attention_mask_BL: torch.Tensor,
         mask_BT: torch.Tensor,
         temperature_B: torch.Tensor | float,
+        support_NK: torch.Tensor | None,
     ) -> TokenScores:
         output = self._model.base_model(input_ids=input_ids_BL, attention_mask=attention_mask_BL, use_cache=False)
         states_ND = output.last_hidden_state[:, :-1][mask_BT]
         labels_N = input_ids_BL[:, 1:][mask_BT]
         temperature_B = torch.as_tensor(temperature_B, dtype=torch.float32, device=states_ND.device)
         temperature_N = temperature_B.expand(len(mask_BT))[:, None].expand_as(mask_BT)[mask_BT]
-        log_probs_N, entropy_N = self._of_states(output, states_ND, labels_N, temperature_N)
+        log_probs_N, entropy_N = self._of_states(output, states_ND, labels_N, temperature_N, support_NK)
         zeros_BT = torch.zeros(mask_BT.shape, device=states_ND.device)
         return TokenScores(zeros_BT.masked_scatter(mask_BT, log_probs_N), zeros_BT.masked_scatter(mask_BT, entropy_N))
 
     def _packed_scores(
-        self, packing: Packing, states_S: torch.Tensor, labels_S: torch.Tensor, temperature_S: torch.Tensor
+        self,
+        packing: Packing,
+        states_S: torch.Tensor,
+        labels_S: torch.Tensor,
+        temperature_S: torch.Tensor,
+        support_SK: torch.Tensor | None,
     ) -> TokenScores:
         output = packed_states(self._model, packing)
-        found = self._of_states(output, output.last_hidden_state[0][states_S], labels_S, temperature_S)
+        found = self._of_states(output, output.last_hidden_state[0][states_S], labels_S, temperature_S, support_SK)
         return TokenScores(*(each[:, None] for each in found))
 
     def _of_states(
-        self, output: Any, states_ND: torch.Tensor, labels_N: torch.Tensor, temperature_N: torch.Tensor
+        self,
+        output: Any,
+        states_ND: torch.Tensor,
+        labels_N: torch.Tensor,
+        temperature_N: torch.Tensor,
+        support_NK: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-prob and entropy of each label, in pieces."""
         size = max(MIN_PIECE, MAX_LOGITS // self._model.config.get_text_config().vocab_size)
-        score = partial(self._piece, output)
-        if torch.is_grad_enabled():
-            score = partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
-        pieces = zip(*(torch.split(each, size) for each in (states_ND, labels_N, temperature_N)), strict=True)
-        found = [score(*piece) for piece in pieces]
+        columns = [states_ND, labels_N, temperature_N, *(() if support_NK is None else (support_NK,))]
+        pieces = zip(*(torch.split(each, size) for each in columns), strict=True)
+        found = [self._piece(output, *piece) for piece in pieces]
         empty = states_ND.flatten()[:0].float()  # keeps an empty micro-batch differentiable
         log_probs_N, entropy_N = (
             torch.cat([empty, *each]) for each in (zip(*found, strict=True) if found else ([], []))
@@ -167,20 +192,38 @@ class TokenScorer:
         return log_probs_N, entropy_N
 
     def _piece(
-        self, output: Any, states_ND: torch.Tensor, labels_N: torch.Tensor, temperature_N: torch.Tensor
+        self,
+        output: Any,
+        states_ND: torch.Tensor,
+        labels_N: torch.Tensor,
+        temperature_N: torch.Tensor,
+        support_NK: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        log_probs_NV = (self._logits(output, states_ND) / temperature_N[:, None]).log_softmax(-1)
-        with torch.no_grad():
-            entropy_N = torch.special.entr(log_probs_NV.exp()).sum(-1)
-        return log_probs_NV.gather(1, labels_N[:, None])[:, 0], entropy_N
+        def head(states_ND: torch.Tensor) -> torch.Tensor:
+            logits_NV = self._logits(output, states_ND)
+            return logits_NV if support_NK is None else _over_support(logits_NV, support_NK)
+
+        return scored_piece(head, states_ND, labels_N, temperature_N)
 
     def _logits(self, output: Any, states_ND: torch.Tensor) -> torch.Tensor:
-        """float32 logits [N, V] by the model's own forward, over a backbone that returns these hidden states."""
+        """New float32 logits [N, V] by the model's own forward, over a backbone that returns these hidden states."""
+        states_ND = states_ND.float() if torch.is_autocast_enabled(states_ND.device.type) else states_ND
         made = type(output)(**{**output, "last_hidden_state": states_ND[None]})
-        with _forward_of(self._model.base_model, lambda *_args, **_kwargs: made):
+        # Autocast would round the logits to 8 bits: log-probs would be off by hundredths.
+        plain = torch.autocast(states_ND.device.type, enabled=False)
+        with _forward_of(self._model.base_model, lambda *_args, **_kwargs: made), plain:
             ids = torch.zeros((1, 1), dtype=torch.long, device=states_ND.device)
             logits: torch.Tensor = self._plain_forward(input_ids=ids, use_cache=False).logits
         return logits[0].float()
+
+
+def _over_support(scores_NV: torch.Tensor, support_NK: torch.Tensor) -> torch.Tensor:
+    """The scores without the ids outside each token's support; a support of -1 alone leaves out none."""
+    is_in_NV = torch.zeros(
+        (len(scores_NV), scores_NV.shape[1] + 1), dtype=torch.bool, device=scores_NV.device
+    ).scatter_(1, torch.where(support_NK < 0, scores_NV.shape[1], support_NK), value=True)[:, :-1]
+    is_any_N = (support_NK < 0).all(-1)
+    return scores_NV.masked_fill(~(is_in_NV | is_any_N[:, None]), -torch.inf)
 
 
 @contextmanager

@@ -5,6 +5,8 @@ node's ancestors. All layers but attention work on single tokens, so they see on
 the tokens of a node see its ancestors and, causally, themselves. The gradient of a shared prefix is the sum over its rows without
 further work.
 
+On the CPU `tree_attention` does this without copies. Elsewhere, and with sliding windows, attention computes groups of nodes.
+
 Shapes: N tokens of all nodes; a group has G nodes with the same P tokens of ancestors and similar lengths, padded to L tokens.
 """
 
@@ -20,9 +22,12 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from policy.load import is_paged
+from policy.tree_attention import can_compute, tree_attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from policy.tree_attention import Range
 
 ATTENTION = "millrace_packed"
 """The name under which transformers finds the attention below."""
@@ -60,32 +65,45 @@ class Packing:
     ids_N: torch.Tensor
     positions_N: torch.Tensor
     places: tuple[np.ndarray, ...]
+    ranges: tuple[Range, ...]
+    """Of all nodes, for attention over the tree; or none, then `groups` cover them."""
     groups: tuple[_Group, ...]
     order_N: torch.Tensor
     """Where the groups, one after the other, have each token."""
 
 
-def make_packable(model: Any) -> bool:
-    """Give a model the attention that packing needs; False, and no change, if packed rows would not mean the same to it."""
+def make_packable(model: Any) -> str:
+    """Give a model the attention that packing needs.
+
+    Returns the reason why packed rows would not mean the same to it, then nothing has changed; or an empty string.
+    """
     if not is_paged(model):
-        return False
+        return "not all of its layers are attention"
     before = model.config._attn_implementation  # noqa: SLF001 the public setter wants an installed kernel
     ids = np.arange(LEAST_SHARED + 5) % model.config.get_text_config().vocab_size
     rows = [ids, np.append(ids[:-3], ids[:2])]
     with torch.no_grad():
         expected = [_states(model, row) for row in rows]
         model.config._attn_implementation = ATTENTION  # noqa: SLF001 as above
-        packing = pack(rows, device=model.device)
-        found = packed_states(model, packing).last_hidden_state[0]
+        packing = pack(rows, windowed=has_windows(model), device=model.device)
+        try:
+            found = packed_states(model, packing).last_hidden_state[0]
+            problem = _difference(found, packing, expected)
+        except Exception as error:  # noqa: BLE001 any model may be given, and padding serves all of them
+            problem = f"its forward failed on packed rows ({type(error).__name__}: {error})"
+    if problem:
+        model.config._attn_implementation = before  # noqa: SLF001 as above
+    return problem
+
+
+def _difference(found: torch.Tensor, packing: Packing, expected: Sequence[torch.Tensor]) -> str:
     tolerance = 1e-3 if found.dtype == torch.float32 else 0.1
     scale = max(float(states.abs().max()) for states in expected)
-    if all(
-        (found[torch.from_numpy(places).to(found.device)] - states).abs().max() <= tolerance * scale
-        for places, states in zip(packing.places, expected, strict=True)
-    ):
-        return True
-    model.config._attn_implementation = before  # noqa: SLF001 as above
-    return False
+    for places, states in zip(packing.places, expected, strict=True):
+        # NaN compares false.
+        if not (found[torch.from_numpy(places).to(found.device)] - states).abs().max() <= tolerance * scale:
+            return "the states of packed rows differ from those of single rows"
+    return ""
 
 
 def has_windows(model: Any) -> bool:
@@ -101,7 +119,12 @@ def packed_states(model: Any, packing: Packing) -> Any:
 
 
 def pack(
-    rows: Sequence[np.ndarray], *, share: bool = True, windowed: bool = False, device: torch.device | str = "cpu"
+    rows: Sequence[np.ndarray],
+    *,
+    share: bool = True,
+    windowed: bool = False,
+    device: torch.device | str = "cpu",
+    grouped: bool | None = None,
 ) -> Packing:
     """Pack rows of token ids.
 
@@ -110,8 +133,11 @@ def pack(
         share: compute common prefixes once.
         windowed: the model has layers with a sliding window, whose masks limit the length of every node.
         device: where the tensors go.
+        grouped: attention computes groups of nodes; by default with windows, and on devices other than the CPU.
     """
-    nodes = list(_cut(_tree(rows) if share else [_Node(row, 0, None, [i]) for i, row in enumerate(rows)], windowed))
+    grouped = windowed or torch.device(device).type != "cpu" if grouped is None else grouped
+    nodes = _tree(rows) if share else [_Node(row, 0, None, [i]) for i, row in enumerate(rows)]
+    nodes = list(_cut(nodes, windowed)) if grouped else nodes
     ends = np.cumsum([len(node.token_ids) for node in nodes])
     own = [np.arange(end - len(node.token_ids), end) for node, end in zip(nodes, ends, strict=True)]
     ancestors: list[np.ndarray] = []
@@ -119,19 +145,32 @@ def pack(
         parent = node.parent
         ancestors.append(own[0][:0] if parent is None else np.concatenate([ancestors[parent], own[parent]]))
     places = {row: np.concatenate([ancestors[i], own[i]]) for i, node in enumerate(nodes) for row in node.rows}
-    alike = _alike(nodes)
+    alike = _alike(nodes) if grouped else []
     groups = [[own[i] for i in members] for members in alike]
-    grouped = np.concatenate([places_ for group in groups for places_ in group])
-    order = np.empty_like(grouped)
-    order[grouped] = np.arange(len(grouped))
+    together = np.concatenate([own[0][:0], *(places_ for group in groups for places_ in group)])
+    order = np.empty_like(together)
+    order[together] = np.arange(len(together))
     positions = [node.depth + np.arange(len(node.token_ids)) for node in nodes]
     return Packing(
         ids_N=torch.from_numpy(np.concatenate([node.token_ids for node in nodes]).astype(np.int64)).to(device),
         positions_N=torch.from_numpy(np.concatenate(positions)).to(device),
         places=tuple(places[i] for i in range(len(rows))),
+        ranges=() if grouped else _ranges(nodes, ends),
         groups=tuple(_group(group, ancestors[i], device) for group, (i, *_) in zip(groups, alike, strict=True)),
         order_N=torch.from_numpy(order).to(device),
     )
+
+
+def _ranges(nodes: list[_Node], ends: np.ndarray) -> tuple[Range, ...]:
+    """The nodes' tokens and their last descendants': children follow their parent."""
+    last = ends.tolist()
+    for index in reversed(range(len(nodes))):
+        if (parent := nodes[index].parent) is not None:
+            last[parent] = max(last[parent], last[index])
+    found: list[Range] = []
+    for node, end, last_ in zip(nodes, ends.tolist(), last, strict=True):
+        found.append((end - len(node.token_ids), end, last_))
+    return tuple(found)
 
 
 def _tree(rows: Sequence[np.ndarray]) -> list[_Node]:
@@ -141,7 +180,7 @@ def _tree(rows: Sequence[np.ndarray]) -> list[_Node]:
     waiting: list[tuple[list[int], int, int | None]] = [(order, 0, None)]
     while waiting:
         members, depth, parent = waiting.pop()
-        common = _common(rows[members[0]], rows[members[-1]], depth)
+        common = common_prefix(rows[members[0]], rows[members[-1]], depth)
         if len(members) == 1 or common - depth >= LEAST_SHARED:
             # Sorted, so the rows that end here are the first.
             over = [i for i in members if len(rows[i]) == common]
@@ -155,8 +194,8 @@ def _tree(rows: Sequence[np.ndarray]) -> list[_Node]:
     return nodes
 
 
-def _common(first: np.ndarray, last: np.ndarray, depth: int) -> int:
-    """The length of the common prefix of two rows that are equal up to `depth`."""
+def common_prefix(first: np.ndarray, last: np.ndarray, depth: int = 0) -> int:
+    """The number of tokens at the beginning that two rows share; they are known to be equal up to `depth`."""
     length = min(len(first), len(last))
     differ = np.flatnonzero(first[depth:length] != last[depth:length])
     return depth + int(differ[0]) if len(differ) else length
@@ -222,6 +261,11 @@ def _packed_attention(
     """
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)[0], None
+    if packing.ranges:
+        if sliding_window is not None or not can_compute(query, key, value):
+            raise ValueError("these states need a packing in groups")
+        scale = options.get("scaling") or query.shape[-1] ** -0.5
+        return tree_attention(query, key, value, packing.ranges, scale).transpose(1, 2), None
     found = []
     for group in packing.groups:
         before = group.ancestors_P if sliding_window is None else group.ancestors_P[-sliding_window:]

@@ -74,10 +74,15 @@ class ModelBits(Mapping[str, Tensor]):
     Args:
         model: whose weights: parameters and persistent buffers.
         changes: taken as made: an undo log shows the version before.
+        weights: taken instead of the model's parameters of these names, for example from a file.
     """
 
-    def __init__(self, model: Any, changes: Changes | None = None) -> None:
-        self._tensors, self._state = conversion_of(model), state_of(model)
+    def __init__(
+        self, model: Any, changes: Changes | None = None, weights: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        state = state_of(model)
+        self._tensors = conversion_of(model)
+        self._state = state if weights is None else _Replaced(model, state, weights)
         self._changes = changes or {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -93,9 +98,35 @@ class ModelBits(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
-def tensors_of(model: Any) -> Tensors:
+class _Replaced(Mapping[str, torch.Tensor]):
+    """A model's state with other weights. Experts that share a parameter ask for it one by one: the last ones are kept."""
+
+    def __init__(self, model: Any, state: State, weights: Mapping[str, torch.Tensor]) -> None:
+        # The names of tied parameters differ between `named_parameters` and `state_of`.
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._state, self._weights = state, weights
+        self._names = {name: names[id(tensor)] for name, tensor in state.items() if id(tensor) in names}
+        self._last: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            return self._state[name]
+        if name not in self._last:
+            self._last = {key: self._last[key] for key in list(self._last)[-1:]}
+            self._last[name] = self._weights[self._names[name]]
+        return self._last[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+
+def tensors_of(model: Any, weights: Mapping[str, torch.Tensor] | None = None) -> Tensors:
     """A copy of every tensor: see `ModelBits`."""
-    return {name: tensor._replace(data=tensor.data.copy()) for name, tensor in ModelBits(model).items()}
+    bits = ModelBits(model, weights=weights)
+    return {name: tensor._replace(data=tensor.data.copy()) for name, tensor in bits.items()}
 
 
 def merge_changes(steps: Iterable[Changes]) -> dict[str, TensorChange]:

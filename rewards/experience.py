@@ -75,4 +75,5 @@ def segment_of(turn: Generation, body: GenerationBody) -> Segment:
         sampling=turn.sampling,
         experts=body.experts,
         expert_shape=body.expert_shape,
+        support=body.support,
     )

@@ -26,6 +26,11 @@ REQUESTS_IN_FLIGHT = Gauge("millrace_requests_in_flight", "Requests being answer
 
 # Inference.
 GENERATIONS = Counter("millrace_generations_total", "Choices that ended.", ["arm", "purpose", "finish_reason"])
+SAMPLED = Counter(
+    "millrace_generations_sampled_total",
+    "Users' logged answers: exploring (temperature 0.7 or more), sharper, or greedy.",
+    ["task", "how"],
+)
 TOKENS = Counter("millrace_tokens_total", "Tokens of prompts and completions.", ["kind"])
 NOT_LOGGED = Counter("millrace_generations_not_logged_total", "Answered, but lost for training: log and spool failed.")
 SPOOL_RECORDS = Gauge("millrace_spool_records", "Generations that wait on disk until the log is back.")
@@ -105,6 +110,11 @@ TRAINING_STEP_ERRORS = Counter(
     "millrace_training_step_errors_total",
     "Samples that made their step fail, by class of the error or reason of the guard.",
     ["error"],
+)
+TRAINING_REPLAYS = Counter(
+    "millrace_training_replayed_steps_total",
+    "Steps of the journal that a restart took again: with the recorded result, or another.",
+    ["result"],
 )
 TRAINING_FIGURE = Gauge("millrace_training_figure", "Figures of the last step, as the dashboard shows them.", ["name"])
 PUBLISHED_VERSION = Gauge("millrace_published_version", "The newest version cut.")

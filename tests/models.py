@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 BASE = Path(__file__).parent.parent / "examples" / "reservations" / "base"
 KINDS = ("llama", "qwen3", "gemma3", "qwen3_moe", "lfm2", "mamba2")
+"""Served and trained in tests; `gpt2`, with absolute positions, is only trained."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 _SHARD_SIZE = "150KB"
 
@@ -49,6 +50,7 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "gpt2": ("gpt2", {"n_head": 4, "n_layer": 2, "n_embd": 64, "n_positions": 512}),
     "lfm2": (
         "lfm2",
         {

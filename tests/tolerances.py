@@ -38,7 +38,7 @@ def network_tolerance(config: Any, temperature: float = 1.0, *, backward: bool =
     The log-softmax divides by the temperature whatever error the logits have.
     """
     depth = _MATMULS_PER_LAYER * config.num_hidden_layers + 1
-    # The mixer of a state space is `expand` times as wide as the rest.
-    widest = getattr(config, "intermediate_size", 0) or config.expand * config.hidden_size
+    # The mixer of a state space is `expand` times as wide as the rest, GPT-2's dense layers are 4 times.
+    widest = getattr(config, "intermediate_size", 0) or getattr(config, "expand", 4) * config.hidden_size
     num_terms = max(config.hidden_size, widest)
     return tolerance(torch.float32, num_terms, depth * (2 if backward else 1), 1 / temperature)

@@ -179,7 +179,7 @@ def full_disk_named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise
         raise Unavailable(
             f"no space left to write {path}: free space on that disk (old run folders, versions older than the last "

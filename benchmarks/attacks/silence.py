@@ -134,9 +134,9 @@ def be_praised_by_a_no() -> str | None:
     guess = msgspec.structs.replace(said, revision=1, reward=0.8, weight=0.1)
     state = TrainerState()
     try:
-        state.fates[turn.key] = sample_fate(guess, "", 1.0, 0.7)
+        state.fates[turn.key] = sample_fate(guess, 1.0, 0.7)
     except TypeError:  # of a trainer that does not know what a sample's baseline was
-        state.fates[turn.key] = sample_fate(guess, "", 1.0)
+        state.fates[turn.key] = sample_fate(guess, 1.0)
     intake = Intake(state)
     intake.offer(LogRecord(EXPERIENCES, 0, 0, turn.key, b"", 0.0), said, 0.0)
     (lesson,) = draw(intake, 1).lessons

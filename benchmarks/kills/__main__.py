@@ -4,8 +4,9 @@
     python -m benchmarks.kills weights --kills 20 --json     one object instead of the table
     python -m benchmarks.kills engine --kills 30             the engine as a command, its weights in a bucket
     python -m benchmarks.kills engine --kills 3 --forked     the same engine without its imports at each start
+    python -m benchmarks.kills trainer --kills 30            the trainer, compared bit for bit with a run without kills
 
-`weights.py` and `engine.py` say what is killed and what is checked. Exits with 1 if anything else was seen.
+`weights.py`, `engine.py` and `trainer.py` say what is killed and what is checked. Exits with 1 if anything else was seen.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     engine.add_argument("--users", type=int, default=3, help="answers under way all the time")
     engine.add_argument("--checked", type=int, default=300, help="answers whose log-probs are computed again")
     engine.add_argument("--forked", action="store_true", help="start engines without their imports")
+    trainer = subjects.add_parser("trainer", parents=[shared], help="kill the trainer anywhere")
+    trainer.add_argument("--kills", type=int, default=30)
     options = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     try:
@@ -57,6 +60,10 @@ def _run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         from benchmarks.kills.weights import kill_publisher_and_replica  # noqa: PLC0415 without torch
 
         return kill_publisher_and_replica(folder, options.kills, options.seed)
+    if options.subject == "trainer":
+        from benchmarks.kills.trainer import kill_trainer  # noqa: PLC0415 loads torch
+
+        return kill_trainer(folder, options.kills, options.seed)
     from benchmarks.kills.engine import kill_engine  # noqa: PLC0415 loads torch
 
     return kill_engine(

@@ -33,7 +33,7 @@ from benchmarks.regions.net import Link, Network, network, spread_links, why_not
 from benchmarks.regions.replica import Report
 from benchmarks.regions.versions import CYCLE, Trainer, walk_of
 from benchmarks.regions.world import World, running
-from benchmarks.report import print_table, summarise, write_report
+from benchmarks.report import end_with, print_table, summarise
 from contracts.errors import MillraceError, Unavailable
 from weights.publish import ANCHOR_EVERY
 from weights.versions.manifest import Manifest
@@ -71,13 +71,7 @@ def main(arguments: Sequence[str], reason: str | None = None) -> int:
     except MillraceError as error:
         print(f"regions: {error}", file=sys.stderr)
         return 1
-    if options.json:
-        print(json.dumps(figures))
-        return 0
-    show(figures)
-    if not options.quick:
-        print(write_report("regions", figures).name)
-    return 0
+    return end_with(figures, options, show, "regions")
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

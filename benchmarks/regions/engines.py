@@ -31,7 +31,7 @@ from benchmarks.paths import BASE
 from benchmarks.regions.fleet import FAR, POLICY, Fleet, fleet, inside, why_no_fleet
 from benchmarks.regions.load import Endpoint, Load, open_loop
 from benchmarks.regions.net import Link, why_not
-from benchmarks.report import print_table, write_report
+from benchmarks.report import end_with, print_table
 from benchmarks.versions import moved, random_bf16
 from commands.audit import audit
 from contracts.engines import FRESH_SECONDS
@@ -263,13 +263,7 @@ def main(arguments: Sequence[str], reason: str | None = None) -> int:
     except MillraceError as error:
         print(f"regions: {error}", file=sys.stderr)
         return 1
-    if options.json:
-        print(json.dumps(figures))
-        return 0
-    show(figures)
-    if not options.quick:
-        print(write_report("regions-engines", figures).name)
-    return 0
+    return end_with(figures, options, show, "regions-engines")
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -95,7 +95,7 @@ def _telling(what: str, log: EventLog, state: TrainerState, begin: Any) -> dict[
     first, began = sum(log.ends(OUTCOMES).values()), time.process_time()
     decided, _ = _timed(begin)
     saved, encoded = _timed(lambda: msgspec.json.encode(state, enc_hook=lambda _: {}))
-    teller.saved()
+    teller.saved(teller.mark())
     told, _ = _timed(teller.tell)
     cpu = time.process_time() - began
     row = {"what": what, "samples": len(state.fates), "seconds": decided + saved + told, "MB": len(encoded) / 1e6}

@@ -54,7 +54,7 @@ def _fill(path: Path, number: int) -> None:
     with sqlite3.connect(path) as connection:
         connection.executemany("INSERT INTO change VALUES (?, ?, ?)", _rows(number, row))
         connection.execute("INSERT INTO cut VALUES (1, ?)", (number,))
-        connection.execute("INSERT INTO owner VALUES (1)")
+        connection.execute("INSERT INTO owner VALUES (1, ?)", (number,))
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
 

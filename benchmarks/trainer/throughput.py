@@ -1,12 +1,14 @@
 """A step of the learner beside trl's GRPOTrainer: same model, samples and loss (`cispo`, no leash), float32, AdamW included.
 
 Each measurement is a process of its own, so that its peak of memory is its own; arms alternate. `mixed`: prompts and answers of very
-different lengths. `shared`: 60% of all tokens are one system prompt.
+different lengths. `shared`: 60% of all tokens are one system prompt. trl's trainer has no packing and no padding-free rows; it runs without
+activation checkpointing, which would only slow it, with 8 rows in a forward pass (the default of transformers), and once row by row.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import statistics
@@ -38,6 +40,8 @@ STEPS = 4
 BOUND = 3.0
 CASES = ("mixed", "shared")
 ARMS = ("millrace", "trl")
+TEMPERATURES = ("one_temperature", "temperatures")
+"""The samples of `mixed` twice, at one temperature and at 64."""
 
 
 def throughput(rounds: int) -> dict[str, Any]:
@@ -48,6 +52,7 @@ def throughput(rounds: int) -> dict[str, Any]:
             for arm in ARMS if number % 2 else reversed(ARMS):
                 found[case][arm].append(_measured(arm, case))
                 print(f"round {number + 1}: {case}, {arm}: {found[case][arm][-1]}", flush=True)
+    heat = [[_measured("millrace", case)["seconds"] for case in TEMPERATURES] for _ in range(rounds)]
     figures: dict[str, Any] = {
         case: {
             arm: {name: summarise([row[name] for row in rows]) for name in ("seconds", "peak_mib", "tokens_s")}
@@ -65,6 +70,10 @@ def throughput(rounds: int) -> dict[str, Any]:
         "ratio_shared_prefix": ratio("shared", "seconds", "trl", "millrace"),
         "memory_vs_trl": ratio("mixed", "peak_mib", "millrace", "trl"),
         "memory_vs_trl_shared": ratio("shared", "peak_mib", "millrace", "trl"),
+        "cost_of_64_temperatures": statistics.median(many / one for one, many in heat) - 1,
+        "ratio_vs_trl_row_by_row": statistics.median(
+            _measured("trl_row_by_row", "mixed")["seconds"] / row["seconds"] for row in found["mixed"]["millrace"]
+        ),
         "tokens_s": figures["mixed"]["millrace"]["tokens_s"]["median"],
         "cases": figures,
     }
@@ -74,18 +83,24 @@ def samples(case: str) -> list[Experience]:
     """The same samples in every process."""
     random = np.random.default_rng(11)
     lengths = [(int(p), int(a)) for p, a in zip(_spread(random, 16, 256), _spread(random, 8, 256), strict=True)]
+    if case in TEMPERATURES:
+        every = np.linspace(0.5, 1.5, 2 * ROWS).tolist() if case == "temperatures" else [1.0] * 2 * ROWS
+        return [sample(random, [], p, a, t) for (p, a), t in zip(lengths * 2, every, strict=True)]
     if case == "shared":
         total = sum(prompt + answer for prompt, answer in lengths)
         shared = random.integers(0, VOCABULARY, round(1.5 * total / ROWS)).tolist()  # 60% of all tokens
-        return [_sample(random, shared, prompt, answer) for prompt, answer in lengths]
-    return [_sample(random, [], prompt, answer) for prompt, answer in lengths]
+        return [sample(random, shared, prompt, answer) for prompt, answer in lengths]
+    return [sample(random, [], prompt, answer) for prompt, answer in lengths]
 
 
 def _spread(random: np.random.Generator, low: int, high: int) -> np.ndarray:
     return np.exp(random.uniform(np.log(low), np.log(high), ROWS)).astype(int)
 
 
-def _sample(random: np.random.Generator, shared: list[int], prompt: int, answer: int) -> Experience:
+def sample(
+    random: np.random.Generator, shared: list[int], prompt: int, answer: int, temperature: float = 1.0
+) -> Experience:
+    """A graded answer of `answer` random tokens to the tokens `shared` and `prompt` random ones."""
     ids = [*shared, *random.integers(0, VOCABULARY, prompt + answer).tolist()]
     mask = bytes([0] * (len(ids) - answer) + [1] * answer)
     log_probs = pack_floats([0.0] * (len(ids) - answer) + (-random.uniform(8, 10, answer)).tolist())
@@ -94,7 +109,7 @@ def _sample(random: np.random.Generator, shared: list[int], prompt: int, answer:
         loss_mask=mask,
         logprobs=log_probs,
         spans=(Span(0, 0),),
-        sampling=Sampling(temperature=1.0, top_p=1.0, max_tokens=answer),
+        sampling=Sampling(temperature=temperature, top_p=1.0, max_tokens=answer),
     )
     reward = float(random.integers(0, 2))
     return Experience(
@@ -147,18 +162,25 @@ def _timed(step: Callable[[], object], tokens: int) -> dict[str, float]:
 
 
 def _ours(case: str) -> dict[str, float]:
-    settings = TrainingSettings(kl_coefficient=0.0, mismatch_samples=0, num_threads=torch.get_num_threads())
+    settings = TrainingSettings(
+        kl_coefficient=0.0, mismatch_samples=0, divergence_bound=math.inf, num_threads=torch.get_num_threads()
+    )
     learner, items = Learner(model(), settings), samples(case)
     return _timed(lambda: learner.step(items, [1.0] * len(items), {}), num_tokens(items))
 
 
-def _trl(case: str) -> dict[str, float]:
+def _trl_row_by_row(case: str) -> dict[str, float]:
+    """Its least padding: one row in each forward pass. A GPU would idle; on two cores it is trl's fastest."""
+    return _trl(case, rows=1)
+
+
+def _trl(case: str, rows: int = ROWS_OF_TRL) -> dict[str, float]:
     from benchmarks.trainer.trl_peer import stepper  # noqa: PLC0415 trl is large, and must not count in our memory
 
     items = samples(case)
     with tempfile.TemporaryDirectory() as folder:
-        return _timed(stepper(model(), items, Path(folder), rows=ROWS_OF_TRL, bound=BOUND), num_tokens(items))
+        return _timed(stepper(model(), items, Path(folder), rows=rows, bound=BOUND), num_tokens(items))
 
 
 if __name__ == "__main__":
-    print(json.dumps({"millrace": _ours, "trl": _trl}[sys.argv[1]](sys.argv[2])))
+    print(json.dumps({"millrace": _ours, "trl": _trl, "trl_row_by_row": _trl_row_by_row}[sys.argv[1]](sys.argv[2])))

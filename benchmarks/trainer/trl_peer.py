@@ -17,7 +17,9 @@ from trl import GRPOConfig, GRPOTrainer
 from contracts.records import Experience
 
 
-def stepper(model: Any, items: Sequence[Experience], folder: Path, *, rows: int, bound: float) -> Callable[[], None]:
+def stepper(
+    model: Any, items: Sequence[Experience], folder: Path, *, rows: int, bound: float, device: str = "cpu"
+) -> Callable[[], None]:
     """A function that takes one optimizer step over all samples, `rows` in each forward pass."""
     vocabulary = {f"t{index}": index for index in range(model.config.vocab_size)}
     tokenizer = PreTrainedTokenizerFast(
@@ -26,7 +28,7 @@ def stepper(model: Any, items: Sequence[Experience], folder: Path, *, rows: int,
         eos_token="t1",  # noqa: S106 as above
     )
     arguments = GRPOConfig(
-        output_dir=str(folder), use_cpu=True, bf16=False, report_to=[], per_device_train_batch_size=rows, beta=0.0,
+        output_dir=str(folder), use_cpu=device == "cpu", bf16=False, report_to=[], per_device_train_batch_size=max(rows, 2), beta=0.0,
         num_generations=2, loss_type="cispo", epsilon_high=bound, disable_dropout=True,
     )  # fmt: skip
     trainer = GRPOTrainer(
@@ -38,7 +40,10 @@ def stepper(model: Any, items: Sequence[Experience], folder: Path, *, rows: int,
     )
     trainer.current_gradient_accumulation_steps = 1
     optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=1e-4, weight_decay=0.0)
-    parts = [_inputs(items[start : start + rows]) for start in range(0, len(items), rows)]
+    parts = [
+        {name: value.to(device) for name, value in _inputs(items[start : start + rows]).items()}
+        for start in range(0, len(items), rows)
+    ]
     total = sum(part["completion_mask"].sum() for part in parts)
 
     def step() -> None:

@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_EDGE = 0.15
-
 
 def percentile(values: Sequence[float], share: float) -> float | None:
     """Nearest-rank percentile. None without values."""
@@ -16,15 +14,6 @@ def percentile(values: Sequence[float], share: float) -> float | None:
         return None
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def accept_rates(clients: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """Share of positive signals among the first 15% and among the last 15% of the acknowledged ones."""
-    signals = sorted((item for item in clients if item["kind"] == "signal"), key=lambda item: float(item["at"]))
-    count = max(1, int(len(signals) * _EDGE))
-    if not signals:
-        return None, None
-    return _positive(signals[:count]), _positive(signals[-count:])
 
 
 def freshness(
@@ -57,11 +46,6 @@ def freshness(
         if place < len(times[learned_in]):
             waits.append(times[learned_in][place] - float(item["at"]))
     return waits
-
-
-def _positive(signals: Sequence[Mapping[str, Any]]) -> float:
-    # A spammer's rejection of a right answer counts as negative: this is about signals, not about truth.
-    return sum(bool(item["positive"]) for item in signals) / len(signals)
 
 
 def _ancestors(version: int, parents: Mapping[int, int | None]) -> list[int]:

@@ -1,4 +1,4 @@
-"""How much better than expected each sample was. Pure; trackers are the only state and live in the checkpoint.
+"""How much better than expected each sample was. Pure; the state is in `trackers`.
 
 One generation per prompt is the normal case, so the expected reward is tracked per baseline key. A batch reads the trackers
 before it updates them: a sample must not lower its own advantage. Samples with an infrastructure fault or without a reward,
@@ -10,22 +10,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-HALF_LIFE_NATS = 0.06
-MIN_RETENTION, MAX_RETENTION = 0.875, 0.96
-MAX_DRIFT = 1.0
-"""Nats per token. From here on old rewards are forgotten at the fastest rate anyway."""
-PRIOR = 0.5
+    from pipelines.training.trackers import Tracker
+
 STD_FLOOR = 0.05
-MOST_KEYS = 20_000
-"""Baseline keys that a tracker holds, about 1.5 MB in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +29,8 @@ class Scored:
     reward: float
     baseline_key: str
     prompt: bytes
+    version: int = 0
+    """The version that began the answer: what it was expected to earn is the baseline."""
     weight: float = 1.0
     """Confidence in the reward, above 0: the share in every baseline. Staleness is not part of it."""
 
@@ -64,115 +60,19 @@ class Advantages:
         return self.values if self.surplus is None else self.surplus
 
 
-class Tracker(msgspec.Struct, tag_field="kind"):
-    """The expected reward of each baseline key, learned from the rewards seen so far. JSON in the checkpoint."""
-
-    def expect(self, key: str) -> float:
-        """The expected reward."""
-        raise NotImplementedError
-
-    def update(self, key: str, reward: float, drift: float, weight: float = 1.0) -> None:
-        """Learn one reward. A small `weight` moves and forgets little; weights above 1 count as 1.
-
-        `drift` is the KL in nats per token between the behaviour and the current policy.
-        """
-        raise NotImplementedError
-
-    def copy(self) -> Tracker:
-        """An independent copy: updates of one do not change the other."""
-        raise NotImplementedError
-
-    def to_json(self) -> dict[str, Any]:
-        """State for the checkpoint; invert with `tracker_from_json`."""
-        state: dict[str, Any] = msgspec.to_builtins(self)
-        return state
-
-
-class BetaTracker(Tracker, tag="beta"):
-    """Two discounted counts per key, for rewards between `low` and `high` (arXiv 2509.13232, SPO).
-
-    The faster the policy moves, the sooner old rewards are forgotten: retention = 2^(-drift / 0.06), kept in
-    [0.875, 0.96], so that between 8 and 25 rewards count.
-    """
-
-    low: float = 0.0
-    high: float = 1.0
-    counts: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
-
-    def expect(self, key: str) -> float:
-        """The mean of the key's Beta distribution, on the scale of rewards."""
-        successes, failures = self.counts.get(key, (PRIOR, PRIOR))
-        return self.low + (self.high - self.low) * successes / (successes + failures)
-
-    def update(self, key: str, reward: float, drift: float, weight: float = 1.0) -> None:
-        """Discount the counts, then add the reward, clamped to the range."""
-        weight = min(weight, 1.0)
-        # NaN and values that would overflow count as the largest drift.
-        drift = min(max(drift, 0.0), MAX_DRIFT) if drift < MAX_DRIFT else MAX_DRIFT
-        retention = min(max(2.0 ** (-drift / HALF_LIFE_NATS), MIN_RETENTION), MAX_RETENTION) ** weight
-        share = min(max((reward - self.low) / (self.high - self.low), 0.0), 1.0)
-        successes, failures = self.counts.pop(key, (PRIOR, PRIOR))
-        self.counts[key] = (retention * successes + weight * share, retention * failures + weight * (1.0 - share))
-        _forget_oldest(self.counts)
-
-    def copy(self) -> BetaTracker:
-        """As in `Tracker`."""
-        return BetaTracker(self.low, self.high, dict(self.counts))
-
-    def rescaled(self, low: float, high: float) -> BetaTracker:
-        """The same expectations and as much evidence for another range of rewards; values outside it are clamped."""
-        counts = {}
-        for key, (successes, failures) in self.counts.items():
-            share = min(max((self.expect(key) - low) / (high - low), 0.0), 1.0)
-            counts[key] = (share * (successes + failures), (1.0 - share) * (successes + failures))
-        return BetaTracker(low, high, counts)
-
-
-class MovingAverageTracker(Tracker, tag="moving_average"):
-    """An exponential moving average per key. The first reward of a key, at full weight, is its first average."""
-
-    retention: float = 0.95
-    initial: float = 0.0
-    averages: dict[str, float] = msgspec.field(default_factory=dict)
-
-    def expect(self, key: str) -> float:
-        """The average, or `initial` for a new key."""
-        return self.averages.get(key, self.initial)
-
-    def update(self, key: str, reward: float, drift: float, weight: float = 1.0) -> None:  # noqa: ARG002 no use for drift
-        """Move the average towards the reward."""
-        pull = min(weight, 1.0) * (1.0 - self.retention if key in self.averages else 1.0)
-        expected = self.expect(key)
-        self.averages.pop(key, None)
-        self.averages[key] = (1.0 - pull) * expected + pull * reward
-        _forget_oldest(self.averages)
-
-    def copy(self) -> MovingAverageTracker:
-        """As in `Tracker`."""
-        return MovingAverageTracker(self.retention, self.initial, dict(self.averages))
-
-
-def _forget_oldest(values: dict[str, Any]) -> None:
-    """Drop the keys whose last reward is longest ago. A key of each user or document would otherwise stay."""
-    while len(values) > MOST_KEYS:
-        del values[next(iter(values))]
-
-
-def tracker_from_json(state: dict[str, Any]) -> Tracker:
-    """Invert `to_json` of either tracker."""
-    return msgspec.convert(state, BetaTracker | MovingAverageTracker)
-
-
 def advantages(samples: Sequence[Scored], tracker: Tracker, *, whiten: bool) -> Advantages:
     """Reward minus baseline per sample.
 
-    The baseline is the mean of the *other* samples of the same prompt if the batch has any, else the tracker's.
+    The baseline is the mean of the *other* samples of the same prompt and version if the batch has any, else what the tracker
+    expected of that version.
     Whitening divides by at least STD_FLOOR. It skips a lone sample: minus its own mean, its advantage would be 0.
     """
-    groups: dict[bytes, list[Scored]] = defaultdict(list)
+    groups: dict[tuple[bytes, int], list[Scored]] = defaultdict(list)
     for sample in samples:
-        groups[sample.prompt].append(sample)
-    raw = np.array([sample.reward - _baseline(sample, groups[sample.prompt], tracker) for sample in samples])
+        groups[sample.prompt, sample.version].append(sample)
+    raw = np.array(
+        [sample.reward - _baseline(sample, groups[sample.prompt, sample.version], tracker) for sample in samples]
+    )
     return whitened(raw, [sample.weight for sample in samples]) if whiten else Advantages(raw)
 
 
@@ -218,5 +118,5 @@ def whitened(raw: np.ndarray, weights: Sequence[float]) -> Advantages:
 def _baseline(sample: Scored, group: Sequence[Scored], tracker: Tracker) -> float:
     others = [other for other in group if other is not sample]
     if not others:
-        return tracker.expect(sample.baseline_key)
+        return tracker.expect(sample.baseline_key, sample.version)
     return sum(other.weight * other.reward for other in others) / sum(other.weight for other in others)

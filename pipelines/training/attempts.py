@@ -3,12 +3,13 @@
 In: keys of a step. Out: after a hard death (a segmentation fault, the system's out-of-memory killer), the samples to try alone,
 and the samples never to try again. Waits for: the disk, twice per step.
 
-    died in a step of several samples   all are suspects: each is tried alone before it joins a step again, in a copy of the
-                                        process or, on an accelerator, recorded on disk first
+    died in a step of several samples   all are suspects, unless the step survives in a copy of the process: then something else ended
+                                        the process. Each suspect is tried alone before it joins a step again, in a copy or, on
+                                        an accelerator, recorded on disk first
     died with one sample alone          that sample killed two processes: condemned, `quarantined(step_error)`
 
 So one sample kills the trainer at most twice, and on a CPU once, whatever else is in the batches. The batch as a whole may be
-the cause (memory): `num_deaths` counts deaths that no sample explains, and the token budget shrinks with it. Suspects and
+the cause (memory): `num_deaths` counts deaths in a row that nothing explains, and the token budget shrinks from the second on. Suspects and
 condemned samples stay in the file until a checkpoint holds their fates.
 """
 
@@ -40,7 +41,7 @@ class AttemptFile(msgspec.Struct):
     suspects: set[str] = msgspec.field(default_factory=set)
     condemned: set[str] = msgspec.field(default_factory=set)
     num_deaths: int = 0
-    """Deaths in steps of several samples that no sample explains."""
+    """Deaths in steps of several samples that no sample explains, since the last such step that went through."""
 
 
 class Attempts:
@@ -60,6 +61,16 @@ class Attempts:
     def num_deaths(self) -> int:
         """Hard deaths in steps of several samples that no sample explains."""
         return self._now.num_deaths
+
+    @property
+    def remembered(self) -> set[str]:
+        """Suspects, and condemned samples."""
+        return self._now.condemned | self._now.suspects
+
+    @property
+    def has_suspects(self) -> bool:
+        """True if a sample must be tried alone."""
+        return bool(self._now.suspects)
 
     def is_condemned(self, key: str) -> bool:
         """True if the sample is known to kill the process."""
@@ -87,9 +98,13 @@ class Attempts:
         self._now.num_deaths = 0
         self._write()
 
-    def survived(self, key: str) -> None:
-        """Clear a suspect: the process survived it."""
-        self._now.suspects.discard(key)
+    def survived(self, *keys: str) -> None:
+        """Clear suspects: the process survived them."""
+        self._now.suspects.difference_update(keys)
+
+    def went_through(self) -> None:
+        """The step in which the last process died was taken: it was not the size of the batch either."""
+        self._now.num_deaths = 0
 
     def end(self) -> None:
         """The step is over, with any result."""
@@ -101,8 +116,7 @@ class Attempts:
 
     def saved(self, decided: Collection[str]) -> None:
         """Forget decided samples: a checkpoint holds their fates."""
-        known = self._now.condemned | self._now.suspects
-        if not (done := {key for key in known if key in decided}):
+        if not (done := {key for key in self.remembered if key in decided}):
             return
         self._now.condemned -= done
         self._now.suspects -= done

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 
 from contracts.experts import experts_of, experts_problem
+from contracts.ledger import EXPIRED
 from pipelines.training.state import NO_WEIGHT
+from pipelines.training.supports import has_possible_support, joined_support, support_in
 from policy.routing import ABSENT, NO_REPLAY, Routing
 
 if TYPE_CHECKING:
@@ -40,8 +42,6 @@ LAST_TIME = 1e11
 class TrainingLimits:
     """Limits of the samples that the trainer accepts."""
 
-    max_version_lag: int
-    max_age_seconds: float
     max_length: int
     """Tokens of a row, prompt included: the model's context."""
     vocabulary_size: int
@@ -50,6 +50,8 @@ class TrainingLimits:
     """The model's experts."""
     needs_experts: bool = False
     """A sample without recorded experts is refused."""
+    horizon_seconds: float = math.inf
+    """Since generation. Nothing older is learned, whatever the reward's window."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Row:
     temperature: float
     experts: np.ndarray | None
     """The engine's choices [tokens - 1, M, K], or None."""
+    support: np.ndarray | None = None
+    """Which ids each sampled token was drawn from [sampled, most], -1 where there are fewer; None: any id."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,23 @@ class MicroBatch:
     sample_B: torch.Tensor
     temperature_B: torch.Tensor
     experts_BLMK: torch.Tensor | None = None
+    support_NK: torch.Tensor | None = None
+    """The ids that each of the N sampled tokens was drawn from, row after row; -1 where it has fewer, or has any id."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the forward pass, padding included."""
+        return self.input_ids_BL.numel()
 
 
 def newest_version(experience: Experience) -> int:
     """The version that generated the newest token; -1 if no token has a version."""
     return max((span.version for segment in experience.segments for span in segment.spans), default=-1)
+
+
+def first_version(experience: Experience) -> int:
+    """The version that generated the first token."""
+    return experience.segments[0].spans[0].version
 
 
 def refuse(experience: Experience, tree: VersionTree, limits: TrainingLimits, now: float) -> Refusal | None:
@@ -105,7 +121,7 @@ def refuse(experience: Experience, tree: VersionTree, limits: TrainingLimits, no
     for segment in experience.segments:
         if (refusal := _refuse_segment(segment, limits)) is not None:
             return refusal
-    return _refuse_age(experience, tree, limits, now)
+    return _refuse_origin(experience, tree, limits, now)
 
 
 def _refuse_numbers(experience: Experience) -> Refusal | None:
@@ -123,16 +139,14 @@ def _refuse_numbers(experience: Experience) -> Refusal | None:
     return None if abs(experience.generated_at) <= LAST_TIME else Refusal("filtered", "impossible_time")
 
 
-def _refuse_age(experience: Experience, tree: VersionTree, limits: TrainingLimits, now: float) -> Refusal | None:
+def _refuse_origin(experience: Experience, tree: VersionTree, limits: TrainingLimits, now: float) -> Refusal | None:
     versions = {span.version for segment in experience.segments for span in segment.spans}
     if not all(tree.exists(version) for version in versions):
         return Refusal("filtered", "unknown_version")
     if any(tree.revoked.get(version) == "poison" for version in versions):
         return Refusal("quarantined", "rollback")
-    if version_lag(experience, tree) > limits.max_version_lag:
-        return Refusal("stale", "version_lag")
-    if now - experience.generated_at > limits.max_age_seconds:
-        return Refusal("stale", "age")
+    if now - experience.generated_at > limits.horizon_seconds:
+        return Refusal("stale", EXPIRED)
     return None
 
 
@@ -143,6 +157,12 @@ def version_lag(experience: Experience, tree: VersionTree) -> int:
         KeyError: one of them was never cut.
     """
     return max(tree.distance(span.version) for segment in experience.segments for span in segment.spans)
+
+
+def is_old(experience: Experience, tree: VersionTree, most: int) -> bool:
+    """True if one of its versions is more than `most` versions away. It never raises: what is broken is refused elsewhere."""
+    versions = {span.version for segment in experience.segments for span in segment.spans}
+    return any(tree.exists(version) and tree.distance(version) > most for version in versions)
 
 
 def refuse_weight(experience: Experience) -> Refusal | None:
@@ -169,7 +189,7 @@ def _refuse_segment(segment: Segment, limits: TrainingLimits) -> Refusal | None:
     temperature = segment.sampling.temperature
     if not math.isfinite(temperature) or temperature > MAX_TEMPERATURE:
         return Refusal("filtered", "impossible_temperature")
-    if reason := "greedy" if temperature < MIN_TEMPERATURE else segment.sampling.off_support:
+    if reason := "greedy" if temperature < MIN_TEMPERATURE else segment.off_support:
         return Refusal("off_support", reason)
     if reason := _why_untrainable(segment, limits):
         return Refusal("filtered", reason)
@@ -189,6 +209,7 @@ def _why_untrainable(segment: Segment, limits: TrainingLimits) -> str:
         "unknown_token": token_ids.min() >= 0 and token_ids.max() < limits.vocabulary_size,
         "impossible_log_prob": np.all((sampled >= MIN_LOG_PROB) & (sampled <= ROUNDING)),
         "malformed_experts": _has_possible_experts(segment, limits.routing),
+        "malformed_support": has_possible_support(segment, token_ids[mask == 1], limits.vocabulary_size),
     }
     return next((reason for reason, passes in checks.items() if not passes), "")
 
@@ -260,6 +281,7 @@ def rows_of(experiences: Sequence[Experience], routing: Routing) -> list[Row]:
             log_probs=np.frombuffer(segment.logprobs, "<f4"),
             temperature=segment.sampling.temperature,
             experts=_choices(segment, routing) if routing.replayable else None,
+            support=support_in(segment),
         )
         for sample, experience in enumerate(experiences)
         for segment in experience.segments
@@ -284,6 +306,7 @@ def _pad(rows: list[Row], device: torch.device | str) -> MicroBatch:
         sample_B=torch.tensor([row.sample for row in rows], device=device),
         temperature_B=torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device),
         experts_BLMK=_pad_experts(rows, shape[1], device),
+        support_NK=joined_support([(row.support, int(row.mask.sum())) for row in rows], device),
     )
 
 

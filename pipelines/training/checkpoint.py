@@ -3,6 +3,9 @@
 In: weights, optimizer moments and state. Out: the same after a crash, or the newest older checkpoint that verifies. Waits for:
 the disk. A checkpoint exists once its manifest is in place; every other file was synced before.
 
+`begin` takes what must not change while it is written: the state as JSON, the changes of samples, and a `TensorSnapshot` of the tensors.
+`write` may then run in another thread while steps go on. Tensors go to the disk in pieces, and are read one at a time.
+
     checkpoint-<epoch>-<serial>/   weights.safetensors   float32 master weights
                                    optimizer.safetensors AdamW moments by parameter name
                                    state.json            TrainerState without what it knows of single samples
@@ -17,14 +20,14 @@ a trainer that was paused and resumes cannot delete the checkpoint that its succ
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-import safetensors.torch
 import structlog
 from blake3 import blake3
-from safetensors import SafetensorError
 
 from contracts.errors import StaleWrite, Unavailable, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
@@ -38,19 +41,25 @@ from pipelines.training.checkpoint_names import (
     read_manifest,
     seal,
 )
-from pipelines.training.samples import KnownSamples, SampleFile, SampleMapping
+from pipelines.training.samples import KnownSamples, SampleChanges, SampleFile
+from pipelines.training.snapshot import TensorSnapshot
 from pipelines.training.state import TrainerState
-from weights.files import make_folder_durably, write_durably
+from pipelines.training.state_saves import keep_state, without_samples
+from pipelines.training.tensor_files import TensorFile, Written, header_of, measured, write_pieces
+from weights.files import make_folder_durably, sync_folder, write_durably
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     import torch
 
     from pipelines.training.fence import CheckpointFence
+    from pipelines.training.journal import Journal
+    from weights.tensors import Tensors
 
-SAMPLES, MARK = "samples.db", "samples.mark"
+SAMPLES, MARK, STATE = "samples.db", "samples.mark", "state.json"
+WEIGHTS, MOMENTS = "weights.safetensors", "optimizer.safetensors"
 log = structlog.get_logger()
 
 
@@ -59,11 +68,40 @@ class Checkpoint:
     """Everything the trainer knows at one moment. `version` is set if these weights are a published version."""
 
     state: TrainerState
-    weights: dict[str, torch.Tensor]
-    optimizer: dict[str, torch.Tensor]
+    weights: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
     version: int | None = None
     name: str = NOTHING
-    """The folder it was loaded from."""
+    """The folder it was loaded from: its tensors are read from there when they are asked for."""
+
+
+class PendingCheckpoint(NamedTuple):
+    """A checkpoint on its way to the disk. Steps may go on: nothing of it changes, if they call `snapshot.keep` before."""
+
+    name: str
+    """Its folder exists: the journal of those steps begins there."""
+    epoch: int
+    step: int
+    version: int | None
+    expired_before: float
+    state: bytes
+    samples: SampleChanges
+    headers: Mapping[str, tuple[bytes, int]]
+    """File to its header, and the number of bytes of its tensors in the snapshot."""
+    snapshot: TensorSnapshot
+    same_as: str
+    """A checkpoint with these very tensors, whose files get another name; NOTHING: there is none."""
+
+
+class WrittenCheckpoint(NamedTuple):
+    """A durable checkpoint, and the mark of the samples that it knows."""
+
+    name: str
+    mark: int
+    is_linked: bool
+    """Its tensors were in another checkpoint already and were not written again."""
+    num_copied: int
+    """Bytes of tensors that had to be copied, because a step changed them before they were written."""
 
 
 @dataclass(frozen=True)
@@ -96,26 +134,85 @@ class CheckpointStore:
         self._samples = SampleFile(folder / SAMPLES)
 
     def save(self, checkpoint: Checkpoint, keep_versions: Collection[int] = ()) -> str:
-        """Write durably, then delete old checkpoints; returns the name.
+        """Write durably while the caller waits, then delete old checkpoints; returns the name. Raises as `write`."""
+        pending = self.begin(checkpoint)
+        try:
+            written = self.write(pending)
+        except BaseException:
+            checkpoint.state.samples.not_written()
+            raise
+        self.finish(checkpoint.state, written)
+        self.prune(pending, keep_versions)
+        return written.name
+
+    def begin(self, checkpoint: Checkpoint, *, budget: float = 1.0, same_as: str = NOTHING) -> PendingCheckpoint:
+        """Take what `write` needs, and make the folder. Then `write`, and `finish` or `state.samples.not_written()`.
+
+        Args:
+            checkpoint: may change afterwards; its tensors only after `snapshot.keep`.
+            budget: see `TensorSnapshot`.
+            same_as: a checkpoint with the same tensors, if there is one: they are not written again.
 
         Raises:
-            Unavailable: the disk is full; older checkpoints are untouched.
+            Unavailable: the disk is full; nothing was taken.
         """
         taken = (found.serial for text in names_in(self._folder) if (found := parse_name(text)) is not None)
         name = Name(checkpoint.state.epoch, max(taken, default=0) + 1).text
+        make_folder_durably(self._folder / name)
+        state, files = checkpoint.state, {WEIGHTS: checkpoint.weights, MOMENTS: checkpoint.optimizer}
+        sizes = {
+            file: sum(each.numel() * each.element_size() for each in tensors.values())
+            for file, tensors in files.items()
+        }
+        return PendingCheckpoint(
+            name=name,
+            epoch=state.epoch,
+            step=state.step,
+            version=checkpoint.version,
+            expired_before=state.expired_before,
+            state=msgspec.json.encode(state, enc_hook=without_samples),
+            samples=state.samples.hand_over(),
+            headers={file: (header_of(tensors), sizes[file]) for file, tensors in files.items()},
+            snapshot=TensorSnapshot([each for tensors in files.values() for each in tensors.values()], budget),
+            same_as=same_as,
+        )
+
+    def write(self, pending: PendingCheckpoint) -> WrittenCheckpoint:
+        """Write durably. In any thread, one at a time.
+
+        Raises:
+            Unavailable: the disk is full; older checkpoints are untouched.
+            StaleWrite: another trainer removed the folder.
+        """
+        name = pending.name
         try:
-            self._write(self._folder / name, checkpoint)
+            mark, is_linked = self._write(self._folder / name, pending)
         except Unavailable:
             # The partial checkpoint would keep the disk full, and a full disk stops users' signals.
             shutil.rmtree(self._folder / name, ignore_errors=True)
             raise
         except FileNotFoundError as error:
             raise StaleWrite(f"{name} was removed while it was written: another trainer uses this folder") from error
+        finally:
+            pending.snapshot.abandon()
+        return WrittenCheckpoint(name, mark, is_linked, pending.snapshot.num_copied)
+
+    def finish(self, state: TrainerState, written: WrittenCheckpoint) -> None:
+        """The checkpoint that `begin` took from this state is durable."""
+        state.samples.written(self._samples, written.mark)
+
+    def prune(self, written: PendingCheckpoint, keep_versions: Collection[int] = ()) -> None:
+        """Delete checkpoints and rows of samples that nothing needs, now that this checkpoint is durable.
+
+        Raises:
+            LeaseLost: another trainer took over.
+        """
         self._prune(keep_versions)
-        self._samples.prune(
-            min(map(self._mark_of, names_in(self._folder))), checkpoint.state.epoch, checkpoint.state.expired_before
-        )
-        return name
+        self._prune_samples(written)
+
+    def keep_state(self, state: TrainerState, journal: Journal) -> None:
+        """Make the state durable without the weights: see `state_saves.keep_state`."""
+        keep_state(state, journal, self._samples, self._fence, self._fault)
 
     def load_newest(self) -> tuple[Checkpoint | None, list[RefusedCheckpoint]]:
         """The newest checkpoint that verifies, and the newer ones that were refused."""
@@ -153,44 +250,80 @@ class CheckpointStore:
             WeightsRefused: something is missing, truncated or changed.
         """
         manifest = read_manifest(self._folder, name)
-        content = {file: self._verified(name, file, *facts) for file, facts in manifest.files.items()}
+        for file, facts in manifest.files.items():
+            self._verify(name, file, *facts)
+        folder = self._folder / name
         try:
-            state = msgspec.json.decode(content["state.json"], type=TrainerState)
-            if MARK in content:
-                state.use(self._samples_of(name, int(content[MARK])))
-            return Checkpoint(
-                state=state,
-                weights=safetensors.torch.load(content["weights.safetensors"]),
-                optimizer=safetensors.torch.load(content["optimizer.safetensors"]),
-                version=manifest.version,
-                name=name,
-            )
-        except (KeyError, ValueError, msgspec.MsgspecError, SafetensorError) as error:
+            state = msgspec.json.decode((folder / STATE).read_bytes(), type=TrainerState)
+            if MARK in manifest.files:
+                state.use(self.samples_of(name, self._mark_of(name)))
+            weights, moments = TensorFile(folder / WEIGHTS), TensorFile(folder / MOMENTS)
+        except (OSError, msgspec.MsgspecError) as error:
             raise WeightsRefused("unreadable", f"{name} has the right checksums but cannot be read: {error}") from error
+        return Checkpoint(state, weights, moments, manifest.version, name)
+
+    def bits_of(self, name: str, bits_in: Callable[[Mapping[str, torch.Tensor]], Tensors]) -> Tensors:
+        """The bits of the version whose checkpoint was just written. In any thread; `bits_in` is the learner's.
+
+        Raises:
+            StaleWrite: another trainer removed the folder.
+        """
+        try:
+            return bits_in(TensorFile(self._folder / name / WEIGHTS))
+        except FileNotFoundError as error:
+            raise StaleWrite(f"{name} was removed: another trainer uses this folder") from error
 
     def versions(self) -> set[int]:
         """Published versions that have a checkpoint."""
         return {version for name in self._names() if (version := self._version_of(name)) is not None}
 
-    def _write(self, folder: Path, checkpoint: Checkpoint) -> None:
-        state = checkpoint.state
+    def _write(self, folder: Path, pending: PendingCheckpoint) -> tuple[int, bool]:
+        """Returns the mark of its samples, and whether its tensors are those of another checkpoint."""
         self._fault("checkpoint: before samples")
-        mark = state.samples.commit(self._samples, state.epoch)
-        content = {
-            "weights.safetensors": safetensors.torch.save(checkpoint.weights),
-            "optimizer.safetensors": safetensors.torch.save(checkpoint.optimizer),
-            "state.json": msgspec.json.encode(state, enc_hook=_without_samples),
-            MARK: str(mark).encode(),
-        }
-        files = {file: (len(data), blake3(data).hexdigest()) for file, data in content.items()}
-        manifest = CheckpointManifest(epoch=state.epoch, step=state.step, version=checkpoint.version, files=files)
-        make_folder_durably(folder)
-        for file, data in {**content, MANIFEST: seal(manifest)}.items():
+        mark = pending.samples.commit(self._samples, pending.epoch)
+        linked = self._linked(folder, pending)
+        files = linked or self._streamed(folder, pending)
+        for file, data in ((STATE, pending.state), (MARK, str(mark).encode())):
             self._fault(f"checkpoint: before {file}")
             write_durably(folder / file, [data])
+            files[file] = Written(len(data), blake3(data).hexdigest())
+        manifest = CheckpointManifest(epoch=pending.epoch, step=pending.step, version=pending.version, files={**files})
+        self._fault(f"checkpoint: before {MANIFEST}")
+        write_durably(folder / MANIFEST, [seal(manifest)])
         self._fault("checkpoint: durable")
+        return mark, bool(linked)
 
-    def _samples_of(self, name: str, mark: int) -> KnownSamples:
+    def _streamed(self, folder: Path, pending: PendingCheckpoint) -> dict[str, Written]:
+        files = {}
+        for file, (header, num_bytes) in pending.headers.items():
+            self._fault(f"checkpoint: before {file}")
+            files[file] = write_pieces(folder / file, chain([header], pending.snapshot.pieces(num_bytes)))
+        return files
+
+    def _linked(self, folder: Path, pending: PendingCheckpoint) -> dict[str, Written]:
+        """The tensors of another checkpoint under further names; empty if that is not possible here."""
+        if pending.same_as == NOTHING:
+            return {}
+        try:
+            facts = read_manifest(self._folder, pending.same_as).files
+            for file in pending.headers:
+                self._fault(f"checkpoint: before {file}")
+                (folder / file).hardlink_to(self._folder / pending.same_as / file)
+        except (OSError, WeightsRefused) as error:
+            log.info("tensors are written again", same_as=pending.same_as, reason=str(error))
+            for file in pending.headers:
+                (folder / file).unlink(missing_ok=True)
+            return {}
+        sync_folder(folder)
+        pending.snapshot.abandon()
+        return {file: Written(*facts[file]) for file in pending.headers}
+
+    def samples_of(self, name: str, mark: int) -> KnownSamples:
+        """What is known of samples as of a mark of checkpoint `name`.
+
+        Raises:
+            WeightsRefused: the file of samples lacks them.
+        """
         if self._samples.last() < mark:
             raise WeightsRefused(
                 "samples_lost",
@@ -205,16 +338,18 @@ class CheckpointStore:
         except (OSError, ValueError):
             return 0
 
-    def _verified(self, name: str, file: str, size: int, digest: str) -> bytes:
+    def _verify(self, name: str, file: str, size: int, digest: str) -> None:
+        path = self._folder / name / file
         try:
-            data = (self._folder / name / file).read_bytes()
+            # A truncated file is named without reading it.
+            found = path.stat().st_size
+            if found != size:
+                raise WeightsRefused("truncated", f"{file} of {name} has {found} bytes, not {size}")
+            found_digest = measured(path).digest
         except FileNotFoundError:
             raise WeightsRefused("missing_file", f"{name} lacks {file}") from None
-        if len(data) != size:
-            raise WeightsRefused("truncated", f"{file} of {name} has {len(data)} bytes, not {size}")
-        if blake3(data).hexdigest() != digest:
+        if found_digest != digest:
             raise WeightsRefused("payload_hash", f"{file} of {name} has another checksum than its manifest says")
-        return data
 
     def _prune(self, keep_versions: Collection[int]) -> None:
         def unneeded(in_use: Collection[int]) -> set[str]:
@@ -222,14 +357,20 @@ class CheckpointStore:
 
         try:
             names = self._fence.deletable(unneeded) if self._fence else sorted(unneeded(()))
+            for name in names:
+                self._fault("checkpoint: before forgetting")
+                shutil.rmtree(self._folder / name, ignore_errors=True)
+            if self._fence:
+                self._fence.deleted(names)
         except Unavailable as error:
             log.warning("old checkpoints are not deleted yet", reason=error.message)
-            return
-        for name in names:
-            self._fault("checkpoint: before forgetting")
-            shutil.rmtree(self._folder / name, ignore_errors=True)
-        if self._fence:
-            self._fence.deleted(names)
+
+    def _prune_samples(self, pending: PendingCheckpoint) -> None:
+        oldest = min(map(self._mark_of, names_in(self._folder)))
+        try:
+            self._samples.prune(oldest, pending.epoch, pending.expired_before)
+        except Unavailable as error:
+            log.warning("old rows of samples are not deleted yet", reason=error.message)
 
     def _kept(self, keep_versions: Collection[int]) -> set[str]:
         names = self._names()
@@ -248,10 +389,3 @@ class CheckpointStore:
         names = names_in(self._folder)
         void = self._fence.void(names) if self._fence else ()
         return [name for name in names if name not in void]
-
-
-def _without_samples(value: Any) -> dict[str, Any]:
-    """What is known of single samples is in a file of its own."""
-    if isinstance(value, SampleMapping):
-        return {}
-    raise TypeError(f"{type(value).__name__} has no place in a checkpoint")

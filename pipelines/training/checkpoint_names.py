@@ -28,6 +28,7 @@ SCHEMA = 1
 MANIFEST = "MANIFEST.json"
 NOTHING = ""
 """The start of an epoch that found no checkpoint."""
+_JOURNAL = re.compile(r"journal-(\d{6,})")
 _NAME = re.compile(r"checkpoint-(?:(\d{6,})-)?(\d{8,})")
 
 
@@ -60,6 +61,17 @@ def parse_name(text: str) -> Name | None:
     return Name(int(found[1] or 0), int(found[2])) if found else None
 
 
+def journal_name(epoch: int) -> str:
+    """The journal that the trainer of an epoch writes in the folder of a checkpoint."""
+    return f"journal-{epoch:06d}"
+
+
+def journal_epoch(text: str) -> int | None:
+    """Invert `journal_name`; None if this is not the name of a journal."""
+    found = _JOURNAL.fullmatch(text)
+    return int(found[1]) if found else None
+
+
 def names_in(folder: Path) -> list[str]:
     """All checkpoints in a folder, the newest last."""
     names = (parse_name(path.name) for path in folder.glob("checkpoint-*"))
@@ -67,11 +79,11 @@ def names_in(folder: Path) -> list[str]:
 
 
 def highest_epoch(folder: Path) -> int:
-    """An upper bound on the epochs of all checkpoints here, readable or not; 0 for an empty folder.
+    """An upper bound on the epochs of all checkpoints and journals here, readable or not; 0 for an empty folder.
 
     Before leases, each checkpoint raised the epoch by one at most: each unreadable one may have added one.
     """
-    highest, unreadable = 0, 0
+    highest, unreadable = max(_journal_epochs(folder), default=0), 0
     for text in names_in(folder):
         name = parse_name(text)
         if name is not None and name.epoch:
@@ -82,6 +94,12 @@ def highest_epoch(folder: Path) -> int:
         except WeightsRefused:
             unreadable += 1
     return highest + unreadable
+
+
+def _journal_epochs(folder: Path) -> list[int]:
+    """The epochs that wrote a journal in the checkpoints here."""
+    found = (journal_epoch(path.name) for path in folder.glob("checkpoint-*/journal-*"))
+    return [epoch for epoch in found if epoch is not None]
 
 
 def void_names(names: Iterable[str], epochs: Mapping[int, IssuedEpoch]) -> set[str]:

@@ -27,7 +27,7 @@ class CheckpointFence:
 
     def __init__(self, lease: Lease, database: Database) -> None:
         self._database = database
-        self._policy = lease.policy
+        self._lease, self._policy = lease, lease.policy
         self._deletions = Deletions(lease, lease.policy, "checkpoint")
 
     def void(self, names: Collection[str]) -> set[str]:
@@ -35,6 +35,14 @@ class CheckpointFence:
         with self._database.snapshot() as connection:
             epochs, gone = read_epochs(connection, self._policy), going(connection, self._policy, "checkpoint")
         return void_names(names, epochs) | gone
+
+    def check(self) -> None:
+        """Check that no other trainer has taken over.
+
+        Raises:
+            LeaseLost: one has; what was written since counts for nothing.
+        """
+        self._lease.check_now()
 
     def deletable(self, unneeded: Callable[[Collection[int]], Collection[str]]) -> list[str]:
         """Names that may be deleted now. `unneeded` gets the versions of the arms and returns the names nothing needs.

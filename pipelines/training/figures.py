@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trl.trainer.utils import compute_flops_per_token
@@ -10,7 +11,7 @@ from trl.trainer.utils import compute_flops_per_token
 from pipelines.training.batch import num_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from contracts.records import Experience
     from pipelines.training.lessons import Lesson
@@ -36,7 +37,11 @@ def correction_figures(corrections: Sequence[Lesson]) -> dict[str, float | None]
 
 
 def sample_rows(
-    experiences: Sequence[Experience], advantages: Sequence[float], weights: Sequence[float], current_N: Sequence[float]
+    experiences: Sequence[Experience],
+    advantages: Sequence[float],
+    weights: Sequence[float],
+    current_N: Sequence[float],
+    denominators: Sequence[float],
 ) -> list[dict[str, Any]]:
     """One row of figures per sample, for a bundle: no content."""
     return [
@@ -48,9 +53,33 @@ def sample_rows(
             "weight": weight,
             "num_tokens": num_tokens([item]),
             "log_prob_sum": current,
+            "denominator": denominator,
         }
-        for item, advantage, weight, current in zip(experiences, advantages, weights, current_N, strict=True)
+        for item, advantage, weight, current, denominator in zip(
+            experiences, advantages, weights, current_N, denominators, strict=True
+        )
     ]
+
+
+class Stages:
+    """Seconds of a step by stage: data, forward, backward, optimizer. On an accelerator: until the host may go on."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """What runs inside belongs to this stage."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
+
+    def take(self) -> dict[str, float | None]:
+        """The figures since the last call."""
+        seconds, self._seconds = self._seconds, {}
+        return {f"seconds_{name}": value for name, value in seconds.items()}
 
 
 class Speed:

@@ -1,6 +1,18 @@
 """When to skip a step. Pure decisions, and the bundle that explains a skipped step.
 
-A bad step is skipped, never repaired: its samples are quarantined by name, and the weights do not change.
+A bad step is skipped, never repaired, and the weights do not change. `trial` finds the samples that are to blame: those are
+quarantined by name, and the others are trained without them or wait for the next batch.
+
+    reason            figure of the batch                                                     never a spike up to
+    gradient_spike    noise scale: gradient norm over what its tokens would give as noise     see `Norms`
+    ess_spike         one over the effective share of the tokens                              10
+    kl_spike          k3 between the policies that answered and today's, nats per token       .5
+    ratio_spike       the largest importance weight before truncation                         100
+    entropy_spike     distance of today's entropy from the mean surprise of the logged        1, and the noise of few tokens
+                      tokens, nats per token: 0 if today's policy is as unsure as the one that answered, whatever its
+                      temperature, task and answer lengths
+
+A spike lies `guard_spread` median deviations above the median of the last 64 steps *and* above the bound.
 """
 
 from __future__ import annotations
@@ -13,10 +25,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weights.files import make_folder_durably, write_durably
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 SPIKE = "gradient_spike"
+HARMLESS = {"ess_spike": 10.0, "kl_spike": 0.5, "ratio_spike": 100.0, "entropy_spike": 1.0}
+"""Reason to the largest value that is never a spike."""
+SPIKES = frozenset({SPIKE, *HARMLESS})
+TOKEN_NOISE = 6.0
+"""Nats: four times the usual deviation of one token's surprise."""
+REPEATED = 8
+"""A spike that no sample is to blame for counts as this many steps of the history: if it stays, it is ordinary after five."""
 HISTORY = 64
 WARM_UP = 16
 # As a share of the median. With less spread, after a calm stretch ordinary batches would look like spikes.
@@ -73,18 +92,51 @@ def why_skip(history: Sequence[Norms], *, loss: float, gradient_norm: float, exp
     return "" if passes else SPIKE
 
 
+def signs_of(figures: Mapping[str, float], logged_surprise: float) -> dict[str, float]:
+    """Reason to the value of a batch: the higher, the worse.
+
+    `figures`: of `LossSums.metrics`, and `num_tokens`. `logged_surprise`: mean of -log probability as logged.
+    """
+    ess, num_tokens = figures["ess"], max(figures["num_tokens"], 1.0)
+    return {
+        "ess_spike": 1.0 / ess if ess > 0 else 0.0,
+        "kl_spike": figures["k3"],
+        "ratio_spike": figures["ratio_max"],
+        "entropy_spike": abs(figures["entropy"] - logged_surprise) / (1.0 + TOKEN_NOISE / math.sqrt(num_tokens)),
+    }
+
+
+def why_odd(history: Mapping[str, Sequence[float]], signs: Mapping[str, float], spread: float) -> str:
+    """The reason of the first spike among `signs_of`, or empty."""
+    for reason, value in signs.items():
+        past = history.get(reason, ())
+        if len(past) >= WARM_UP and value > max(HARMLESS[reason], _limit(past, spread)):
+            return reason
+    return ""
+
+
+def remember_signs(
+    history: Mapping[str, Sequence[float]], signs: Mapping[str, float], times: int = 1
+) -> dict[str, list[float]]:
+    """The history after a step. It holds finite values only."""
+    return {
+        reason: [*history.get(reason, ()), *([value] * times if math.isfinite(value) else [])][-HISTORY:]
+        for reason, value in signs.items()
+    }
+
+
 def _limit(history: Sequence[float], spread: float) -> float:
     median = statistics.median(history)
     deviation = statistics.median(abs(norm - median) for norm in history)
     return median + spread * max(deviation, MIN_SPREAD * median)
 
 
-def remember(history: Sequence[Norms], gradient_norm: float, expected: Norms) -> list[Norms]:
-    """The history after a step. It holds finite norms only."""
+def remember(history: Sequence[Norms], gradient_norm: float, expected: Norms, times: int = 1) -> list[Norms]:
+    """The history after a step that counts as `times` steps. It holds finite norms only."""
     comparable = expected.comparable(gradient_norm)
     if comparable is None or not all(map(math.isfinite, comparable)):
         return list(history)
-    return [*history, comparable][-HISTORY:]
+    return [*history, *[comparable] * times][-HISTORY:]
 
 
 def write_bundle(folder: Path, name: str, bundle: dict[str, Any]) -> Path:

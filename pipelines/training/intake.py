@@ -181,12 +181,12 @@ class Intake:
         return self._waiting.keys()
 
     def remove(self, key: str) -> None:
-        """Remove a sample whose fate was decided."""
-        del self._waiting[key]
+        """Remove a sample whose fate was decided. A step that a restart takes again has samples that were not read again."""
+        self._waiting.pop(key, None)
 
-    def is_ready(self, now: float, *, batch_size: int, min_batch_size: int, max_wait_seconds: float) -> bool:
+    def is_ready(self, now: float, *, is_full: bool, min_batch_size: int, max_wait_seconds: float) -> bool:
         """True if a batch should be taken: full, or smaller with an oldest sample that waited long enough."""
-        if len(self._waiting) >= batch_size:
+        if is_full:
             return True
         if not self._waiting or len(self._waiting) < min_batch_size:
             return False

@@ -3,81 +3,55 @@
 In: experiences that may be trained. Out: changed weights and figures, or the reason why nothing changed. Waits for: the
 device.
 
-A step is all or nothing: if it raises, weights, moments and trackers are unchanged. If memory runs out, it is retried in
-smaller pieces.
-
-The weights are float32 masters; published versions are their bfloat16 rounding. The model stays in eval mode: behaviour
-log-probs were made without dropout, and dropout would add noise to the ratios.
+A step is all or nothing: if it raises, weights, moments and trackers are unchanged; or it raises `StepsBroken`, and the process
+ends. If memory runs out, it is retried in smaller pieces.
 """
 
 from __future__ import annotations
 
-import base64
-import copy
 import math
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import structlog
 import torch
-from accelerate import Accelerator
 
+from contracts.errors import StepsBroken
 from pipelines.training import masters
-from pipelines.training.advantage import (
-    Advantages,
-    BetaTracker,
-    MovingAverageTracker,
-    Scored,
-    advantages,
-    component_advantages,
-    component_of,
-    tracker_from_json,
-)
-from pipelines.training.batch import MicroBatch, micro_batches, num_tokens, prompt_of
+from pipelines.training.advantage import Scored
+from pipelines.training.baselines import advantages_of, baseline_samples, in_range, new_tracker
+from pipelines.training.batch import num_tokens
 from pipelines.training.checkpoint import Checkpoint
-from pipelines.training.components import parts_of
+from pipelines.training.checkpoint_names import NOTHING
+from pipelines.training.denominators import denominators
+from pipelines.training.divergence import has_left, log_ratios, step_scale
 from pipelines.training.figures import Speed, correction_figures, reward_figures, sample_rows
-from pipelines.training.frozen import FrozenPolicy, mismatch
-from pipelines.training.guard import Norms, remember, why_skip
-from pipelines.training.loss import LossSums, Objective, policy_loss
-from pipelines.training.memory import TokenBudget, is_out_of_memory, release_memory
-from pipelines.training.packed import PackedBatch, packed_batches
-from pipelines.training.replay import routing_for, score
+from pipelines.training.frozen import Mismatch
+from pipelines.training.generators import decoded, generator_states, set_generators
+from pipelines.training.guard import REPEATED, Norms, remember, remember_signs, signs_of, why_odd, why_skip
+from pipelines.training.journal_records import GuardHistory
+from pipelines.training.loss import LossSums
+from pipelines.training.memory import is_out_of_memory, release_memory
+from pipelines.training.step_result import StepResult
+from pipelines.training.trackers import tracker_from_json
+from pipelines.training.trained import TrainedPolicy
 from policy.load import context_of
-from policy.logprobs import TokenScorer
-from policy.packing import has_windows, make_packable
-from policy.routing import NO_REPLAY
 from policy.weights import copy_tensors, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from contracts.records import Experience
-    from pipelines.training.advantage import Part, Tracker
     from pipelines.training.lessons import Lesson
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.state import TrainerState
+    from pipelines.training.trackers import Tracker
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step did. `skipped` is the guard's reason, or empty if the step was taken.
-
-    `samples` has one row of figures per experience, for a bundle.
-    """
-
-    skipped: str
-    metrics: dict[str, float | None]
-    samples: list[dict[str, Any]]
-    pull: float = 1.0
-    """Factor from one unit of a sample's reward, at full weight, to the pull on each of its tokens."""
-    zeros: Mapping[str, float] = field(default_factory=dict)
-    """Sample key to the reward with advantage 0: the baseline plus the mean that whitening subtracted."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +60,9 @@ class _Prepared:
 
     result: StepResult
     baseline_samples: Sequence[Scored]
-    drift: float
     norm: float
     expected: Norms
+    signs: Mapping[str, float]
 
 
 class Learner:
@@ -97,30 +71,26 @@ class Learner:
     def __init__(self, model: Any, settings: TrainingSettings, device: str = "cpu") -> None:
         """`model` is the base policy in float32; training changes it in place."""
         self._settings = settings
-        self._accelerator = Accelerator(cpu=device == "cpu")
-        self.routing = routing_for(model, settings)
-        self.base = tensors_of(model)
-        self._packs, self._windowed = make_packable(model), has_windows(model)
-        self._frozen = FrozenPolicy(copy.deepcopy(model).to(self._accelerator.device))
-        self._model = model.requires_grad_(requires_grad=True).eval()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
-        wrapped, self._optimizer = self._accelerator.prepare(model, optimizer)
-        self._scorer = TokenScorer(self._model, module=wrapped)
-        self._objective = Objective(settings.ratio_bound, settings.kl_coefficient, settings.loss)
-        self.tracker: Tracker = (
-            BetaTracker(*settings.reward_range)
-            if settings.baseline == "beta"
-            else MovingAverageTracker(initial=sum(settings.reward_range) / 2)
-        )
+        self._policy = TrainedPolicy(model, settings, device)
+        self.base, self.routing, self.budget = self._policy.base, self._policy.routing, self._policy.budget
+        self._model, self._optimizer = self._policy.model, self._policy.optimizer
+        self.tracker: Tracker = new_tracker(settings)
         self._gradient_norms: list[Norms] = []
+        self._signs: dict[str, list[float]] = {}
+        self._last: _Prepared | None = None
+        self._mismatch = Mismatch(settings.mismatch_samples)
         self._speed = Speed(model.config, settings.peak_flops)
-        self.budget = TokenBudget(settings.max_tokens)
+        self._is_torn = False
+        self.saved_as = NOTHING
+        """The checkpoint that holds exactly these weights and moments; NOTHING: none is known."""
+        self.before_change: Callable[[], None] = _nothing_to_keep
+        """Called before weights or moments change: whoever reads them in the background keeps what it has not read yet."""
         self.identity = masters.identity_of(self.base, int(model.config.vocab_size))
 
     @property
     def is_on_cpu(self) -> bool:
         """True if no accelerator is in use."""
-        return bool(self._accelerator.device.type == "cpu")
+        return self._policy.device.type == "cpu"
 
     @property
     def max_length(self) -> int:
@@ -140,31 +110,59 @@ class Learner:
         corrections: Sequence[Lesson] = (),
         *,
         dry_run: bool = False,
+        is_decided: bool = False,
     ) -> StepResult:
-        """Learn from a batch once, or skip it as a whole.
+        """Learn from a batch once, or skip it as a whole. Samples that today's policy has left, leave the batch first.
 
         Args:
             experiences: scored, with rewards; none that `batch.refuse` rejects.
-            weights: one per sample, staleness included.
+            weights: one per sample.
             published: bits of versions in memory, to measure the mismatch on.
             corrections: further rows of the batch that enter no baseline and no other sample's advantage.
             dry_run: compute everything, including the guard's decision, and change nothing.
+            is_decided: it was taken before, with these very rows: none leaves it, and the guard does not skip it.
+
+        Raises:
+            StepsBroken: the optimizer failed half-way.
         """
         started = time.monotonic()
+        self._refuse_torn()
         try:
-            prepared = self._prepared(experiences, weights, published, corrections)
+            prepared = self._prepared(experiences, weights, published, corrections, is_decided=is_decided)
+            if is_decided:
+                prepared = replace(prepared, result=replace(prepared.result, skipped=""))
             result = prepared.result
             if dry_run:
                 return result
-            self._gradient_norms = remember(self._gradient_norms, prepared.norm, prepared.expected)
-            if not result.skipped:
+            self._remember(prepared)
+            if result.samples and not result.skipped:
                 self._apply(prepared)
         finally:
             self._optimizer.zero_grad()
         self.budget.fitted()
         everything = [*experiences, *(item.experience for item in corrections)]
-        result.metrics.update(self._speed.figures(everything, started))
+        result.metrics.update(self._speed.figures(everything, started) | self._policy.stages.take())
         return result
+
+    def _remember(self, prepared: _Prepared, times: int = 1) -> None:
+        self._gradient_norms = remember(self._gradient_norms, prepared.norm, prepared.expected, times)
+        self._signs = remember_signs(self._signs, prepared.signs, times)
+        self._last = prepared
+
+    def accept_sooner(self) -> None:
+        """No sample was to blame for the last step's spike: let the guard get used to such steps in a few of them."""
+        if self._last is not None:
+            self._remember(self._last, REPEATED - 1)
+
+    def guard_history(self) -> GuardHistory:
+        """What the guard remembers."""
+        norms = [(item.noise, item.direction) for item in self._gradient_norms]
+        return GuardHistory(norms, {reason: list(values) for reason, values in self._signs.items()})
+
+    def set_guard_history(self, history: GuardHistory) -> None:
+        """Return to what `guard_history` gave."""
+        self._gradient_norms = [Norms(*item) for item in history.norms]
+        self._signs = {reason: list(values) for reason, values in history.signs.items()}
 
     def _prepared(
         self,
@@ -172,12 +170,14 @@ class Learner:
         weights: Sequence[float],
         published: Mapping[int, Tensors],
         corrections: Sequence[Lesson],
+        *,
+        is_decided: bool,
     ) -> _Prepared:
         """Prepare a step. Each time memory runs out, halve the token budget and retry."""
         while True:
             self._optimizer.zero_grad()
             try:
-                return self._prepare(experiences, weights, published, corrections)
+                return self._prepare(experiences, weights, published, corrections, is_decided=is_decided)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or not self._shrink(experiences, corrections):
                     raise
@@ -188,7 +188,7 @@ class Learner:
     def _shrink(self, experiences: Sequence[Experience], corrections: Sequence[Lesson]) -> bool:
         everything = [*experiences, *(item.experience for item in corrections)]
         lengths = [len(segment.token_ids) // 4 for item in everything for segment in item.segments]
-        return self.budget.shrink(len(lengths), max(lengths))
+        return self.budget.shrink(len(lengths), max(lengths)) or self._policy.can_hold_less()
 
     def _prepare(
         self,
@@ -196,14 +196,41 @@ class Learner:
         weights: Sequence[float],
         published: Mapping[int, Tensors],
         corrections: Sequence[Lesson],
+        *,
+        is_decided: bool,
     ) -> _Prepared:
+        prepared, far = self._attempt(experiences, weights, published, corrections)
+        if not far or is_decided:
+            return prepared
+        # Their share of the gradient and of every other advantage must go too: the step is computed again without them.
+        self._optimizer.zero_grad()
+        kept = [(item, weight) for item, weight in zip(experiences, weights, strict=True) if item.key not in far]
+        others = [item for item in corrections if item.experience.key not in far]
+        again, _ = self._attempt([item for item, _ in kept], [weight for _, weight in kept], published, others)
+        result = replace(again.result, left=sorted(far), log_ratios=prepared.result.log_ratios)
+        result.metrics["num_divergent"] = len(far)
+        return replace(again, result=result)
+
+    def _attempt(
+        self,
+        experiences: Sequence[Experience],
+        weights: Sequence[float],
+        published: Mapping[int, Tensors],
+        corrections: Sequence[Lesson],
+    ) -> tuple[_Prepared, set[str]]:
+        """A step with all of these, and the keys of those that today's policy has left."""
         again = [item.experience for item in corrections]
         everything = [*experiences, *again]
-        baseline_samples, found = self._baseline_samples(experiences), self._advantages(experiences)
+        scored = baseline_samples(experiences, self._settings)
+        found = advantages_of(experiences, self.tracker, self._settings)
         values = [*found.values.tolist(), *(item.advantage for item in corrections)]
         pulls = [*weights, *(item.pull for item in corrections)]
-        sums, drift, current_N = self._gradient(experiences, again, [v * w for v, w in zip(values, pulls, strict=True)])
-        norm = float(self._accelerator.clip_grad_norm_(self._model.parameters(), self._settings.max_gradient_norm))
+        counts = denominators(experiences)
+        sums, current_N = self._gradient(
+            experiences, again, [v * w for v, w in zip(values, pulls, strict=True)], counts
+        )
+        self._mismatch.measure(self._policy.frozen, experiences, published, self._policy.micro_batches)
+        norm = self._policy.clip(self._settings.max_gradient_norm)
         expected = Norms(math.sqrt(sums.expected_square), sums.expected_length)
         skipped = why_skip(
             self._gradient_norms,
@@ -212,60 +239,102 @@ class Learner:
             expected=expected,
             spread=self._settings.guard_spread,
         )
+        current = current_N.tolist()
+        log_ratio_N = log_ratios(everything, current)
+        far_N = has_left(log_ratio_N, np.array(values), self._settings.divergence_bound)
+        figures = sums.metrics()
+        count = max(sums.num_tokens, 1.0)
+        logged = -(sum(current) - float(log_ratio_N @ [num_tokens([item]) for item in everything])) / count
+        signs = signs_of({**figures, "num_tokens": sums.num_tokens}, logged)
+        skipped = skipped or why_odd(self._signs, signs, self._settings.guard_spread)
+        scale = min(step_scale(figures["ess"]), sums.rate)
         metrics = {
-            **sums.metrics(),
+            **figures,
+            "step_scale": scale,
+            "num_divergent": 0,
             "gradient_norm": norm,
             "gradient_norm_expected": expected.noise,
+            "noise_scale": norm / expected.noise if expected.noise > 0 else 0.0,
+            "entropy_gap": figures["entropy"] - logged,
             "num_tokens": sums.num_tokens,
             "token_budget": self.budget.current,
-            **mismatch(
-                self._frozen,
-                experiences,
-                published,
-                num_samples=self._settings.mismatch_samples,
-                cut=self._micro_batches,
-            ),
+            **self._mismatch.figures(),
             **reward_figures(experiences),
             **correction_figures(corrections),
         }
-        rows = sample_rows(everything, values, pulls, current_N.tolist())
-        pull = found.scale / max(num_tokens(experiences), 1)
+        rows = sample_rows(everything, values, pulls, current, [*counts.tolist(), *[1.0] * len(again)])
+        of_sample = {item.key: found.scale / count for item, count in zip(experiences, counts.tolist(), strict=True)}
         above = found.above.tolist()
         zeros = {item.key: (item.reward or 0.0) - more for item, more in zip(experiences, above, strict=True)}
-        result = StepResult(skipped, metrics, rows, pull, zeros)
-        return _Prepared(result, baseline_samples, drift, norm, expected)
+        keys = [item.key for item in everything]
+        result = StepResult(
+            skipped,
+            metrics,
+            rows,
+            of_sample,
+            zeros,
+            log_ratios=dict(zip(keys, log_ratio_N.tolist(), strict=True)),
+            step_scale=scale,
+        )
+        return _Prepared(result, scored, norm, expected, signs), {keys[index] for index in np.flatnonzero(far_N)}
 
     def _apply(self, prepared: _Prepared) -> None:
-        """Take the step completely or not at all: everything it changes is copied first, tensors to the host."""
-        before, tracker = masters.hold(self._model, self._optimizer), self.tracker.copy()
+        """Take the step completely or not at all.
+
+        The optimizer comes last and allocates nothing: its moments exist. If it fails nevertheless, the weights may be those of
+        half a step: the process ends, and the next one restores them.
+        """
+        tracker = self.tracker.copy()
+        for item in prepared.baseline_samples:
+            tracker.update(item.baseline_key, item.version, item.reward, item.weight)
+        self._begin_change()
+        self._is_torn = True
         try:
-            self._optimizer.step()
-            for item in prepared.baseline_samples:
-                tracker.update(item.baseline_key, item.reward, prepared.drift, item.weight)
-        except BaseException:
-            # Even an interrupt must not leave half a step.
-            masters.put(self._model, self._optimizer, before)
-            raise
-        self.tracker = tracker
+            self._policy.take_step(prepared.result.step_scale)
+        except Exception as error:
+            raise _torn() from error
+        self._is_torn, self.tracker = False, tracker
+
+    def _begin_change(self) -> None:
+        self.before_change()
+        self.saved_as = NOTHING
+
+    def _refuse_torn(self) -> None:
+        if self._is_torn:
+            raise _torn()
 
     def tensors(self) -> Tensors:
         """The bfloat16 bits that a version cut now would have."""
+        self._refuse_torn()
         return tensors_of(self._model)
+
+    def tensors_in(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
+        """The bits that a version with these weights has; in any thread. `weights`: by parameter, from a checkpoint."""
+        return tensors_of(self._model, weights)
 
     def random_state(self) -> dict[str, str]:
         """Device name to the state of its random generator in base64."""
-        states = {"cpu": _to_base64(torch.get_rng_state())}
-        if self._accelerator.device.type == "cuda":
-            states["cuda"] = _to_base64(torch.cuda.get_rng_state())
-        return states
+        return generator_states(self._policy.device)
+
+    def set_random_state(self, states: Mapping[str, str]) -> None:
+        """Return to what `random_state` gave."""
+        set_generators(decoded(states), self._policy.device)
 
     def capture(self, state: TrainerState, version: int | None) -> Checkpoint:
-        """Everything a restart needs. Writes trackers, guard history and generators into `state`; tensors are copies."""
+        """Everything a restart needs. Writes trackers, guard history and generators into `state`.
+
+        Its tensors are the learner's own: a step changes them.
+
+        Raises:
+            StepsBroken: an optimizer step failed half-way.
+        """
+        self._refuse_torn()
         state.tracker = self.tracker.to_json()
-        state.comparable_norms = [(item.noise, item.direction) for item in self._gradient_norms]
+        guard = self.guard_history()
+        state.comparable_norms, state.guard_signs = guard.norms, guard.signs
         state.random_state = self.random_state()
         state.model = self.identity
-        weights, moments = masters.hold(self._model, self._optimizer)
+        weights, moments = masters.look(self._model, self._optimizer)
         return Checkpoint(state, weights, moments, version)
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -285,111 +354,42 @@ class Learner:
         """
         self.check(checkpoint)
         state = checkpoint.state
-        tracker = self._in_range(tracker_from_json(state.tracker))
-        random_state = _from_base64(state.random_state["cpu"])
+        tracker = in_range(tracker_from_json(state.tracker), self._settings)
+        generators = decoded(state.random_state)
         self.tracker = tracker
-        self._gradient_norms = [Norms(*item) for item in state.comparable_norms]
-        torch.set_rng_state(random_state)
-        if self._accelerator.device.type == "cuda" and "cuda" in state.random_state:
-            torch.cuda.set_rng_state(_from_base64(state.random_state["cuda"]))
+        self.set_guard_history(GuardHistory(state.comparable_norms, state.guard_signs))
+        set_generators(generators, self._policy.device)
+        self._begin_change()
         masters.put(self._model, self._optimizer, (checkpoint.weights, checkpoint.optimizer))
-
-    def _in_range(self, tracker: Tracker) -> Tracker:
-        """The tracker on today's scale of rewards: task files may have changed since it was saved."""
-        if not isinstance(tracker, BetaTracker) or (tracker.low, tracker.high) == self._settings.reward_range:
-            return tracker
-        return tracker.rescaled(*self._settings.reward_range)
+        self._is_torn, self.saved_as = False, checkpoint.name
 
     def restart(self, tensors: Tensors) -> None:
         """Continue from published bits. The optimizer's moments belong to other weights and are dropped."""
+        self._begin_change()
         copy_tensors(self._model, tensors)
-        self._optimizer.state.clear()
-
-    def _micro_batches(self, experiences: Sequence[Experience]) -> Sequence[MicroBatch | PackedBatch]:
-        routing = NO_REPLAY if self._settings.replay_experts == "off" else self.routing
-        device, max_tokens = self._accelerator.device, self.budget.current
-        if self._packs:
-            return packed_batches(
-                experiences, max_tokens=max_tokens, device=device, routing=routing, windowed=self._windowed
-            )
-        return micro_batches(experiences, max_tokens=max_tokens, device=device, routing=routing)
-
-    def _scored(self, experiences: Sequence[Experience]) -> list[Scored]:
-        return [Scored(_reward(item), item.baseline_key, prompt_of(item), item.weight) for item in experiences]
-
-    def _parts(self, experiences: Sequence[Experience]) -> list[dict[str, Part]]:
-        return [parts_of(item, *self._settings.reward_range) for item in experiences]
-
-    def _advantages(self, experiences: Sequence[Experience]) -> Advantages:
-        scored = self._scored(experiences)
-        if self._settings.normalise == "components":
-            return component_advantages(scored, self._parts(experiences), self.tracker)
-        return advantages(scored, self.tracker, whiten=self._settings.whiten)
-
-    def _baseline_samples(self, experiences: Sequence[Experience]) -> list[Scored]:
-        """The samples, or their components, that update the trackers."""
-        scored = self._scored(experiences)
-        if self._settings.normalise == "total":
-            return scored
-        return [
-            component_of(sample, name, part)
-            for sample, parts in zip(scored, self._parts(experiences), strict=True)
-            for name, part in parts.items()
-        ]
+        masters.begin_moments(self._optimizer)
+        self._is_torn = False
 
     def _gradient(
-        self, experiences: Sequence[Experience], again: Sequence[Experience], advantages: Sequence[float]
-    ) -> tuple[LossSums, float, torch.Tensor]:
-        """Accumulate the gradient of samples, then of corrections (`again`).
-
-        Returns the sums of both, the drift measured on samples alone, and the summed current log-prob of each row. Corrections
-        are old, so their distance from the current policy says nothing about the drift of the samples.
-        """
-        # The token count of the samples divides only their advantages. A correction brings its own denominator in `pull`.
-        advantage_N = torch.tensor(advantages, dtype=torch.float32, device=self._accelerator.device)
-        sums, current_N = self._backward(
-            experiences, advantage_N[: len(experiences)], num_tokens(experiences), leash=True
-        )
-        drift = sums.metrics()["k3"]
-        corrected, corrected_N = self._backward(again, advantage_N[len(experiences) :], 1, leash=False)
-        sums.add(corrected)
-        return sums, drift, torch.cat([current_N, corrected_N])
-
-    def _backward(
-        self, experiences: Sequence[Experience], advantage_N: torch.Tensor, count: int, *, leash: bool
+        self, experiences: Sequence[Experience], again: Sequence[Experience], pulls: Sequence[float], counts: np.ndarray
     ) -> tuple[LossSums, torch.Tensor]:
-        """Accumulate gradients; returns the sums and the summed current log-prob of each sample."""
-        total, current_N = LossSums(), torch.zeros_like(advantage_N)
-        for batch in self._micro_batches(experiences):
-            scores = score(self._scorer, batch)
-            anchor_BT = None
-            if leash and self._settings.kl_coefficient > 0:
-                anchor_BT = self._frozen.log_probs(0, self.base, batch)
-            loss, sums = policy_loss(
-                scores,
-                batch.behaviour_BT,
-                anchor_BT,
-                advantage_N[batch.sample_B],
-                batch.mask_BT,
-                num_tokens=count,
-                objective=self._objective,
-                temperature_B=batch.temperature_B,
-            )
-            self._accelerator.backward(loss)
-            current_N.index_add_(0, batch.sample_B, scores.log_probs_BT.detach().sum(-1))
-            total.add(sums)
-        return total, current_N
+        """Accumulate the gradient of samples, then of corrections (`again`), whose denominators are in their pulls.
+
+        Returns the sums of both, and the summed current log-prob of each row.
+        """
+        pull_N = torch.tensor(pulls, dtype=torch.float32, device=self._policy.device)
+        count_N, one_N = (torch.from_numpy(each).to(pull_N.device) for each in (counts, np.ones(len(again))))
+        sums, current_N = self._policy.backward(experiences, pull_N[: len(experiences)], count_N, are_new=True)
+        corrected, corrected_N = self._policy.backward(again, pull_N[len(experiences) :], one_N, are_new=False)
+        sums.add(corrected)
+        return sums, torch.cat([current_N, corrected_N])
 
 
-def _reward(experience: Experience) -> float:
-    if experience.reward is None:
-        raise ValueError(f"{experience.key} has no reward")
-    return experience.reward
+def _torn() -> StepsBroken:
+    return StepsBroken(
+        "the optimizer failed half-way: the weights in memory are of no step; the next start restores them"
+    )
 
 
-def _to_base64(generator_state: torch.Tensor) -> str:
-    return base64.b64encode(generator_state.numpy().tobytes()).decode()
-
-
-def _from_base64(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+def _nothing_to_keep() -> None:
+    """Nobody reads the weights in the background."""

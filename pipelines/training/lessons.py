@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from contracts.records import Experience
 from pipelines.training.batch import newest_version, num_tokens
 from pipelines.training.intake import is_learnable, worth
 from pipelines.training.state import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Container, Mapping
 
-    from contracts.records import Experience
     from pipelines.training.intake import Intake
 
 
@@ -22,7 +23,7 @@ class Lesson:
     """A correction: a trained sample whose newest revision has another value.
 
     `difference` is the value of the newest revision minus what was applied, in weight x reward. `pull` is the factor from one
-    unit to each token's pull when the sample was trained. Today's baselines, whitening, staleness and batch size do not
+    unit to each token's pull when the sample was trained. Today's baselines, whitening and batch size do not
     enter. `owed`: if the weight rose, the added weight must also subtract the first baseline. Without it, a bad reward after a
     guess of little weight would reinforce the answer. In total, the sample then pulls as its last revision alone would have.
     """
@@ -73,17 +74,33 @@ class Batch:
         gone = {key for part, _ in culprits for key in part.keys}
         return Batch.joined([part for part in self.parts() if part.keys[0] not in gone])
 
+    def only(self, keys: Container[str]) -> Batch:
+        """The samples and corrections with these keys."""
+        return Batch.joined([part for part in self.parts() if part.keys[0] in keys])
+
     def half(self) -> Batch:
         """The first half; at least one row."""
         parts = self.parts()
         return Batch.joined(parts[: max(len(parts) // 2, 1)])
 
 
-def draw(intake: Intake, size: int) -> Batch:
-    """A batch of the `size` oldest waiting samples."""
+def draw(intake: Intake, size: int, is_old: Callable[[Experience], bool] = lambda _: False) -> Batch:
+    """A batch of at most `size` waiting samples, in the order of arrival; at most a quarter of `size` (one at least) is old.
+
+    Old samples that find no place wait for the next batch. If fresh samples are missing, the batch is small.
+    """
+    chosen: list[Experience] = []
+    places_for_old = max(size // 4, 1)
+    for item in intake.waiting:
+        if len(chosen) == size:
+            break
+        if is_old(item.experience):
+            if not places_for_old:
+                continue
+            places_for_old -= 1
+        chosen.append(item.experience)
     samples, lessons = [], []
-    for item in sorted(intake.waiting[:size], key=lambda item: item.experience.key):
-        experience = item.experience
+    for experience in sorted(chosen, key=lambda each: each.key):
         if (fate := intake.corrects(experience)) is None:
             samples.append(experience)
         else:
@@ -104,25 +121,19 @@ def pull_of(fate: Fate, experience: Experience, batch_size: int) -> float:
     return fate.scale / max(batch_size * num_tokens([experience]), 1)
 
 
-def sample_fate(experience: Experience, skipped: str, pull: float, zero: float | None = None) -> Fate:
+def sample_fate(experience: Experience, pull: float, zero: float | None = None) -> Fate:
     """The fate of a sample after its step.
 
-    `skipped`: the guard's reason, or empty. `pull`: the factor from reward to each token's pull. `zero`: the reward with
-    advantage 0.
+    `pull`: the factor from reward to each token's pull. `zero`: the reward with advantage 0.
     """
-    if skipped:
-        return Fate(experience.revision, "quarantined", skipped)
     return Fate(
         experience.revision, "trained", applied=worth(experience), pull=pull, weight=experience.weight, zero=zero
     )
 
 
-def lesson_fate(lesson: Lesson, before: Fate, skipped: str) -> Fate:
-    """The fate after a correction's step. If the guard skipped it, the sample stays as it was trained."""
-    revision = lesson.experience.revision
-    if skipped:
-        return before.passed_over(revision, "correction_quarantined")
-    return before.corrected(revision, worth(lesson.experience), lesson.experience.weight)
+def lesson_fate(lesson: Lesson, before: Fate) -> Fate:
+    """The fate after a correction's step."""
+    return before.corrected(lesson.experience.revision, worth(lesson.experience), lesson.experience.weight)
 
 
 class NullMass:

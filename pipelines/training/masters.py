@@ -1,4 +1,4 @@
-"""Master weights and AdamW's moments: check them, copy them to the host, and put them back."""
+"""Master weights and AdamW's moments: look at them, check those of a checkpoint, and put them back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from blake3 import blake3
 
 from contracts.errors import WeightsRefused
+from pipelines.training.tensor_files import shape_in
 
 if TYPE_CHECKING:
     from pipelines.training.checkpoint import Checkpoint
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 Shapes = Mapping[str, tuple[int, ...]]
-HostCopy = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
-"""Weights by name, and moments by `moment/name`; empty for a parameter that never had a step."""
+Masters = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
+"""Weights by name, and moments by `moment/name`."""
 
 
 def identity_of(base: Tensors, vocabulary_size: int) -> str:
@@ -53,39 +54,48 @@ def check(checkpoint: Checkpoint, shapes: Shapes, identity: str) -> None:
     if stepped - shapes.keys() or wanted != moments.keys():
         raise WeightsRefused("missing_tensor", "the optimizer's moments are not those of the weights")
     for name, shape in shapes.items():
-        copies = [checkpoint.weights[name], *(moments[f"{moment}/{name}"] for moment in MOMENTS[:2] if name in stepped)]
-        for tensor in copies:
-            if tuple(tensor.shape) != shape:
-                raise WeightsRefused("wrong_shape", f"{name} has shape {tuple(tensor.shape)}, the model's has {shape}")
+        found = [shape_in(checkpoint.weights, name)]
+        found += [shape_in(moments, f"{moment}/{name}") for moment in MOMENTS[:2] if name in stepped]
+        for other in found:
+            if other != shape:
+                raise WeightsRefused("wrong_shape", f"{name} has shape {other}, the model's has {shape}")
 
 
-def hold(model: Any, optimizer: Any) -> HostCopy:
-    """Copies of weights and moments on the host."""
+def look(model: Any, optimizer: Any) -> Masters:
+    """The weights and moments themselves: a step changes what was returned."""
     parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
-    weights = {name: _copy(parameter) for name, parameter in parameters.items()}
+    weights = {name: parameter.detach() for name, parameter in parameters.items()}
     moments = {
-        f"{moment}/{name}": _copy(optimizer.state[parameter][moment])
+        f"{moment}/{name}": optimizer.state[parameter][moment].detach()
         for name, parameter in parameters.items()
-        if parameter in optimizer.state
         for moment in MOMENTS
     }
     return weights, moments
 
 
 @torch.no_grad()
-def put(model: Any, optimizer: Any, held: HostCopy) -> None:
-    """Restore the weights and moments that `hold` copied."""
-    weights, moments = held
-    optimizer.state.clear()
+def put(model: Any, optimizer: Any, masters: Masters) -> None:
+    """Change weights and moments to these. A parameter without moments never had a step."""
+    weights, moments = masters
     for name, parameter in model.named_parameters():
         parameter.copy_(weights[name])
-        if f"step/{name}" in moments:
-            # AdamW keeps the step count on the CPU, on whatever device the parameter is.
+        for moment in MOMENTS:
+            tensor = optimizer.state[parameter][moment]
+            if (key := f"{moment}/{name}") in moments:
+                tensor.copy_(moments[key])
+            else:
+                tensor.zero_()
+
+
+@torch.no_grad()
+def begin_moments(optimizer: Any) -> None:
+    """Set all moments to 0, as before the first step, and allocate them: then no step allocates state half-way."""
+    for group in optimizer.param_groups:
+        # Without these options AdamW counts steps on the CPU, on whatever device the parameter is.
+        counts_on_device = group.get("fused") or group.get("capturable")
+        for parameter in group["params"]:
             optimizer.state[parameter] = {
-                moment: moments[f"{moment}/{name}"].to("cpu" if moment == "step" else parameter.device, copy=True)
-                for moment in MOMENTS
+                "step": torch.zeros((), device=parameter.device if counts_on_device else "cpu"),
+                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
             }
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()

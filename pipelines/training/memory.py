@@ -33,7 +33,7 @@ class TokenBudget:
         return True
 
     def reduce(self, num_deaths: int) -> None:
-        """Shrink for good after hard deaths that no sample explains: to a quarter, then to one row at a time."""
+        """Shrink for good after hard deaths in a row that no sample explains: to a quarter, then to one row at a time."""
         if num_deaths:
             self.most = self.current = max(self.most // 4, 1) if num_deaths == 1 else 1
 

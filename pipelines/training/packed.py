@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pipelines.training.batch import Row, rows_of
-from policy.packing import LEAST_SHARED, Packing, pack
+from pipelines.training.batch import MicroBatch, Row, rows_of
+from pipelines.training.supports import joined_support
+from policy.packing import LEAST_SHARED, Packing, common_prefix, pack
 from policy.routing import ABSENT, NO_REPLAY, Routing
 
 if TYPE_CHECKING:
@@ -33,8 +34,22 @@ class PackedBatch:
     mask_BT: torch.Tensor
     behaviour_BT: torch.Tensor
     sample_B: torch.Tensor
+    sequence_B: torch.Tensor
+    """The row of each token."""
     temperature_B: torch.Tensor
     experts_NMK: torch.Tensor | None = None
+    support_SK: torch.Tensor | None = None
+    """The ids that each was drawn from; -1 where it has fewer, or has any id."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the forward pass."""
+        return len(self.packing.ids_N)
+
+
+def sequences_of(batch: MicroBatch | PackedBatch) -> torch.Tensor | None:
+    """The row of each token; None: each row of the micro-batch is one."""
+    return batch.sequence_B if isinstance(batch, PackedBatch) else None
 
 
 def packed_batches(
@@ -74,9 +89,7 @@ def _shared(first: Row, second: Row) -> int:
     """Tokens that the second row need not compute after the first. Rows with recorded experts share nothing."""
     if first.experts is not None or second.experts is not None:
         return 0
-    length = min(len(first.token_ids), len(second.token_ids))
-    differ = np.flatnonzero(first.token_ids[:length] != second.token_ids[:length])
-    common = int(differ[0]) if len(differ) else length
+    common = common_prefix(first.token_ids, second.token_ids)
     return common if common >= LEAST_SHARED else 0
 
 
@@ -99,8 +112,10 @@ def _packed(rows: list[Row], device: torch.device | str, *, windowed: bool) -> P
         mask_BT=torch.ones((sum(counts), 1), dtype=torch.bool, device=device),
         behaviour_BT=behaviour_S[:, None],
         sample_B=joined([np.full(count, row.sample) for row, count in zip(rows, counts, strict=True)]),
+        sequence_B=joined([np.full(count, number) for number, count in enumerate(counts)]),
         temperature_B=joined(temperatures, np.float32),
         experts_NMK=_experts(rows, packing, device) if replays else None,
+        support_SK=joined_support([(row.support, count) for row, count in zip(rows, counts, strict=True)], device),
     )
 
 

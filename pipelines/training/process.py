@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
+from contracts.faults import FaultPoint, no_fault
 from contracts.tasks.loading import load_tasks
 from pipelines.training.learner import Learner
 from pipelines.training.lost_positions import described
@@ -32,15 +36,17 @@ if TYPE_CHECKING:
 
 def learn(settings: Settings, database: Database, lease: Lease, stop: threading.Event) -> None:
     """Learn until `stop` is set."""
-    trainer = _trainer(settings, database, lease, stop)
-    if trainer is not None:
-        trainer.run(stop)
+    with background_threads() as background:
+        trainer = make_trainer(settings, database, lease, stop, background)
+        if trainer is not None:
+            trainer.run(stop)
 
 
 def skip(settings: Settings, database: Database, lease: Lease, stop: threading.Event, where: SkipTo) -> None:
     """Skip records that the log no longer holds (`earliest`), or all unread records (`now`), and print them."""
-    trainer = _trainer(settings, database, lease, stop)
-    skipped = retried(stop, lambda: trainer.skip(where)) if trainer else None
+    with background_threads() as background:
+        trainer = make_trainer(settings, database, lease, stop, background)
+        skipped = retried(stop, lambda: trainer.skip(where)) if trainer else None
     for item in skipped or ():
         print(f"skipped: {described(item)}")  # noqa: T201 the purpose of the command
     if skipped is not None:
@@ -51,8 +57,23 @@ def skip(settings: Settings, database: Database, lease: Lease, stop: threading.E
         )
 
 
-def _trainer(settings: Settings, database: Database, lease: Lease, stop: threading.Event) -> Trainer | None:
-    """A trainer, as soon as every server answers; None if `stop` is set first."""
+@contextmanager
+def background_threads() -> Iterator[tuple[Executor, Executor]]:
+    """A thread that saves and one that publishes. At the end their calls have ended: the lease is not released before."""
+    with ThreadPoolExecutor(1, "saving") as saving, ThreadPoolExecutor(1, "publishing") as publishing:
+        yield saving, publishing
+
+
+def make_trainer(
+    settings: Settings,
+    database: Database,
+    lease: Lease,
+    stop: threading.Event,
+    background: tuple[Executor, Executor],
+    *,
+    fault: FaultPoint = no_fault,
+) -> Trainer | None:
+    """A trainer, as soon as every server answers; None if `stop` is set first. `fault`: see `contracts.faults`."""
     tasks = load_tasks(settings.tasks)
     training = load_section(settings.home, "training", TrainingSettings).for_tasks(tasks.values())
     torch.set_num_threads(training.num_threads)
@@ -77,5 +98,8 @@ def _trainer(settings: Settings, database: Database, lease: Lease, stop: threadi
             store=store,
             signer=signer_of(settings),
             keyring=keyring_of(settings),
+            saving=background[0],
+            publishing=background[1],
+            fault=fault,
         ),
     )

@@ -3,8 +3,9 @@
     cut ──▶ unsent version ──send──▶ weight store ──list──▶ signed snapshot ──offer──▶ arm `candidate`
 
 In: the bits of a version whose checkpoint is durable. Out: a delta against its parent in the weight store, under the epoch of the
-lease; then the arm `candidate`, moved by compare-and-set in a transaction that checks the lease. Waits for: nothing. If another
-process moved the arm, the next turn tries again. If the store is away or refuses, `send` retries with a growing delay; until it
+lease; then the arm `candidate`, moved by compare-and-set in a transaction that checks the lease. Waits for: the store, in a thread
+of its own (`Publishing`): the step loop hands over the bits and looks whether a call is over. If another process moved the arm, a later
+turn tries again. If the store is away or refuses, `send` retries with a growing delay; until it
 succeeds the version stays in memory and is not offered. A version is offered only after a snapshot lists it, because readers
 take only listed versions.
 """
@@ -33,7 +34,7 @@ from pipelines.training.pruning import Pruning
 from pipelines.training.state import BASE_VERSION, TrainerState
 from pipelines.training.upkeep import StoreUpkeep
 from runtime.engine_rows import read_engines
-from runtime.metrics import WEIGHT_SNAPSHOT_EXPIRES
+from runtime.metrics import PUBLISHED_VERSION, WEIGHT_SNAPSHOT_EXPIRES
 from runtime.snapshot_rows import DatabaseSnapshotRows
 from weights.codec.history import History
 from weights.issuer import Issuer
@@ -42,7 +43,7 @@ from weights.versions.keys import replica_keyring
 from weights.versions.pointer import Pointer, move_pointer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from runtime.database import Database
     from runtime.lease import Lease
@@ -59,19 +60,28 @@ FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 5.0, 120.0
 log = structlog.get_logger()
 
 
-class UnsentVersion(NamedTuple):
-    """A version that was cut and that the store does not have yet."""
+class CutVersion(NamedTuple):
+    """What a manifest says about a version, known when it is cut."""
 
     version: int
     parent: int
-    target: Tensors
     step: int
     num_samples: int
     cut_at: float
 
 
+class UnsentVersion(NamedTuple):
+    """A version that was cut and that the store does not have yet."""
+
+    cut: CutVersion
+    target: Tensors
+
+
 class Publisher:
-    """Publishes the versions of the lease's policy and keeps the bits of the last two in memory."""
+    """Publishes the versions of the lease's policy and keeps the bits of the last two in memory.
+
+    One call that may change something runs at a time; another thread may look at the properties and at `held` meanwhile.
+    """
 
     def __init__(
         self,
@@ -110,7 +120,8 @@ class Publisher:
         self._bell = settings.replica_links().bell
         self._unsent: UnsentVersion | None = None
         self._num_failures, self._retry_at = 0, 0.0
-        self.held: dict[int, Tensors] = {BASE_VERSION: base}
+        self.held: Mapping[int, Tensors] = {BASE_VERSION: base}
+        """Never changed in place: another thread may be reading it."""
         self._history = History()
         """The codec's history after the newest version that this process stored, or after the parent of the next."""
 
@@ -174,25 +185,28 @@ class Publisher:
         except (Unavailable, InvalidSettings, WeightsRefused):
             return False
 
-    def cut(self, state: TrainerState, target: Tensors, now: float) -> None:
-        """Queue the newest version of the lineage for `send`."""
+    def described(self, state: TrainerState, now: float) -> CutVersion:
+        """The newest version of the lineage, which was just cut."""
         version, parent = state.lineage[0], state.lineage[1]
         num_samples = sum(fate.version == version for _, fate in state.fates_since(parent))
-        self._unsent = UnsentVersion(version, parent, target, state.step, num_samples, now)
+        return CutVersion(version, parent, state.step, num_samples, now)
+
+    def cut(self, cut: CutVersion, target: Tensors) -> None:
+        """Queue a version for `send`. Its checkpoint is durable."""
         self._num_failures, self._retry_at = 0, 0.0
+        self._unsent = UnsentVersion(cut, target)
+
+    def is_due(self, now: float) -> bool:
+        """True if a version waits and it is time to try."""
+        return self._unsent is not None and now >= self._retry_at
 
     def send(self, now: float) -> bool:
-        """Store the queued version; idempotent. False if it is not stored yet: a retry is not due, or it failed.
-
-        `now`: seconds of a monotonic clock.
-        """
+        """Store the queued version; idempotent. False if that failed. `now`: seconds of a monotonic clock."""
         unsent = self._unsent
         if unsent is None:
             return True
-        if now < self._retry_at:
-            return False
         try:
-            if unsent.version not in self._unlisted:
+            if unsent.cut.version not in self._unlisted:
                 self._store_version(unsent)
             self._list()
         except LeaseLost:
@@ -200,9 +214,13 @@ class Publisher:
         except (Unavailable, InvalidSettings, WeightsRefused, StaleWrite, NotFound) as error:
             wait = min(FIRST_RETRY_SECONDS * 2.0**self._num_failures, LAST_RETRY_SECONDS)
             self._num_failures, self._retry_at = self._num_failures + 1, now + wait
-            log.warning("version not published yet", version=unsent.version, reason=error.message, retry_seconds=wait)
+            log.warning(
+                "version not published yet", version=unsent.cut.version, reason=error.message, retry_seconds=wait
+            )
             return False
         self._unsent = None
+        PUBLISHED_VERSION.set(unsent.cut.version)
+        self._fault("training: bytes published")
         return True
 
     def forget_unsent(self) -> None:
@@ -210,12 +228,13 @@ class Publisher:
         self._unsent = None
 
     def _store_version(self, unsent: UnsentVersion) -> None:
-        version, parent = unsent.version, unsent.parent
+        version, parent = unsent.cut.version, unsent.cut.parent
         # A trainer that is paused here and resumes too late writes under its own old epoch, and cannot offer the version.
         self._lease.check_now()
         self._fault("publisher: before bytes")
         if parent not in self.held:
-            self.held[parent], self._history = self._store.load_state(self._policy, parent)
+            bits, self._history = self._store.load_state(self._policy, parent)
+            self.held = {**self.held, parent: bits}
         manifest = publish_version(
             self._store,
             policy=self._policy,
@@ -224,19 +243,18 @@ class Publisher:
             parent=parent,
             base=self.held[parent],
             target=unsent.target,
-            step=unsent.step,
+            step=unsent.cut.step,
             epoch=self._lease.epoch,
-            num_samples=unsent.num_samples,
-            created_at=unsent.cut_at,
+            num_samples=unsent.cut.num_samples,
+            created_at=unsent.cut.cut_at,
             history=self._history,
             signer=self._signer,
             parent_root=self._root_of(parent),
         )
         self._lease.check_now()
         self._unlisted.add(version)
-        self.held[version] = unsent.target
-        for old in sorted(self.held)[:-VERSIONS_HELD]:
-            del self.held[old]
+        newest = sorted({*self.held, version})[-VERSIONS_HELD:]
+        self.held = {number: unsent.target if number == version else self.held[number] for number in newest}
         log.info(
             "version published",
             version=version,
@@ -245,7 +263,7 @@ class Publisher:
             bytes_ratio=manifest.payload_bytes / manifest.full_bytes,
             density=manifest.num_changed / manifest.num_weights,
         )
-        if self._upkeep.after(manifest, unsent.target, unsent.cut_at):
+        if self._upkeep.after(manifest, unsent.target, unsent.cut.cut_at):
             self._unlisted.add(version)
 
     def _root_of(self, version: int) -> str | None:
@@ -273,11 +291,24 @@ class Publisher:
             self._issuer.issue(self._unlisted)
         self._unlisted.clear()
 
-    def renew(self, now: float) -> None:
-        """Renew the snapshot if it is an hour old. The first call also lists versions that an earlier process did not.
+    def needs_care(self, live: Assignment | None, now: float) -> bool:
+        """True if `care` has something to do. `now`: seconds of a monotonic clock."""
+        return self._is_renewal_due(now) or self._is_pointer_due(live, now)
 
-        A failure is retried later. `now`: seconds of a monotonic clock.
-        """
+    def care(self, live: Assignment | None, now: float) -> None:
+        """Renew the snapshot, and mirror the arm `live`. A failure is retried later."""
+        self._renew(now)
+        self._mirror(live, now)
+
+    def _is_renewal_due(self, now: float) -> bool:
+        return self._issuer is not None and now >= self._renew_at
+
+    def _is_pointer_due(self, live: Assignment | None, now: float) -> bool:
+        is_new = live is not None and live.version is not None and live.epoch != self._mirrored
+        return is_new and now >= self._mirror_at
+
+    def _renew(self, now: float) -> None:
+        """Renew the snapshot if it is an hour old. The first call also lists versions that an earlier process did not."""
         if self._issuer is None or now < self._renew_at:
             return
         try:
@@ -293,12 +324,9 @@ class Publisher:
             return
         self._renew_at = now + _RENEWAL_LOOK_SECONDS
 
-    def mirror(self, live: Assignment | None, now: float) -> None:
-        """Copy the arm `live` into the weight store, for replicas that cannot reach the database.
-
-        `now`: seconds of a monotonic clock.
-        """
-        if live is None or live.version is None or live.epoch == self._mirrored or now < self._mirror_at:
+    def _mirror(self, live: Assignment | None, now: float) -> None:
+        """Copy the arm `live` into the weight store, for replicas that cannot reach the database."""
+        if live is None or live.version is None or not self._is_pointer_due(live, now):
             return
         wanted = Pointer(policy=self._policy, run=self._run, arm=LIVE, version=live.version, epoch=live.epoch)
         try:
@@ -325,8 +353,8 @@ class Publisher:
         with self._database.snapshot() as connection:
             return repository.was_candidate(connection, self._policy, version)
 
-    def offer(self, version: int, arm: Assignment | None, reason: str) -> bool:
-        """Move the empty arm `candidate` to a version; False if another process moved it first, or a server is away."""
+    def offer(self, version: int, arm: Assignment | None, reason: str) -> None:
+        """Move the empty arm `candidate` to a version. Nothing if another process moved it first, or a server is away."""
         self._fault("publisher: before the offer")
         try:
             root = self._store.manifest(self._policy, version).target_root
@@ -347,6 +375,6 @@ class Publisher:
             raise
         except (StaleWrite, Unavailable, InvalidSettings, WeightsRefused) as error:
             log.warning("candidate not assigned yet", version=version, reason=error.message)
-            return False
-        self._bell.ring(MOVED)
-        return True
+        else:
+            self._bell.ring(MOVED)
+        self._fault("training: candidate assigned")

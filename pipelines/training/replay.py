@@ -34,9 +34,21 @@ def routing_for(model: Any, settings: TrainingSettings) -> Routing:
 
 
 def score(scorer: TokenScorer, batch: MicroBatch | PackedBatch) -> TokenScores:
-    """The scores of a micro-batch, at its temperatures, through the experts that were recorded."""
+    """The scores of a micro-batch, at its temperatures, over its supports, through the experts that were recorded."""
     if isinstance(batch, PackedBatch):
         return scorer.score_packed(
-            batch.packing, batch.states_S, batch.labels_S, batch.temperature_B, batch.experts_NMK
+            batch.packing,
+            batch.states_S,
+            batch.labels_S,
+            batch.temperature_B,
+            batch.experts_NMK,
+            support_SK=batch.support_SK,
         )
-    return scorer(batch.input_ids_BL, batch.attention_mask_BL, batch.mask_BT, batch.temperature_B, batch.experts_BLMK)
+    return scorer(
+        batch.input_ids_BL,
+        batch.attention_mask_BL,
+        batch.mask_BT,
+        batch.temperature_B,
+        batch.experts_BLMK,
+        support_NK=batch.support_NK,
+    )

@@ -1,4 +1,4 @@
-"""Where the trainer continues from: its newest checkpoint, or the published bits of the live version if all checkpoints are lost.
+"""Where the trainer continues from: its newest checkpoint and the steps of its journal, or the published bits of the live version if all checkpoints are lost.
 
 In: checkpoints; if none of them verifies, the database, the weight store and the ends of the log. Out: a state, and a learner
 with its weights. Waits for: nothing. If a server is away, it raises before it changes anything, and the caller retries.
@@ -21,16 +21,20 @@ from contracts.topics import EXPERIENCES
 from pipelines.training import repository
 from pipelines.training.checkpoint_names import NOTHING
 from pipelines.training.lost_positions import first_offsets, write_off
+from pipelines.training.replaying import replay
 from pipelines.training.state import BASE_VERSION, Fate, TrainerState
 from runtime.operations import step_done
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from contracts.assignments import Assignment
     from contracts.event_log import EventLog
-    from pipelines.training.checkpoint import CheckpointStore
+    from pipelines.training.checkpoint import Checkpoint, CheckpointStore
+    from pipelines.training.journal import Journal
+    from pipelines.training.journal_records import Plan
     from pipelines.training.learner import Learner
+    from pipelines.training.lessons import Batch
     from pipelines.training.publisher import Publisher
     from runtime.database import Database
     from runtime.lease import Lease
@@ -39,11 +43,18 @@ log = structlog.get_logger()
 
 
 class Restored(NamedTuple):
-    """The state to continue from. `version`: the weights are that version; `told_ordinal`: see `Trainer`."""
+    """The state to continue from. `told_ordinal`: see `Trainer`.
+
+    `version`: the checkpoint's, whose weights the learner has, or had before it took steps of the journal again. `unfinished`: a
+    step that the last process had begun.
+    """
 
     state: TrainerState
     version: int | None
     told_ordinal: int
+    unfinished: Plan | None = None
+    replayed: Sequence[Batch] = ()
+    """What was learned after the state was saved."""
 
 
 class Restoring(NamedTuple):
@@ -51,6 +62,7 @@ class Restoring(NamedTuple):
 
     learner: Learner
     checkpoints: CheckpointStore
+    journal: Journal
     publisher: Publisher
     database: Database
     event_log: EventLog
@@ -81,15 +93,22 @@ class Restoring(NamedTuple):
         if checkpoint is not None:
             self.lease.note_start(checkpoint.name)
             self.learner.restore(checkpoint)
-            state, version = checkpoint.state, checkpoint.version
+            restored = self._replay(checkpoint)
         else:
             state = self._recover(arms) if earlier else self._begin(arms)
             self.lease.note_start(NOTHING)
-            version = state.version
-        told_ordinal = state.ordinal
+            restored = Restored(state, state.version, state.ordinal)
         # A refused checkpoint may have cut versions; their numbers must not be used again.
-        state.ordinal = max([state.ordinal, *taken])
-        return Restored(state, version, told_ordinal)
+        restored.state.ordinal = max([restored.state.ordinal, *taken])
+        return restored
+
+    def _replay(self, checkpoint: Checkpoint) -> Restored:
+        """Take the steps of the checkpoint's journal again, and continue it."""
+        name = checkpoint.name
+        found = self.journal.read(name, self.lease.epoch)
+        played = replay(self.learner, checkpoint.state, found, lambda mark: self.checkpoints.samples_of(name, mark))
+        self.journal.resume(name, self.lease.epoch, found._replace(end=played.end), played.records)
+        return Restored(played.state, checkpoint.version, played.state.ordinal, played.unfinished, played.taught)
 
     def _begin(self, arms: Mapping[str, Assignment]) -> TrainerState:
         return TrainerState(cut_at=self.now, obeyed_rollback=_epoch_of(arms))

@@ -9,7 +9,7 @@ first commit deletes them. A row stays until no checkpoint needs it. So a save c
     change    number, key, value   a value; NULL: the key is unknown again
     replaced  by, old              row `by` replaced row `old`
     cut       version, mark        the last row when the version was cut
-    owner     epoch                of the trainer that wrote last: an earlier trainer that resumes writes nothing
+    owner     epoch, mark          of the trainer that wrote last, and its mark: an earlier trainer that resumes writes nothing
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ import uuid
 import zlib
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from contracts.errors import StaleWrite, Unavailable, WeightsRefused
+from contracts.errors import Damaged, StaleWrite, Unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 T = TypeVar("T")
-IN_MEMORY = ":memory:"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS change (number INTEGER PRIMARY KEY, key BLOB NOT NULL, value BLOB);
 CREATE INDEX IF NOT EXISTS change_key ON change (key);
 CREATE TABLE IF NOT EXISTS replaced (by INTEGER PRIMARY KEY, old INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS cut (version INTEGER PRIMARY KEY, mark INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS owner (epoch INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS owner (epoch INTEGER NOT NULL, mark INTEGER NOT NULL);
 """
 _BUSY_SECONDS = 5.0
 _CACHE_KIB = 65_536
@@ -75,22 +74,27 @@ def generated_at(key: str) -> float | None:
 
 
 class SampleFile:
-    """The rows in one SQLite file. A value is bytes; `mark` says up to which row the caller sees."""
+    """The rows in one SQLite file. A value is bytes; `mark` says up to which row the caller sees.
+
+    One thread may read while another one writes: each has a connection, and readers do not wait for the writer.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = path
-        self._open: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._writer: sqlite3.Connection | None = None
 
     def close(self) -> None:
         """Close the file; the next call opens it again."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        for connection in (self._reader, self._writer):
+            if connection is not None:
+                connection.close()
+        self._reader = self._writer = None
 
     def last(self) -> int:
-        """The number of the last row, 0 without any."""
+        """The mark of the last commit, 0 without any. Its row may be pruned."""
         with self._reading() as connection:
-            return int(connection.execute("SELECT coalesce(max(number), 0) FROM change").fetchone()[0])
+            return int(connection.execute("SELECT coalesce(max(mark), 0) FROM owner").fetchone()[0])
 
     def get(self, key: bytes, mark: int) -> bytes | None:
         """The value of a key."""
@@ -136,8 +140,6 @@ class SampleFile:
             owner = connection.execute("SELECT max(epoch) FROM owner").fetchone()[0]
             if owner is not None and owner > epoch:
                 raise StaleWrite(f"epoch {owner} has written {self.path}: another trainer has replaced this one")
-            connection.execute("DELETE FROM owner")
-            connection.execute("INSERT INTO owner VALUES (?)", (epoch,))
             for table, column in (("change", "number"), ("replaced", "by"), ("cut", "mark")):
                 connection.execute(f"DELETE FROM {table} WHERE {column} > ?", (mark,))  # noqa: S608 names from the line above
             for key, value in changes.items():
@@ -151,6 +153,8 @@ class SampleFile:
                     connection.execute("INSERT INTO replaced VALUES (?, ?)", (mark, old))
             if cut is not None:
                 connection.execute("INSERT OR REPLACE INTO cut VALUES (?, ?)", (cut, mark))
+            connection.execute("DELETE FROM owner")
+            connection.execute("INSERT INTO owner VALUES (?, ?)", (epoch, mark))
         return mark
 
     def prune(self, oldest: int, epoch: int, before: float = 0.0) -> int:
@@ -189,31 +193,33 @@ class SampleFile:
             raise self._damaged(f"the row of {unpack_key(key[:-1])} has another checksum")
         return value
 
-    def _damaged(self, reason: object) -> WeightsRefused:
-        return WeightsRefused(
-            "samples_damaged",
+    def _damaged(self, reason: object) -> Damaged:
+        return Damaged(
             f"{self.path} is damaged ({reason}): restore it with its checkpoints from a backup; or move it away, and the next "
             "start continues from the live version with what the ledger knows",
         )
 
-    def _connection(self) -> sqlite3.Connection:
-        if self._open is None:
-            connection = sqlite3.connect(
-                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
-            # A change touches the page of its key in the index, anywhere in the file: small pages make a save small.
-            connection.execute("PRAGMA page_size = 1024")
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            connection.executescript(_SCHEMA)
-            self._open = connection
-        return self._open
+    def _connected(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        # A change touches the page of its key in the index, anywhere in the file: small pages make a save small.
+        connection.execute("PRAGMA page_size = 1024")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        connection.executescript(_SCHEMA)
+        return connection
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._explained():
+            if self._reader is None:
+                self._reader = self._connected()
+            yield self._reader
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
         try:
-            yield self._connection()
+            yield
         except sqlite3.OperationalError as error:
             raise Unavailable(f"{self.path}: {error}") from error
         except sqlite3.DatabaseError as error:
@@ -221,7 +227,10 @@ class SampleFile:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._reading() as connection:
+        with self._explained():
+            if self._writer is None:
+                self._writer = self._connected()
+            connection = self._writer
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -232,15 +241,31 @@ class SampleFile:
                 raise
 
 
-class KnownSamples:
-    """What is known of every sample key as of a mark, and the changes since, which `commit` makes durable.
+class SampleChanges(NamedTuple):
+    """Changes on their way to the file. Nothing changes them, so any thread may write them."""
 
+    mark: int
+    """They follow this row."""
+    values: Mapping[bytes, Any]
+    cut: int | None
+
+    def commit(self, file: SampleFile, epoch: int) -> int:
+        """Make them durable; returns the new mark. Raises as `SampleFile.commit`."""
+        encoded = {key: None if value is None else msgspec.msgpack.encode(value) for key, value in self.values.items()}
+        return file.commit(encoded, mark=self.mark, epoch=epoch, cut=self.cut)
+
+
+class KnownSamples:
+    """What is known of every sample key as of a mark, and the changes since.
+
+    `hand_over` gives the changes to the thread that writes them. Until `written` or `not_written`, they are read from memory.
     Without a file everything stays in memory.
     """
 
     def __init__(self, file: SampleFile | None = None, mark: int = 0) -> None:
         self._file, self.mark = file, mark
         self._changed: dict[bytes, Any] = {}
+        self._writing: SampleChanges | None = None
         self._cut: int | None = None
 
     def mapping(self, kind: bytes, value: type[T]) -> SampleMapping[T]:
@@ -251,22 +276,31 @@ class KnownSamples:
         """Everything until the next commit belongs to this version."""
         self._cut = version
 
-    def commit(self, file: SampleFile, epoch: int) -> int:
-        """Make the changes durable in `file`; returns the mark. Raises as `SampleFile.commit`; the changes then stay here."""
-        if self._file is not None and self._file.path != file.path:
-            raise ValueError(f"these samples are in {self._file.path}, not in {file.path}")
-        encoded = {
-            key: None if value is None else msgspec.msgpack.encode(value) for key, value in self._changed.items()
-        }
-        self.mark = file.commit(encoded, mark=self.mark, epoch=epoch, cut=self._cut)
-        self._file, self._changed, self._cut = file, {}, None
-        return self.mark
+    def hand_over(self) -> SampleChanges:
+        """The changes since the last mark, to be written. One write at a time."""
+        if self._writing is not None:
+            raise RuntimeError("the changes before are not written yet")
+        self._writing = SampleChanges(self.mark, self._changed, self._cut)
+        self._changed, self._cut = {}, None
+        return self._writing
+
+    def written(self, file: SampleFile, mark: int) -> None:
+        """What was handed over is durable in `file`, up to this mark."""
+        self._file, self.mark, self._writing = file, mark, None
+
+    def not_written(self) -> None:
+        """What was handed over is not durable: it belongs to the changes again."""
+        if self._writing is not None:
+            self._changed = {**self._writing.values, **self._changed}
+            self._cut = self._writing.cut if self._cut is None else self._cut
+            self._writing = None
 
     def read(self, key: bytes, value: type[T]) -> T | None:
         """The value of a packed key."""
-        if key in self._changed:
-            found: T | None = self._changed[key]
-            return found
+        for changes in self._in_memory():
+            if key in changes:
+                found: T | None = changes[key]
+                return found
         row = None if self._file is None else self._file.get(key, self.mark)
         return None if row is None else msgspec.msgpack.decode(row, type=value)
 
@@ -276,16 +310,25 @@ class KnownSamples:
 
     def rows(self, kind: bytes, value: type[T], after: int) -> Iterator[tuple[str, T]]:
         """Keys and values of a kind that changed after a mark, oldest change first."""
+        newer = self._in_memory()
         if self._file is not None:
             for key, row in self._file.since(after, self.mark):
-                if key.endswith(kind) and key not in self._changed:
+                if key.endswith(kind) and not any(key in changes for changes in newer):
                     yield unpack_key(key[:-1]), msgspec.msgpack.decode(row, type=value)
-        for key, changed in list(self._changed.items()):
-            if key.endswith(kind) and changed is not None:
-                yield unpack_key(key[:-1]), changed
+        for number, changes in enumerate(newer):
+            for key, changed in list(changes.items()):
+                is_newest = not any(key in others for others in newer[:number])
+                if key.endswith(kind) and changed is not None and is_newest:
+                    yield unpack_key(key[:-1]), changed
+
+    def _in_memory(self) -> tuple[Mapping[bytes, Any], ...]:
+        """The changes that are not in the file, newest first."""
+        return (self._changed,) if self._writing is None else (self._changed, self._writing.values)
 
     def mark_of(self, version: int) -> int:
-        """The mark when a version was cut; 0 if it is unknown."""
+        """The mark when a version was cut; 0 if it is unknown. A version that is not written yet follows every row."""
+        if version in {self._cut, None if self._writing is None else self._writing.cut}:
+            return self.mark
         return (self._file.mark_of(version, self.mark) if self._file is not None else None) or 0
 
 

@@ -168,6 +168,12 @@ class TrainerState(msgspec.Struct, kw_only=True):
     tracker: dict[str, Any] = msgspec.field(default_factory=dict)
     comparable_norms: list[tuple[float, float]] = msgspec.field(default_factory=list)
     """History of the guard. It is not called `gradient_norms`, because older checkpoints use that name for another measure."""
+    guard_signs: dict[str, list[float]] = msgspec.field(default_factory=dict)
+    """Reason of a spike to the figure's last values, see `guard.signs_of`."""
+    reward_levels: dict[str, Any] = msgspec.field(default_factory=dict)
+    """The tracker of `reward_watch`; empty in older checkpoints."""
+    suspect_since: dict[str, float] = msgspec.field(default_factory=dict)
+    """Task to when its rewards jumped, UTC epoch seconds."""
     model: str = ""
     """The base policy that the weights descend from, see `masters.identity_of`; empty in older checkpoints."""
     random_state: dict[str, str] = msgspec.field(default_factory=dict)
@@ -246,6 +252,15 @@ def cut_version(state: TrainerState, ordinal: int, now: float) -> None:
     state.samples.cut(ordinal)
     state.ordinal = ordinal
     state.lineage = [ordinal, *state.lineage]
+    state.unpublished_samples = 0
+    state.cut_at = now
+
+
+def cut_again(state: TrainerState, now: float) -> None:
+    """Make the current weights the newest version: its checkpoint was not written, and steps have been taken since."""
+    version = state.version
+    state.fates.update({key: fate.cut(version) for key, fate in state.uncut().items()})
+    state.samples.cut(version)
     state.unpublished_samples = 0
     state.cut_at = now
 

@@ -9,38 +9,51 @@ It decides fates and publishes none: the trainer makes each fate durable before 
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import structlog
 
 from pipelines.training import repository
 from pipelines.training.attempts import Attempts
-from pipelines.training.batch import Refusal, TrainingLimits, num_tokens, refuse, refuse_weight, version_lag
+from pipelines.training.batch import Refusal, TrainingLimits, is_old, num_tokens, refuse, refuse_weight, version_lag
+from pipelines.training.divergence import by_lag
 from pipelines.training.guard import write_bundle
+from pipelines.training.journal_records import Ending, Plan, digest_of
 from pipelines.training.lessons import NullMass, draw, lesson_fate, sample_fate
+from pipelines.training.replaying import prepare
+from pipelines.training.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
 from pipelines.training.state import Fate
 from pipelines.training.telling import count
 from pipelines.training.trial import Trial
 from runtime.metrics import TRAINING_FIGURE, TRAINING_STEP_ERRORS, TRAINING_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from contracts.faults import FaultPoint
     from contracts.records import Experience
     from pipelines.training.culprits import Failure
     from pipelines.training.intake import Intake
-    from pipelines.training.learner import Learner, StepResult
+    from pipelines.training.journal import Journal
+    from pipelines.training.learner import Learner
     from pipelines.training.lessons import Batch
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.state import TrainerState
+    from pipelines.training.step_result import StepResult
     from pipelines.training.versions import VersionTree
     from runtime.lease import Lease
     from weights.tensors import Tensors
 
+DIVERGENCE = "divergence"
+"""Reason of `stale`: today's policy has left the answer."""
 ATTEMPT = "attempt.json"
 """A file in the home, beside the checkpoints: see `attempts`."""
+
+MOST_BATCHES = 4
+"""Batches that wait at most while there are not enough fresh samples to mix old ones with."""
 
 log = structlog.get_logger()
 
@@ -62,10 +75,14 @@ class Steps:
         age_clock: Callable[[], float],
         fault: FaultPoint,
         tree: Callable[[], VersionTree],
+        journal: Journal,
+        unfinished: Plan | None = None,
+        replayed: Sequence[Batch] = (),
     ) -> None:
         """`held` gives the published bits in memory, to measure the mismatch on.
 
-        `tree` gives the current tree of versions. `age_clock` is the clock for ages, see `clocks.wall_for_ages`.
+        `tree` gives the current tree of versions. `unfinished`: a step to take first. `replayed`: learned since `state`
+        was saved. `age_clock` is the clock for ages, see `clocks.wall_for_ages`.
         """
         self._learner = learner
         self._state = state
@@ -76,19 +93,27 @@ class Steps:
         self._clock, self._age_clock = clock, age_clock
         self._fault = fault
         self._limits = TrainingLimits(
-            max_version_lag=training.max_version_lag,
-            max_age_seconds=training.max_age_seconds,
             max_length=learner.max_length,
             vocabulary_size=learner.vocabulary_size,
             policy=lease.policy,
             routing=learner.routing,
             needs_experts=bool(learner.routing.layers) and training.replay_experts == "required",
+            horizon_seconds=training.horizon_seconds or math.inf,
         )
         self._tree = tree
+        self._journal, self._unfinished = journal, unfinished
+        self._generators: dict[str, str] = {}
         self._attempts = Attempts(home / ATTEMPT)
         self._trial = Trial(learner, self._attempts, lease.policy, held)
+        self._watch = RewardWatch(*training.reward_range, training.guard_hold_seconds)
+        if state.reward_levels:
+            self._watch.take(state.reward_levels, state.suspect_since)
+        for batch in replayed:
+            self._watch.learned(batch.samples)
         self._null_mass = NullMass()
         self._newest_sample = 0.0
+        self.save_seconds: float | None = None
+        """How long the last save kept the trainer from its next step."""
         self._unrecorded: list[tuple[int, int, float, dict[str, Any]]] = []
 
     def was_read(self, experience: Experience) -> None:
@@ -108,20 +133,38 @@ class Steps:
         """True if a batch is ready. `now`: on the clock of the arrival times."""
         return self._intake.is_ready(
             now,
-            batch_size=self._training.batch_size,
+            is_full=self.num_missing == 0,
             min_batch_size=self._training.min_batch_size,
             max_wait_seconds=self._training.max_wait_seconds,
         )
 
-    def expire(self) -> None:
-        """Forget samples beyond the horizon. The newest sample limits it: a clock that is years ahead must not forget all."""
+    @property
+    def num_missing(self) -> int:
+        """Samples that a full batch still needs: old ones above its quarter wait for a later batch, and do not fill this one.
+
+        0 also if MOST_BATCHES batches wait, so that late rewards alone cannot fill the memory.
+        """
+        size, waiting = self._training.batch_size, self._intake.waiting
+        if len(waiting) < size:
+            return size - len(waiting)
+        tree = self._tree()
+        drawn = draw(self._intake, size, lambda item: self._is_old(item, tree))
+        return 0 if len(waiting) >= MOST_BATCHES * size else size - len(drawn.everything)
+
+    def before_save(self) -> None:
+        """Before a save: forget samples beyond the horizon, and note the levels of rewards. The newest sample limits it: a clock that is years ahead must not forget all."""
+        self._state.reward_levels = self._watch.levels.to_json()
         if self._training.horizon_seconds is not None:
             now = min(self._age_clock(), self._newest_sample)
             self._state.expired_before = max(self._state.expired_before, now - self._training.horizon_seconds)
 
-    def saved(self) -> None:
-        """Call this after a checkpoint: it holds every decided fate."""
-        self._attempts.saved(self._state.fates.keys())
+    def decided_suspects(self) -> set[str]:
+        """The suspects whose fates a checkpoint holds that is taken now."""
+        return {key for key in self._attempts.remembered if key in self._state.fates}
+
+    def saved(self, suspects: Collection[str]) -> None:
+        """A checkpoint with the fates of these suspects is durable."""
+        self._attempts.saved(suspects)
 
     def _refusal(self, experience: Experience, tree: VersionTree) -> Refusal | None:
         refusal = refuse(experience, tree, self._limits, self._age_clock())
@@ -144,25 +187,110 @@ class Steps:
 
     def learn(self) -> None:
         """One step over samples and corrections of earlier samples."""
-        drawn, tree = draw(self._intake, self._training.batch_size), self._tree()
-        freshness = {item.key: self._freshness(item, tree) for item in drawn.samples}
-        weights = {item.key: item.weight * freshness[item.key] for item in drawn.samples}
-        batch, result, culprits = self._trial.step(drawn, weights, epoch=self._state.epoch, step=self._state.step)
+        tree = self._tree()
+        drawn = draw(self._intake, self._training.batch_size, lambda item: self._is_old(item, tree))
+        drawn = self._without_turned(drawn)
+        if not drawn.everything:
+            return
+        self._take(
+            Plan(
+                epoch=self._state.epoch,
+                step=self._state.step,
+                at=self._age_clock(),
+                batch=drawn,
+                weights={item.key: item.weight for item in drawn.samples},
+                max_tokens=self._learner.budget.current,
+                num_threads=self._training.num_threads,
+                random_state=self._changed_generators(),
+            )
+        )
+
+    def resume(self) -> bool:
+        """Take the step that the last process had begun, as it was planned then; False if there is none."""
+        if (plan := self._unfinished) is None:
+            return False
+        log.info("the step that had begun is taken", step=plan.step, num_samples=len(plan.batch.keys))
+        prepare(self._learner, plan, plan.max_tokens)
+        self._take(msgspec.structs.replace(plan, epoch=self._state.epoch, step=self._state.step))
+        self._unfinished = None
+        return True
+
+    def abandon(self) -> None:
+        """Forget the step that had begun: a rollback changed the weights, and its samples are read again."""
+        self._unfinished = None
+
+    def _changed_generators(self) -> dict[str, str]:
+        before, self._generators = self._generators, self._learner.random_state()
+        return {} if before == self._generators else self._generators
+
+    def _take(self, plan: Plan) -> None:
+        """Take a planned step. What it depends on is durable first, so that a restart can take it again."""
+        self._journal.begin(plan)
+        began, tree = time.monotonic(), self._tree()
+        batch, result, culprits, left = self._trial.step(
+            plan.batch, plan.weights, epoch=self._state.epoch, step=self._state.step
+        )
+        seconds = time.monotonic() - began
         for part, failure in culprits:
             self._quarantine(part, failure)
-        if result is None:
-            return
+        for item in left.everything:
+            self._give_up(item, Refusal("stale", DIVERGENCE))
+        taken = result if batch.everything else None
+        if taken is not None:
+            self._learned(batch, taken)
+        learned = batch.keys if taken is not None and not taken.skipped else []
+        decided = [*(key for part, _ in culprits for key in part.keys), *left.keys, *learned]
+        self._journal.end(
+            Ending(
+                step=self._state.step,
+                learned=learned,
+                fates={key: self._state.fates[key] for key in decided},
+                max_tokens=int(taken.metrics["token_budget"] or 0) if taken is not None else plan.max_tokens,
+                digest=digest_of(taken) if taken is not None and learned else "",
+                seconds=seconds,
+                # Attempts that were not taken are in the guard's history too.
+                guard=None if learned and not culprits else self._learner.guard_history(),
+            )
+        )
+        if taken is not None:
+            self._report(taken, batch.everything, left.everything, tree)
+
+    def _learned(self, batch: Batch, result: StepResult) -> None:
+        """Decide the rows that a step learned, or skipped."""
         self._state.step += 1
         self._fault("training: step taken")
-        skipped = result.skipped
+        if result.skipped:
+            return
         for item in batch.samples:
-            pull = freshness[item.key] * result.pull
-            self._decide(item, sample_fate(item, skipped, pull, result.zeros.get(item.key)))
+            self._decide(item, sample_fate(item, result.pulls[item.key], result.zeros.get(item.key)))
         for lesson in batch.lessons:
             before = self._state.fates[lesson.experience.key]
-            self._decide(lesson.experience, lesson_fate(lesson, before, skipped))
-        self._state.unpublished_samples += 0 if skipped else len(batch.everything)
-        self._report(result, batch.everything, tree)
+            self._decide(lesson.experience, lesson_fate(lesson, before))
+        self._state.unpublished_samples += len(batch.everything)
+        self._watch.learned(batch.samples)
+
+    def _without_turned(self, drawn: Batch) -> Batch:
+        """Quarantine the samples of tasks whose rewards jumped, and say why in a bundle."""
+        found = self._watch.suspicions(drawn.samples, self._age_clock())
+        self._state.suspect_since = self._watch.suspect_since
+        if not found:
+            return drawn
+        keys = of_tasks(drawn.samples, found)
+        epoch, step = self._state.epoch, self._state.step
+        rows = [
+            {"key": item.key, "revision": item.revision, "task": item.task, "reward": item.reward}
+            for item in drawn.samples
+            if item.key in keys
+        ]
+        tasks = [item._asdict() for item in found]
+        bundle = {"epoch": epoch, "step": step, "reason": REWARD_SPIKE, "tasks": tasks, "samples": rows}
+        path = write_bundle(self._home / "bundles", f"rewards-epoch-{epoch}-step-{step}", bundle)
+        log.error("rewards jumped: samples quarantined", tasks=tasks, num_samples=len(rows), bundle=str(path))
+        TRAINING_STEP_ERRORS.labels(REWARD_SPIKE).inc(len(rows))
+        for item in drawn.samples:
+            if item.key in keys:
+                self._give_up(item, Refusal("quarantined", REWARD_SPIKE))
+        return drawn.only(set(drawn.keys) - keys)
 
     def _quarantine(self, part: Batch, failure: Failure) -> None:
         """Quarantine one sample that broke its step, and write a bundle with its exception."""
@@ -191,16 +319,14 @@ class Steps:
         TRAINING_STEP_ERRORS.labels(failure.error.partition(":")[0] or failure.reason).inc()
         self._give_up(experience, Refusal("quarantined", failure.reason))
 
-    def _freshness(self, item: Experience, tree: VersionTree) -> float:
-        """The weight left for a sample's age, in (0, 1]: halved per versions of lag and per time since generation."""
-        lag = version_lag(item, tree)
-        age = max(0.0, self._age_clock() - item.generated_at)
-        return math.exp2(-lag / self._training.staleness_half_life - age / self._training.age_half_life_seconds)
+    def _is_old(self, item: Experience, tree: VersionTree) -> bool:
+        return is_old(item, tree, self._training.old_versions)
 
-    def _report(self, result: StepResult, batch: list[Experience], tree: VersionTree) -> None:
+    def _report(self, result: StepResult, batch: list[Experience], left: list[Experience], tree: VersionTree) -> None:
         """Record and log a step's figures; write a bundle if it was skipped."""
         now, epoch, step = self._clock(), self._state.epoch, self._state.step
-        lags = [version_lag(item, tree) for item in batch]
+        lags, all_lags = ([version_lag(item, tree) for item in items] for items in (batch, [*batch, *left]))
+        log_ratios = [result.log_ratios[item.key] for item in [*batch, *left]]
         ages = [now - item.generated_at for item in batch]
         figures: dict[str, Any] = {
             **result.metrics,
@@ -211,7 +337,11 @@ class Steps:
             "age_seconds_mean": sum(ages) / len(ages),
             "age_seconds_max": max(ages),
             **self._null_mass.take(),
-            "learning_rate": self._training.learning_rate,
+            **{f"divergence/{name}": value for name, value in by_lag(all_lags, log_ratios).items()},
+            "seconds_save": self.save_seconds,
+            "journal_bytes": self._journal.num_bytes,
+            "journal_steps": self._journal.num_steps,
+            "learning_rate": self._training.learning_rate * result.step_scale,
         }
         if result.skipped:
             bundle = {

@@ -24,7 +24,7 @@ from runtime.metrics import TRAINING_CORRECTIONS, TRAINING_SAMPLES
 from runtime.operations import step_done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from contracts.event_log import EventLog
     from contracts.faults import FaultPoint
@@ -42,10 +42,21 @@ log = structlog.get_logger()
 
 
 class DueCheckpoint(NamedTuple):
-    """A checkpoint that must be written. `version`: the weights are that version; `cuts`: send its bytes afterwards."""
+    """What must be durable before anything else happens.
+
+    `version`: the weights are that version; `cuts`: send its bytes afterwards; `weights`: fates and positions are not enough.
+    """
 
     version: int | None
     cuts: bool = False
+    weights: bool = False
+
+
+class DecisionMark(NamedTuple):
+    """Decisions up to a number, and the epochs that had begun."""
+
+    sequence: int
+    epochs: Sequence[EpochBegin]
 
 
 def count(fate: Fate) -> None:
@@ -65,12 +76,17 @@ class OutcomeTeller:
         self._event_log = event_log
         self._clock = clock
         self._fault = fault
-        self._began: list[EpochBegin] = []
+        self._began: Sequence[EpochBegin] = ()
         self._durable = 0
+        self._is_done = True
 
-    def saved(self) -> None:
-        """Call this after a checkpoint: it holds every decision so far."""
-        self._durable, self._began = self._state.sequence, list(self._state.untold_epochs)
+    def mark(self) -> DecisionMark:
+        """What a checkpoint holds that is taken now."""
+        return DecisionMark(self._state.sequence, tuple(self._state.untold_epochs))
+
+    def saved(self, mark: DecisionMark) -> None:
+        """A checkpoint is durable: it holds every decision up to the mark."""
+        self._durable, self._began, self._is_done = mark.sequence, mark.epochs, False
 
     def tell(self) -> None:
         """Publish the decisions that are durable and not published yet.
@@ -78,17 +94,20 @@ class OutcomeTeller:
         Raises:
             Unavailable: the log is away; the next call sends the pieces that it did not take.
         """
+        if self._is_done:
+            return
         if self._began:
             self._append([_epoch_started(began, self._clock()) for began in self._began])
             told = {began.epoch for began in self._began}
             self._state.untold_epochs = [began for began in self._state.untold_epochs if began.epoch not in told]
-            self._began = []
+            self._began = ()
         due = sorted((number, key) for key, number in self._state.untold.items() if number <= self._durable)
         for start in range(0, len(due), PIECE):
             self._tell_piece([key for _, key in due[start : start + PIECE]], is_many=len(due) > TOLD_SINGLY)
             if len(due) > PIECE:
                 step_done()
                 log.info("telling", told=min(start + PIECE, len(due)), of=len(due), epoch=self._state.epoch)
+        self._is_done = True
 
     def _tell_piece(self, keys: list[str], *, is_many: bool) -> None:
         now = self._clock()

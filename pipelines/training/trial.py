@@ -4,7 +4,7 @@ In: a batch. Out: the step's result without the samples that break it, and those
 before each step.
 
     an exception, or a loss of NaN    the batch is halved until the culprits are alone; the other samples are trained
-    a gradient spike                  the same if it comes from one half only; otherwise the step is skipped
+    a spike (see `guard`)             the same; if no sample is to blame, the step is skipped and all of them wait for the next
     the process dies                  see `attempts`
     even the canary sample fails      the device or the installation is broken: `StepsBroken`, no sample is blamed
 """
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from contracts.errors import MillraceError, StepsBroken
-from pipelines.training.batch import num_tokens
 from pipelines.training.children import survives
 from pipelines.training.culprits import STEP_ERROR, Failure, canary, find_culprits
-from pipelines.training.guard import SPIKE
+from pipelines.training.guard import SPIKES
 from pipelines.training.lessons import Batch, Lesson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pipelines.training.attempts import Attempts
-    from pipelines.training.learner import Learner, StepResult
+    from pipelines.training.learner import Learner
+    from pipelines.training.step_result import StepResult
     from weights.tensors import Tensors
 
 MOST_CULPRITS = 20
@@ -44,6 +44,8 @@ class TrialResult(NamedTuple):
     learned: Batch
     result: StepResult | None
     culprits: Sequence[tuple[Batch, Failure]]
+    left: Batch
+    """What today's policy has left: not learned, and no fault."""
 
 
 class Trial:
@@ -59,14 +61,15 @@ class Trial:
         self._canary = Batch([canary(policy)], [])
         self._num_in_a_row = 0
         self._num_careful = CAREFUL_BATCHES if attempts.has_died else 0
-        learner.budget.reduce(attempts.num_deaths)
+        # One death may have any cause, and a smaller budget gives other last bits.
+        learner.budget.reduce(max(attempts.num_deaths - 1, 0))
 
     def step(self, batch: Batch, weights: Mapping[str, float], *, epoch: int, step: int) -> TrialResult:
         """Learn from a batch without its culprits.
 
         Args:
             batch: not empty.
-            weights: sample key to weight, staleness included.
+            weights: sample key to weight.
             epoch: identifies the attempt.
             step: identifies the attempt.
 
@@ -75,23 +78,27 @@ class Trial:
             MillraceError: an error that no sample causes; nothing has changed.
         """
         culprits: list[tuple[Batch, Failure]] = []
-        keys = batch.keys
+        keys, left = batch.keys, Batch([], [])
         batch = self._without_deadly(batch, weights, culprits, epoch, step)
         result: StepResult | None = None
         try:
             while batch.everything:
                 self._attempts.begin(epoch, step, batch.keys)
                 tried = self._take(batch, weights)
+                if not isinstance(tried, Failure):
+                    left = Batch.joined([left, batch.only(tried.left)])
+                    batch = batch.only(set(batch.keys).difference(tried.left))
                 if not isinstance(tried, Failure) and not tried.skipped:
                     result = tried
                     break
                 found = self._blame(batch, weights, tried)
                 culprits += found
-                if isinstance(tried, Failure):
-                    batch = batch.without(found) if found else batch.half()
-                elif found:
+                if found:
                     batch = batch.without(found)
+                elif isinstance(tried, Failure) or tried.skipped not in SPIKES:
+                    batch = batch.half()
                 else:
+                    self._learner.accept_sooner()
                     result = tried
                     break
         except StepsBroken:
@@ -99,9 +106,11 @@ class Trial:
         except BaseException:
             self._attempts.end()
             raise
+        if result is not None and self._attempts.num_deaths == 1:
+            self._attempts.went_through()
         self._attempts.end()
-        self._count(len(culprits), is_innocent=bool(batch.everything), num_tried=len(keys))
-        return TrialResult(batch, result, culprits)
+        self._count(len(culprits), is_innocent=bool(batch.everything or left.everything), num_tried=len(keys))
+        return TrialResult(batch, result, culprits, left)
 
     def _without_deadly(
         self, batch: Batch, weights: Mapping[str, float], culprits: list[tuple[Batch, Failure]], epoch: int, step: int
@@ -109,7 +118,12 @@ class Trial:
         """The batch without samples that end the process: those already known, and those found by trying suspects."""
         parts = batch.parts()
         suspects = set(self._attempts.suspects_among(batch.keys))
-        if suspects:
+        if suspects and self._learner.is_on_cpu and survives(lambda: self._fails(batch, weights)):
+            # Something else ended the process in this step: an operator, or the system.
+            self._attempts.survived(*suspects)
+            suspects = set()
+            self._num_careful = self._num_careful if self._attempts.has_suspects else 0
+        elif suspects:
             self._see_canary()
         elif self._num_careful > 0 and self._learner.is_on_cpu:
             self._num_careful -= 1
@@ -170,8 +184,8 @@ class Trial:
         def fails(parts: Sequence[Batch]) -> Failure | None:
             return self._fails(Batch.joined(parts), weights)
 
-        if not isinstance(tried, Failure) and failure.reason == SPIKE:
-            return self._blame_for_spike(_as_pulled(batch, tried), fails)
+        if not isinstance(tried, Failure) and failure.reason in SPIKES:
+            return self._blame_for_spike(_as_pulled(batch, tried), failure, fails)
         self._see_canary()
         found = find_culprits(batch.parts(), failure, fails)
         if found:
@@ -180,20 +194,15 @@ class Trial:
         return found
 
     def _blame_for_spike(
-        self, parts: Sequence[Batch], fails: Callable[[Sequence[Batch]], Failure | None]
+        self, parts: Sequence[Batch], failure: Failure, fails: Callable[[Sequence[Batch]], Failure | None]
     ) -> Sequence[tuple[Batch, Failure]]:
-        """The sample that causes the spike. None if no sample or several cause it: then the policy or the task does."""
-        middle = len(parts) // 2
-        halves = [half for half in (parts[:middle], parts[middle:]) if half]
-        failing = [(half, failure) for half in halves if (failure := fails(half)) is not None]
-        if len(parts) == 1 or len(failing) != 1:
-            return []
-        found = find_culprits(*failing[0], fails)
-        return found if len(found) == 1 else []
+        """The samples that are a spike alone. None if those are more than a quarter: then the policy or the task is to blame."""
+        found = find_culprits(parts, failure, fails)
+        return found if len(found) <= max(len(parts) // 4, 1) else []
 
     def _see_canary(self) -> None:
         failure = self._fails(self._canary, dict.fromkeys(self._canary.keys, 1.0))
-        if failure is not None and failure.reason != SPIKE:
+        if failure is not None and failure.reason not in SPIKES:
             raise StepsBroken(
                 f"a training step fails with any sample: {failure.error or failure.reason}; check the device, its memory "
                 "and the newest checkpoint",
@@ -219,9 +228,8 @@ class Trial:
 
 def _as_pulled(batch: Batch, result: StepResult) -> list[Batch]:
     """Each sample with its pull in the whole batch: in a part of the batch, mean and deviation would be different."""
-    count = max(num_tokens(batch.samples), 1)
     samples = [
-        Batch([], [Lesson(item, row["advantage"], row["weight"] / count)])
+        Batch([], [Lesson(item, row["advantage"], row["weight"] / row["denominator"])])
         for item, row in zip(batch.samples, result.samples, strict=False)
     ]
     return [*samples, *(Batch([], [lesson]) for lesson in batch.lessons)]

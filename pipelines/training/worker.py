@@ -5,10 +5,10 @@
     arm `candidate` ◀──offer── weight store ◀──send── UnsentVersion ◀──cut── OutcomeTeller ──tell──▶ log: outcomes
 
     queue              filled by                               drained by                      waits for
-    Intake             `_read`, up to one batch                `Steps`: learned or refused     a full batch, or a timer
-    `_due`             `_checkpoint`, `_publish`, a new epoch  `_settle`: save, then tell      the disk
+    Intake             `_reader`, up to one batch              `Steps`: learned or refused     a full batch, or a timer
+    `Settling.due`     `_checkpoint`, `_publish`, a new epoch  `Saver`, in the background      the disk
     `state.untold`     every decision                          `OutcomeTeller`, once durable   the log
-    UnsentVersion      `_settle`, when a version is cut        `_send_bytes`                   the weight store
+    UnsentVersion      `Settling`, with a durable checkpoint   `Publishing`, in the background  the weight store
     arm `candidate`    `offer`, once the bytes are stored      the process release             its verdict on the last version
 
 The order is always the same: checkpoint, outcomes, version in the weight store, arm `candidate`. The checkpoint is the truth and
@@ -16,7 +16,8 @@ its own outbox: decisions go to the log after they are durable (`telling.py`), a
 checkpoint may not have told. No outcome is told that a crash could take back.
 
 While the log, the database or the store is away, the trainer waits with its model in memory. A turn may fail at any call and is
-then repeated: `_due` holds the checkpoint that must be durable before anything else happens. One thread runs everything.
+then repeated. One thread decides everything; two more carry out: one writes checkpoints (`Saver`), one talks to the weight
+store (`Publishing`). Steps do not wait for them, except for copies before a write (`snapshot`).
 """
 
 from __future__ import annotations
@@ -31,33 +32,36 @@ from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.errors import TooManyDeadLetters, Unavailable
 from contracts.faults import FaultPoint, no_fault
-from contracts.records import Experience, decode
 from contracts.topics import EXPERIENCES
 from pipelines.training import repository
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.clocks import began_before, rising, wall_for_ages
 from pipelines.training.fence import CheckpointFence
 from pipelines.training.intake import Intake
+from pipelines.training.journal import Journal
 from pipelines.training.lost_positions import refuse_lost, skip, write_off
 from pipelines.training.publisher import Publisher
+from pipelines.training.publishing import Publishing
+from pipelines.training.reading import ExperienceReader
 from pipelines.training.restoring import Restoring
 from pipelines.training.rollback import Rollback
+from pipelines.training.saving import Saver
+from pipelines.training.settling import Settling
 from pipelines.training.state import BASE_VERSION, begin_epoch, cut_version
 from pipelines.training.steps import Steps
 from pipelines.training.telling import DueCheckpoint, OutcomeTeller
 from pipelines.training.versions import VersionTree
-from runtime.bisection import is_of_a_record
-from runtime.log.dead_letters import bury
 from runtime.log.loss_acceptance import begin_no_later, forget_training_positions
-from runtime.metrics import HALTED, PUBLISHED_VERSION, TRAINING_CORRECTIONS, TRAINING_SAMPLES, WAITS
+from runtime.metrics import HALTED, TRAINING_SAMPLES, WAITS
 from runtime.operations import step_done
 from runtime.worker import RETRY_SECONDS, TICK_SECONDS
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
+    from concurrent.futures import Executor
 
-    from contracts.event_log import Consumer, EventLog, LogRecord
+    from contracts.event_log import Consumer, EventLog
     from pipelines.training.learner import Learner
     from pipelines.training.lost_positions import SkippedRange, SkipTo
     from pipelines.training.settings import TrainingSettings
@@ -67,9 +71,6 @@ if TYPE_CHECKING:
     from weights.stores.store import WeightStore
     from weights.versions.signing import Keyring, Signer
 
-
-_MOST_POLLS = 256
-"""Per turn. A log full of unrewarded records must not keep the trainer from its other duties."""
 
 log = structlog.get_logger()
 
@@ -89,13 +90,16 @@ class Trainer:
         store: WeightStore,
         signer: Signer | None = None,
         keyring: Keyring | None = None,
+        saving: Executor,
+        publishing: Executor,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = rising,
         fault: FaultPoint = no_fault,
     ) -> None:
         """Restore the newest checkpoint, or the live version if all are lost. The lease says which policy is trained.
 
-        `learner` holds the base policy; `clock` gives UTC epoch seconds, `monotonic` seconds for timers.
+        `learner` holds the base policy; `saving` and `publishing` have one thread each, or run calls at once; `clock` gives UTC
+        epoch seconds, `monotonic` seconds for timers.
 
         Raises:
             WeightsRefused: the checkpoints are lost, and there is no live version to continue from.
@@ -123,18 +127,19 @@ class Trainer:
             keep_anchors=training.keep_anchors,
             clock=clock,
         )
-        self._dirty, self._saved_at = False, 0.0
-        self._due: DueCheckpoint | None = None
+        self._publishing = Publishing(self._publisher, publishing)
         self._consumer: Consumer | None = None
-        restoring = Restoring(learner, self._checkpoints, self._publisher, database, event_log, lease, clock())
-        self.state, self._restored, self._told_ordinal = restoring.restore()
+        self._journal = Journal(settings.checkpoints, fault)
+        restored = Restoring(
+            learner, self._checkpoints, self._journal, self._publisher, database, event_log, lease, clock()
+        ).restore()
+        self.state, self._restored, self._told_ordinal, unfinished, replayed = restored
         with database.snapshot() as connection:
             begin_no_later(connection, self.state.positions)
         self._publisher.adopt()
         passed = clock() - self.state.cut_at
         self._cut_at = began_before(monotonic(), passed, training.publish_seconds)
         self._intake = Intake(self.state)
-        self._teller = OutcomeTeller(self.state, event_log, clock, fault)
         self._steps = Steps(
             learner,
             self.state,
@@ -147,6 +152,22 @@ class Trainer:
             age_clock=wall_for_ages(clock, monotonic),
             fault=fault,
             tree=self._tree,
+            journal=self._journal,
+            unfinished=unfinished,
+            replayed=replayed,
+        )
+        self._reader = ExperienceReader(self.state, self._intake, self._steps, lease, clock=clock, monotonic=monotonic)
+        self._settling = Settling(
+            self.state,
+            Saver(learner, self._checkpoints, saving, monotonic, self._journal),
+            OutcomeTeller(self.state, event_log, clock, fault),
+            steps=self._steps,
+            intake=self._intake,
+            publisher=self._publisher,
+            arms=self._arms,
+            clock=clock,
+            monotonic=monotonic,
+            fault=fault,
         )
         with database.snapshot() as connection:
             self._parents = repository.parents(connection, lease.policy)
@@ -166,11 +187,14 @@ class Trainer:
         while not stop.wait(0.0 if self.attempt(TICK_SECONDS) else RETRY_SECONDS):
             pass
         try:
-            if self._dirty and not self._publisher.is_behind:
-                self._checkpoint()
+            self._settle(wait=True)
+            self._publishing.wait()
+            if (self._settling.is_dirty or self._journal.num_steps) and not self._publisher.is_behind:
+                # With the weights: the next start may be of another release, whose sums have other last bits.
+                self._checkpoint(wait=True, weights=True)
         except Unavailable as error:
             log.warning(
-                "last decisions are not saved; the next start repeats them from the last checkpoint",
+                "last decisions are not saved; the next start takes the steps of the journal again",
                 reason=error.message,
             )
         if self._consumer is not None:
@@ -208,7 +232,7 @@ class Trainer:
         self._intake.read_on_from(self.state.positions)
         self._begin_epoch(self._restored)
         self.state.note_all(lost)
-        self._settle()
+        self._settle(wait=True)
         return skipped
 
     def begin(self) -> Consumer:
@@ -220,9 +244,9 @@ class Trainer:
         """
         if self._consumer is None:
             refuse_lost(self.state, self._event_log, self._home)
-        if self.state.epoch != self._lease.epoch and self._due is None:
+        if self.state.epoch != self._lease.epoch and self._settling.due is None:
             self._begin_epoch(self._restored)
-        self._settle()
+        self._settle(wait=self._consumer is None)
         self._steps.record()
         if self._consumer is None:
             with self._lease.transaction() as connection:
@@ -240,25 +264,33 @@ class Trainer:
         self._lease.assert_held()
         consumer = self.begin()
         arms = self._arms()
-        self._publisher.renew(self._monotonic())
-        self._publisher.mirror(arms.get(LIVE), self._monotonic())
+        self._publishing.care(arms.get(LIVE), self._monotonic())
         self._obey_rollback(arms.get(TRAINING))
-        self._read(consumer, timeout)
-        self._refuse()
-        if self._steps.are_due(self._monotonic()):
-            self._steps.learn()
         candidate = arms.get(CANDIDATE)
+        is_resumed = self._steps.resume()
+        self._settling.is_dirty |= self._reader.fill(consumer, timeout) > 0
+        self._refuse()
+        # Where the last process died before it published, this one does so before it learns more.
+        if not is_resumed and self._steps.are_due(self._monotonic()) and not self._may_publish(candidate):
+            if self._journal.is_full and self.is_settled:
+                self._checkpoint(wait=True, weights=True)
+            self._steps.learn()
+        self._settle()
         # Until the store has the version, it is not offered, and the checkpoint with its bits stays the newest: after a crash
         # the trainer restores that checkpoint and sends the bits then.
-        stored = self._send_bytes()
-        free = stored and (candidate is None or candidate.version is None)
-        if free and self._is_publish_due() and self._publisher.is_offered(self.state.version):
+        settled = self.is_settled
+        free = settled and (candidate is None or candidate.version is None)
+        if self._may_publish(candidate):
             self._publish()
-        elif stored and self._dirty and self._monotonic() - self._saved_at >= self._training.checkpoint_seconds:
+        elif settled and self._settling.is_worth(self._training.checkpoint_seconds):
             self._checkpoint()
-        if free and not self._publisher.is_behind and not self._publisher.is_offered(self.state.version):
-            self._publisher.offer(self.state.version, candidate, f"{self.state.step} steps")
-            self._fault("training: candidate assigned")
+        if free and self.is_settled and not self._publisher.is_offered(self.state.version):
+            self._publishing.offer(self.state.version, candidate, f"{self.state.step} steps")
+
+    @property
+    def is_settled(self) -> bool:
+        """True if nothing is being saved or published: the newest version is in the store."""
+        return not self._settling.is_busy and not self._publisher.is_behind and self._publishing.is_idle()
 
     def _begin_epoch(self, version: int | None) -> None:
         """Continue under the lease's epoch. `version`: the weights are that version, whose bytes must exist."""
@@ -268,99 +300,63 @@ class Trainer:
             self.state.note_all(self.state.uncut())
             self._told_ordinal = self.state.ordinal
         is_cut = version not in {None, BASE_VERSION}
-        self._due = DueCheckpoint(version, cuts=is_cut and not self._publisher.is_stored(self.state.version))
+        self._settling.due = DueCheckpoint(version, cuts=is_cut and not self._publisher.is_stored(self.state.version))
         log.info("epoch begins", epoch=self.state.epoch, version=self.state.version)
 
     def _obey_rollback(self, arm: Assignment | None) -> None:
         if arm is None or arm.epoch <= self.state.obeyed_rollback:
             return
+        # Nothing may be under way that the rollback undoes, or that would see an epoch half issued.
+        self._publishing.wait()
+        self._settle(wait=True)
+        self._publishing.wait()
         self._parents.update(pairwise(self.state.lineage))  # samples of the versions left behind may still arrive
         # If a call fails, the next turn repeats all of this. Every part is idempotent.
         version = None if arm.version is None else self._rollback.obey(arm.version, self._clock())
         if version is not None:
             self._publisher.forget_unsent()
+            self._journal.leave()
+            self._steps.abandon()
             if self._consumer is not None:
                 self._consumer.seek_to_stored()
             self._lease.next_epoch()
         self.state.obeyed_rollback = arm.epoch
-        self._dirty = True
+        self._settling.is_dirty = True
         if version is not None:
             self._cut_at = self._monotonic()
             self._begin_epoch(version)
-            self._settle()
+            self._settle(wait=True)
 
     def _refuse(self) -> None:
         """Decide the fate of untrainable samples, and of samples that a rollback undid and the log no longer holds."""
         for key in self._rollback.finish():
             TRAINING_SAMPLES.labels("quarantined").inc()
             self.state.note(key)
-            self._dirty = True
+            self._settling.is_dirty = True
         self._steps.refuse()
 
-    def _read(self, consumer: Consumer, timeout: float) -> None:
-        """Fill the intake up to one batch. Records left in the log can still be revised, and cost nothing.
+    def _checkpoint(self, *, wait: bool = False, weights: bool = False) -> None:
+        self._settling.due = DueCheckpoint(None, weights=weights)
+        self._settle(wait=wait)
 
-        It polls again after records without a reward, so they do not make batches smaller.
-        """
-        for number in range(_MOST_POLLS):
-            limit = max(self._training.batch_size - len(self._intake), 1)
-            records = consumer.poll(0.0 if number else timeout, limit)
-            for record in records:
-                self._take(record)
-            if not records or len(self._intake) >= self._training.batch_size:
-                break
+    def _settle(self, *, wait: bool = False) -> None:
+        """Save what is due, tell what is durable, and send a version that was cut."""
+        self._settling.settle(wait=wait)
+        self._publishing.send(self._monotonic())
 
-    def _take(self, record: LogRecord) -> None:
-        """Take in one record. One that cannot be read becomes a dead letter with its traceback."""
-        self._dirty = True
-        try:
-            experience = decode(Experience, record.value)
-            self._steps.was_read(experience)
-            changed, key = self._intake.offer(record, experience, self._monotonic()), experience.key
-        except Exception as error:
-            if not is_of_a_record(error):  # for example a newer schema: the record waits in the log for an upgrade
-                raise
-            with self._lease.transaction() as connection:
-                bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
-            changed, key = None, ""
-        self._intake.passed(record)
-        if changed is not None:
-            self.state.note(key)
-            if changed.late_reason:
-                TRAINING_CORRECTIONS.labels(changed.late_reason).inc()
-
-    def _checkpoint(self) -> None:
-        self._due = DueCheckpoint(None)
-        self._settle()
-
-    def _settle(self) -> None:
-        """Save the due checkpoint, then tell its decisions. This comes before any other change of the weights."""
-        if self._due is not None:
-            self._save(self._due.version)
-            if self._due.cuts:
-                self._publisher.cut(self.state, self._learner.tensors(), self._clock())
-            self._due = None
-            self._fault("training: before outcomes")
-        self._teller.tell()
-        self._send_bytes()
-
-    def _save(self, version: int | None) -> None:
-        """Save a checkpoint. `version`: the weights are that version."""
-        self.state.positions = self._intake.decided_positions()
-        self._steps.expire()
-        in_use = {arm.version for arm in self._arms().values() if arm.version is not None}
-        self._checkpoints.save(self._learner.capture(self.state, version), {BASE_VERSION, self.state.version, *in_use})
-        self._teller.saved()
-        self._dirty, self._saved_at = False, self._monotonic()
-        self._steps.saved()
+    def _may_publish(self, candidate: Assignment | None) -> bool:
+        """True if a version is due, and the last one is stored, offered and judged."""
+        if not self.is_settled or (candidate is not None and candidate.version is not None):
+            return False
+        return self._is_publish_due() and self._publisher.is_offered(self.state.version)
 
     def _is_publish_due(self) -> bool:
         num_samples, waited = self.state.unpublished_samples, self._monotonic() - self._cut_at
         enough = num_samples >= self._training.publish_samples or waited >= self._training.publish_seconds
-        return num_samples > 0 and enough
+        return num_samples > 0 and enough and self._settling.may_save
 
     def _publish(self) -> None:
-        """Cut a version: checkpoint, outcomes, bytes."""
+        """Cut a version: its checkpoint is written in the background, then come its outcomes and its bytes."""
         with self._lease.transaction() as connection:
             version = repository.claim_version(connection, self._lease, self.state.version, floor=self.state.ordinal)
         self._fault("training: version claimed")
@@ -372,18 +368,8 @@ class Trainer:
         cut_version(self.state, version, self._clock())
         self._told_ordinal = version
         self._cut_at = self._monotonic()
-        self._due = DueCheckpoint(self.state.version, cuts=True)
+        self._settling.due = DueCheckpoint(self.state.version, cuts=True, weights=True)
         self._settle()
-
-    def _send_bytes(self) -> bool:
-        """Send the version that was cut, if any; True if the store has every version."""
-        if not self._publisher.is_behind:
-            return True
-        if not self._publisher.send(self._monotonic()):
-            return False
-        PUBLISHED_VERSION.set(self.state.version)
-        self._fault("training: bytes published")
-        return True
 
     def _tree(self) -> VersionTree:
         # Other trainers claimed their versions before this one got the lease; versions it cuts itself are in its lineage.

@@ -12,15 +12,18 @@ import msgspec
 
 from contracts.engines import Ability
 from contracts.errors import ContextLengthExceeded, InvalidRequest
+from contracts.support import MOST_IDS
 from services.engine.grammars import json_grammar, lark_grammar
 from services.engine.sequence import SamplingOptions
 
 MIN_TEMPERATURE = 1e-3
 """Below this, logits divided by the temperature may overflow; 0 itself means greedy."""
-ABILITIES: frozenset[Ability] = frozenset(("spans", "logprobs", "top_logprobs", "constraints", "penalties", "seed"))
+ABILITIES: frozenset[Ability] = frozenset(
+    ("spans", "logprobs", "top_logprobs", "constraints", "penalties", "seed", "support")
+)
 """What this engine can do with a tokenizer.json; without one it has no `constraints`."""
-MAX_LOGPROBS = 21
-"""The most log-probs per token that one request may ask for: the sampled token's and twenty others."""
+MAX_LOGPROBS = MOST_IDS + 1
+"""The most log-probs per token that one request may ask for: the sampled token's, and enough others to see that none is left out."""
 _MOST_BIAS, _MOST_PENALTY, _MOST_REPETITION = 100.0, 2.0, 100.0
 _MOST_DIGITS = 10
 _SEEDS = range(-(2**63), 2**63)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from contracts.engines import Ability
 from contracts.errors import InvalidSettings
+from contracts.support import MOST_IDS
 from runtime.base_policy import model_of
 from weights.engines.held import ServerFacts
 
@@ -43,6 +44,7 @@ def abilities(facts: ServerFacts) -> frozenset[Ability]:
     optional: dict[Ability, bool] = {
         "logprobs": facts.has_sampled_logprobs,
         "top_logprobs": facts.num_top_logprobs >= MOST_TOP,
+        "support": facts.num_top_logprobs > MOST_IDS,
         "constraints": facts.has_constraints,
         "seed": facts.has_seeds,
         "experts": facts.has_experts,

@@ -137,6 +137,7 @@ class Completion:
             background=plan.purpose != "user",
             constraint=plan.grammar,
             num_top=plan.request.top_logprobs or 0,
+            with_support=plan.logged and plan.sampling.is_truncated,
             arm=plan.arm.name,
             session=plan.request.labels.get("session_id"),
             any_version=plan.request.model == plan.policy and plan.requirement.exact is None,

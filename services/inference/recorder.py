@@ -21,15 +21,18 @@ from contracts.event_log import EventLog, Message
 from contracts.experts import MAX_PACKED_BYTES, pack_experts
 from contracts.records import Generation, GenerationBody, pack_floats, pack_ids, seal_body
 from contracts.sampling import ExpertShape, Sampling
+from contracts.support import pack_support
 from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
 from runtime.metrics import GENERATIONS as GENERATIONS_ENDED
-from runtime.metrics import NOT_LOGGED, TOKENS
+from runtime.metrics import NOT_LOGGED, SAMPLED, TOKENS
 from services.inference.answer import Choice
 from services.inference.engine.wire import RecordedExperts
 from services.inference.plan import RequestPlan
 
 PROMPT_TOKENS, COMPLETION_TOKENS = TOKENS.labels("prompt"), TOKENS.labels("completion")
+EXPLORES_FROM = 0.7
+"""The temperature from which an answer counts as exploring."""
 _log = structlog.get_logger(__name__)
 
 
@@ -102,6 +105,8 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
     GENERATIONS_ENDED.labels(plan.arm.name, plan.purpose, choice.finish_reason or "cancelled").inc()
     PROMPT_TOKENS.inc(len(plan.prompt_ids))
     COMPLETION_TOKENS.inc(len(choice.tokens))
+    if plan.purpose == "user":
+        SAMPLED.labels(plan.task.name, _how(plan.sampling)).inc()
     request = plan.request
     experts, expert_shape = experts_of_answer(choice.experts, len(plan.prompt_ids) + len(choice.tokens))
     body = GenerationBody(
@@ -118,6 +123,7 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
         reasoning=choice.reasoning,
         experts=experts,
         expert_shape=expert_shape,
+        support=pack_support([token.support for token in choice.tokens]),
     )
     return Generation(
         completion_id=plan.completion_id,
@@ -144,6 +150,12 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
         num_choices=plan.request.num_choices,
         body=seal_body(body),
     )
+
+
+def _how(sampling: Sampling) -> str:
+    if sampling.temperature <= 0:
+        return "greedy"
+    return "exploring" if sampling.temperature >= EXPLORES_FROM else "sharper"
 
 
 def _sampling_of(plan: RequestPlan, choice: Choice) -> Sampling:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import contracts
 from contracts.errors import InvalidSettings
+from contracts.support import MOST_IDS
 from services.vllm.settings import VllmSettings
 
 LEASE = "MILLRACE_VLLM_LEASE"
 """As `policy.vllm_server.LEASE`, which is not imported because it runs in vLLM's environment."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_MOST_LOGPROBS = 21  # the sampled token counts, and callers may ask for 20 others
+_MOST_LOGPROBS = MOST_IDS + 1  # the sampled token counts
 
 
 def serve_command(settings: VllmSettings, name: str, base: Path, *, port: int, is_cpu: bool) -> list[str]:

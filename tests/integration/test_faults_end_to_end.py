@@ -215,4 +215,4 @@ def test_were_they_zeros_they_would_have_been_learned(loop: Loop) -> None:
     healthy = answers(random, GOOD, BATCH // 2)
     loop.learn(*healthy, *answers(random, MALFORMED, NUM_FAILING))
     assert loop.trainer.state.step > 1
-    assert loop.trainer._learner.tracker.expect("booking") < 0.2
+    assert loop.trainer._learner.tracker.expect("booking", 0) < 0.2

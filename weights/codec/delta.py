@@ -243,9 +243,10 @@ def decode(
     return tensors
 
 
-def split_chunks(payload: bytes) -> list[bytes]:
-    """The payload in parts of at most `CHUNK_BYTES`."""
-    return [payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
+def split_chunks(payload: bytes) -> list[memoryview]:
+    """The payload in parts of at most `CHUNK_BYTES`; the same memory."""
+    view = memoryview(payload)
+    return [view[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
 
 
 def check_payload(manifest: Manifest, payload: bytes) -> None:

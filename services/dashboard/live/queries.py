@@ -44,8 +44,8 @@ AHEAD_SECONDS = 3600
 MAX_SAMPLES = 400
 MAX_LOOKED = 20_000
 VERSIONS_BACK = 16
-"""A sample is learned by a version at most this much newer than the version that made it, which is more than the usual
-`max_version_lag` of a trainer. The bound lets the index on (state, version) limit the search."""
+"""The pages look for samples that were made at most this many versions before the version that learned them. Later ones count in the
+ledger and are not shown here. The bound lets the index on (state, version) limit the search."""
 
 Rows = list[Row[Any]]
 

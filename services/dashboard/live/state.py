@@ -17,7 +17,11 @@ from services.dashboard.live.tiles import Tile, loop_tiles
 from services.dashboard.live.timeline import Published, Version, timeline
 from services.dashboard.live.traffic import RATE_SECONDS, Lag, Traffic, lags
 
-CURVES = ("loss", "ess", "k3", "anchor_kl", "ratio_max", "gradient_norm", "entropy")
+CURVES = (
+    "loss", "ess", "k3", "anchor_kl", "ratio_max", "gradient_norm", "entropy", "noise_scale", "divergence/0",
+    "divergence/1-2", "divergence/3-8", "divergence/9-32", "divergence/33+", "seconds_data", "seconds_forward",
+    "seconds_backward", "seconds_optimizer", "seconds_save",
+)  # fmt: skip
 NUM_DECISIONS = 12
 
 
@@ -107,7 +111,7 @@ def build_state(
         tiles=loop_tiles(rows, {version.version: version.accuracy for version in versions}, identities),
         stages=_stages(rows, traffic, now),
         edges=_edges(rows, traffic),
-        rewards=answers_over_time(rows.scores),
+        rewards=_with_gate(answers_over_time(rows.scores), rows.verdicts),
         gate=_gate(rows.verdicts),
         versions=versions,
         generations=identities.generations,
@@ -203,6 +207,16 @@ def _gate(verdicts: Rows) -> dict[str, list[float | None]]:
         "refused": [None if row.accepted else row.accuracy for row in judged],
         "best": [row.best_accuracy for row in judged],
     }
+
+
+def _with_gate(answers: Columns, verdicts: Rows) -> Columns:
+    """What users accept, beside what the gate measured of the version that was accepted last at that time."""
+    judged = sorted((float(row.at), row.accuracy) for row in verdicts if row.accepted and row.accuracy is not None)
+
+    def newest(at: float | None) -> float | None:
+        return next((accuracy for since, accuracy in reversed(judged) if at is not None and since <= at), None)
+
+    return answers | {"gate": [newest(at) for at in answers["at"]]}
 
 
 def _curves(steps: Rows) -> dict[str, list[float | None]]:

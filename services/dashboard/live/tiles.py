@@ -74,4 +74,6 @@ def _user_tiles(answers: Sequence[ScoredAnswer]) -> list[Tile]:
 
 def _trained_tile(generations: Identity) -> Tile:
     states = dict(zip(generations.names, generations.counts, strict=True))
-    return Tile("Trained on", count(states["trained"]), f"answers; {count(states[PENDING])} pending")
+    off = states["off_support"]
+    named = f"; {percent(off / generations.total)} off support" if off else ""
+    return Tile("Trained on", count(states["trained"]), f"answers; {count(states[PENDING])} pending{named}")

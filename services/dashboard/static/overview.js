@@ -6,6 +6,7 @@ import { figure, percent } from "./format.js";
 import { find } from "./page.js";
 
 const steps = { name: "steps", column: "steps", colour: "--quiet", dash: [5, 4] };
+const gate = { name: "sentinels right (gate)", column: "gate", colour: "--late" };
 const charts = {
   rates: new Chart(find("rates"), {
     height: 220, format: (value) => figure(value, 1), empty: "Nothing in the last 15 min.",
@@ -22,6 +23,7 @@ const charts = {
       { name: "accepted (reward ≥ 0.5)", column: "accept_rate", colour: "--good" },
       { name: "mean reward", column: "reward", colour: "--accent", dash: [5, 4] },
       { name: "labelled at all", column: "labelled", colour: "--quiet" },
+      ...(find("loop") ? [gate] : []), // all tenants share the sentinels
     ],
   }),
 };

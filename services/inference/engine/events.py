@@ -15,6 +15,7 @@ import numpy as np
 
 from contracts.errors import EngineFailed, EngineRestarted, GrammarStuck, InvalidRequest, MillraceError
 from contracts.sampling import ExpertShape, Span
+from contracts.support import MOST_IDS
 from services.inference.engine.wire import Piece, RecordedExperts, SampledToken, System
 
 MOST_LINE_BYTES = 2**26
@@ -24,8 +25,10 @@ _SHOWN_CHARACTERS = 300
 _FIELDS = (b"event:", b"id:", b"retry:")
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-LogProb = Annotated[float, msgspec.Meta(gt=-9999.0, le=1e-2)]
-"""The logarithm of a probability; anything above rounding error is wrong. vLLM writes -9999 where it has none."""
+_NEVER_DRAWN = -9999.0
+"""What vLLM writes for a log-prob of minus infinity."""
+LogProb = Annotated[float, msgspec.Meta(gt=_NEVER_DRAWN, le=1e-2)]
+"""The logarithm of a probability; anything above rounding error is wrong."""
 
 
 class EngineFault(msgspec.Struct):
@@ -120,7 +123,7 @@ def data_of(line: bytes) -> bytes | None:
     raise EngineFailed(f"the engine's stream has a line that is not an event: {shown(line)}")
 
 
-def read_event(data: bytes, offset: int, num_top: int = 0) -> Piece:
+def read_event(data: bytes, offset: int, num_top: int = 0, *, with_support: bool = False) -> Piece:
     """One event of a stream whose first token has number `offset` in the answer. An event may have no token.
 
     Raises:
@@ -144,7 +147,7 @@ def read_event(data: bytes, offset: int, num_top: int = 0) -> Piece:
         raise EngineRestarted("the engine aborted the request")
     told = choice.weight_versions
     return Piece(
-        _tokens(choice, num_top),
+        _tokens(choice, num_top, with_support=with_support),
         _spans(told, offset) if told else [],
         choice.finish_reason,
         _experts(choice.routed_experts) if choice.routed_experts else None,
@@ -152,7 +155,7 @@ def read_event(data: bytes, offset: int, num_top: int = 0) -> Piece:
     )
 
 
-def _tokens(choice: _Choice, num_top: int) -> list[SampledToken]:
+def _tokens(choice: _Choice, num_top: int, *, with_support: bool) -> list[SampledToken]:
     ids, content = choice.token_ids or [], (choice.logprobs.content if choice.logprobs else None) or []
     if len(ids) != len(content) or (choice.text and not ids):
         raise EngineFailed(
@@ -161,14 +164,28 @@ def _tokens(choice: _Choice, num_top: int) -> list[SampledToken]:
         )
     if [entry.token_id for entry in content] != ids:
         raise EngineFailed("the engine sent log-probs of other tokens than it sampled")
-    if num_top == 0:
+    if num_top == 0 and not with_support:
         return [SampledToken(entry.token_id, entry.logprob) for entry in content]
-    return [SampledToken(entry.token_id, entry.logprob, _top(entry.top_logprobs, num_top)) for entry in content]
+    return [
+        SampledToken(
+            entry.token_id,
+            entry.logprob,
+            _top(entry.top_logprobs, num_top),
+            _support(entry) if with_support else None,
+        )
+        for entry in content
+    ]
 
 
 def _top(told: list[_TopLogprob], num_top: int) -> tuple[tuple[int, float], ...]:
     ranked = sorted(told, key=lambda entry: -entry.logprob)  # the sampled token comes first on the wire
     return tuple((entry.token_id, entry.logprob) for entry in ranked[:num_top])
+
+
+def _support(entry: _TokenLogprob) -> tuple[int, ...] | None:
+    """The ids that could be drawn; None if they are more than a record takes."""
+    drawable = {other.token_id for other in entry.top_logprobs if other.logprob > _NEVER_DRAWN} | {entry.token_id}
+    return tuple(sorted(drawable)) if len(drawable) <= MOST_IDS else None
 
 
 def _spans(told: list[_WeightVersion], offset: int) -> list[Span]:

@@ -197,6 +197,8 @@ class EnginePool:
         progress.begin(wire.system(member.system, progress.request.sampling))
         is_alone = len(self._in_rotation()) < 2  # noqa: PLR2004 there must be another one
         seconds = self._patience if is_alone else min(_ACCEPT_SECONDS, self._patience)
+        if "support" not in member.row.abilities:
+            progress.request = progress.request._replace(with_support=False)
         body = wire.body(progress.request, progress.made, slot.model if slot else None)
         with member.working():
             async with aclosing(member.connection.attempt(progress, body, seconds, wire)) as pieces:

@@ -13,6 +13,7 @@ import msgspec
 
 from contracts.errors import EngineFailed
 from contracts.sampling import ExpertShape, Sampling, Span
+from contracts.support import MOST_IDS
 
 PATH = "/inference/v1/generate"
 
@@ -41,6 +42,8 @@ class SampledToken(NamedTuple):
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens at this place, as many as were asked for: id and log-prob, in order."""
+    support: tuple[int, ...] | None = None
+    """The ids that could be drawn at this place; None if that was not asked, or if they are too many."""
 
 
 class RecordedExperts(NamedTuple):
@@ -78,6 +81,8 @@ class EngineRequest(NamedTuple):
     """The grammar of the answer, as vLLM's `structured_outputs`; None without one."""
     num_top: int = 0
     """How many of the likeliest tokens to report at each place."""
+    with_support: bool = False
+    """Whether to tell which tokens could be drawn at each place."""
     arm: str = "live"
     """The arm that was chosen; another one may answer if it holds the same version."""
     session: str | None = None
@@ -85,12 +90,18 @@ class EngineRequest(NamedTuple):
     any_version: bool = True
     """Whether another version of the arm may make or continue the answer; False if the caller named one."""
 
+    @property
+    def num_logprobs(self) -> int:
+        """How many log-probs to ask for at each place. vLLM counts the sampled token among them."""
+        if self.with_support:
+            return MOST_IDS + 1  # one more than is kept, to see that none is left out
+        return self.num_top + 1 if self.num_top else 0
+
 
 def request_body(request: EngineRequest, made: Sequence[int] = (), model: str | None = "") -> bytes:
     """The JSON body of a request whose answer has the tokens `made` already; `model` None: the engine has only one.
 
-    Every parameter with a default in a model's generation configuration is given, because vLLM takes them from there. vLLM counts the
-    sampled token among `logprobs`, so one more is asked for than is wanted.
+    Every parameter with a default in a model's generation configuration is given, because vLLM takes them from there.
     """
     sampling = request.sampling
     params: dict[str, Any] = {
@@ -100,7 +111,7 @@ def request_body(request: EngineRequest, made: Sequence[int] = (), model: str | 
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
         "max_tokens": sampling.max_tokens - len(made),
-        "logprobs": request.num_top + 1 if request.num_top else 0,
+        "logprobs": request.num_logprobs,
     }
     if sampling.seed is not None:
         params["seed"] = sampling.seed

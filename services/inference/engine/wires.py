@@ -28,7 +28,9 @@ class Wire(NamedTuple):
 VLLM_WIRE = Wire(
     PATH,
     request_body,
-    lambda request, offset: partial(read_event, offset=offset, num_top=request.num_top),
+    lambda request, offset: partial(
+        read_event, offset=offset, num_top=request.num_top, with_support=request.with_support
+    ),
     lambda system, _: system,
 )
 _SGLANG_WIRE = Wire(sglang.PATH, sglang.sglang_body, sglang.SglangReader, sglang.sglang_system)

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from sqlalchemy import insert
 
 from commands.audit import Audit
@@ -19,23 +17,10 @@ from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
 from examples.reservations.evaluate import Evaluation
 from pipelines.episodes.handler import EpisodesHandler
 from runtime.database import Database
-from runtime.days import migrate
-from runtime.settings import Settings
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store
 from weights.tensors import Tensor, Tensors
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    settings = Settings(
-        home=tmp_path, run="r", policy="booking", base="none", tasks=(Path("none"),), weights_unsigned=True
-    )
-    database = settings.database()
-    migrate(database)
-    database.close()
-    return Home(settings, "operator", "app")
 
 
 def judge(database: Database, version: int, *, accepted: bool = True) -> None:
@@ -98,7 +83,9 @@ def test_the_summary_keeps_to_its_definitions(home: Home) -> None:
     ]
     counts = LedgerCounts(1, {"trained": 1})
     audited = Audit(counts, counts, ())
-    summary = summarise(home.settings, DemoRun(Evaluation(0, 0.5, 5.0), Evaluation(2, 0.9, 41.0), audited, clients))
+    summary = summarise(
+        home.settings, DemoRun(Evaluation(0, 0.5, 5.0), Evaluation(2, 0.9, 41.0), audited, clients, 10.0, 1e-4, 0.1)
+    )
     assert (summary["held_out_base"], summary["held_out_live"], summary["live_version"]) == (0.5, 0.9, 2)
     assert (summary["versions_shipped"], summary["failed_requests"], summary["ledger_balanced"]) == (2, 1, True)
     assert (summary["freshness_p50_s"], summary["signals_served"]) == (30.0, 1)
@@ -107,4 +94,9 @@ def test_the_summary_keeps_to_its_definitions(home: Home) -> None:
     assert described == [(1, 0.1, 0.0), (2, 0.3, None)]
     assert all(item["ratio"] > 1 and item["bytes"] > 0 for item in summary["versions"])
     assert summary["swap_pause_p99_ms"] == 4.0
-    assert missed_goals({**summary, "seconds": 10.0}) == ["at least 5 versions", "no failed request"]
+    assert (summary["accepted_base"], summary["accepted_last"], summary["seconds_until_85"]) == (1.0, None, 15.0)
+    assert summary["delta_at_realistic_rate"] is None, "there is no checkpoint"
+    assert missed_goals({**summary, "seconds": 10.0}) == [
+        "held_out_live at least 0.97", "users accept at least 0.94 in the last fifth", "at least 5 versions",
+        "no failed request",
+    ]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,24 +11,11 @@ from commands.engine_weights import compare_engines
 from commands.home import Home
 from contracts.engines import EngineReplica, announce
 from policy.vllm_engine import make_engine
-from runtime.days import migrate
-from runtime.settings import Settings
 from tests.unit.policy.fake_vllm import PARTS, FakeModel, FakeVllm
 from tests.unit.policy.test_vllm_engine import FakeAbstract, as_floats, weights_of
 from tests.unit.services.serving import serve
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    settings = Settings(
-        home=tmp_path, run="r", policy="booking", base="none", tasks=(Path("none"),), weights_unsigned=True
-    )
-    database = settings.database()
-    migrate(database)
-    database.close()
-    return Home(settings, "operator", "app")
 
 
 def replica(url: str, status: str = "serving") -> EngineReplica:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from examples.reservations.summary import accept_rates, freshness, percentile
+from examples.reservations.summary import freshness, percentile
 
 CLIENTS = [
     {"kind": "generation", "key": "a", "version": 0, "at": 1.0},
@@ -26,12 +26,6 @@ def test_answers_that_were_given_before_a_signal_do_not_count() -> None:
     parents = {0: None, 1: 0, 3: 1}
     assert freshness(clients, {"3": 3}, parents) == []
     assert freshness(clients, {"3": 3}, parents, [(25.0, 3)]) == [4.0]
-
-
-def test_accept_rates_are_those_of_the_edges() -> None:
-    said = [{"kind": "signal", "positive": number >= 50, "at": number} for number in range(100)]
-    assert accept_rates(said) == (0.0, 1.0)
-    assert accept_rates([]) == (None, None)
 
 
 @pytest.mark.parametrize(("share", "wanted"), [(0.5, 2.0), (0.95, 4.0), (0.01, 1.0)])

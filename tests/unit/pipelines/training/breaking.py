@@ -33,7 +33,7 @@ def breaking_model(capacity: int | None = None) -> Any:
 
 def _break(capacity: int | None) -> Callable[[Any, tuple[Any, ...]], None]:
     def hook(_module: Any, arguments: tuple[Any, ...]) -> None:
-        packing, _, labels, _ = arguments
+        packing, _, labels, *_ = arguments
         ids = torch.cat([packing.ids_N, labels])
         if (ids == DEADLY).any():
             os._exit(9)

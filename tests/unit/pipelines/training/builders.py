@@ -1,6 +1,7 @@
 """Tiny policies and experiences for the trainer's tests."""
 
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
+from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.learner import Learner
+from pipelines.training.state import TrainerState
 
 VOCABULARY = 48
 
@@ -35,6 +39,15 @@ def tiny_model(seed: int = 0, *, tied: bool = True) -> Any:
     for parameter in model.parameters():
         parameter.copy_(parameter.to(torch.bfloat16))
     return model
+
+
+def captured(learner: Learner, state: TrainerState | None = None, version: int | None = None) -> Checkpoint:
+    """What the learner holds now, copied: later steps do not change it."""
+    found = learner.capture(TrainerState() if state is None else state, version)
+    weights, moments = (
+        {name: each.clone() for name, each in held.items()} for held in (found.weights, found.optimizer)
+    )
+    return replace(found, weights=weights, optimizer=moments)
 
 
 def segment(
@@ -93,4 +106,5 @@ def random_key(random: np.random.Generator) -> str:
     """A sample key from the generator, not from the clock: partitions and batches are the same in every run."""
     high, low = (int(half) for half in random.spawn(1)[0].integers(0, 2**63, 2))
     value = (high << 64 | low) & ~(0xF << 76) & ~(0b11 << 62) | 0x7 << 76 | 0b10 << 62
+    value |= 1 << 127  # an id whose time is long gone would be a sample that expired
     return sample_key(f"chatcmpl-{uuid.UUID(int=value)}", 0)

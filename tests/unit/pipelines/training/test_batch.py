@@ -11,6 +11,7 @@ from contracts.sampling import Sampling, Span
 from pipelines.training.batch import (
     Refusal,
     TrainingLimits,
+    is_old,
     micro_batches,
     num_tokens,
     prompt_of,
@@ -21,7 +22,7 @@ from pipelines.training.batch import (
 from pipelines.training.versions import VersionTree
 from tests.unit.pipelines.training.builders import experience, random_experience, segment
 
-LIMITS = TrainingLimits(max_version_lag=2, max_age_seconds=100.0, max_length=8, vocabulary_size=48, policy="tiny")
+LIMITS = TrainingLimits(horizon_seconds=100.0, max_length=8, vocabulary_size=48, policy="tiny")
 GOOD = segment([5, 6, 7], [8, 9], [-0.5, -1.5])
 
 
@@ -97,10 +98,11 @@ def test_what_must_not_be_trained_is_refused_by_name(item: Experience, state: st
     assert refused(item) == Refusal(state, reason)  # type: ignore[arg-type]  # parametrized text
 
 
-def test_age_counts_versions_from_the_oldest_token() -> None:
+def test_no_lag_makes_a_sample_stale() -> None:
     item = with_segment(spans=(Span(0, 1), Span(1, 3)))
-    assert refused(item, lineage=(3, 2, 1, 0)) is None
-    assert refused(item, lineage=(4, 3, 2, 1, 0)) == Refusal("stale", "version_lag")
+    lineage = tuple(range(5000, -1, -1))
+    assert version_lag(item, VersionTree(lineage)) == 4999, "from the oldest token"
+    assert refused(item, lineage=lineage) is None
 
 
 PARENTS = {1: 0, 2: 1, 3: 2, 4: 3, 5: 4, 6: 2}
@@ -117,7 +119,7 @@ def test_age_counts_along_the_tree_so_that_a_rollback_ages_what_it_left_and_not_
     assert [version_lag(of_version(version), after_a_rollback) for version in (3, 4, 5)] == [2, 3, 4]
     assert version_lag(of_version(6, 5), after_a_rollback) == 4
     assert refused(of_version(4), (2, 1, 0), parents=PARENTS) is None
-    assert refused(of_version(5), (2, 1, 0), parents=PARENTS) == Refusal("stale", "version_lag")
+    assert refused(of_version(5), (2, 1, 0), parents=PARENTS) is None
 
 
 def test_what_a_revoked_version_said_is_poison_or_evidence() -> None:
@@ -125,6 +127,12 @@ def test_what_a_revoked_version_said_is_poison_or_evidence() -> None:
     assert refused(of_version(3), (2, 1, 0), **tree) == Refusal("quarantined", "rollback")
     assert refused(of_version(2, 3), (2, 1, 0), **tree) == Refusal("quarantined", "rollback")
     assert refused(of_version(4), (2, 1, 0), **tree) is None
+
+
+def test_what_is_old_is_counted_along_the_tree_and_nothing_raises() -> None:
+    tree = VersionTree((6, 2, 1, 0), PARENTS)
+    assert [is_old(of_version(version), tree, 2) for version in (6, 2, 0, 5, 77)] == [False, False, True, True, False]
+    assert not is_old(experience(), tree, 0)
 
 
 def test_several_segments_are_refused_for_any_of_them() -> None:
@@ -140,7 +148,7 @@ def test_log_probs_at_the_limits_are_trained() -> None:
 def test_age_counts_seconds_since_the_generation() -> None:
     item = experience(GOOD, generated_at=1000.0)
     assert refused(item, now=1100.0) is None
-    assert refused(item, now=1100.1) == Refusal("stale", "age")
+    assert refused(item, now=1100.1) == Refusal("stale", "expired")
 
 
 def test_a_sample_of_mixed_versions_has_no_single_version() -> None:

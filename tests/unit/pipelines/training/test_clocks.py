@@ -37,7 +37,7 @@ def test_a_jump_of_the_wall_clock_publishes_nothing_sooner_and_nothing_never(tmp
 
 @pytest.mark.parametrize("jump", [YEAR, -YEAR])
 def test_a_jump_makes_no_sample_stale_and_no_batch_early(tmp_path: Path, jump: float) -> None:
-    world = World.new(tmp_path / "home", max_wait_seconds=15.0, max_age_seconds=3600.0, checkpoint_seconds=5.0)
+    world = World.new(tmp_path / "home", max_wait_seconds=15.0, horizon_seconds=3600.0, checkpoint_seconds=5.0)
     trainer = world.start()
     world.add_random(3, generated_at=NOW - 60.0)
     world.turns(trainer, 1)
@@ -58,12 +58,12 @@ def test_a_jump_makes_no_sample_stale_and_no_batch_early(tmp_path: Path, jump: f
 
 
 def test_what_its_own_times_call_old_is_stale_all_the_same(tmp_path: Path) -> None:
-    world = World.new(tmp_path / "home", max_age_seconds=3600.0, checkpoint_seconds=0.0)
+    world = World.new(tmp_path / "home", horizon_seconds=3600.0, checkpoint_seconds=0.0)
     trainer = world.start()
     world.wall_jump = YEAR
     world.add_random(2, generated_at=NOW - 3600.0 - 1.0)
     world.turns(trainer, 2)
-    assert states(world) == {("stale", "age"): 2}
+    assert states(world) == {("stale", "expired"): 2}
     world.close()
 
 

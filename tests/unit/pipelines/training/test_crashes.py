@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from contracts.records import Experience, decode
 from contracts.topics import EXPERIENCES
 from pipelines.training.worker import Trainer
+from tests.executors import Threads
 from tests.fakes import everything
 from tests.unit.pipelines.training.world import CrashAt, World, survive, weights_of
 
@@ -83,6 +84,7 @@ def test_a_crash_anywhere_changes_nothing(template: Path, tmp_path: Path, uninte
             assert torch.equal(value, weights[name]), (fault.place, name)
         world.close()
     assert places == {
+        "journal: before the plan", "journal: plan durable", "journal: before the state", "journal: state durable",
         "checkpoint: before samples", "checkpoint: before samples.mark", "checkpoint: before weights.safetensors", "checkpoint: before optimizer.safetensors",
         "checkpoint: before state.json", "checkpoint: before MANIFEST.json", "checkpoint: durable",
         "training: step taken", "training: outcomes told", "training: bytes published", "training: candidate assigned",
@@ -145,7 +147,9 @@ def test_a_crash_anywhere_applies_a_correction_once(template: Path, tmp_path: Pa
         assert all(torch.equal(value, weights[name]) for name, value in found[0].items()), found[4].place
 
 
-def test_a_truncated_checkpoint_is_refused_and_its_samples_are_pending_again(template: Path, tmp_path: Path) -> None:
+def test_a_truncated_checkpoint_is_refused_and_the_journal_of_the_one_before_leads_as_far(
+    template: Path, tmp_path: Path
+) -> None:
     world = World(shutil.copytree(template, tmp_path / "home"), batch_size=3, publish_samples=3)
     world.turns(world.start(), 2)
     assert sorted(world.ledger().values()) == trained(1, 1, 1, 2, 2, 2)
@@ -156,10 +160,50 @@ def test_a_truncated_checkpoint_is_refused_and_its_samples_are_pending_again(tem
     restarted = world.start()
 
     assert restarted.state.version == 1
-    assert sorted(world.ledger().values()) == trained(1, 1, 1)
+    assert sorted(world.ledger().values()) == trained(1, 1, 1, 3, 3, 3)
     world.turns(restarted, NUM_TURNS)
     restarted._checkpoint()
     # Version 2 was published from what is lost: its number is never given to other weights.
     assert sorted(world.ledger().values()) == trained(1, 1, 1, 3, 3, 3, 4, 4)
     assert world.store.manifest("tiny", 3).parent == 1
     world.close()
+
+
+@pytest.mark.slow
+def test_a_crash_anywhere_while_threads_save_and_publish_changes_nothing(
+    template: Path, tmp_path: Path, uninterrupted: Straight
+) -> None:
+    """As above with real threads: steps run ahead of checkpoints, so a crash rewinds steps that were taken meanwhile."""
+
+    def play(number: int) -> tuple[World, CrashAt, Trainer]:
+        world, fault = World(shutil.copytree(template, tmp_path / str(number)), **RHYTHM), CrashAt(number)
+        saving, publishing = Threads(), Threads()
+        world.saving, world.publishing = saving, publishing
+
+        def finish_in_threads(trainer: Trainer) -> None:
+            for _ in range(3 * NUM_TURNS):
+                world.turns(trainer, 1)
+                # Some turns find work under way, some find it done.
+                if trainer.state.step != 1:
+                    saving.settle()
+                    publishing.settle()
+            trainer._checkpoint(wait=True)
+
+        trainer = survive(world, finish_in_threads, fault)
+        saving.shutdown()
+        publishing.shutdown()
+        return world, fault, trainer
+
+    world, counter, trainer = play(10**9)
+    world.close()
+    for number in range(1, 10**9 - counter.left + 1):
+        world, fault, trainer = play(number)
+        assert sorted(state for state, _, _ in world.ledger().values()) == ["trained"] * NUM_SAMPLES, fault.place
+        fates = {key: ("trained", "", fate.version) for key, fate in trainer.state.fates.items()}
+        told = {key: (state, reason, version) for key, (state, reason, version) in world.ledger().items()}
+        assert {key: version or trainer.state.ordinal + 1 for key, (_, _, version) in fates.items()} == {
+            key: version for key, (_, _, version) in told.items()
+        }, fault.place
+        for name, value in weights_of(trainer).items():
+            assert torch.equal(value, uninterrupted[0][name]), (fault.place, name)
+        world.close()

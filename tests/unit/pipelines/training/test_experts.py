@@ -27,7 +27,7 @@ def routed(choices: np.ndarray, shape: tuple[int, int, int] | None = None) -> Se
 
 def refused(item: Experience, routing: Routing = ROUTING, *, needs: bool = False) -> Refusal | None:
     limits = TrainingLimits(
-        max_version_lag=2, max_age_seconds=100.0, max_length=8, vocabulary_size=48, policy="tiny", routing=routing,
+        max_length=8, vocabulary_size=48, policy="tiny", routing=routing,
         needs_experts=needs,
     )  # fmt: skip
     return refuse(item, VersionTree((0,)), limits, now=1000.0)

@@ -8,20 +8,13 @@ from hypothesis import strategies as st
 
 from contracts.event_log import LogRecord
 from contracts.records import Experience, Score
-from pipelines.training.advantage import (
-    BetaTracker,
-    MovingAverageTracker,
-    Scored,
-    Tracker,
-    advantages,
-    component_advantages,
-    component_of,
-)
+from pipelines.training.advantage import Scored, advantages, component_advantages, component_of
 from pipelines.training.batch import prompt_of
 from pipelines.training.components import SIGNALS, TOTAL, parts_of
 from pipelines.training.intake import Intake
 from pipelines.training.lessons import NullMass, draw
 from pipelines.training.state import TrainerState
+from pipelines.training.trackers import BetaTracker, MovingAverageTracker, Tracker
 from tests.unit.pipelines.training.builders import experience, segment
 
 Step = tuple[list[str], list[float], float, dict[str, Any]]
@@ -51,14 +44,14 @@ def steps(history: list[Experience], tracker: Tracker, batch_size: int, *, by_co
             intake.offer(record, one, 0.0)
         if len(intake) == batch_size or (one is None and len(intake)):
             batch = draw(intake, batch_size).samples
-            rows = [Scored(each.reward or 0.0, each.baseline_key, prompt_of(each), each.weight) for each in batch]
+            rows = [Scored(each.reward or 0.0, each.baseline_key, prompt_of(each), 0, each.weight) for each in batch]
             parts = [parts_of(each, 0.0, 1.0) for each in batch]
             learned = (
                 component_advantages(rows, parts, tracker) if by_component else advantages(rows, tracker, whiten=True)
             )
             for row, part in zip(rows, parts, strict=True):
                 for told in [component_of(row, name, part[name]) for name in part] if by_component else [row]:
-                    tracker.update(told.baseline_key, told.reward, 0.01, told.weight)
+                    tracker.update(told.baseline_key, told.version, told.reward, told.weight)
             for each in batch:
                 intake.remove(each.key)
             found.append(([each.key for each in batch], learned.values.tolist(), learned.scale, tracker.to_json()))
@@ -103,7 +96,7 @@ def test_a_fault_of_the_model_is_in_the_batch_and_in_the_baselines() -> None:
     ((keys, values, _, tracker),) = steps([*right, wrong], BetaTracker(), 9, by_component=False)
     ((_, _, _, without),) = steps(right, BetaTracker(), 9, by_component=False)
     assert values[keys.index("w")] == min(values) < 0
-    assert tracker["counts"]["task"][1] > without["counts"]["task"][1]
+    assert tracker["entries"]["task"][0][1] < without["entries"]["task"][0][1]
 
 
 def test_the_mass_without_reward_is_counted_by_version_and_from_then_on() -> None:

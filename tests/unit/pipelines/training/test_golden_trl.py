@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,10 +13,10 @@ from tokenizers.models import WordLevel
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer
 
-from contracts.records import Experience
+from contracts.records import Experience, pack_floats
 from pipelines.training.batch import micro_batches, num_tokens
-from pipelines.training.loss import Objective, policy_loss
-from pipelines.training.packed import packed_batches
+from pipelines.training.loss import LossSums, Objective, policy_loss
+from pipelines.training.packed import packed_batches, sequences_of
 from pipelines.training.replay import score
 from policy.logprobs import TokenScorer
 from policy.packing import make_packable
@@ -42,7 +43,18 @@ class DetachedRatioTrainer(GRPOTrainer):  # type: ignore[misc]  # trl has no typ
         return super()._compute_loss(model, inputs)
 
 
-def trainer_of_trl(model: Any, folder: Path, beta: float, temperature: float, bound: float) -> Any:
+TWINS: dict[str, dict[str, Any]] = {
+    "truncated": {"loss_type": "cispo", "epsilon_high": BOUND},
+    "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+    "ppo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "delta": BOUND},
+    "gspo": {
+        "loss_type": "dapo", "epsilon": 0.10, "epsilon_high": 0.14, "delta": BOUND, "importance_sampling_level": "sequence",
+    },
+}  # fmt: skip
+"""Ours to the settings of trl with the same loss; trl has no DPPO, M2PO and VCPO."""
+
+
+def trainer_of_trl(model: Any, folder: Path, beta: float, temperature: float, bound: float, **options: Any) -> Any:
     vocabulary = {f"t{index}": index for index in range(VOCABULARY)}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="t0")),  # noqa: S106 a token of text
@@ -51,10 +63,11 @@ def trainer_of_trl(model: Any, folder: Path, beta: float, temperature: float, bo
     )
     arguments = GRPOConfig(
         output_dir=str(folder), use_cpu=True, bf16=False, report_to=[], per_device_train_batch_size=2, beta=beta,
-        num_generations=2, loss_type="cispo", epsilon_high=bound, use_bias_correction_kl=True, temperature=temperature,
-        activation_checkpointing=False, disable_dropout=True,
+        num_generations=2, use_bias_correction_kl=True, temperature=temperature, activation_checkpointing=False,
+        disable_dropout=True, **({"loss_type": "cispo", "epsilon_high": bound} | options),
     )  # fmt: skip
-    return DetachedRatioTrainer(
+    # Without a leash nothing needs the trick, and the clipped losses differentiate through their ratio.
+    return (DetachedRatioTrainer if beta else GRPOTrainer)(
         model=model,
         args=arguments,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
@@ -124,8 +137,8 @@ def test_loss_and_gradient_equal_trl(
     total, clipped, ratio_max = 0.0, 0.0, 0.0
     scorer, anchor_scorer = TokenScorer(mine), TokenScorer(anchor)
     if layout == "packed":
-        assert make_packable(mine)
-        assert make_packable(anchor)
+        assert not make_packable(mine)
+        assert not make_packable(anchor)
     for micro in (packed_batches if layout == "packed" else micro_batches)(batch, max_tokens=40):
         loss, sums = policy_loss(
             score(scorer, micro),
@@ -150,3 +163,49 @@ def test_loss_and_gradient_equal_trl(
         largest = float(gradients[name].abs().max())
         rounding = network_tolerance(mine.config, temperature, backward=True) * largest
         torch.testing.assert_close(parameter.grad, gradients[name], atol=rounding, rtol=0)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("loss", TWINS)
+def test_each_objective_that_trl_has_equals_it(tmp_path: Path, loss: str, layout: str) -> None:
+    random = np.random.default_rng(11)
+    mine, theirs = tiny_model(1), tiny_model(1)
+    batch = near(mine, [random_experience(random) for _ in range(8)], random)
+    advantages = torch.tensor(random.normal(size=8), dtype=torch.float32)
+    for model in (theirs, mine):
+        model.requires_grad_(requires_grad=True)
+    trl_trainer = trainer_of_trl(theirs, tmp_path, 0.0, 1.0, BOUND, **TWINS[loss])
+    trl_trainer.current_gradient_accumulation_steps = 1
+    expected = trl_trainer._compute_loss(trl_trainer.model, inputs_of_trl(batch, advantages))
+    expected.backward()
+
+    if layout == "packed":
+        assert make_packable(mine) == ""
+    scorer, total = TokenScorer(mine), LossSums()
+    for micro in (packed_batches if layout == "packed" else micro_batches)(batch, max_tokens=40):
+        found, sums = policy_loss(
+            score(scorer, micro), micro.behaviour_BT, None, advantages[micro.sample_B], micro.mask_BT,
+            num_tokens=num_tokens(batch), objective=Objective(BOUND, 0.0, loss), sequence_B=sequences_of(micro),
+        )  # fmt: skip
+        torch.autograd.backward(found)
+        total.add(sums)
+    assert 0 < total.clipped < total.num_tokens, "the batch must exercise the clip"
+    assert total.loss == pytest.approx(expected.item(), abs=10 * network_tolerance(mine.config))
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for name, parameter in mine.named_parameters():
+        rounding = network_tolerance(mine.config, backward=True) * float(gradients[name].abs().max())
+        torch.testing.assert_close(parameter.grad, gradients[name], atol=rounding, rtol=0)
+
+
+def near(model: Any, batch: list[Experience], random: np.random.Generator) -> list[Experience]:
+    """The samples with log-probs around the model's: sequences inside, above and below every clip."""
+    scorer, found = TokenScorer(model), []
+    for index, item in enumerate(batch):
+        [micro] = micro_batches([item], max_tokens=1000)
+        log_probs = score(scorer, micro).log_probs_BT.detach()[micro.mask_BT].numpy()
+        shift = (-1.8, -0.3, 0.05, 0.4)[index % 4] + random.normal(0, 0.2, len(log_probs))
+        segment = item.segments[0]
+        prompt = [0.0] * segment.loss_mask.index(1)
+        packed = pack_floats([*prompt, *np.minimum(log_probs + shift, 0.0).tolist()])
+        found.append(msgspec.structs.replace(item, segments=(msgspec.structs.replace(segment, logprobs=packed),)))
+    return found

@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from contracts.records import Experience
-from pipelines.training.guard import HISTORY, WARM_UP, Norms, remember, why_skip, write_bundle
+from pipelines.training.guard import (
+    HISTORY,
+    WARM_UP,
+    Norms,
+    remember,
+    remember_signs,
+    signs_of,
+    why_odd,
+    why_skip,
+    write_bundle,
+)
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.logprobs import TokenScorer
@@ -75,6 +85,38 @@ def test_history_is_bounded_and_finite() -> None:
     assert history == [Norms(float(norm), norm / 2) for norm in range(HISTORY, HISTORY * 2)]
 
 
+CALM_SIGNS = {"ess_spike": [1.1] * WARM_UP, "kl_spike": [0.01] * WARM_UP, "ratio_spike": [3.0] * WARM_UP,
+              "entropy_spike": [0.1] * WARM_UP}  # fmt: skip
+FIGURES = {"ess": 0.9, "k3": 0.01, "ratio_max": 3.0, "entropy": 2.0, "num_tokens": 400.0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "surprise", "reason"),
+    [
+        ({}, 2.0, ""),
+        ({"ess": 0.2}, 2.0, ""),
+        ({"ess": 0.05}, 2.0, "ess_spike"),
+        ({"k3": 0.4}, 2.0, ""),
+        ({"k3": 0.6}, 2.0, "kl_spike"),
+        ({"ratio_max": 90.0}, 2.0, ""),
+        ({"ratio_max": 1e4}, 2.0, "ratio_spike"),
+        ({"entropy": 2.9}, 2.0, ""),
+        ({"entropy": 0.1}, 2.0, "entropy_spike"),
+        ({"entropy": 4.0}, 2.0, "entropy_spike"),
+        ({"entropy": 0.2}, 0.3, ""),
+        ({"entropy": 0.1, "num_tokens": 1.0}, 5.0, ""),
+    ],
+)
+def test_each_figure_is_a_spike_above_its_harmless_bound_and_its_history(
+    changed: dict[str, float], surprise: float, reason: str
+) -> None:
+    signs = signs_of({**FIGURES, **changed}, surprise)
+    assert why_odd(CALM_SIGNS, signs, 15.0) == reason
+    assert why_odd({}, signs, 15.0) == "", "nothing is odd before anything is known"
+    used_to = remember_signs(CALM_SIGNS, signs, HISTORY)
+    assert why_odd(used_to, signs, 15.0) == "", "what stays is ordinary"
+
+
 # Gradients of a real policy, on answers that it sampled itself.
 
 
@@ -129,6 +171,8 @@ NUM_AFTER = 4
         ((1, 1, 1.0, "one way"), (48, 1, 1.0, "one way")),
         ((12, 6, 1.0, "right"), (12, 6, 1.0, "first")),
         ((12, 6, 10.0, "first"), (12, 6, 1.0, "first")),
+        ((12, 6, 1.0, "first"), (12, 6, 0.4, "first")),
+        ((24, 3, 1.0, "first"), (24, 20, 2.0, "one way")),
     ],
     ids=[
         "lone then full",
@@ -138,15 +182,19 @@ NUM_AFTER = 4
         "one way",
         "calm",
         "sure then unsure",
+        "hotter",
+        "a new task",
     ],
 )
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.slow
 def test_ordinary_batches_pass_whatever_came_before_and_fifty_times_too_much_never_does(
-    before: Phase, after: Phase
+    before: Phase, after: Phase, seed: int
 ) -> None:
+    """No false alarm in 45 changes of the batches' shape, with every figure of the guard."""
     # Whitened and not, in turns: the history does not know which.
     learner = Learner(tiny_model(), TrainingSettings(learning_rate=1e-3, kl_coefficient=0.0, mismatch_samples=0))
-    sampler, skipped = Sampler(learner), []
+    sampler, skipped = Sampler(learner, seed), []
     for number, (count, length, sharpness, rule) in enumerate([before] * WARM_UP + [after] * NUM_AFTER):
         learner._settings = learner._settings.model_copy(update={"whiten": number % 2 == 0})
         items = sampler.answers(count, length, sharpness=sharpness, rule=rule)

@@ -25,10 +25,10 @@ def test_hostile_experiences_cost_themselves(tmp_path: Path, seed: int) -> None:
     mixed = places + [hostile(EXPERIENCES, draw, ["booking", "sums"]) for _ in range(12)]
     draw.shuffle(mixed)
     world.log.append(mixed)
-    trainer._intake = heard = Intake(trainer.state)
+    trainer._intake = trainer._reader._intake = heard = Intake(trainer.state)
     for partition in range(world.log.num_partitions):
         for record in world.log.read(EXPERIENCES, partition, 0, 1000):
-            trainer._take(record)
+            trainer._reader._take(record)
     keys = [item.experience.key for item in heard.waiting]
     assert {item.key for item in innocent} <= set(keys)
     assert len(keys) == len(set(keys))

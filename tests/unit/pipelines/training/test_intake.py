@@ -177,14 +177,13 @@ def test_positions_stay_before_what_is_not_decided() -> None:
 
 def test_a_batch_is_full_or_old_enough() -> None:
     intake = Intake(TrainerState())
-    limits: dict[str, Any] = {"batch_size": 3, "min_batch_size": 2, "max_wait_seconds": 10.0}
+    limits: dict[str, Any] = {"is_full": False, "min_batch_size": 2, "max_wait_seconds": 10.0}
     for offset, now in enumerate((100.0, 105.0)):
         intake.offer(at(offset), item(str(offset)), now)
     assert not intake.is_ready(109.9, **limits)
     assert intake.is_ready(110.0, **limits)
     assert not intake.is_ready(110.0, **(limits | {"min_batch_size": 3}))
-    intake.offer(at(2), item("2"), 105.0)
-    assert intake.is_ready(105.0, **limits)
+    assert intake.is_ready(105.0, **(limits | {"is_full": True}))
     assert not Intake(TrainerState()).is_ready(1e9, **limits)
 
 
@@ -236,11 +235,11 @@ class Learned:
         for sample in batch.samples:
             assert sample.key not in self.applied, "a sample is learned once"
             self.applied[sample.key] = worth(sample)
-            self.state.fates[sample.key] = sample_fate(sample, "", 1.0)
+            self.state.fates[sample.key] = sample_fate(sample, 1.0)
         for lesson in batch.lessons:
             key = lesson.experience.key
             self.applied[key] += lesson.difference
-            self.state.fates[key] = lesson_fate(lesson, self.state.fates[key], "")
+            self.state.fates[key] = lesson_fate(lesson, self.state.fates[key])
         for taken in batch.everything:
             intake.remove(taken.key)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from contracts.errors import InvalidSettings
-from pipelines.training.loss import LOSSES, MAX_LOG_RATIO, LossSums, Objective, policy_loss
+from pipelines.training.loss import MAX_LOG_RATIO, LossSums, Objective, policy_loss
 from policy.logprobs import TokenScores
 from tests.tolerances import tolerance
 
@@ -133,18 +133,8 @@ def test_the_leash_weighs_as_the_policy_does() -> None:
     assert found == pytest.approx((current.exp() * (current - anchor)).sum().item(), rel=1e-5)
 
 
-def test_another_loss_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LOSSES, "plain", lambda ratio, _advantage, _bound: torch.ones_like(ratio))
-    log_probs = torch.full((1, 1), -0.1, requires_grad=True)
-    loss, _ = policy_loss(
-        TokenScores(log_probs, torch.zeros(1, 1)), torch.tensor([[-5.0]]), None, torch.tensor([0.7]), ONE,
-        num_tokens=1, objective=Objective(3.0, 0.0, "plain"),
-    )  # fmt: skip
-    torch.autograd.backward(loss)
-    assert log_probs.grad is not None
-    assert log_probs.grad.item() == pytest.approx(-0.7, rel=ROUNDING)
-
-
 def test_an_unknown_loss_is_refused_and_the_known_ones_are_named() -> None:
-    with pytest.raises(InvalidSettings, match="'ppo' is unknown; it is one of truncated"):
-        Objective(3.0, 0.0, "ppo")
+    with pytest.raises(
+        InvalidSettings, match="'best' is unknown; it is one of cispo, dppo, gspo, m2po, ppo, truncated, vcpo"
+    ):
+        Objective(3.0, 0.0, "best")

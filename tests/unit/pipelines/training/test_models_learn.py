@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -12,13 +13,12 @@ import torch
 from pipelines.training.figures import Speed
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.state import TrainerState
 from policy.weights import copy_tensors, tensors_of
 from tests.models import KINDS, tiny_model
-from tests.unit.pipelines.training.builders import random_experience
+from tests.unit.pipelines.training.builders import captured, random_experience
 from weights.tensors import root_of
 
-SETTINGS = TrainingSettings(learning_rate=1e-2)
+SETTINGS = TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf)
 
 
 def published(kind: str) -> Any:
@@ -60,7 +60,7 @@ def test_utilisation_is_told_only_where_the_formula_holds(kind: str, is_known: b
 def test_a_trainer_that_restarts_goes_on_exactly_and_one_that_is_rolled_back_has_the_old_bits(kind: str) -> None:
     learner = Learner(published(kind), SETTINGS)
     learn(learner, 0)
-    kept, bits = learner.capture(TrainerState(), 1), learner.tensors()
+    kept, bits = captured(learner, version=1), learner.tensors()
     learn(learner, 1)
 
     other = Learner(published(kind), SETTINGS)

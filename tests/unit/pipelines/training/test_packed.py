@@ -21,13 +21,13 @@ from pipelines.training.packed import PackedBatch, packed_batches
 from pipelines.training.replay import score
 from policy import packing as packing_module
 from policy.logprobs import TokenScorer
-from policy.packing import LEAST_SHARED, has_windows, make_packable, pack
+from policy.packing import LEAST_SHARED, has_windows, make_packable, pack, packed_states
 from policy.routing import routing_of
 from tests.models import tiny_model
 from tests.tolerances import network_tolerance
 from tests.unit.pipelines.training.builders import experience, segment
 
-FAMILIES = ("llama", "qwen3", "gemma3", "qwen3_moe")
+FAMILIES = ("llama", "qwen3", "gemma3", "qwen3_moe", "gpt2")
 
 
 def rows_of_prompts(random: np.random.Generator, vocabulary: int) -> list[Experience]:
@@ -67,7 +67,7 @@ def losses(scorer: TokenScorer, batches: Sequence[MicroBatch | PackedBatch], ite
 @pytest.mark.parametrize("max_tokens", [10_000, 60])
 def test_loss_and_gradient_equal_those_of_padded_rows(family: str, max_tokens: int) -> None:
     padded, packed = (tiny_model(family).requires_grad_(requires_grad=True) for _ in range(2))
-    assert make_packable(packed)
+    assert not make_packable(packed)
     items = rows_of_prompts(np.random.default_rng(5), padded.config.vocab_size)
     expected = losses(TokenScorer(padded), micro_batches(items, max_tokens=max_tokens), items)
     batches = packed_batches(items, max_tokens=max_tokens, windowed=has_windows(packed))
@@ -82,6 +82,22 @@ def test_loss_and_gradient_equal_those_of_padded_rows(family: str, max_tokens: i
             continue
         backward = network_tolerance(padded.config, 0.7, backward=True) * float(other.grad.abs().max())
         torch.testing.assert_close(parameter.grad, other.grad, atol=backward, rtol=0, msg=name)
+
+
+def test_groups_of_nodes_mean_the_same_as_the_tree() -> None:
+    model = tiny_model("qwen3").double()
+    assert not make_packable(model)
+    random = np.random.default_rng(8)
+    shared = random.integers(0, 700, 30)
+    rows = [np.concatenate([shared, random.integers(0, 700, length)]) for length in (1, 20, 21, 40)]
+    rows += [np.concatenate([rows[2], random.integers(0, 700, 7)]), random.integers(0, 700, 9)]
+    tree, groups = pack(rows), pack(rows, grouped=True)
+    assert tree.ranges
+    assert groups.groups
+    with torch.no_grad():
+        found, expected = (packed_states(model, packing).last_hidden_state[0] for packing in (tree, groups))
+    for of_tree, of_groups in zip(tree.places, groups.places, strict=True):
+        torch.testing.assert_close(found[of_tree], expected[of_groups], atol=1e-4, rtol=0)
 
 
 def test_a_shared_prompt_is_computed_once_and_the_budget_counts_it_once() -> None:
@@ -99,7 +115,15 @@ def test_a_shared_prompt_is_computed_once_and_the_budget_counts_it_once() -> Non
 def test_models_with_a_state_are_not_packed() -> None:
     model = tiny_model("mamba2")
     before = model.config._attn_implementation
-    assert not make_packable(model)
+    assert make_packable(model) == "not all of its layers are attention"
+    assert model.config._attn_implementation == before
+
+
+def test_a_model_whose_forward_takes_nothing_more_is_padded() -> None:
+    model = tiny_model("llama")
+    before, forward = model.config._attn_implementation, model.base_model.forward
+    model.base_model.forward = lambda input_ids, use_cache: forward(input_ids=input_ids, use_cache=use_cache)
+    assert make_packable(model).startswith("its forward failed on packed rows (TypeError: ")
     assert model.config._attn_implementation == before
 
 
@@ -114,13 +138,13 @@ def test_a_model_that_looks_at_its_neighbours_otherwise_is_found_out() -> None:
         return output
 
     model.base_model.forward = mixing
-    assert not make_packable(model)
+    assert make_packable(model) == "the states of packed rows differ from those of single rows"
 
 
 def test_a_node_that_needs_too_large_a_mask_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_module, "_MOST_MASK", 400)
     padded, packed = (tiny_model("gemma3").requires_grad_(requires_grad=True) for _ in range(2))
-    assert make_packable(packed)
+    assert not make_packable(packed)
     items = rows_of_prompts(np.random.default_rng(6), padded.config.vocab_size)
     expected = losses(TokenScorer(padded), micro_batches(items, max_tokens=10_000), items)
     batches = packed_batches(items, max_tokens=10_000, windowed=True)
@@ -142,7 +166,7 @@ def test_recorded_experts_reach_their_tokens() -> None:
     padded = losses(
         TokenScorer(model.requires_grad_()), micro_batches(items, max_tokens=10_000, routing=routing), items
     )
-    assert make_packable(model)
+    assert not make_packable(model)
     found = losses(TokenScorer(model), packed_batches(items, max_tokens=10_000, routing=routing), items)
     own = losses(TokenScorer(model), packed_batches(items, max_tokens=10_000), items)
     assert found.loss == pytest.approx(padded.loss, rel=5 * network_tolerance(model.config, 0.7))
@@ -165,7 +189,7 @@ def test_every_row_is_found_in_its_places(parts: list[tuple[int, int, list[int]]
     for row, places in zip(rows, packing.places, strict=True):
         assert np.array_equal(ids[places], row)
         assert np.array_equal(positions[places], np.arange(len(row)))
-    assert sorted(packing.order_N.tolist()) == list(range(len(ids)))
+    assert sorted(pack(rows, grouped=True).order_N.tolist()) == list(range(len(ids)))
     assert len(ids) <= sum(map(len, rows))
     if len(rows) > 1 and len(min(rows, key=len)) >= LEAST_SHARED and len({row.tobytes() for row in rows}) == 1:
         assert len(ids) == len(rows[0])

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.errors import StaleWrite, Unavailable, WeightsRefused
+from contracts.errors import Damaged, StaleWrite, Unavailable
 from contracts.ids import new_completion_id, sample_key
 from pipelines.training.checkpoint import MARK, SAMPLES, Checkpoint, CheckpointStore
 from pipelines.training.intake import Intake
-from pipelines.training.samples import KnownSamples, SampleFile, generated_at, pack_key, unpack_key
+from pipelines.training.samples import KnownSamples, SampleChanges, SampleFile, generated_at, pack_key, unpack_key
 from pipelines.training.state import Fate, TrainerState, cut_version, roll_back
 
 KEYS = [sample_key(new_completion_id(), 0), sample_key(new_completion_id(), 12), "k", ""]
@@ -38,6 +38,15 @@ def test_keys_come_back_and_sort_by_time() -> None:
     assert generated_at("k") is None
 
 
+def commit(samples: KnownSamples, file: SampleFile) -> int:
+    try:
+        samples.written(file, samples.hand_over().commit(file, 1))
+    except Unavailable:
+        samples.not_written()
+        raise
+    return samples.mark
+
+
 @settings(deadline=None, max_examples=50)
 @given(
     st.lists(
@@ -45,6 +54,9 @@ def test_keys_come_back_and_sort_by_time() -> None:
             st.tuples(st.just("set"), st.sampled_from(KEYS), st.integers(0, 3)),
             st.tuples(st.just("forget"), st.sampled_from(KEYS)),
             st.tuples(st.just("commit")),
+            st.tuples(st.just("hand over")),
+            st.tuples(st.just("written")),
+            st.tuples(st.just("not written")),
             st.tuples(st.just("go back"), st.integers(0, 5)),
             st.tuples(st.just("prune"), st.integers(0, 5)),
         ),
@@ -56,6 +68,7 @@ def test_each_mark_holds_what_was_known_then(history: list[tuple[object, ...]]) 
         file = SampleFile(Path(folder) / SAMPLES)
         samples, known = KnownSamples(file), dict[str, int]()
         marks: list[tuple[int, dict[str, int]]] = [(0, {})]
+        pending: tuple[SampleChanges, dict[str, int]] | None = None
         for name, *arguments in history:
             mapping = samples.mapping(b"u", int)
             if name == "set":
@@ -63,14 +76,25 @@ def test_each_mark_holds_what_was_known_then(history: list[tuple[object, ...]]) 
             elif name == "forget" and arguments[0] in known:
                 del mapping[str(arguments[0])]
                 del known[str(arguments[0])]
-            elif name == "commit":
-                marks.append((samples.commit(file, 1), dict(known)))
+            elif name == "commit" and pending is None:
+                marks.append((commit(samples, file), dict(known)))
+            elif name == "hand over" and pending is None:
+                pending = samples.hand_over(), dict(known)
+            elif name == "written" and pending is not None:
+                # In another thread, while samples change further.
+                samples.written(file, pending[0].commit(file, 1))
+                marks.append((samples.mark, pending[1]))
+                pending = None
+            elif name == "not written":
+                samples.not_written()
+                pending = None
             elif name == "go back":
+                pending = None
                 del marks[int(str(arguments[0])) + 1 :]
                 samples, known = KnownSamples(file, marks[-1][0]), dict(marks[-1][1])
-            elif name == "prune" and samples.mark == marks[-1][0] and len(marks) > 1:
+            elif name == "prune" and pending is None and samples.mark == marks[-1][0] and len(marks) > 1:
                 # The older checkpoints are deleted first. A commit is due, or rows of an abandoned future remain.
-                samples.commit(file, 1)
+                commit(samples, file)
                 marks[-1] = (samples.mark, dict(known))
                 del marks[1 : min(int(str(arguments[0])), len(marks) - 1)]
                 del marks[0]
@@ -143,15 +167,16 @@ def test_the_file_grows_by_what_changed_and_keeps_one_row_of_a_key(tmp_path: Pat
     assert number == 50 * 2, "two checkpoints are kept"
 
 
-@pytest.mark.parametrize("lost", ["file", "rows"])
+@pytest.mark.parametrize("lost", ["file", "newest"])
 def test_a_checkpoint_whose_samples_are_gone_is_refused_by_name(tmp_path: Path, lost: str) -> None:
+    SampleFile(tmp_path / SAMPLES).last()
+    older = {path: path.read_bytes() for path in tmp_path.glob(f"{SAMPLES}*")}
     name = save(a_store(tmp_path), TrainerState(epoch=1, fates={"a": Fate(1, "trained")}))
-    if lost == "file":
-        for path in tmp_path.glob(f"{SAMPLES}*"):
-            path.unlink()
-    else:
-        with sqlite3.connect(tmp_path / SAMPLES) as connection:
-            connection.execute("DELETE FROM change")
+    for path in tmp_path.glob(f"{SAMPLES}*"):
+        path.unlink()
+    if lost == "newest":
+        for path, content in older.items():
+            path.write_bytes(content)
     found, refused = a_store(tmp_path).load_newest()
     assert found is None
     assert [(item.name, item.reason.partition(":")[0]) for item in refused] == [(name, "samples_lost")]
@@ -164,7 +189,7 @@ def test_a_flipped_bit_of_a_row_is_named(tmp_path: Path) -> None:
         connection.execute("UPDATE change SET value = ?", (row[:-1] + bytes([row[-1] ^ 1]),))
     found, _ = a_store(tmp_path).load_newest()
     assert found is not None
-    with pytest.raises(WeightsRefused, match="the row of a has another checksum"):
+    with pytest.raises(Damaged, match="the row of a has another checksum"):
         found.state.fates.get("a")
 
 
@@ -172,14 +197,15 @@ def test_a_full_disk_leaves_the_last_mark_and_the_changes(tmp_path: Path) -> Non
     file = SampleFile(tmp_path / SAMPLES)
     samples = KnownSamples()
     samples.mapping(b"u", int).update({"a": 1})
-    samples.commit(file, 1)
-    file._connection().execute("PRAGMA max_page_count = 1")
+    commit(samples, file)
+    assert file._writer is not None
+    file._writer.execute("PRAGMA max_page_count = 1")
     samples.mapping(b"u", int).update({f"k{number}": number for number in range(1000)})
     with pytest.raises(Unavailable, match="full"):
-        samples.commit(file, 1)
+        commit(samples, file)
     assert dict(KnownSamples(file, samples.mark).mapping(b"u", int)) == {"a": 1}
-    file._connection().execute("PRAGMA max_page_count = 1000000")
-    samples.commit(file, 1)
+    file._writer.execute("PRAGMA max_page_count = 1000000")
+    commit(samples, file)
     assert len(KnownSamples(file, samples.mark).mapping(b"u", int)) == 1001
 
 
@@ -194,6 +220,21 @@ def test_a_rollback_reads_only_what_changed_since_the_shared_version(tmp_path: P
     roll_back(state, TrainerState(lineage=[1, 0]), {3: "poison", 2: "evidence"}, 0.0)
     assert state.fates == {"k1": Fate(1, "trained", version=1), "k3": Fate(1, "quarantined", "rollback")}
     assert (state.learn_again, set(state.untold)) == ({"k2": 1}, {"k2", "k3"})
+
+
+def test_a_mark_whose_row_was_pruned_is_still_known(tmp_path: Path) -> None:
+    store, state = a_store(tmp_path, keep=1), TrainerState(epoch=1, fates={"a": Fate(1, "trained")})
+    state.expired_before = (generated_at(KEYS[0]) or 0.0) + 1.0
+    save(store, state)
+    del state.fates["a"]
+    save(store, state)
+    state.fates[KEYS[0]] = Fate(1, "stale", "expired")
+    save(store, state)
+    save(store, state)
+    found, refused = a_store(tmp_path).load_newest()
+    assert refused == []
+    assert found is not None
+    assert found.state.fates == {}
 
 
 def test_what_expired_is_forgotten_and_never_new(tmp_path: Path) -> None:

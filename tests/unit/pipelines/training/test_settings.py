@@ -1,12 +1,14 @@
+import math
+
 import numpy as np
 import pytest
 
 from contracts.errors import InvalidSettings
 from contracts.tasks import Task
 from pipelines.training.learner import Learner
-from pipelines.training.settings import TrainingSettings
-from pipelines.training.state import TrainerState
-from tests.unit.pipelines.training.builders import random_experience, tiny_model
+from pipelines.training.settings import CORRECTION_SECONDS, TrainingSettings
+from runtime.settings import make_section
+from tests.unit.pipelines.training.builders import captured, random_experience, tiny_model
 
 
 def task(low: float, high: float) -> Task:
@@ -33,26 +35,47 @@ def test_settings_have_the_last_word_on_the_range() -> None:
     assert TrainingSettings(reward_high=9.0).for_tasks(TASKS).reward_range == (-1.0, 9.0)
 
 
+def test_a_removed_setting_is_refused_with_what_replaces_it_unless_the_program_wrote_it() -> None:
+    kept = make_section("millrace.toml: [training]", TrainingSettings, max_version_lag=8, age_half_life_seconds=86400.0)
+    assert kept == TrainingSettings()
+    with pytest.raises(InvalidSettings, match=r"max_version_lag was removed: .*old_versions.*remove the line"):
+        make_section("millrace.toml: [training]", TrainingSettings, max_version_lag=50)
+
+
+def test_the_horizon_covers_every_window_and_corrections_of_it() -> None:
+    month = 30 * 24 * 3600.0
+    slow = Task.model_validate(
+        {
+            "name": "t",
+            "signals": {"s": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}, "window_seconds": month}},
+        }
+    )
+    assert TrainingSettings().for_tasks([slow]).horizon_seconds == month + CORRECTION_SECONDS
+    assert TrainingSettings(horizon_seconds=month).for_tasks([slow]).horizon_seconds == month
+    with pytest.raises(InvalidSettings, match=r"horizon_seconds: 100 is shorter than the longest window"):
+        TrainingSettings(horizon_seconds=100.0).for_tasks([slow])
+
+
 def test_an_empty_range_is_refused_with_what_to_do() -> None:
     with pytest.raises(InvalidSettings, match=r"between 5 and 2, .*remove reward_low and reward_high"):
         TrainingSettings(reward_low=5.0).for_tasks(TASKS)
 
 
 def test_a_checkpoint_of_another_range_keeps_its_expectations() -> None:
-    settings = TrainingSettings()
+    settings = TrainingSettings(divergence_bound=math.inf)
     learner, random = Learner(tiny_model(), settings), np.random.default_rng(0)
     learner.step([random_experience(random, reward=1.0) for _ in range(4)], [1.0] * 4, {})
-    saved = learner.capture(TrainerState(), None)
+    saved = captured(learner)
     other = Learner(tiny_model(), settings.for_tasks(TASKS))
     other.restore(saved)
-    assert other.tracker.expect("task") == pytest.approx(learner.tracker.expect("task"))
-    assert other.tracker.expect("unknown") == 0.5
+    assert other.tracker.expect("task", 0) == pytest.approx(learner.tracker.expect("task", 0))
+    assert other.tracker.expect("unknown", 0) == 0.5
     assert other.tracker.to_json()["low"] == -1.0
 
 
 def test_components_train_with_baselines_of_their_own() -> None:
     random = np.random.default_rng(0)
-    learner = Learner(tiny_model(), TrainingSettings(normalise="components"))
+    learner = Learner(tiny_model(), TrainingSettings(normalise="components", divergence_bound=math.inf))
     result = learner.step([random_experience(random) for _ in range(4)], [1.0] * 4, {})
     assert not result.skipped
-    assert set(learner.tracker.to_json()["counts"]) == {"task#signals"}
+    assert set(learner.tracker.to_json()["entries"]) == {"task#signals"}

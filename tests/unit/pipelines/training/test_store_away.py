@@ -60,13 +60,23 @@ def test_steps_go_on_and_the_version_is_sent_as_it_was_cut(world: World) -> None
     assert 2 in world.store.versions("tiny")
 
 
-def test_a_crash_meanwhile_returns_to_what_was_cut(world: World) -> None:
-    begin_without_the_store(world)
+def test_a_crash_meanwhile_sends_what_was_cut_and_goes_on_where_it_was(world: World) -> None:
+    trainer = world.start()
+    away(world).is_away = True
+    while not away(world).num_refused:
+        world.turns(trainer, 1)
+    cut = trainer._learner.tensors()
+    world.turns(trainer, 4)
+    before = trainer._learner.tensors()
+    again = world.start()  # it dies before it can send anything
+    assert same(again._learner.tensors(), before)
     away(world).is_away = False
     restarted = world.start()
     assert restarted.state.version == 1
     assert world.store.versions("tiny") == [0, 1]
-    assert same(world.store.load("tiny", 1), restarted._learner.tensors())
+    assert same(world.store.load("tiny", 1), cut)
+    assert not same(cut, before)
+    assert same(restarted._learner.tensors(), before)
     world.turns(restarted, 12)
     restarted._checkpoint()
     fates = sorted(world.ledger().values())

@@ -55,7 +55,7 @@ def test_what_is_not_durable_is_not_told(log: FlakyLog) -> None:
     teller = a_teller(state, log)
     first, second = state.fates
     state.note(first)
-    teller.saved()
+    teller.saved(teller.mark())
     state.note(second)
     teller.tell()
     assert [item.key for item in told(log)] == [first]
@@ -69,7 +69,7 @@ def test_a_home_of_before_numbers_tells_everything_once(log: FlakyLog) -> None:
     state = a_state(TOLD_SINGLY + 100, sequence=-1)
     begin_epoch(state, 4)
     teller = a_teller(state, log)
-    teller.saved()
+    teller.saved(teller.mark())
     teller.tell()
     started, *outcomes = sorted(told(log), key=lambda item: item.key)
     assert (started.epoch, started.previous, started.kept_sequence) == (4, 3, -1)
@@ -79,7 +79,7 @@ def test_a_home_of_before_numbers_tells_everything_once(log: FlakyLog) -> None:
     assert len(outcomes) < len(each) / 5, "told together"
     assert all(route_of_key(one.key) % 4 == route_of_key(item.key) % 4 for item in outcomes for one in item.each())
     begin_epoch(state, 5)
-    teller.saved()
+    teller.saved(teller.mark())
     teller.tell()
     assert state.untold == {}
     assert len(told(log)) == len(outcomes) + 2, "only the epoch"
@@ -89,7 +89,7 @@ def test_a_log_that_goes_away_between_two_pieces_gets_the_rest_later(log: FlakyL
     state = a_state(2 * PIECE + 1, sequence=-1)
     begin_epoch(state, 4)
     teller = a_teller(state, log)
-    teller.saved()
+    teller.saved(teller.mark())
     log.num_taken = 2  # the epoch, and a piece
     with pytest.raises(Unavailable):
         teller.tell()
@@ -108,7 +108,7 @@ def test_a_rollback_takes_words_back_or_says_what_became_of_them(log: FlakyLog) 
     roll_back(state, TrainerState(lineage=[1, 0]), {2: "poison", 3: "evidence"}, 1.0)
     begin_epoch(state, 4)
     teller = a_teller(state, log)
-    teller.saved()
+    teller.saved(teller.mark())
     teller.tell()
     said = {item.key: (item.state, item.reason, item.revision) for item in told(log) if item.key}
     assert said == {poisoned: ("quarantined", "rollback", 1), evidence: ("pending", "rollback", 2)}
@@ -121,6 +121,6 @@ def test_an_epoch_that_a_crash_left_untold_is_told_with_the_next_one(log: FlakyL
     begin_epoch(state, 2)
     assert state.untold_epochs == [EpochBegin(1, None, -1), EpochBegin(2, 1, 0)]
     teller = a_teller(state, log)
-    teller.saved()
+    teller.saved(teller.mark())
     teller.tell()
     assert [item.epoch for item in told(log)] == [1, 2]

@@ -1,6 +1,7 @@
 """A broken sample costs only itself: no restart, and no good sample."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +15,16 @@ from hypothesis import strategies as st
 
 from contracts.errors import StepsBroken, Unavailable
 from contracts.records import Experience
+from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.culprits import Failure, find_culprits
 from pipelines.training.guard import Norms
 from pipelines.training.learner import Learner
 from pipelines.training.memory import RECOVERY_STEPS, TokenBudget
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.state import TrainerState
 from pipelines.training.worker import Trainer
 from policy.logprobs import TokenScores
 from tests.unit.pipelines.training.breaking import BROKEN, RAISES, RowError, answer, breaking_model
-from tests.unit.pipelines.training.builders import tiny_model
+from tests.unit.pipelines.training.builders import captured, experience, segment, tiny_model
 from tests.unit.pipelines.training.world import World, weights_of
 
 
@@ -160,20 +161,32 @@ def test_a_spike_of_one_sample_costs_that_one(world: World) -> None:
     }
 
 
+def test_a_forged_log_prob_in_a_long_answer_is_found_in_its_step_and_the_others_are_trained(world: World) -> None:
+    world.make_model = tiny_model
+    trainer, good = world.start(), innocents(7)
+    bad = experience(segment([1, 2], [3] * 40, [*[-3.0] * 39, -60.0]))
+    trainer._learner._signs = {"ratio_spike": [2.0] * 20}
+    trainer._learner._settings = trainer._learner._settings.model_copy(update={"guard_spread": 100.0})
+    assert learn(world, trainer, *good, bad) == {
+        **{item.key: ("trained", "") for item in good},
+        bad.key: ("quarantined", "ratio_spike"),
+    }
+
+
 # Memory.
 
 
 @pytest.mark.parametrize("capacity", [40, 80, 150])
 @pytest.mark.slow
 def test_memory_that_runs_out_makes_the_pieces_smaller_and_the_step_is_the_same(capacity: int) -> None:
-    settings = TrainingSettings(learning_rate=1e-2, max_tokens=1024, mismatch_samples=0)
+    settings = TrainingSettings(learning_rate=1e-2, max_tokens=1024, mismatch_samples=0, divergence_bound=math.inf)
     items = innocents(12)
     small, large = Learner(breaking_model(capacity), settings), Learner(tiny_model(), settings)
     for learner in (small, large):
         learner.step(items, [1.0] * len(items), {})
     assert small.budget.current <= capacity
-    expected = large.capture(TrainerState(), None).weights
-    for name, value in small.capture(TrainerState(), None).weights.items():
+    expected = captured(large).weights
+    for name, value in captured(small).weights.items():
         torch.testing.assert_close(value, expected[name], atol=1e-4, rtol=1e-3)
 
 
@@ -205,27 +218,39 @@ def test_a_reduced_budget_comes_back_slowly() -> None:
 # All or nothing.
 
 
-@pytest.mark.parametrize("place", ["optimizer", "tracker"])
-def test_half_a_step_is_taken_back(place: str) -> None:
-    learner = Learner(tiny_model(), TrainingSettings(learning_rate=1e-2))
+def test_a_step_that_fails_before_the_optimizer_changes_nothing() -> None:
+    learner = Learner(tiny_model(), TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf))
     items = innocents(6)
     learner.step(items, [1.0] * 6, {})
-    before = learner.capture(TrainerState(), None)
-    if place == "optimizer":
-        taken = learner._optimizer.optimizer.register_step_post_hook(lambda *_: (_ for _ in ()).throw(RowError))
-        with pytest.raises(RowError):
-            learner.step(items, [1.0] * 6, {})
-        taken.remove()
-    else:
-        # The last sample's baseline key is of a type that no dictionary takes: the others were told before.
-        with pytest.raises(TypeError):
-            learner.step([*items[:-1], answer(np.random.default_rng(8), baseline_key=[])], [1.0] * 6, {})
-    after = learner.capture(TrainerState(), None)
+    before = captured(learner)
+    # The last sample's baseline key is of a type that no dictionary takes: the others were told before.
+    with pytest.raises(TypeError):
+        learner.step([*items[:-1], answer(np.random.default_rng(8), baseline_key=[])], [1.0] * 6, {})
+    same(before, captured(learner))
+    assert all(parameter.grad is None for parameter in learner._model.parameters())
+
+
+def test_an_optimizer_that_fails_half_way_ends_the_process_and_nobody_uses_its_weights() -> None:
+    learner = Learner(tiny_model(), TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf))
+    items = innocents(6)
+    learner.step(items, [1.0] * 6, {})
+    before = captured(learner)
+    failing = learner._optimizer.optimizer.register_step_post_hook(lambda *_: (_ for _ in ()).throw(RowError))
+    with pytest.raises(StepsBroken, match="half-way"):
+        learner.step(items, [1.0] * 6, {})
+    failing.remove()
+    for use in (lambda: learner.step(items, [1.0] * 6, {}), lambda: captured(learner), learner.tensors):
+        with pytest.raises(StepsBroken):
+            use()
+    learner.restore(before)
+    same(before, captured(learner))
+
+
+def same(before: Checkpoint, after: Checkpoint) -> None:
     assert after.state.tracker == before.state.tracker
     for one, other in ((before.weights, after.weights), (before.optimizer, after.optimizer)):
         assert one.keys() == other.keys()
         assert all(torch.equal(value, other[name]) for name, value in one.items())
-    assert all(parameter.grad is None for parameter in learner._model.parameters())
 
 
 # Halving.

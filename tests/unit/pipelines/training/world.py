@@ -1,6 +1,8 @@
 """A home with the real database, log and weight store, a release that accepts everything, and crashes on demand."""
 
+import math
 from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,9 @@ from runtime.lease import Lease
 from runtime.log.outbox import message
 from runtime.settings import Settings
 from tests.databases import write_migrated
+from tests.executors import AtOnce
 from tests.leases import a_lease
-from tests.unit.pipelines.training.builders import random_experience, tiny_model
+from tests.unit.pipelines.training.builders import captured, random_experience, tiny_model
 from weights.publish import publish_version
 from weights.stores.opening import open_store_at
 from weights.stores.store import WeightStore
@@ -73,6 +76,8 @@ class World:
             "checkpoint_seconds": 1e9,
             "checkpoint_keep": 3,
             "learning_rate": 1e-2,
+            "horizon_seconds": 604800.0,
+            "divergence_bound": math.inf,  # the logged log-probs of random samples are random
         }
         self.training = TrainingSettings(**(defaults | training))
         self.now = NOW
@@ -83,6 +88,8 @@ class World:
         self.store = open_store_at(self.settings.weights)
         self.signer: Signer | None = None
         self.keyring: Keyring | None = None
+        self.saving: Executor = AtOnce()
+        self.publishing: Executor = AtOnce()
 
     @classmethod
     def new(cls, home: Path, **training: Any) -> "World":
@@ -116,6 +123,8 @@ class World:
             store=self.store,
             signer=self.signer,
             keyring=self.keyring,
+            saving=self.saving,
+            publishing=self.publishing,
             clock=lambda: self.now + self.wall_jump,
             monotonic=lambda: self.now,
             fault=fault,
@@ -210,7 +219,7 @@ def survive(world: World, run: Callable[[Trainer], None], fault: FaultPoint) -> 
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return trainer._learner.capture(trainer.state, None).weights
+    return dict(captured(trainer._learner, trainer.state).weights)
 
 
 class AwayStore(WeightStore):

@@ -56,7 +56,7 @@ def params_of(**fields: Any) -> SamplingParams:
         ({"token_ids": "hello"}, "token_ids"),
         ({"token_ids": [1, True]}, "token_ids[1]"),
         ({"temperature": "hot"}, "sampling_params.temperature"),
-        ({"logprobs": 22}, "logprobs"),
+        ({"logprobs": 66}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"logit_bias": {"64": 1.0}}, "logit_bias"),
         ({"logit_bias": {"-1": 1.0}}, "logit_bias"),

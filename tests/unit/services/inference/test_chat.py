@@ -135,7 +135,11 @@ def test_a_task_may_leave_sampling_to_the_caller(inference: Inference) -> None:
     assert defaults == Sampling(temperature=0.7, max_tokens=8)
     assert own == Sampling(temperature=0, top_p=0.9, max_tokens=5)
     assert filtered == Sampling(temperature=1, top_k=40, min_p=0.05, max_tokens=8)
-    assert (defaults.on_support, own.on_support, filtered.on_support) == (True, False, False)
+    assert [(it.off_support, it.is_truncated) for it in (defaults, own, filtered)] == [
+        ("", False),
+        ("greedy", False),
+        ("", True),
+    ]
     assert answer.model_extra["sampling"].items() >= filters.items()
     assert inference.engine.requests[2]["sampling_params"].items() >= filters.items()
     second = inference.engine.requests[1]["sampling_params"]

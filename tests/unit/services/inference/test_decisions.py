@@ -100,7 +100,7 @@ def test_a_shorter_answer_than_the_tasks_may_be_asked_for(asked: dict[str, int],
 def test_filters_are_the_callers_where_the_sampling_is(asked: dict[str, int], used: int) -> None:
     sampling = decide_sampling(request(**asked, min_p=0.1), CALLER_RULE, "user", 10, 100)
 
-    assert (sampling.top_k, sampling.min_p, sampling.on_support) == (used, 0.1, False)
+    assert (sampling.top_k, sampling.min_p, sampling.is_truncated) == (used, 0.1, True)
 
 
 @pytest.mark.parametrize(("rule", "purpose"), [(CALLER_RULE, "user"), (TASK_RULE, "sentinel"), (TASK_RULE, "rollout")])

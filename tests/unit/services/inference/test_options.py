@@ -48,7 +48,7 @@ def test_a_task_that_owns_its_sampling_keeps_its_distribution(inference: Inferen
     [record], params = inference.logged(), inference.engine.requests[0]["sampling_params"]
     assert {"logit_bias", "frequency_penalty"}.isdisjoint(params)
     assert params["repetition_penalty"] == 1
-    assert record.sampling.on_support
+    assert not record.sampling.off_support
     used = answer.model_extra["sampling"]
     assert (used["logit_bias"], used["frequency_penalty"], used["repetition_penalty"]) == ({}, 0, 1)
 

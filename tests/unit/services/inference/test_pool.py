@@ -18,6 +18,7 @@ from contracts.assignments import CANDIDATE, LIVE, move
 from contracts.engines import EngineReplica, announce, read_replicas, withdraw
 from contracts.records import unpack_ids
 from contracts.sampling import Span
+from contracts.support import support_of
 from runtime.database import Database
 from services.inference.app import create_app
 from tests.unit.services.inference.conftest import Inference
@@ -262,6 +263,23 @@ def test_raw_logprobs_are_recorded_as_such(replicas: Replicas) -> None:
         replicas.tell(name, abilities=frozenset({"spans"}))
     replicas.ask()
     assert replicas.logged()[0].sampling.raw_logprobs
+
+
+@pytest.mark.parametrize(("has", "num_drawable", "is_known"), [(True, 3, True), (True, 65, False), (False, 3, False)])
+def test_what_a_truncated_answer_was_drawn_from_is_recorded(
+    replicas: Replicas, has: bool, num_drawable: int, is_known: bool
+) -> None:
+    for name in NAMES:
+        replicas.tell(name, abilities=frozenset({"spans", "logprobs", "top_logprobs", *(["support"] if has else [])}))
+        replicas.engines[name].num_drawable = num_drawable
+    answer = replicas.ask(
+        top_p=0.5, logprobs=True, top_logprobs=2, metadata={"task": "private"}, store=True, max_completion_tokens=4
+    )
+    assert [len(token.top_logprobs) for token in answer.choices[0].logprobs.content] == [2] * 4, "as many as asked for"
+    body = replicas.logged()[0].open()
+    made = unpack_ids(body.completion_ids)
+    found = support_of(body.support, len(made)).tolist() if body.support else None
+    assert found == ([[token_id, token_id + 1, token_id + 2] for token_id in made] if is_known else None)
 
 
 def test_a_new_replica_is_asked_and_one_that_withdraws_is_not(replicas: Replicas) -> None:

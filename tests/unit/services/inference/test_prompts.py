@@ -43,7 +43,7 @@ def test_it_is_logged_like_a_chat(inference: Inference) -> None:
     [record] = inference.logged()
     body = record.open()
     assert (record.completion_id, record.person, record.session_id, record.task) == (answer.id, "u1", "s1", "booking")
-    assert record.sampling.on_support
+    assert not record.sampling.off_support
     assert body.messages == [{"role": "user", "content": PROMPT}]
     assert unpack_ids(body.prompt_ids) == make_tokenizer().encode(PROMPT).ids
     assert body.text == TEXT
@@ -125,7 +125,7 @@ def test_options_are_those_of_chats(inference: Inference) -> None:
     assert params.items() >= {"temperature": 0.5, "seed": 7, "logit_bias": {"5": 1}, "top_k": 3}.items()
     assert params["repetition_penalty"] == 1.5
     assert answer.choices[0].text == "Tisch fü"
-    assert inference.logged()[0].sampling.off_support == "truncated"
+    assert inference.logged()[0].sampling.off_support == "biased"
 
 
 def test_a_repeat_gets_the_first_answer(inference: Inference) -> None:

@@ -165,7 +165,7 @@ def test_a_filtered_answer_says_that_its_log_probs_are_of_more_tokens(endpoint: 
     endpoint.client.chat.completions.create(model="demo", messages=MESSAGES, top_p=0.5, **CALLER)
     (record,) = endpoint.logged()
     assert record.sampling.raw_logprobs
-    assert record.sampling.off_support == "truncated"
+    assert record.sampling.off_support == "raw_logprobs"
 
 
 def test_what_it_cannot_do_is_refused_by_name(endpoint: Endpoint) -> None:

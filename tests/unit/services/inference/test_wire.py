@@ -55,6 +55,20 @@ def test_every_sampling_option_is_sent_as_vllm_reads_it() -> None:
     }  # fmt: skip
 
 
+def test_a_support_is_the_tokens_with_a_probability() -> None:
+    def told(*logprobs: float) -> bytes:
+        top = [{"token_id": 5 + place, "logprob": value} for place, value in enumerate(logprobs)]
+        content = [{"token_id": 5, "logprob": -0.5, "top_logprobs": top}]
+        return event(5, logprobs={"content": content})
+
+    assert json.loads(request_body(REQUEST._replace(with_support=True, num_top=2)))["sampling_params"]["logprobs"] == 65
+    [token] = read_event(told(-0.5, -1.0, -9999.0), 0, 1, with_support=True).tokens
+    assert (token.support, token.top) == ((5, 6), ((5, -0.5),))
+    assert read_event(told(*[-4.0] * 64), 0, with_support=True).tokens[0].support == tuple(range(5, 69))
+    assert read_event(told(*[-4.0] * 65), 0, with_support=True).tokens[0].support is None
+    assert read_event(told(-0.5), 0, 1).tokens[0].support is None
+
+
 def test_what_is_off_is_left_out_except_what_a_model_may_have_a_default_for() -> None:
     body = json.loads(request_body(REQUEST))
 

@@ -63,6 +63,7 @@ class FakeEngine:
         serving: what /state says.
         refusal: the error with which every request is refused, with status 400.
         mute: requests are read and not answered, as by a socket that outlives its process.
+        num_drawable: how many tokens a truncated answer could be drawn from.
     """
 
     def __init__(self, says: str, version: int = 3) -> None:
@@ -74,6 +75,7 @@ class FakeEngine:
         self.resident = {version}
         self.serving = True
         self.mute = False
+        self.num_drawable = 1000
         self.die_after: int | None = None
         self.stays_dead = False
         self.survives = False
@@ -127,7 +129,8 @@ class FakeEngine:
                 while self.hold_after == place and not self.go.is_set():  # noqa: ASYNC110 tests set it from their thread
                     await asyncio.sleep(0.005)
                 spans = [(0, self.version)] if place == 0 else []
-                yield event_of(token_id, spans, self._reason(place, rest), asked["sampling_params"]["logprobs"])
+                num_top = min(asked["sampling_params"]["logprobs"], self.num_drawable)
+                yield event_of(token_id, spans, self._reason(place, rest), num_top)
             yield "data: [DONE]\n\n"
         finally:
             self.num_closed += 1

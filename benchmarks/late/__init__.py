@@ -1,0 +1,1 @@
+"""Rewards that come days after their answers."""

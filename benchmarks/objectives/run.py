@@ -1,0 +1,161 @@
+"""One run of the bench: a policy learns from answers that are `lag` steps old, from noisy rewards.
+
+The objective, the loss, advantages, trackers, and what leaves a batch or makes its step smaller are the trainer's own. Only the model,
+the reading of rows and the guard against spikes are not: a step takes milliseconds, so that thousands of runs fit into an evening.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.objectives.model import Answers, TinyPolicy
+from benchmarks.objectives.tasks import Data, Noise, Pool
+from pipelines.training.advantage import Scored, advantages
+from pipelines.training.divergence import has_left, step_scale
+from pipelines.training.loss import Objective, policy_loss
+from pipelines.training.settings import TrainingSettings
+from pipelines.training.trackers import BetaTracker
+from policy.logprobs import TokenScores
+
+DEFAULTS = TrainingSettings()
+STEPS_PER_VERSION = 4
+"""As by default: 256 samples."""
+NUM_POINTS = 10
+"""How often a run is measured."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a run is about. `rate` is the learning rate itself."""
+
+    task: str
+    loss: str
+    lag: int
+    batch: int
+    rate: float
+    seed: int
+    steps: int
+    is_clean: bool = False
+    """No reward is missing or wrong."""
+    kl: float = 0.02
+    bound: float = 2.0
+    divergence: float = 2.0
+    """As the settings `kl_coefficient`, `ratio_bound` and `divergence_bound`."""
+
+
+class Sampled(NamedTuple):
+    """Questions and answers that wait for their turn, the version that answered, and what users said: NaN where nothing."""
+
+    rows: Pool
+    answers: Answers
+    version: int
+    rewards: torch.Tensor
+
+
+def run(cell: Cell, base: TinyPolicy, data: Data, noise: Noise) -> dict[str, Any]:
+    """Learn for `cell.steps` steps. Returns the share of right answers on held-out questions: at the start, on the way, at the end."""
+    random = torch.Generator().manual_seed(cell.seed)
+    policy = copy.deepcopy(base)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cell.rate, weight_decay=DEFAULTS.weight_decay, fused=True)
+    objective = Objective(cell.bound, cell.kl, cell.loss)
+    trainer = _Trainer(policy, base, objective, optimizer, BetaTracker(), cell.divergence)
+    sizes = cell.batch, Noise(0.0, 0.0) if cell.is_clean else noise
+    waiting = deque(_sampled(base, 0, data, sizes, random) for _ in range(cell.lag))
+    curve = [policy.share_right(data.held_out.prompts, data.held_out.right)]
+    ess = 1.0
+    for step in range(1, cell.steps + 1):
+        waiting.append(_sampled(policy, step // STEPS_PER_VERSION, data, sizes, random))
+        ess = min(ess, _learn(waiting.popleft(), trainer))
+        if step % max(cell.steps // NUM_POINTS, 1) == 0:
+            curve.append(policy.share_right(data.held_out.prompts, data.held_out.right))
+        if not math.isfinite(curve[-1]):
+            curve[-1] = 0.0
+            break
+    # The last fifth of the run: a single point is noisier.
+    return {"start": curve[0], "end": sum(curve[-2:]) / 2, "lowest": min(curve), "ess": ess, "curve": curve}
+
+
+def _sampled(
+    policy: TinyPolicy, version: int, data: Data, sizes: tuple[int, Noise], random: torch.Generator
+) -> Sampled:
+    size, noise = sizes
+    rows = data.train.rows(torch.randint(len(data.train.prompts), (size,), generator=random))
+    answers = policy.sample(rows.prompts, random)
+    rewards = (answers.ids_BA == rows.right).all(1).float()
+    chance = torch.rand(2, size, generator=random)
+    rewards = torch.where(chance[0] < noise.wrong, 1 - rewards, rewards)
+    return Sampled(rows, answers, version, rewards.masked_fill(chance[1] < noise.missing, math.nan))
+
+
+class _Trainer(NamedTuple):
+    """What a run changes, and what it is pulled towards."""
+
+    policy: TinyPolicy
+    base: TinyPolicy
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    tracker: BetaTracker
+    divergence: float
+
+
+def _learn(found: Sampled, trainer: _Trainer) -> float:
+    """One step as the trainer takes it, over the answers that have a reward. Returns the effective share of tokens."""
+    spoken = (~found.rewards.isnan()).nonzero()[:, 0]
+    if not len(spoken):
+        return 1.0
+    prompts, answers = found.rows.prompts[spoken], Answers(*(each[spoken] for each in found.answers))
+    answers = Answers(*(each[:, : int(answers.mask_BA.sum(1).max())] for each in answers))
+    # Questions that come twice in a batch are the same prompt, as in the trainer.
+    samples = [
+        Scored(reward, "task", prompt.numpy().tobytes(), found.version)
+        for reward, prompt in zip(found.rewards[spoken].tolist(), prompts, strict=True)
+    ]
+    scores = trainer.policy.score(prompts, answers.ids_BA)
+    values = advantages(samples, trainer.tracker, whiten=DEFAULTS.whiten).values
+    kept = _kept(scores, answers, values, trainer.divergence)
+    if not len(kept):
+        return 1.0
+    if len(kept) < len(samples):
+        samples = [samples[index] for index in kept]
+        prompts, answers = prompts[kept], Answers(*(each[kept] for each in answers))
+        scores = TokenScores(scores.log_probs_BT[kept], scores.entropy_BT[kept])
+        values = advantages(samples, trainer.tracker, whiten=DEFAULTS.whiten).values
+    anchor = None
+    if trainer.objective.kl_coefficient:
+        with torch.no_grad():
+            anchor = trainer.base.score(prompts, answers.ids_BA).log_probs_BT
+    loss, sums = policy_loss(
+        scores,
+        answers.log_probs_BA,
+        anchor,
+        torch.from_numpy(values),
+        answers.mask_BA,
+        num_tokens=int(answers.mask_BA.sum()),
+        objective=trainer.objective,
+    )
+    optimizer = trainer.optimizer
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    norm = torch.nn.utils.clip_grad_norm_(trainer.policy.parameters(), DEFAULTS.max_gradient_norm)
+    ess = sums.metrics()["ess"]
+    if math.isfinite(sums.loss) and math.isfinite(float(norm)):  # as the guard
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("base", group["lr"]) * min(sums.rate, step_scale(ess))
+        optimizer.step()
+        for sample in samples:
+            trainer.tracker.update(sample.baseline_key, sample.version, sample.reward)
+    return ess
+
+
+def _kept(scores: TokenScores, answers: Answers, values: np.ndarray, bound: float) -> torch.Tensor:
+    """Indices of the samples that today's policy has not left, as the trainer finds them."""
+    ratios = torch.where(answers.mask_BA, scores.log_probs_BT.detach() - answers.log_probs_BA, 0.0).double()
+    means = ratios.sum(1) / answers.mask_BA.sum(1)
+    return torch.from_numpy(np.flatnonzero(~has_left(means.numpy(), values, bound)))

@@ -1,0 +1,1 @@
+"""Poisoned samples and turned rewards beside a clean run."""

@@ -1,0 +1,1 @@
+"""Two more products beside the demo's: sums whose answers a verifier checks, and notes that a judge reads."""

@@ -1,0 +1,39 @@
+"""What share of the held-out questions a version answers right, by what users hold. Over HTTP; the requests are not logged."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+
+import openai
+
+from benchmarks.products.questions import ExtraProduct, Question, stream
+
+NUM_HELD_OUT = 500
+_CONCURRENCY = 32
+_MAX_TOKENS = 32
+
+
+def accuracy_of(product: ExtraProduct, url: str, operator_key: str, version: int, temperature: float) -> float:
+    """Ask `product@vN` every held-out question once. Temperature 0 is greedy."""
+    return asyncio.run(_ask_all(product, url, operator_key, version, temperature))
+
+
+async def _ask_all(product: ExtraProduct, url: str, key: str, version: int, temperature: float) -> float:
+    questions = list(islice(stream(product, "held_out", 0), NUM_HELD_OUT))
+    gate, headers = asyncio.Semaphore(_CONCURRENCY), {"x-millrace-purpose": "rollout"}
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, default_headers=headers) as client:
+
+        async def is_right(question: Question) -> bool:
+            async with gate:
+                answer = await client.chat.completions.create(
+                    model=f"{product.name}@v{version}",
+                    messages=[{"role": "user", "content": question.text}],
+                    temperature=temperature,
+                    max_tokens=_MAX_TOKENS,
+                    store=False,
+                )
+            return product.is_right(question, answer.choices[0].message.content or "")
+
+        found = await asyncio.gather(*map(is_right, questions))
+    return sum(found) / len(found)

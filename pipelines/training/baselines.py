@@ -1,0 +1,70 @@
+"""The advantages of a batch and the samples that move the trackers, as the settings choose them. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipelines.training.advantage import Advantages, Scored, advantages, component_advantages, component_of
+from pipelines.training.batch import first_version, prompt_of
+from pipelines.training.components import parts_of
+from pipelines.training.trackers import BetaTracker, MovingAverageTracker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from contracts.records import Experience
+    from pipelines.training.advantage import Part
+    from pipelines.training.settings import TrainingSettings
+    from pipelines.training.trackers import Tracker
+
+
+def new_tracker(settings: TrainingSettings) -> Tracker:
+    """The tracker of a trainer that never trained."""
+    if settings.baseline == "beta":
+        low, high = settings.reward_range
+        return BetaTracker(low=low, high=high)
+    return MovingAverageTracker(initial=sum(settings.reward_range) / 2)
+
+
+def in_range(tracker: Tracker, settings: TrainingSettings) -> Tracker:
+    """The tracker on today's scale of rewards: task files may have changed since it was saved."""
+    if not isinstance(tracker, BetaTracker) or (tracker.low, tracker.high) == settings.reward_range:
+        return tracker
+    return tracker.rescaled(*settings.reward_range)
+
+
+def advantages_of(experiences: Sequence[Experience], tracker: Tracker, settings: TrainingSettings) -> Advantages:
+    """The advantages of a batch, read from the tracker before it is updated."""
+    scored = _scored(experiences)
+    if settings.normalise == "components":
+        return component_advantages(scored, _parts(experiences, settings), tracker)
+    return advantages(scored, tracker, whiten=settings.whiten)
+
+
+def baseline_samples(experiences: Sequence[Experience], settings: TrainingSettings) -> list[Scored]:
+    """The samples, or their components, that update the trackers."""
+    scored = _scored(experiences)
+    if settings.normalise == "total":
+        return scored
+    return [
+        component_of(sample, name, part)
+        for sample, parts in zip(scored, _parts(experiences, settings), strict=True)
+        for name, part in parts.items()
+    ]
+
+
+def _scored(experiences: Sequence[Experience]) -> list[Scored]:
+    return [
+        Scored(_reward(item), item.baseline_key, prompt_of(item), first_version(item), item.weight)
+        for item in experiences
+    ]
+
+
+def _parts(experiences: Sequence[Experience], settings: TrainingSettings) -> list[dict[str, Part]]:
+    return [parts_of(item, *settings.reward_range) for item in experiences]
+
+
+def _reward(experience: Experience) -> float:
+    if experience.reward is None:
+        raise ValueError(f"{experience.key} has no reward")
+    return experience.reward

@@ -1,0 +1,53 @@
+"""The trainer's benchmarks that need a large machine run whole on a small one; and a very long row fits its token budget."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.trainer import gpu
+from benchmarks.trainer.sizes import sizes
+from benchmarks.trainer.throughput import sample
+from pipelines.training.learner import Learner
+from pipelines.training.settings import TrainingSettings
+from tests.models import tiny_model
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of trl: transformers renamed an option
+def test_the_gpu_table_is_filled_without_a_gpu_too() -> None:
+    report = gpu.main(["--device", "cpu", "--tiny", "--steps", "1"])
+    assert report["ratio_vs_trl"] > 0
+    for figure in ("seconds", "tokens_s", "mfu", "mfu_wall_clock", "peak_gib"):
+        assert report["millrace"][figure] > 0, figure
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # deepcopy does
+def test_resident_state_takes_18_bytes_per_parameter() -> None:
+    held, again = (sizes("tiny", 4096, recompute=recompute) for recompute in (False, True))
+    assert held["resident_bytes_per_parameter"] == pytest.approx(18, abs=0.01)
+    assert again["activations"] < held["activations"]
+
+
+def test_a_row_of_32_k_tokens_is_one_step() -> None:
+    """Far beyond the token budget: its layers run again, its logits come in pieces, its attention has no mask."""
+    model = tiny_model("qwen3", max_position_embeddings=33_000)
+    learner = Learner(model, TrainingSettings(divergence_bound=math.inf, mismatch_samples=0, max_tokens=8192))
+    random = np.random.default_rng(1)
+    item = sample(random, [], 100, 100)
+    [part] = item.segments
+    ids = random.integers(0, 704, 32_768).astype("<i4").tobytes()
+    mask = bytes([0] * 16_384 + [1] * 16_384)
+    log_probs = np.full(32_768, -math.log(704), "<f4").tobytes()
+
+    part = msgspec.structs.replace(part, token_ids=ids, loss_mask=mask, logprobs=log_probs)
+    before = model.lm_head.weight.detach().clone()
+    result = learner.step([msgspec.structs.replace(item, segments=(part,))], [1.0], {})
+    assert not result.skipped
+    assert learner.budget.current == 8192
+    assert not torch.equal(model.lm_head.weight, before)

@@ -1,0 +1,23 @@
+"""What the demo's goals are measured on: changing it would change the goals."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+
+from commands.demo import DEMO_SECONDS, NUM_SENTINELS, NUM_USERS, PACE_SECONDS
+
+PRODUCT = Path("examples/reservations")
+FILES = ("users.py", "sentences.py", "phrases.py", "sentinels.jsonl", "base")
+FROZEN = "f5a52d922305f1ee0e449718ef55c9e7"
+
+
+def test_users_base_and_pace_of_the_demo_are_those_of_its_goals() -> None:
+    digest = blake2b(f"{NUM_USERS} {PACE_SECONDS} {DEMO_SECONDS} {NUM_SENTINELS}".encode(), digest_size=16)
+    for name in FILES:
+        path = PRODUCT / name
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    assert digest.hexdigest() == FROZEN, (
+        "the demo's users, base or pace changed: measure its goals again, then update this"
+    )

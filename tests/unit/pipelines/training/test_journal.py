@@ -1,0 +1,176 @@
+"""The journal on disk: what was durable is read again, what was torn never was, and a stopped twin adds nothing."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contracts.errors import StaleWrite, Unavailable
+from pipelines.training import journal as journals
+from pipelines.training.checkpoint_names import highest_epoch
+from pipelines.training.journal import Journal, Place
+from pipelines.training.journal_records import Ending, JournalRecord, Plan, StateKept
+from pipelines.training.lessons import Batch, Lesson
+from pipelines.training.state import Fate
+from tests.unit.pipelines.training.builders import random_experience
+
+NAME = "checkpoint-000001-00000001"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / NAME).mkdir()
+    return tmp_path
+
+
+def a_plan(step: int) -> Plan:
+    random = np.random.default_rng(step)
+    sample, again = random_experience(random), random_experience(random, revision=2)
+    batch = Batch([sample], [Lesson(again, 0.5, 0.25, owed=0.125)])
+    weights = {sample.key: 0.75}
+    return Plan(epoch=1, step=step, at=3.0, batch=batch, weights=weights, max_tokens=64, num_threads=1)
+
+
+def an_end(plan: Plan) -> Ending:
+    keys = plan.batch.keys
+    fates = {key: Fate(0, "trained", applied=0.1, pull=0.2, weight=1.0) for key in keys}
+    return Ending(step=plan.step + 1, learned=keys, fates=fates, max_tokens=64, digest="d", seconds=0.5)
+
+
+def kept(epoch: int = 1) -> StateKept:
+    return StateKept(epoch=epoch, mark=7, state=b'{"epoch": 1}')
+
+
+def write(folder: Path, *records: JournalRecord, epoch: int = 1) -> Journal:
+    journal = Journal(folder)
+    journal.start(NAME, epoch)
+    add(journal, *records)
+    return journal
+
+
+def add(journal: Journal, *records: JournalRecord) -> None:
+    for record in records:
+        {Plan: journal.begin, Ending: journal.end, StateKept: journal.keep}[type(record)](record)  # type: ignore[operator]
+
+
+def test_what_is_written_is_read_with_every_field(folder: Path) -> None:
+    records: list[JournalRecord] = [a_plan(1), an_end(a_plan(1)), kept(), a_plan(2)]
+    journal = write(folder, *records)
+    assert Journal(folder).read(NAME, before=2).records == records
+    assert (journal.num_steps, journal.seconds) == (1, 0.5)
+    assert journal.num_bytes == (folder / NAME / "journal-000001").stat().st_size
+    assert highest_epoch(folder) == 1
+
+
+@pytest.mark.slow
+def test_cut_anywhere_it_gives_the_records_before(folder: Path) -> None:
+    records: list[JournalRecord] = [a_plan(1), an_end(a_plan(1)), kept()]
+    write(folder, *records)
+    path = folder / NAME / "journal-000001"
+    whole = path.read_bytes()
+    found = []
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        read = Journal(folder).read(NAME, before=2).records
+        assert read == records[: len(read)]
+        found.append(len(read))
+    assert found == sorted(found)
+    assert set(found) == {0, 1, 2, 3}
+
+
+@pytest.mark.slow
+def test_a_changed_bit_ends_it_there(folder: Path) -> None:
+    records: list[JournalRecord] = [a_plan(1), an_end(a_plan(1)), kept()]
+    write(folder, *records)
+    path = folder / NAME / "journal-000001"
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 7):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        read = Journal(folder).read(NAME, before=2).records
+        assert read == records[: len(read)]
+        assert len(read) < 3
+
+
+def test_what_a_stopped_twin_adds_is_not_part_of_it(folder: Path) -> None:
+    twin = write(folder, a_plan(1), an_end(a_plan(1)), a_plan(2))
+    successor = Journal(folder)
+    found = successor.read(NAME, before=2)
+    assert len(found.records) == 3
+    # The step that had begun is taken again under the new epoch, so it continues before it.
+    successor.resume(NAME, 2, found._replace(end=Place(1, 2)), found.records[:2])
+    add(twin, an_end(a_plan(2)), kept())
+    add(successor, a_plan(2), an_end(a_plan(2)), kept(2))
+    third = Journal(folder)
+    again = third.read(NAME, before=3)
+    assert again.records == [a_plan(1), an_end(a_plan(1)), a_plan(2), an_end(a_plan(2)), kept(2)]
+    assert again.end == Place(2, 3)
+    third.resume(NAME, 3, again, again.records)
+    assert (third.num_steps, third.seconds) == (2, 1.0)
+    assert Journal(folder).read(NAME, before=4).records == again.records
+
+
+def test_a_successor_that_wrote_no_header_never_began(folder: Path) -> None:
+    write(folder, kept())
+    (folder / NAME / "journal-000002").write_bytes(b"\0\0")
+    assert Journal(folder).read(NAME, before=3).records == [kept()]
+
+
+def test_while_a_checkpoint_is_written_records_go_to_both(folder: Path) -> None:
+    other = "checkpoint-000001-00000002"
+    (folder / other).mkdir()
+    journal = write(folder, a_plan(1), an_end(a_plan(1)))
+    journal.start(other, 1)
+    add(journal, a_plan(2), an_end(a_plan(2)))
+    assert len(journal.read(NAME, before=2).records) == 4
+    assert journal.read(other, before=2).records == [a_plan(2), an_end(a_plan(2))]
+    journal.settle(other)
+    add(journal, kept())
+    assert (len(journal.read(NAME, before=2).records), len(journal.read(other, before=2).records)) == (4, 3)
+    assert journal.num_steps == 1
+    journal.leave()
+    assert not journal.is_open
+    journal.begin(a_plan(3))
+    assert len(journal.read(other, before=2).records) == 3
+
+
+def test_a_checkpoint_that_is_gone_is_another_trainers_work(folder: Path) -> None:
+    with pytest.raises(StaleWrite, match="another trainer"):
+        Journal(folder).start("checkpoint-000001-00000009", 1)
+
+
+def test_a_full_disk_refuses_the_step_and_keeps_what_was(folder: Path) -> None:
+    journal = write(folder, a_plan(1))
+    path = folder / NAME / "journal-000001"
+    before = path.read_bytes()
+    with room_for(len(before) + 10):
+        with pytest.raises(Unavailable, match="no space left"):
+            journal.begin(a_plan(2))
+        assert path.read_bytes() == before
+        # The step was taken already: its end waits in memory.
+        journal.end(an_end(a_plan(1)))
+        assert path.read_bytes() == before
+    journal.begin(a_plan(2))
+    assert journal.read(NAME, before=2).records == [a_plan(1), an_end(a_plan(1)), a_plan(2)]
+
+
+def test_it_takes_no_more_steps_than_a_restart_may_need(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "MOST_STEPS", 2)
+    journal = write(folder, a_plan(1), an_end(a_plan(1)), a_plan(2), an_end(a_plan(2)))
+    assert journal.is_full
+    with pytest.raises(Unavailable, match="2 steps"):
+        journal.begin(a_plan(3))
+    assert len(journal.read(NAME, before=2).records) == 4
+
+
+@contextmanager
+def room_for(num_bytes: int) -> Iterator[None]:
+    """No file may grow beyond this, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

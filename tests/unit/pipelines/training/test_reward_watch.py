@@ -1,0 +1,107 @@
+import numpy as np
+import pytest
+
+from contracts.records import Experience, Score
+from contracts.sampling import Span
+from pipelines.training.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
+from tests.unit.pipelines.training.builders import experience, segment
+
+
+def answers(
+    random: np.random.Generator, count: int, share: float, *, version: int = 0, task: str = "task"
+) -> list[Experience]:
+    """Answers of which a share is right."""
+    return [
+        experience(
+            segment([1, 2], [3], [-1.0], spans=(Span(0, version),)), reward=float(random.random() < share), task=task
+        )
+        for _ in range(count)
+    ]
+
+
+def watch_that_knows(
+    share: float, *, hold: float = 3600.0, batches: int = 8
+) -> tuple[RewardWatch, np.random.Generator]:
+    random, watch = np.random.default_rng(1), RewardWatch(0.0, 1.0, hold)
+    for _ in range(batches):
+        watch.learned(answers(random, 64, share))
+    return watch, random
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.75, 0.9, 1.0])
+@pytest.mark.parametrize("seed", range(10))
+def test_flipped_rewards_are_found_in_their_first_batch(share: float, seed: int) -> None:
+    watch, _ = watch_that_knows(share)
+    batch = answers(np.random.default_rng(seed), 64, 1.0 - share)
+    other = answers(np.random.default_rng(seed), 8, 0.5, task="other")
+    (found,) = watch.suspicions([*batch, *other], 0.0)
+    assert (found.task, found.num_samples) == ("task@hash", 64)
+    assert found.surprise == pytest.approx(1.0 - 2.0 * share, abs=0.25)
+    assert of_tasks([*batch, *other], [found]) == {item.key for item in batch}
+    assert REWARD_SPIKE == "reward_spike"
+
+
+@pytest.mark.parametrize("size", [1, 4, 16, 64, 256])
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
+def test_honest_batches_of_any_size_are_no_suspicion(size: int, share: float) -> None:
+    """False alarms: none in 15 x 300 batches."""
+    watch, random = watch_that_knows(share)
+    for number in range(300):
+        batch = answers(random, size, share)
+        assert watch.suspicions(batch, float(number)) == []
+        watch.learned(batch)
+
+
+def test_a_policy_may_learn_fast_and_be_rolled_back_and_answer_late() -> None:
+    random, watch = np.random.default_rng(2), RewardWatch(0.0, 1.0, 3600.0)
+    for version in range(12):
+        for _ in range(4):
+            batch = answers(random, 64, 0.3 + 0.055 * version, version=version)
+            assert watch.suspicions(batch, 0.0) == []
+            watch.learned(batch)
+    assert watch.suspicions(answers(random, 64, 0.3, version=0), 0.0) == [], "the base earns what the base earned"
+    (found,) = watch.suspicions(answers(random, 64, 0.3, version=11), 0.0)
+    assert found.surprise < -0.4
+
+
+def test_a_new_task_has_nothing_to_jump_from() -> None:
+    watch, random = watch_that_knows(1.0)
+    assert watch.suspicions(answers(random, 64, 0.0, task="new"), 0.0) == []
+
+
+def test_rewards_that_stay_at_their_new_level_are_believed_and_a_return_ends_the_hold() -> None:
+    watch, random = watch_that_knows(0.9, hold=100.0)
+    flipped = answers(random, 64, 0.1)
+    assert [bool(watch.suspicions(flipped, now)) for now in (0.0, 50.0, 99.0)] == [True] * 3
+    assert watch.suspicions(answers(random, 64, 0.9), 99.5) == []
+    assert watch.suspect_since == {}
+    assert [bool(watch.suspicions(flipped, now)) for now in (101.0, 200.0, 201.0)] == [True, True, False]
+
+
+def test_single_samples_are_judged_together() -> None:
+    watch, random = watch_that_knows(1.0)
+    found = [bool(watch.suspicions(answers(random, 1, 0.0), 0.0)) for _ in range(16)]
+    assert not any(found[:3]), "a few bad answers are no flip"
+    assert found[-1]
+
+
+def test_one_part_of_a_reward_is_enough() -> None:
+    def graded(value: float, style: float) -> Experience:
+        scores = (Score(name="truth", grader="math/1#h", value=value, weight=0.5),
+                  Score(name="style", grader="judge/1#h", value=style, weight=0.5))  # fmt: skip
+        return experience(segment([1, 2], [3], [-1.0]), scores=scores, reward=(value + style) / 2)
+
+    watch = RewardWatch(0.0, 1.0, 3600.0)
+    watch.learned([graded(1.0, 0.0)] * 64)
+    (found,) = watch.suspicions([graded(0.0, 1.0)] * 64, 0.0)
+    assert found.part in {"truth", "style"}
+    assert watch.suspicions([graded(1.0, 0.0)] * 64, 0.0) == []
+
+
+def test_what_it_knows_survives_a_checkpoint() -> None:
+    watch, random = watch_that_knows(0.9)
+    again = RewardWatch(0.0, 1.0, 3600.0)
+    again.take(watch.levels.to_json(), {"task@hash": 5.0})
+    batch = answers(random, 64, 0.1)
+    assert again.suspicions(batch, 6.0) == watch.suspicions(batch, 6.0)
+    assert again.suspect_since == {"task@hash": 5.0}
