@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from commands.home import prepare_home
-from pipelines.training.checkpoint_names import names_in, parse_name
+from pipelines.training.checkpoint_names import journal_name, names_in, parse_name
 from pipelines.training.settings import TrainingSettings
 from runtime.lease import read_epochs
 from runtime.settings import Settings
@@ -61,14 +61,17 @@ def epochs_issued(settings: Settings) -> int:
     return number
 
 
-def has_checkpoint(settings: Settings, epoch: int) -> bool:
-    names = (parse_name(name) for name in names_in(settings.checkpoints))
-    return any(name is not None and name.epoch == epoch for name in names)
+def has_written(settings: Settings, epoch: int) -> bool:
+    """That epoch's trainer saved a checkpoint, or goes on with the journal of one."""
+    names = names_in(settings.checkpoints)
+    if any(name.epoch == epoch for name in map(parse_name, names) if name is not None):
+        return True
+    return any((settings.checkpoints / name / journal_name(epoch)).exists() for name in names)
 
 
 def test_a_second_trainer_is_refused_and_one_that_was_stopped_ends_when_it_wakes(settings: Settings) -> None:
     with a_trainer(settings) as first:
-        until(lambda: has_checkpoint(settings, 1))
+        until(lambda: has_written(settings, 1))
         with a_trainer(settings) as refused:
             said, _ = refused.communicate(timeout=PATIENCE_SECONDS)
         assert refused.returncode == 1
@@ -78,7 +81,7 @@ def test_a_second_trainer_is_refused_and_one_that_was_stopped_ends_when_it_wakes
         first.send_signal(signal.SIGSTOP)
         time.sleep(LEASE_SECONDS + 1.0)
         with a_trainer(settings) as second:
-            until(lambda: has_checkpoint(settings, 2))
+            until(lambda: has_written(settings, 2))
             first.send_signal(signal.SIGCONT)
             said, _ = first.communicate(timeout=PATIENCE_SECONDS)
             assert first.returncode == 1
@@ -88,10 +91,10 @@ def test_a_second_trainer_is_refused_and_one_that_was_stopped_ends_when_it_wakes
             second.wait()
 
         with a_trainer(settings) as third:
-            until(lambda: has_checkpoint(settings, 3))
+            until(lambda: has_written(settings, 3))
             os.kill(third.pid, signal.SIGTERM)
             said, _ = third.communicate(timeout=PATIENCE_SECONDS)
             assert third.returncode == 0
     with a_trainer(settings) as fourth:
-        until(lambda: has_checkpoint(settings, 4))
+        until(lambda: has_written(settings, 4))
         assert fourth.poll() is None

@@ -262,7 +262,8 @@ class EnginePool:
             )
         holding = [member for member in self._members.values() if slot_of(member.row, request) is not None]
         named = version_named(request)
-        if named is not None and not holding and not any(member.is_stale for member in self._members.values()):
+        is_known = bool(self._resident()) and not any(member.is_stale for member in self._members.values())
+        if named is not None and not holding and is_known:  # while every replica loads, nobody knows what it will hold
             has_slot = any("candidate" in member.row.slots for member in self._members.values())
             why = "" if has_slot else "; no engine has a slot for a candidate: add it to [engine] slots"
             raise VersionNotResident(

@@ -249,6 +249,16 @@ def test_a_version_goes_to_a_replica_that_holds_it(replicas: Replicas) -> None:
     assert [model.id for model in replicas.client.models.list().data] == ["demo", "demo@v3", "demo@v5"]
 
 
+def test_a_version_asked_for_while_every_replica_loads_is_waited_for(replicas: Replicas) -> None:
+    for name in NAMES:
+        replicas.tell(name, status="starting", slots={"live": None, "candidate": None})
+    loaded = threading.Timer(0.5, lambda: replicas.tell("b"))
+    loaded.start()
+    replicas.ask(model="demo@v3")
+    loaded.join()
+    assert replicas.asked() == {"a": 0, "b": 1}
+
+
 def test_an_ability_that_no_replica_has_is_named(replicas: Replicas) -> None:
     for name in NAMES:
         replicas.tell(name, abilities=frozenset({"spans"}))
