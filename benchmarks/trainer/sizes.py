@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 import weakref
 from collections.abc import Sequence
@@ -24,7 +25,6 @@ from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.report import print_table, write_report
-from policy.frozen_copy import frozen_copy
 from policy.logprobs import TokenScorer
 from policy.packing import ATTENTION, pack
 
@@ -87,11 +87,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tokens", type=int, default=8192, help="of one forward pass")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    rows = [
-        sizes(shape, options.tokens, recompute=recompute)
-        for shape in options.shape or ("8b", "70b")
-        for recompute in (False, True)
-    ]
+    cases = [(shape, options.tokens, again) for shape in options.shape or ("8b", "70b") for again in (False, True)]
+    # Each in a process of its own: torch 2.13 crashes where fake tensors of two modes were in one.
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        rows = pool.starmap(sizes, cases, chunksize=1)
     columns = list(rows[0])
     print_table(f"bytes of a step over {options.tokens} tokens, GiB", columns, [list(row.values()) for row in rows])
     print(json.dumps(rows))
@@ -99,16 +98,15 @@ def main(arguments: Sequence[str]) -> None:
         print(f"written: {write_report('trainer-sizes', {'tokens': options.tokens, 'rows': rows})}")
 
 
-def sizes(shape: str, num_tokens: int, *, recompute: bool) -> dict[str, Any]:
+def sizes(shape: str, num_tokens: int, recompute: bool) -> dict[str, Any]:
     """GiB by part at the peak of a step, and bytes per parameter that are resident between steps."""
     config = Qwen3Config(vocab_size=151_936, num_key_value_heads=8 if shape != "tiny" else 2, **SHAPES[shape])
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    mode.cache_enabled = False  # torch 2.13 keeps results of an earlier mode, and crashes on them
-    with mode:
+    with FakeTensorMode(allow_non_fake_inputs=True):
         model = Qwen3ForCausalLM(config).eval()
         model.config._attn_implementation = ATTENTION  # noqa: SLF001 as `make_packable` does
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        reference = frozen_copy(model, torch.device("cpu"), widen_layers=False)
+        # As `frozen_copy` holds them; a model of fake tensors cannot be copied safely.
+        reference = [parameter.detach().to(torch.bfloat16) for parameter in model.parameters()]
         count = sum(parameter.numel() for parameter in model.parameters())
         _step(model, optimizer, num_tokens, recompute=recompute)  # allocates gradients and moments
         moments = sum(
@@ -118,7 +116,7 @@ def sizes(shape: str, num_tokens: int, *, recompute: bool) -> dict[str, Any]:
             "masters": _bytes(model.parameters()),
             "gradients": _bytes(parameter.grad for parameter in model.parameters()),
             "moments": moments,
-            "reference": _bytes(reference.parameters()),
+            "reference": _bytes(reference),
         }
         with _Made() as made:
             _step(model, optimizer, num_tokens, recompute=recompute)
