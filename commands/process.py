@@ -48,32 +48,15 @@ PROCESSES = {
     "training": "pipelines.training.__main__",
     "release": "commands.release",
 }
-_SupervisedOption = Annotated[bool, typer.Option("--supervised", help="End when standard input closes.")]
+SupervisedOption = Annotated[bool, typer.Option("--supervised", help="End when standard input closes.")]
 
 
-def process(context: typer.Context, home: HomeOption = DEFAULT_HOME, *, supervised: _SupervisedOption = False) -> None:
+def process(context: typer.Context, home: HomeOption = DEFAULT_HOME, *, supervised: SupervisedOption = False) -> None:
     """Run this process in the foreground."""
-    _run(str(context.info_name), home, supervised=supervised)
+    run_process(str(context.info_name), home, supervised=supervised)
 
 
-def training(
-    home: HomeOption = DEFAULT_HOME,
-    *,
-    supervised: _SupervisedOption = False,
-    start_from: Annotated[
-        str,
-        typer.Option("--from", help="earliest or now: choose where to read on after positions were lost, then exit."),
-    ] = "",
-) -> None:
-    """Run the process training in the foreground."""
-    if start_from not in {"", "earliest", "now"}:
-        raise InvalidSettings(
-            f"--from {start_from}: it is earliest (the oldest record in the log) or now (the end of the log)"
-        )
-    _run("training", home, supervised=supervised, **({"start_from": start_from} if start_from else {}))
-
-
-def _run(name: str, home: Path, *, supervised: bool, **options: str) -> None:
+def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> None:
     """Import only this process, and run it until SIGTERM, SIGINT or the end of its supervisor.
 
     Args:

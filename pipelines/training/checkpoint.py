@@ -243,8 +243,8 @@ class CheckpointStore:
             version=version,
         )
 
-    def load(self, name: str) -> Checkpoint:
-        """Read and verify one checkpoint.
+    def load(self, name: str, *, with_samples: bool = True) -> Checkpoint:
+        """Read and verify one checkpoint. Without samples, the state knows no fates: enough to take steps again.
 
         Raises:
             WeightsRefused: something is missing, truncated or changed.
@@ -255,7 +255,7 @@ class CheckpointStore:
         folder = self._folder / name
         try:
             state = msgspec.json.decode((folder / STATE).read_bytes(), type=TrainerState)
-            if MARK in manifest.files:
+            if with_samples and MARK in manifest.files:
                 state.use(self.samples_of(name, self._mark_of(name)))
             weights, moments = TensorFile(folder / WEIGHTS), TensorFile(folder / MOMENTS)
         except (OSError, msgspec.MsgspecError) as error:

@@ -1,4 +1,4 @@
-"""When to skip a step. Pure decisions, and the bundle that explains a skipped step.
+"""When to skip a step. Pure.
 
 A bad step is skipped, never repaired, and the weights do not change. `trial` finds the samples that are to blame: those are
 quarantined by name, and the others are trained without them or wait for the next batch.
@@ -17,16 +17,12 @@ A spike lies `guard_spread` median deviations above the median of the last 64 st
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from weights.files import make_folder_durably, write_durably
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 SPIKE = "gradient_spike"
 HARMLESS = {"ess_spike": 10.0, "kl_spike": 0.5, "ratio_spike": 100.0, "entropy_spike": 1.0}
@@ -67,6 +63,10 @@ class Norms(NamedTuple):
         if self.noise > 0:
             return Norms(gradient_norm / self.noise, gradient_norm / self.direction)
         return None if gradient_norm <= 0 else Norms(math.inf, math.inf)
+
+
+NO_NORMS = Norms(0.0, 0.0)
+"""Of a batch that teaches nothing."""
 
 
 def why_skip(history: Sequence[Norms], *, loss: float, gradient_norm: float, expected: Norms, spread: float) -> str:
@@ -125,6 +125,19 @@ def remember_signs(
     }
 
 
+def limits_of(
+    norms: Sequence[tuple[float, float]], signs: Mapping[str, Sequence[float]], spread: float
+) -> dict[str, float]:
+    """Name of a sign of a step (`StepResult.signs`) to the value above which it is a spike. Too short a history gives none."""
+    found = {}
+    if len(norms) >= WARM_UP:
+        found = {name: _limit(past, spread) for name, past in zip(Norms._fields, zip(*norms, strict=True), strict=True)}
+    for reason, past in signs.items():
+        if len(past) >= WARM_UP:
+            found[reason] = max(HARMLESS[reason], _limit(past, spread))
+    return found
+
+
 def _limit(history: Sequence[float], spread: float) -> float:
     median = statistics.median(history)
     deviation = statistics.median(abs(norm - median) for norm in history)
@@ -137,22 +150,3 @@ def remember(history: Sequence[Norms], gradient_norm: float, expected: Norms, ti
     if comparable is None or not all(map(math.isfinite, comparable)):
         return list(history)
     return [*history, *[comparable] * times][-HISTORY:]
-
-
-def write_bundle(folder: Path, name: str, bundle: dict[str, Any]) -> Path:
-    """Write `folder`/`name`.json for whoever investigates: keys and figures, no content. Durable when this returns."""
-    make_folder_durably(folder)
-    path = folder / f"{name}.json"
-    # JSON has no NaN, and bundles are often about NaN: non-finite numbers become text.
-    write_durably(path, [json.dumps(_finite(bundle), indent=1, allow_nan=False).encode()])
-    return path
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

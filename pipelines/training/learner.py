@@ -31,7 +31,7 @@ from pipelines.training.divergence import has_left, log_ratios, step_scale
 from pipelines.training.figures import Speed, correction_figures, reward_figures, sample_rows
 from pipelines.training.frozen import Mismatch
 from pipelines.training.generators import decoded, generator_states, set_generators
-from pipelines.training.guard import REPEATED, Norms, remember, remember_signs, signs_of, why_odd, why_skip
+from pipelines.training.guard import NO_NORMS, REPEATED, Norms, remember, remember_signs, signs_of, why_odd, why_skip
 from pipelines.training.journal_records import GuardHistory
 from pipelines.training.loss import LossSums
 from pipelines.training.memory import is_out_of_memory, release_memory
@@ -73,7 +73,7 @@ class Learner:
         self._settings = settings
         self._policy = TrainedPolicy(model, settings, device)
         self.base, self.routing, self.budget = self._policy.base, self._policy.routing, self._policy.budget
-        self._model, self._optimizer = self._policy.model, self._policy.optimizer
+        self._model, self._optimizer, self.device = self._policy.model, self._policy.optimizer, self._policy.device
         self.tracker: Tracker = new_tracker(settings)
         self._gradient_norms: list[Norms] = []
         self._signs: dict[str, list[float]] = {}
@@ -90,7 +90,7 @@ class Learner:
     @property
     def is_on_cpu(self) -> bool:
         """True if no accelerator is in use."""
-        return self._policy.device.type == "cpu"
+        return self.device.type == "cpu"
 
     @property
     def max_length(self) -> int:
@@ -274,6 +274,7 @@ class Learner:
             of_sample,
             zeros,
             log_ratios=dict(zip(keys, log_ratio_N.tolist(), strict=True)),
+            signs={**(expected.comparable(norm) or NO_NORMS)._asdict(), **signs},
             step_scale=scale,
         )
         return _Prepared(result, scored, norm, expected, signs), {keys[index] for index in np.flatnonzero(far_N)}

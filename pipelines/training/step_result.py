@@ -27,5 +27,7 @@ class StepResult:
     """Keys of samples and corrections that left the batch before the step: today's policy has left them. See `divergence`."""
     log_ratios: Mapping[str, float] = field(default_factory=dict)
     """Key to the mean log(today's / logged probability) per token, for those that left too."""
+    signs: Mapping[str, float] = field(default_factory=dict)
+    """What the guard compares with its history: see `guard.signs_of`, and the gradient's norm by `guard.Norms`."""
     step_scale: float = 1.0
     """What the learning rate of this step is multiplied by."""

@@ -1,7 +1,7 @@
 """The steps of the trainer: refuse untrainable samples, learn one batch, report figures.
 
 In: samples that wait in the intake. Out: changed weights, the fate of every sample of the batch, figures in the database, and
-a bundle for each skipped step. Waits for: the device.
+a bundle for each step that the guard stopped. Waits for: the device.
 
 It decides fates and publishes none: the trainer makes each fate durable before it goes to the log.
 """
@@ -17,9 +17,9 @@ import structlog
 
 from pipelines.training import repository
 from pipelines.training.attempts import Attempts
-from pipelines.training.batch import Refusal, TrainingLimits, is_old, num_tokens, refuse, refuse_weight, version_lag
+from pipelines.training.batch import Refusal, TrainingLimits, is_old, refuse, refuse_weight, version_lag
+from pipelines.training.bundle_records import without_tokens
 from pipelines.training.divergence import by_lag
-from pipelines.training.guard import write_bundle
 from pipelines.training.journal_records import Ending, Plan, digest_of
 from pipelines.training.lessons import NullMass, draw, lesson_fate, sample_fate
 from pipelines.training.replaying import prepare
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from contracts.faults import FaultPoint
     from contracts.records import Experience
+    from pipelines.training.bundles import Bundles
     from pipelines.training.culprits import Failure
     from pipelines.training.intake import Intake
     from pipelines.training.journal import Journal
@@ -76,6 +77,7 @@ class Steps:
         fault: FaultPoint,
         tree: Callable[[], VersionTree],
         journal: Journal,
+        bundles: Bundles,
         unfinished: Plan | None = None,
         replayed: Sequence[Batch] = (),
     ) -> None:
@@ -87,7 +89,7 @@ class Steps:
         self._learner = learner
         self._state = state
         self._intake = intake
-        self._home = home
+        self._bundles = bundles
         self._training = training
         self._lease = lease
         self._clock, self._age_clock = clock, age_clock
@@ -154,6 +156,7 @@ class Steps:
     def before_save(self) -> None:
         """Before a save: forget samples beyond the horizon, and note the levels of rewards. The newest sample limits it: a clock that is years ahead must not forget all."""
         self._state.reward_levels = self._watch.levels.to_json()
+        self._bundles.expire()
         if self._training.horizon_seconds is not None:
             now = min(self._age_clock(), self._newest_sample)
             self._state.expired_before = max(self._state.expired_before, now - self._training.horizon_seconds)
@@ -227,12 +230,13 @@ class Steps:
         """Take a planned step. What it depends on is durable first, so that a restart can take it again."""
         self._journal.begin(plan)
         began, tree = time.monotonic(), self._tree()
-        batch, result, culprits, left = self._trial.step(
-            plan.batch, plan.weights, epoch=self._state.epoch, step=self._state.step
-        )
+        found = self._trial.step(plan.batch, plan.weights, epoch=self._state.epoch, step=self._state.step)
+        batch, result, culprits, left = found.learned, found.result, found.culprits, found.left
         seconds = time.monotonic() - began
+        is_guarded = culprits or (result is not None and result.skipped)
+        bundle = self._bundles.keep_step(plan, found, self._journal) if is_guarded else None
         for part, failure in culprits:
-            self._quarantine(part, failure)
+            self._quarantine(part, failure, bundle)
         for item in left.everything:
             self._give_up(item, Refusal("stale", DIVERGENCE))
         taken = result if batch.everything else None
@@ -253,7 +257,7 @@ class Steps:
             )
         )
         if taken is not None:
-            self._report(taken, batch.everything, left.everything, tree)
+            self._report(taken, batch.everything, left.everything, tree, bundle)
 
     def _learned(self, batch: Batch, result: StepResult) -> None:
         """Decide the rows that a step learned, or skipped."""
@@ -271,59 +275,42 @@ class Steps:
 
     def _without_turned(self, drawn: Batch) -> Batch:
         """Quarantine the samples of tasks whose rewards jumped, and say why in a bundle."""
-        found = self._watch.suspicions(drawn.samples, self._age_clock())
+        before, now = self._watch.memory(drawn.samples), self._age_clock()
+        found = self._watch.suspicions(drawn.samples, now)
         self._state.suspect_since = self._watch.suspect_since
         if not found:
             return drawn
         keys = of_tasks(drawn.samples, found)
-        epoch, step = self._state.epoch, self._state.step
-        rows = [
-            {"key": item.key, "revision": item.revision, "task": item.task, "reward": item.reward}
-            for item in drawn.samples
-            if item.key in keys
-        ]
+        epoch, step, plain = self._state.epoch, self._state.step, without_tokens(drawn.samples)
+        path = self._bundles.keep_rewards(plain, found, before, epoch=epoch, step=step, at=now, reason=REWARD_SPIKE)
         tasks = [item._asdict() for item in found]
-        bundle = {"epoch": epoch, "step": step, "reason": REWARD_SPIKE, "tasks": tasks, "samples": rows}
-        path = write_bundle(self._home / "bundles", f"rewards-epoch-{epoch}-step-{step}", bundle)
-        log.error("rewards jumped: samples quarantined", tasks=tasks, num_samples=len(rows), bundle=str(path))
-        TRAINING_STEP_ERRORS.labels(REWARD_SPIKE).inc(len(rows))
+        log.error("rewards jumped: samples quarantined", tasks=tasks, num_samples=len(keys), bundle=str(path))
+        TRAINING_STEP_ERRORS.labels(REWARD_SPIKE).inc(len(keys))
         for item in drawn.samples:
             if item.key in keys:
                 self._give_up(item, Refusal("quarantined", REWARD_SPIKE))
         return drawn.only(set(drawn.keys) - keys)
 
-    def _quarantine(self, part: Batch, failure: Failure) -> None:
-        """Quarantine one sample that broke its step, and write a bundle with its exception."""
+    def _quarantine(self, part: Batch, failure: Failure, bundle: Path | None) -> None:
+        """Quarantine one sample that broke its step. Its bundle has the exception."""
         (experience,) = part.everything
-        bundle = {
-            "epoch": self._state.epoch,
-            "step": self._state.step,
-            "reason": failure.reason,
-            "error": failure.error,
-            "traceback": failure.traceback.splitlines(),
-            "samples": [
-                {
-                    "key": experience.key,
-                    "revision": experience.revision,
-                    "reward": experience.reward,
-                    "weight": experience.weight,
-                    "num_tokens": num_tokens([experience]),
-                }
-            ],
-        }
-        name = f"sample-{experience.key}-revision-{experience.revision}".replace("/", "-")
-        path = write_bundle(self._home / "bundles", name, bundle)
-        log.error(
-            "sample broke its step", key=experience.key, reason=failure.reason, error=failure.error, bundle=str(path)
-        )
+        reason, error = failure.reason, failure.error
+        log.error("sample broke its step", key=experience.key, reason=reason, error=error, bundle=str(bundle))
         TRAINING_STEP_ERRORS.labels(failure.error.partition(":")[0] or failure.reason).inc()
         self._give_up(experience, Refusal("quarantined", failure.reason))
 
     def _is_old(self, item: Experience, tree: VersionTree) -> bool:
         return is_old(item, tree, self._training.old_versions)
 
-    def _report(self, result: StepResult, batch: list[Experience], left: list[Experience], tree: VersionTree) -> None:
-        """Record and log a step's figures; write a bundle if it was skipped."""
+    def _report(
+        self,
+        result: StepResult,
+        batch: list[Experience],
+        left: list[Experience],
+        tree: VersionTree,
+        bundle: Path | None,
+    ) -> None:
+        """Record and log a step's figures."""
         now, epoch, step = self._clock(), self._state.epoch, self._state.step
         lags, all_lags = ([version_lag(item, tree) for item in items] for items in (batch, [*batch, *left]))
         log_ratios = [result.log_ratios[item.key] for item in [*batch, *left]]
@@ -344,15 +331,7 @@ class Steps:
             "learning_rate": self._training.learning_rate * result.step_scale,
         }
         if result.skipped:
-            bundle = {
-                "epoch": epoch,
-                "step": step,
-                "metrics": figures,
-                "samples": result.samples,
-                "random_state": self._learner.random_state(),
-            }
-            path = write_bundle(self._home / "bundles", f"epoch-{epoch}-step-{step}", bundle)
-            log.error("step skipped", reason=result.skipped, bundle=str(path))
+            log.error("step skipped", reason=result.skipped, bundle=str(bundle))
         figures = {name: _or_null(value) for name, value in figures.items()}
         TRAINING_STEPS.inc()
         for name, value in figures.items():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from contracts.errors import MillraceError, StepsBroken
+from pipelines.training.bundle_records import MOST_LOOKS, Look, look_at
 from pipelines.training.children import survives
 from pipelines.training.culprits import STEP_ERROR, Failure, canary, find_culprits
 from pipelines.training.guard import SPIKES
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 MOST_CULPRITS = 20
 """With more culprits than this in successive batches, and not one good sample, the trainer is to blame."""
 
+DEADLY = "the process died in a step with this sample"
+
 CAREFUL_BATCHES = 50
 """After a hard death this many batches run in a forked copy first: the next deadly sample ends only the copy."""
 
@@ -46,6 +49,8 @@ class TrialResult(NamedTuple):
     culprits: Sequence[tuple[Batch, Failure]]
     left: Batch
     """What today's policy has left: not learned, and no fault."""
+    looks: Sequence[Look] = ()
+    """Everything that the guard looked at on the way, in order. Copies of the process are not in it."""
 
 
 class Trial:
@@ -59,6 +64,7 @@ class Trial:
         self._attempts = attempts
         self._held = held
         self._canary = Batch([canary(policy)], [])
+        self._looks: list[Look] = []
         self._num_in_a_row = 0
         self._num_careful = CAREFUL_BATCHES if attempts.has_died else 0
         # One death may have any cause, and a smaller budget gives other last bits.
@@ -78,6 +84,7 @@ class Trial:
             MillraceError: an error that no sample causes; nothing has changed.
         """
         culprits: list[tuple[Batch, Failure]] = []
+        self._looks = []
         keys, left = batch.keys, Batch([], [])
         batch = self._without_deadly(batch, weights, culprits, epoch, step)
         result: StepResult | None = None
@@ -110,7 +117,7 @@ class Trial:
             self._attempts.went_through()
         self._attempts.end()
         self._count(len(culprits), is_innocent=bool(batch.everything or left.everything), num_tried=len(keys))
-        return TrialResult(batch, result, culprits, left)
+        return TrialResult(batch, result, culprits, left, self._looks)
 
     def _without_deadly(
         self, batch: Batch, weights: Mapping[str, float], culprits: list[tuple[Batch, Failure]], epoch: int, step: int
@@ -132,7 +139,7 @@ class Trial:
         for part in parts:
             (key,) = part.keys
             if self._attempts.is_condemned(key) or (key in suspects and self._is_deadly(part, weights, epoch, step)):
-                culprits.append((part, Failure(STEP_ERROR, "the process died in a step with this sample")))
+                culprits.append((part, Failure(STEP_ERROR, DEADLY)))
         return batch.without(culprits)
 
     def _is_deadly(self, part: Batch, weights: Mapping[str, float], epoch: int, step: int) -> bool:
@@ -154,14 +161,18 @@ class Trial:
 
     def _take(self, batch: Batch, weights: Mapping[str, float], *, dry_run: bool = False) -> StepResult | Failure:
         held = self._held()
+        tried: StepResult | Failure
         try:
-            return self._learner.step(batch.samples, batch.weights(weights), held, batch.lessons, dry_run=dry_run)
+            tried = self._learner.step(batch.samples, batch.weights(weights), held, batch.lessons, dry_run=dry_run)
         except MillraceError:
             raise
         except Exception as error:  # noqa: BLE001 whatever error a sample provokes must cost that sample only
             if not dry_run:
                 log.error("step failed", error=str(error), num_samples=len(batch.keys))  # noqa: TRY400 bundles hold the traceback
-            return Failure.of(error)
+            tried = Failure.of(error)
+        if len(self._looks) < MOST_LOOKS:
+            self._looks.append(look_at(batch, tried, is_whole=not dry_run))
+        return tried
 
     def _fails(self, batch: Batch, weights: Mapping[str, float]) -> Failure | None:
         """How a step with this batch would fail; None if it would be taken. Changes nothing."""

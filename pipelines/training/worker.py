@@ -34,6 +34,7 @@ from contracts.errors import TooManyDeadLetters, Unavailable
 from contracts.faults import FaultPoint, no_fault
 from contracts.topics import EXPERIENCES
 from pipelines.training import repository
+from pipelines.training.bundles import bundles_of
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.clocks import began_before, rising, wall_for_ages
 from pipelines.training.fence import CheckpointFence
@@ -153,6 +154,7 @@ class Trainer:
             fault=fault,
             tree=self._tree,
             journal=self._journal,
+            bundles=bundles_of(settings.home, settings.checkpoints, settings.base, training, learner.device),
             unfinished=unfinished,
             replayed=replayed,
         )

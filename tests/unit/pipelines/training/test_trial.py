@@ -90,12 +90,15 @@ def test_each_kind_is_found_among_innocents_and_changes_nothing_of_what_they_tea
 def test_a_culprit_leaves_a_bundle_with_its_traceback_and_no_content(world: World) -> None:
     bad = answer(np.random.default_rng(1), token=RAISES)
     learn(world, world.start(), *innocents(3), bad)
-    (path,) = (world.settings.home / "bundles").iterdir()
+    (path,) = (world.settings.home / "bundles").glob("step-*/bundle.json")
     bundle = json.loads(path.read_text())
-    assert bundle["error"] == "RowError: a row that the code did not expect"
-    assert any("breaking.py" in line for line in bundle["traceback"])
-    assert [row["key"] for row in bundle["samples"]] == [bad.key]
-    assert set(bundle["samples"][0]) == {"key", "revision", "reward", "weight", "num_tokens"}
+    (culprit,) = bundle["culprits"]
+    assert (culprit["key"], culprit["error"]) == (bad.key, "RowError: a row that the code did not expect")
+    assert any("breaking.py" in line for line in culprit["traceback"])
+    assert set(culprit) == {
+        "key", "revision", "reward", "weight", "num_tokens", "reason", "error", "traceback"
+    }  # fmt: skip
+    assert "token_ids" not in path.read_text()
 
 
 def test_a_correction_that_breaks_its_step_is_passed_over(world: World) -> None:

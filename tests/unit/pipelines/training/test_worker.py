@@ -275,8 +275,8 @@ def test_neither_lag_nor_age_takes_weight_or_a_place_from_a_sample(tmp_path: Pat
     world.add_random(2, seed=1, generated_at=world.now, spans=(Span(0, 1),))
     world.add_random(2, seed=2, generated_at=world.now - 1e7, spans=(Span(0, 0),))
     world.turns(trainer, 2)
-    bundle = min((world.settings.home / "bundles").iterdir())
-    assert [row["weight"] for row in json.loads(bundle.read_text())["samples"]] == [1.0] * 4
+    bundle = min((world.settings.home / "bundles").glob("step-*/bundle.json"))
+    assert [row["weight"] for row in json.loads(bundle.read_text())["looks"][0]["samples"]] == [1.0] * 4
     world.close()
 
 
@@ -313,12 +313,13 @@ def test_a_spike_that_nobody_is_to_blame_for_costs_nobody_and_becomes_ordinary_i
     world.turns(trainer, 1)
     assert {item.experience.key for item in trainer._intake.waiting} == keys, "queued again"
     assert all(before[name].equal(tensor) for name, tensor in weights_of(trainer).items())
-    (bundle,) = (world.settings.home / "bundles").iterdir()
+    (bundle,) = (world.settings.home / "bundles").glob("step-*/bundle.json")
     content = json.loads(bundle.read_text())
-    assert {row["key"] for row in content["samples"]} == keys
-    assert content["metrics"]["gradient_norm"] > 0
-    assert content["metrics"]["skipped"] == "gradient_spike"
-    assert content["random_state"] == trainer._learner.random_state()
+    look = content["looks"][0]
+    assert {row["key"] for row in look["samples"]} == keys
+    assert look["figures"]["gradient_norm"] > 0
+    assert (content["reason"], look["reason"], content["learned"]) == ("gradient_spike", "gradient_spike", 0)
+    assert content["culprits"] == []
     assert trainer.state.unpublished_samples == 0
     world.turns(trainer, 6)
     trainer._checkpoint()
@@ -341,7 +342,7 @@ def test_a_task_whose_rewards_turn_is_quarantined_and_the_others_are_trained(tmp
     trainer._checkpoint()
     assert {trainer.state.fates[item.key].reason for item in turned} == {"reward_spike"}
     assert {trainer.state.fates[item.key].state for item in others} == {"trained"}
-    (bundle,) = (world.settings.home / "bundles").glob("rewards-*.json")
+    (bundle,) = (world.settings.home / "bundles").glob("rewards-*/bundle.json")
     content = json.loads(bundle.read_text())
     assert {row["key"] for row in content["samples"]} == {item.key for item in turned}
     assert (content["tasks"][0]["task"], content["tasks"][0]["num_samples"]) == ("task@hash", 40)
