@@ -42,7 +42,7 @@ Figure = float | str | None
 """JSON has no NaN: non-finite numbers are text."""
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class GuardLook(msgspec.Struct, frozen=True, kw_only=True):
     """What a step with some rows of the batch would do, or did."""
 
     num_rows: int
@@ -60,7 +60,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     """Of a whole one: a row of figures per sample."""
 
 
-class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+class BlamedSample(msgspec.Struct, frozen=True, kw_only=True):
     """A quarantined sample, and why."""
 
     key: str
@@ -73,7 +73,7 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     traceback: list[str] = []
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class BundleOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Where a bundle was made. A step gives the same bits only where all of this is the same."""
 
     base: str
@@ -92,7 +92,7 @@ class StepBundle(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """Steps that were taken or skipped before it."""
     at: float
     reason: str
-    origin: Origin
+    origin: BundleOrigin
     checkpoint: str
     """The folder beside this file that leads to the weights; empty: see `missing`."""
     missing: str = ""
@@ -100,8 +100,8 @@ class StepBundle(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """The digest of the plan in the journal there."""
     learned: int
     """Rows that were learned in the end."""
-    looks: list[Look]
-    culprits: list[Culprit]
+    looks: list[GuardLook]
+    culprits: list[BlamedSample]
     left: list[str]
 
 
@@ -113,7 +113,7 @@ class RewardBundle(msgspec.Struct, frozen=True, kw_only=True, tag="rewards"):
     step: int
     at: float
     reason: str
-    origin: Origin
+    origin: BundleOrigin
     tasks: list[dict[str, Figure]]
     """See `reward_watch.Suspicion`."""
     samples: list[dict[str, Figure]]
@@ -129,14 +129,14 @@ class RewardBundle(msgspec.Struct, frozen=True, kw_only=True, tag="rewards"):
 Bundle = StepBundle | RewardBundle
 
 
-def look_at(batch: Batch, tried: StepResult | Failure, *, is_whole: bool) -> Look:
+def look_at(batch: Batch, tried: StepResult | Failure, *, is_whole: bool) -> GuardLook:
     """A look of the guard."""
     keys = batch.keys
     rows = keys[0] if len(keys) == 1 else blake3("\n".join(keys).encode()).hexdigest(8)
     if isinstance(tried, Failure):
-        return Look(num_rows=len(keys), rows=rows, is_whole=is_whole, reason=tried.reason, error=tried.error)
+        return GuardLook(num_rows=len(keys), rows=rows, is_whole=is_whole, reason=tried.reason, error=tried.error)
     figures = {name: value for name, value in tried.metrics.items() if not name.startswith(_NOT_OF_ROWS)}
-    return Look(
+    return GuardLook(
         num_rows=len(keys),
         rows=rows,
         is_whole=is_whole,
@@ -147,10 +147,10 @@ def look_at(batch: Batch, tried: StepResult | Failure, *, is_whole: bool) -> Loo
     )
 
 
-def origin_of(base: str, settings: Any, device: torch.device) -> Origin:
+def origin_of(base: str, settings: Any, device: torch.device) -> BundleOrigin:
     """The origin of a bundle that is made here. `settings`: of training."""
     place = Path(base).expanduser()
-    return Origin(
+    return BundleOrigin(
         base=str(place.resolve()) if place.exists() else base,
         machine=machine_of(device),
         settings=settings.model_dump(mode="json"),

@@ -26,7 +26,7 @@ from pipelines.training.attempts import AttemptFile, Attempts
 from pipelines.training.bundle_records import (
     BUNDLE,
     Figure,
-    Look,
+    GuardLook,
     RewardBundle,
     StepBundle,
     decode_bundle,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from pipelines.training.replaying import ReplayedSteps
 
 BundleType = TypeVar("BundleType", StepBundle, RewardBundle)
-_NO_LOOK = Look(num_rows=0, rows="")
+_NO_LOOK = GuardLook(num_rows=0, rows="")
 _NO_ROW: Mapping[str, Figure] = {}
 
 
@@ -275,7 +275,7 @@ def _step_parts(bundle: StepBundle, again: StepBundle, limits: Mapping[str, floa
     yield ComparedPart("culprits", culprits, is_shown=True)
 
 
-def _looks(prefix: str, look: Look, new: Look, limits: Mapping[str, float]) -> Iterator[ComparedFigure]:
+def _looks(prefix: str, look: GuardLook, new: GuardLook, limits: Mapping[str, float]) -> Iterator[ComparedFigure]:
     yield ComparedFigure(f"{prefix}rows", look.rows, new.rows)
     yield ComparedFigure(f"{prefix}reason", look.reason, new.reason)
     # The rest of a message may name addresses in memory.

@@ -29,7 +29,7 @@ from pipelines.training.batch import num_tokens
 from pipelines.training.bundle_records import (
     BUNDLE,
     Bundle,
-    Culprit,
+    BlamedSample,
     RewardBundle,
     StepBundle,
     encode_bundle,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import torch
 
     from contracts.records import Experience
-    from pipelines.training.bundle_records import Origin
+    from pipelines.training.bundle_records import BundleOrigin
     from pipelines.training.journal import Journal
     from pipelines.training.journal_records import Plan
     from pipelines.training.reward_watch import Suspicion, WatchMemory
@@ -69,7 +69,7 @@ class Bundles:
         self,
         folder: Path,
         checkpoints: Path,
-        origin: Callable[[], Origin],
+        origin: Callable[[], BundleOrigin],
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -201,7 +201,7 @@ def facts_of(found: TrialResult) -> dict[str, Any]:
         "learned": 0 if found.result is None or found.result.skipped else len(found.learned.keys),
         "looks": list(found.looks),
         "culprits": [
-            Culprit(
+            BlamedSample(
                 key=item.key,
                 revision=item.revision,
                 reward=item.reward,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from contracts.errors import MillraceError, StepsBroken
-from pipelines.training.bundle_records import MOST_LOOKS, Look, look_at
+from pipelines.training.bundle_records import MOST_LOOKS, GuardLook, look_at
 from pipelines.training.children import survives
 from pipelines.training.culprits import STEP_ERROR, Failure, canary, find_culprits
 from pipelines.training.guard import SPIKES
@@ -49,7 +49,7 @@ class TrialResult(NamedTuple):
     culprits: Sequence[tuple[Batch, Failure]]
     left: Batch
     """What today's policy has left: not learned, and no fault."""
-    looks: Sequence[Look] = ()
+    looks: Sequence[GuardLook] = ()
     """Everything that the guard looked at on the way, in order. Copies of the process are not in it."""
 
 
@@ -64,7 +64,7 @@ class Trial:
         self._attempts = attempts
         self._held = held
         self._canary = Batch([canary(policy)], [])
-        self._looks: list[Look] = []
+        self._looks: list[GuardLook] = []
         self._num_in_a_row = 0
         self._num_careful = CAREFUL_BATCHES if attempts.has_died else 0
         # One death may have any cause, and a smaller budget gives other last bits.
