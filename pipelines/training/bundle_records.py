@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 BUNDLE = "bundle.json"
-MOST_LOOKS = 1_000
-"""Later looks of one step are not recorded: with many culprits among thousands of samples there is no end of halves."""
 _NOT_OF_ROWS = ("mismatch_", "seconds_", "step_seconds", "tokens_per_second_", "mfu_")
 """Figures that depend on more than weights and rows: of other versions, or of time."""
 _CHECKSUM = "blake3"

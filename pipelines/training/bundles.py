@@ -15,6 +15,7 @@ links; a checkpoint that nothing else needs takes 12 bytes per parameter.
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import time
@@ -28,11 +29,12 @@ from contracts.errors import MillraceError
 from pipelines.training.batch import num_tokens
 from pipelines.training.bundle_records import (
     BUNDLE,
-    Bundle,
     BlamedSample,
+    Bundle,
     RewardBundle,
     StepBundle,
     encode_bundle,
+    look_at,
     origin_of,
 )
 from weights.files import make_folder_durably, sync_folder, write_durably
@@ -167,16 +169,20 @@ class Bundles:
 
     def _tidy(self) -> None:
         """Delete the oldest bundles, and the links of all but the newest."""
-        self._expires = float("inf")
+        self._expires = math.inf
         try:
-            found = sorted(
-                ((_written_at(path), path) for path in self._folder.iterdir() if _OWN.fullmatch(path.name)),
-                reverse=True,
-            )
+            self._delete_old()
         except FileNotFoundError:
             return
+        except OSError as error:
+            log.warning("old bundles are not deleted", folder=str(self._folder), reason=str(error))
+
+    def _delete_old(self) -> None:
+        for path in self._folder.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+        own = (path for path in self._folder.iterdir() if _OWN.fullmatch(path.name))
         kept: set[str] = set()
-        for number, (at, path) in enumerate(found):
+        for number, (at, path) in enumerate(sorted(((_written_at(path), path) for path in own), reverse=True)):
             if number >= MOST_BUNDLES:
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
                 continue
@@ -195,11 +201,12 @@ def bundles_of(home: Path, checkpoints: Path, base: str, training: TrainingSetti
 
 def facts_of(found: TrialResult) -> dict[str, Any]:
     """What a step came to: the fields of a `StepBundle` that taking the step again gives."""
-    whole = next((look.reason for look in found.looks if look.is_whole and look.reason), "")
+    looks = [look_at(item.batch, item.result, is_whole=item.is_whole) for item in found.tried]
+    whole = next((look.reason for look in looks if look.is_whole and look.reason), "")
     return {
         "reason": whole or next((failure.reason for _, failure in found.culprits), ""),
         "learned": 0 if found.result is None or found.result.skipped else len(found.learned.keys),
-        "looks": list(found.looks),
+        "looks": looks,
         "culprits": [
             BlamedSample(
                 key=item.key,

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from contracts.errors import MillraceError, StepsBroken
-from pipelines.training.bundle_records import MOST_LOOKS, GuardLook, look_at
 from pipelines.training.children import survives
 from pipelines.training.culprits import STEP_ERROR, Failure, canary, find_culprits
 from pipelines.training.guard import SPIKES
@@ -33,12 +32,23 @@ if TYPE_CHECKING:
 MOST_CULPRITS = 20
 """With more culprits than this in successive batches, and not one good sample, the trainer is to blame."""
 
+MOST_TRIED = 1_000
+"""Remembered of one step: with many culprits among thousands of samples there is no end of halves."""
+
 DEADLY = "the process died in a step with this sample"
 
 CAREFUL_BATCHES = 50
 """After a hard death this many batches run in a forked copy first: the next deadly sample ends only the copy."""
 
 log = structlog.get_logger()
+
+
+class Tried(NamedTuple):
+    """What a step with these rows would do. `is_whole`: it was to be taken, and not only a part of the batch that was tried."""
+
+    batch: Batch
+    result: StepResult | Failure
+    is_whole: bool
 
 
 class TrialResult(NamedTuple):
@@ -49,7 +59,7 @@ class TrialResult(NamedTuple):
     culprits: Sequence[tuple[Batch, Failure]]
     left: Batch
     """What today's policy has left: not learned, and no fault."""
-    looks: Sequence[GuardLook] = ()
+    tried: Sequence[Tried] = ()
     """Everything that the guard looked at on the way, in order. Copies of the process are not in it."""
 
 
@@ -64,7 +74,7 @@ class Trial:
         self._attempts = attempts
         self._held = held
         self._canary = Batch([canary(policy)], [])
-        self._looks: list[GuardLook] = []
+        self._tried: list[Tried] = []
         self._num_in_a_row = 0
         self._num_careful = CAREFUL_BATCHES if attempts.has_died else 0
         # One death may have any cause, and a smaller budget gives other last bits.
@@ -84,7 +94,7 @@ class Trial:
             MillraceError: an error that no sample causes; nothing has changed.
         """
         culprits: list[tuple[Batch, Failure]] = []
-        self._looks = []
+        self._tried = []
         keys, left = batch.keys, Batch([], [])
         batch = self._without_deadly(batch, weights, culprits, epoch, step)
         result: StepResult | None = None
@@ -117,7 +127,7 @@ class Trial:
             self._attempts.went_through()
         self._attempts.end()
         self._count(len(culprits), is_innocent=bool(batch.everything or left.everything), num_tried=len(keys))
-        return TrialResult(batch, result, culprits, left, self._looks)
+        return TrialResult(batch, result, culprits, left, self._tried)
 
     def _without_deadly(
         self, batch: Batch, weights: Mapping[str, float], culprits: list[tuple[Batch, Failure]], epoch: int, step: int
@@ -170,8 +180,8 @@ class Trial:
             if not dry_run:
                 log.error("step failed", error=str(error), num_samples=len(batch.keys))  # noqa: TRY400 bundles hold the traceback
             tried = Failure.of(error)
-        if len(self._looks) < MOST_LOOKS:
-            self._looks.append(look_at(batch, tried, is_whole=not dry_run))
+        if len(self._tried) < MOST_TRIED:
+            self._tried.append(Tried(batch, tried, not dry_run))
         return tried
 
     def _fails(self, batch: Batch, weights: Mapping[str, float]) -> Failure | None:

@@ -385,6 +385,7 @@ def test_bundles_are_bounded_in_number_disk_and_time(poisoned: Path, monkeypatch
         shutil.copytree(poisoned, copied)
         (copied / name).rename(copied / f"checkpoint-000009-{number // 2:08d}")
         os.utime(copied / BUNDLE, (10.0 + number, 10.0 + number))
+    shutil.copytree(poisoned, folder / "unfinished-step-000001-00000007-copied")
     (folder / "notes.txt").write_text("an operator's")
     (folder / "sample-old.json").write_text("{}")
     os.utime(folder / "sample-old.json", (1.0, 1.0))
@@ -392,6 +393,7 @@ def test_bundles_are_bounded_in_number_disk_and_time(poisoned: Path, monkeypatch
     kept = bundles.Bundles(folder, folder, lambda: origin, clock=lambda: now)
     shutil.rmtree(poisoned)
     kept.expire()
+    assert not list(folder.glob("unfinished-*"))
     held = [sorted(path.name for path in place.glob("checkpoint-*")) for place in sorted(folder.glob("step-*"))]
     assert held == [[], [], *[["checkpoint-000009-00000001"]] * 2, *[["checkpoint-000009-00000002"]] * 2]
     now = 14.0 + bundles.CONTENT_SECONDS
