@@ -30,6 +30,7 @@ from contracts.faults import no_fault
 from contracts.ids import new_completion_id, sample_key
 from contracts.topics import OUTCOMES
 from pipelines.training.state import Fate, TrainerState, begin_epoch, roll_back
+from pipelines.training.state_saves import without_samples
 from pipelines.training.telling import OutcomeTeller, outcomes_of
 from runtime.log.kafka import KafkaLog
 from runtime.log.local import LocalLog
@@ -94,7 +95,7 @@ def _telling(what: str, log: EventLog, state: TrainerState, begin: Any) -> dict[
     teller = OutcomeTeller(state, log, time.time, no_fault)
     first, began = sum(log.ends(OUTCOMES).values()), time.process_time()
     decided, _ = _timed(begin)
-    saved, encoded = _timed(lambda: msgspec.json.encode(state, enc_hook=lambda _: {}))
+    saved, encoded = _timed(lambda: msgspec.json.encode(state, enc_hook=without_samples))
     teller.saved(teller.mark())
     told, _ = _timed(teller.tell)
     cpu = time.process_time() - began

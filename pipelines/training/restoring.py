@@ -26,7 +26,7 @@ from pipelines.training.state import BASE_VERSION, Fate, TrainerState
 from runtime.operations import step_done
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from contracts.assignments import Assignment
     from contracts.event_log import EventLog
@@ -127,7 +127,7 @@ class Restoring(NamedTuple):
         state.ordinal = live.version
         state.positions = {EXPERIENCES: first_offsets(self.event_log)}
         num_known = 0
-        for num_known, (key, fate) in enumerate(self._decided(set(lineage)), start=1):  # noqa: B007 the number of the last one
+        for num_known, (key, fate) in enumerate(self._decided(state.lineage), start=1):  # noqa: B007 the number of the last one
             state.fates[key] = fate
         lost = write_off(state, self.database, self.event_log, dict(state.positions[EXPERIENCES]), self.now)
         self._drop_candidate(arms.get(CANDIDATE))
@@ -141,7 +141,7 @@ class Restoring(NamedTuple):
         )
         return state
 
-    def _decided(self, lineage: set[int]) -> Iterator[tuple[str, Fate]]:
+    def _decided(self, lineage: Container[int | None]) -> Iterator[tuple[str, Fate]]:
         """The fates that the ledger knows. Samples trained into versions outside `lineage` are left out: they are pending."""
         after = ("", -1)
         while True:

@@ -40,6 +40,8 @@ LEAST_EVIDENCE = 20.0
 """Rewards that an expectation must stand for before anything can be a surprise."""
 LEAST_SAMPLES = 16
 """Smaller batches are judged together with the samples before them."""
+MOST_NAMES = 1_000
+"""Parts of tasks whose last rewards are held, and suspect tasks."""
 WHOLE = "reward"
 
 
@@ -95,7 +97,7 @@ class RewardWatch:
         """The worst part of each task that must not be trained now."""
         worst: dict[str, Suspicion] = {}
         for name, (task, part, surprises) in self._surprises(samples).items():
-            recent = self._recent.setdefault(name, deque(maxlen=LEAST_SAMPLES))
+            recent = self._recent[name] = self._recent.pop(name, deque(maxlen=LEAST_SAMPLES))
             recent.extend(surprises)
             judged = surprises if len(surprises) >= LEAST_SAMPLES else list(recent)
             surprise = sum(judged) / len(judged)
@@ -106,11 +108,18 @@ class RewardWatch:
                 worst[task] = found
         for task in {_task(item) for item in samples} - worst.keys():
             self.suspect_since.pop(task, None)
+        self._forget()
         return [
             found
             for task, found in sorted(worst.items())
             if now - self.suspect_since.setdefault(task, now) < self._hold
         ]
+
+    def _forget(self) -> None:
+        """Keep what was judged last. A task has other names after each change of its file."""
+        for names in (self._recent, self.suspect_since):
+            while len(names) > MOST_NAMES:
+                del names[next(iter(names))]
 
     def _surprises(self, samples: Sequence[Experience]) -> dict[str, tuple[str, str, list[float]]]:
         found: dict[str, tuple[str, str, list[float]]] = {}

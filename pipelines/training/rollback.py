@@ -15,6 +15,7 @@ import structlog
 from contracts import revocations
 from contracts.errors import NotFound, WeightsRefused
 from contracts.topics import EXPERIENCES
+from pipelines.training.lineage import Lineage
 from pipelines.training.state import TrainerState, finish_learning_again, roll_back
 
 if TYPE_CHECKING:
@@ -91,9 +92,9 @@ class Rollback:
         ends = self._event_log.ends(EXPERIENCES)
         oldest = self._oldest_positions(kept.state.positions, ends)
         kept.restore()
-        roll_back(self._state, kept.state, self._revoked, now)
+        num_undone = roll_back(self._state, kept.state, self._revoked, now)
         self._intake.roll_back()
-        if self._state.learn_again:
+        if num_undone or self._state.learn_again_until:
             stood = self._intake.go_back({EXPERIENCES: oldest}).get(EXPERIENCES, {})
             # Records that the log lost at its end never come; do not wait for them.
             reached = {partition: min(offset, ends[partition]) for partition, offset in stood.items()}
@@ -101,7 +102,7 @@ class Rollback:
         log.info(
             "rolled back",
             version=kept.version,
-            num_to_learn_again=len(self._state.learn_again),
+            num_to_learn_again=num_undone,
             revoked=sorted(self._revoked),
         )
         return kept.version
@@ -157,10 +158,14 @@ class Rollback:
 
 
 def inherited(lineage: Sequence[int], revoked: Mapping[int, Treatment]) -> dict[int, Treatment]:
-    """Versions of a lineage (newest first) that are revoked or descend from a revoked version, with their treatment."""
+    """Versions of a lineage that are revoked or descend from a revoked version, with their treatment."""
     found: dict[int, Treatment] = {}
     treatment: Treatment | None = None
-    for version in reversed(lineage):
+    exact = Lineage.of(lineage)
+    oldest = min((version for version in revoked if version > exact.exact_from and version in exact), default=None)
+    if oldest is None:
+        return found
+    for version in reversed(exact[: (exact.depth(oldest) or 0) + 1]):
         treatment = revoked.get(version, treatment)
         if treatment is not None:
             found[version] = treatment

@@ -6,16 +6,17 @@ rest is JSON in every checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from contracts.records import State
+from pipelines.training.lineage import Lineage
 from pipelines.training.samples import KnownSamples, SampleMapping
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
     from contracts.revocations import Treatment
 
@@ -25,6 +26,8 @@ NO_WEIGHT: tuple[State, str] = ("filtered", "no_weight")
 
 UNNUMBERED = -1
 """The sequence of a state older than numbered outcomes, and of a state without an epoch."""
+FOUND = -1
+"""The revision of an `Undone` of an older checkpoint that is not searched any more."""
 CORRECTED = "corrected"
 """Reason of a late revision whose difference was trained."""
 ROLLED_BACK = "correction_rolled_back"
@@ -123,7 +126,7 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
             ),
         )
 
-    def rolled_back(self, kept: Collection[int]) -> Fate | None:
+    def rolled_back(self, kept: Container[int | None]) -> Fate | None:
         """The part of the fate that the kept versions contain; None if they contain nothing of it."""
         if self.state != "trained":
             return self
@@ -136,6 +139,15 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(
             self, corrections=corrections, late_reason=ROLLED_BACK if undone else self.late_reason
         )
+
+
+class Undone(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A sample that a rollback made pending. It is learned again if it is found in the log."""
+
+    revision: int
+    """The newest one that was decided."""
+    is_second: bool = False
+    """True if no version was revoked then. That happens to a sample once only."""
 
 
 class EpochBegin(msgspec.Struct, frozen=True):
@@ -155,14 +167,16 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """Optimizer steps, including those that a rollback undid."""
     ordinal: int = BASE_VERSION
     """The highest version ever cut in this home; the next one is higher, whatever its parent."""
-    lineage: list[int] = msgspec.field(default_factory=lambda: [BASE_VERSION])
-    """The version the weights descend from, then its parent and so on down to the base."""
+    lineage: Sequence[int] = msgspec.field(default_factory=lambda: Lineage.of([BASE_VERSION]))
+    """The version the weights descend from, then its parent and so on down to the base; always a `Lineage`."""
     positions: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
     """Topic to partition to the first undecided offset."""
     fates: MutableMapping[str, Fate] = msgspec.field(default_factory=dict)
     """By sample key. In JSON only in older checkpoints, as `unrewarded`."""
     unrewarded: MutableMapping[str, int] = msgspec.field(default_factory=dict)
     """Sample key to the newest revision without a reward: it withdraws earlier revisions."""
+    undone: MutableMapping[str, Undone] = msgspec.field(default_factory=dict)
+    """By sample key. Never in JSON."""
     expired_before: float = 0.0
     """Samples generated earlier are no longer known, UTC epoch seconds."""
     tracker: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -185,9 +199,11 @@ class TrainerState(msgspec.Struct, kw_only=True):
     obeyed_rollback: int = 0
     """Epoch of the newest move of the arm `training` that the trainer carried out."""
     learn_again: dict[str, int] = msgspec.field(default_factory=dict)
-    """Sample key to its newest decided revision: pending again after a rollback, and not found in the log yet."""
+    """In older checkpoints only: `undone`."""
     learn_again_until: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
-    """Topic to partition to the offset where that search ends: the reading position at the rollback."""
+    """Topic to partition to the offset where the search for samples that a rollback undid ends: the reading position then. Empty: no search."""
+    undone_after: int = 0
+    """The samples that are searched are in rows after this mark."""
     sequence: int = UNNUMBERED
     """Rises with every decision. Outcomes carry it, and an epoch keeps the previous epoch up to a number."""
     untold: dict[str, int] = msgspec.field(default_factory=dict)
@@ -195,9 +211,10 @@ class TrainerState(msgspec.Struct, kw_only=True):
     untold_epochs: list[EpochBegin] = msgspec.field(default_factory=list)
     """Epochs that may not be in the log yet, oldest first."""
     second_chance: set[str] = msgspec.field(default_factory=set)
-    """Sample keys that a rollback made pending although no version was revoked. That happens to a sample once only."""
+    """In older checkpoints only: `undone` with `is_second`."""
 
     def __post_init__(self) -> None:
+        self.lineage = Lineage.of(self.lineage)
         if not isinstance(self.fates, SampleMapping):
             fates, unrewarded = self.fates, self.unrewarded
             self.use(KnownSamples())
@@ -205,8 +222,17 @@ class TrainerState(msgspec.Struct, kw_only=True):
             self.unrewarded.update(unrewarded)
 
     def use(self, samples: KnownSamples) -> None:
-        """Take what is known of samples from here."""
+        """Take what is known of samples from here. What an older checkpoint has in JSON is added."""
+        older = dict(self.undone) | {
+            key: Undone(self.learn_again.get(key, FOUND), key in self.second_chance)
+            for key in {*self.learn_again, *self.second_chance}
+        }
+        self.learn_again, self.second_chance = {}, set()
         self.fates, self.unrewarded = samples.mapping(b"f", Fate), samples.mapping(b"u", int)
+        self.undone = samples.mapping(b"a", Undone)
+        self.undone.update(older)
+        if older:
+            self.undone_after = samples.mark
 
     @property
     def samples(self) -> KnownSamples:
@@ -216,6 +242,10 @@ class TrainerState(msgspec.Struct, kw_only=True):
     def fates_since(self, version: int) -> Iterator[tuple[str, Fate]]:
         """Every fate that changed after a version was cut, and possibly earlier ones."""
         return cast("SampleMapping[Fate]", self.fates).since(version)
+
+    def undone_since(self, mark: int) -> Iterator[tuple[str, Undone]]:
+        """Every sample that a rollback made pending after this mark of the samples."""
+        return self.samples.rows(b"a", Undone, mark)
 
     def uncut(self) -> dict[str, Fate]:
         """The fates that are in no version yet, or have corrections that are not."""
@@ -251,7 +281,7 @@ def cut_version(state: TrainerState, ordinal: int, now: float) -> None:
     state.fates.update({key: fate.cut(ordinal) for key, fate in state.uncut().items()})
     state.samples.cut(ordinal)
     state.ordinal = ordinal
-    state.lineage = [ordinal, *state.lineage]
+    state.lineage = Lineage.of(state.lineage).child(ordinal)
     state.unpublished_samples = 0
     state.cut_at = now
 
@@ -265,22 +295,22 @@ def cut_again(state: TrainerState, now: float) -> None:
     state.cut_at = now
 
 
-def roll_back(state: TrainerState, target: TrainerState, treatments: Mapping[int, Treatment], now: float) -> None:
+def roll_back(state: TrainerState, target: TrainerState, treatments: Mapping[int, Treatment], now: float) -> int:
     """Return to the lineage of `target` (the state of a kept version), but not to its positions and keys. Numbers every change.
 
     Samples trained outside the target's lineage are no longer in the weights. Their new fate depends on the treatment of the
     version that contains them (samples in no version count as in the newest):
 
         poison       `quarantined`, reason `rollback`
-        evidence     pending, and in `learn_again`
+        evidence     pending, and in `undone`
         not revoked  as evidence, but only once: the second such rollback quarantines the sample
 
     Samples inside the lineage stay, but corrections outside it are undone, so the fate again says what the weights hold.
+    Returns the number of samples that became pending.
     """
-    head, kept = state.version, set(target.lineage)
-    shared = next((version for version in state.lineage if version in kept), BASE_VERSION)
-    again: dict[str, int] = {}
-    second: set[str] = set()
+    head, kept = state.version, Lineage.of(target.lineage)
+    shared = Lineage.of(state.lineage).newest_shared(kept) or BASE_VERSION
+    after, num_undone = state.samples.mark, 0
     for key, fate in list(state.fates_since(shared)):
         left = fate.rolled_back(kept)
         if left is fate:
@@ -290,18 +320,20 @@ def roll_back(state: TrainerState, target: TrainerState, treatments: Mapping[int
             state.fates[key] = left
             continue
         treatment = treatments.get(head if fate.version is None else fate.version)
-        if treatment == "poison" or (treatment is None and key in state.second_chance):
+        before = state.undone.get(key)
+        had_second = before is not None and before.is_second
+        if treatment == "poison" or (treatment is None and had_second):
             state.fates[key] = rolled_back_for_good(fate.newest)
             continue
-        del state.fates[key]
-        again[key] = fate.newest
-        if treatment is None:
-            second.add(key)
-    state.learn_again |= again
-    state.second_chance = second | {key for key in state.second_chance if key not in state.fates}
-    state.lineage = list(target.lineage)
+        cast("SampleMapping[Fate]", state.fates).forget(key)
+        state.undone[key] = Undone(fate.newest, had_second or treatment is None)
+        num_undone += 1
+    if not state.learn_again_until:
+        state.undone_after = after
+    state.lineage = kept
     state.unpublished_samples = 0
     state.cut_at = now
+    return num_undone
 
 
 def finish_learning_again(state: TrainerState, waiting: Collection[str]) -> list[str]:
@@ -309,15 +341,15 @@ def finish_learning_again(state: TrainerState, waiting: Collection[str]) -> list
 
     A key was found if it waits, is decided, or was read without a reward (then another process reports its outcome).
     """
-    lost = [
-        key
-        for key in state.learn_again
-        if key not in state.fates and key not in waiting and key not in state.unrewarded
-    ]
-    for key in lost:
-        state.fates[key] = rolled_back_for_good(state.learn_again[key])
-    state.learn_again, state.learn_again_until = {}, {}
-    return lost
+    lost = {
+        key: item.revision
+        for key, item in state.undone_since(state.undone_after)
+        if item.revision != FOUND and key not in waiting and key not in state.fates and key not in state.unrewarded
+    }
+    for key, revision in lost.items():
+        state.fates[key] = rolled_back_for_good(revision)
+    state.learn_again_until = {}
+    return [*lost]
 
 
 def rolled_back_for_good(revision: int) -> Fate:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pipelines.training.journal_records import StateKept
+from pipelines.training.lineage import Lineage
 from pipelines.training.samples import SampleMapping
 
 if TYPE_CHECKING:
@@ -45,8 +46,10 @@ def keep_state(
         fence.check()
 
 
-def without_samples(value: Any) -> dict[str, Any]:
-    """What is known of single samples is in a file of its own."""
+def without_samples(value: Any) -> dict[str, Any] | list[int]:
+    """What is known of single samples is in a file of its own; a lineage is few numbers."""
     if isinstance(value, SampleMapping):
         return {}
+    if isinstance(value, Lineage):
+        return value.to_json()
     raise TypeError(f"{type(value).__name__} has no place in a checkpoint")

@@ -135,7 +135,8 @@ def outcomes_of(key: str, state: TrainerState, at: float) -> Iterator[Outcome]:
         )
 
     if fate is None:
-        yield outcome(state.learn_again.get(key, 0), state="pending", reason="rollback")
+        undone = state.undone.get(key)
+        yield outcome(max(undone.revision, 0) if undone else 0, state="pending", reason="rollback")
         return
     version = _or_next(fate.version, state) if fate.state == "trained" else None
     yield outcome(fate.revision, state=fate.state, reason=fate.reason, version=version)

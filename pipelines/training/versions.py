@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from pipelines.training.lineage import Lineage
 
 if TYPE_CHECKING:
     from contracts.revocations import Treatment
 
+MOST_LEFT = 10_000
+"""Versions outside the lineage that are known: even if every second version of 20 seconds is rolled back, those of the last 4 days."""
+
 
 @dataclass(frozen=True)
 class VersionTree:
-    """Every version ever cut. `lineage` is that of the current weights, newest first, down to the base."""
+    """The versions that were cut. `lineage` is that of the current weights, newest first, down to the base."""
 
     lineage: Sequence[int]
     parents: Mapping[int, int] = field(default_factory=dict)
-    """Version to parent, for all branches; versions of the lineage may be left out."""
+    """Version to parent, for the branches that were left; versions of the lineage may be left out."""
     revoked: Mapping[int, Treatment] = field(default_factory=dict)
 
     def exists(self, version: int) -> bool:
         """False for a version that was never cut."""
-        return version in self._depth_of or version in self.parents
+        return version in self._ancestors or version in self.parents
 
     def distance(self, version: int) -> int:
         """The number of versions between `version` and the current weights along the tree: down one branch, up the other.
@@ -34,11 +40,26 @@ class VersionTree:
             KeyError: the version was never cut.
         """
         steps, at = 0, version
-        while at not in self._depth_of:
+        while (depth := self._ancestors.depth(at)) is None:
+            if steps and at not in self.parents:
+                return steps + len(self._ancestors)  # where its branch began is forgotten
             at = self.parents[at]
             steps += 1
-        return steps + self._depth_of[at]
+        return steps + depth
 
     @cached_property
-    def _depth_of(self) -> dict[int, int]:
-        return {ancestor: depth for depth, ancestor in enumerate(self.lineage)}
+    def _ancestors(self) -> Lineage:
+        return Lineage.of(self.lineage)
+
+
+def left_versions(parents: Mapping[int, int], lineage: Sequence[int]) -> dict[int, int]:
+    """The newest versions outside the lineage, with their parents."""
+    ancestors = Lineage.of(lineage)
+    return dict(sorted(item for item in parents.items() if item[0] not in ancestors)[-MOST_LEFT:])
+
+
+def left_behind(before: Sequence[int], now: Sequence[int]) -> dict[int, int]:
+    """The versions of one lineage that a rollback left, with their parents."""
+    ancestors = Lineage.of(before)
+    shared = ancestors.newest_shared(Lineage.of(now)) or 0
+    return dict(pairwise(ancestors[: (ancestors.depth(shared) or 0) + 1]))

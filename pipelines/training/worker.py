@@ -23,7 +23,6 @@ store (`Publishing`). Steps do not wait for them, except for copies before a wri
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import structlog
@@ -51,7 +50,7 @@ from pipelines.training.settling import Settling
 from pipelines.training.state import BASE_VERSION, begin_epoch, cut_version
 from pipelines.training.steps import Steps
 from pipelines.training.telling import DueCheckpoint, OutcomeTeller
-from pipelines.training.versions import VersionTree
+from pipelines.training.versions import VersionTree, left_behind, left_versions
 from runtime.log.loss_acceptance import begin_no_later, forget_training_positions
 from runtime.metrics import HALTED, TRAINING_SAMPLES, WAITS
 from runtime.operations import step_done
@@ -172,7 +171,7 @@ class Trainer:
             fault=fault,
         )
         with database.snapshot() as connection:
-            self._parents = repository.parents(connection, lease.policy)
+            self._parents = left_versions(repository.parents(connection, lease.policy), self.state.lineage)
         self._rollback = Rollback(
             learner,
             self.state,
@@ -312,10 +311,13 @@ class Trainer:
         self._publishing.wait()
         self._settle(wait=True)
         self._publishing.wait()
-        self._parents.update(pairwise(self.state.lineage))  # samples of the versions left behind may still arrive
         # If a call fails, the next turn repeats all of this. Every part is idempotent.
+        before = self.state.lineage
         version = None if arm.version is None else self._rollback.obey(arm.version, self._clock())
         if version is not None:
+            # Samples of the versions left behind may still arrive.
+            left = self._parents | left_behind(before, self.state.lineage)
+            self._parents = left_versions(left, self.state.lineage)
             self._publisher.forget_unsent()
             self._journal.leave()
             self._steps.abandon()
@@ -375,9 +377,7 @@ class Trainer:
 
     def _tree(self) -> VersionTree:
         # Other trainers claimed their versions before this one got the lease; versions it cuts itself are in its lineage.
-        lineage = self.state.lineage
-        self._parents.update(pairwise(lineage))
-        return VersionTree(lineage, self._parents, self._rollback.revoked)
+        return VersionTree(self.state.lineage, self._parents, self._rollback.revoked)
 
     def _arms(self) -> dict[str, Assignment]:
         with self._database.snapshot() as connection:

@@ -168,7 +168,8 @@ def test_what_is_refused_again_is_not_learned_a_third_time(tmp_path: Path) -> No
     loop.trainer._checkpoint()
     put_aside = {key for key, told in loop.world.ledger().items() if told[:2] == ("quarantined", "rollback")}
     assert put_aside, "what was refused twice is put aside"
-    assert loop.num_learned() == len(said) + len(put_aside) + len(loop.trainer.state.second_chance - put_aside)
+    second = {key for key, item in loop.trainer.state.undone.items() if item.is_second}
+    assert loop.num_learned() == len(said) + len(put_aside) + len(second - put_aside)
     assert loop.states().total() == len(said)
     loop.world.close()
 

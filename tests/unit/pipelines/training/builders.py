@@ -13,6 +13,7 @@ from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
 from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.learner import Learner
+from pipelines.training.lineage import Lineage
 from pipelines.training.state import TrainerState
 
 VOCABULARY = 48
@@ -39,6 +40,11 @@ def tiny_model(seed: int = 0, *, tied: bool = True) -> Any:
     for parameter in model.parameters():
         parameter.copy_(parameter.to(torch.bfloat16))
     return model
+
+
+def whole(value: Any) -> Any:
+    """For `msgspec.json.encode`: the state with everything that is known of samples, as older checkpoints had it."""
+    return value.to_json() if isinstance(value, Lineage) else dict(value)
 
 
 def captured(learner: Learner, state: TrainerState | None = None, version: int | None = None) -> Checkpoint:

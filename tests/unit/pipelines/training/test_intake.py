@@ -12,7 +12,7 @@ from pipelines.training.intake import Intake, worth
 from pipelines.training.lessons import draw, lesson_fate, sample_fate
 from pipelines.training.state import Fate, TrainerState
 from tests.fakes import a_generation
-from tests.unit.pipelines.training.builders import experience, segment
+from tests.unit.pipelines.training.builders import experience, segment, whole
 
 SEGMENT = segment([1, 2], [3], [-1.0])
 
@@ -228,7 +228,7 @@ class Learned:
 
     def __init__(self) -> None:
         self.state, self.applied = TrainerState(), dict[str, float]()
-        self._saved = (msgspec.json.encode(self.state, enc_hook=dict), self.applied.copy())
+        self._saved = (msgspec.json.encode(self.state, enc_hook=whole), self.applied.copy())
 
     def take(self, intake: Intake, size: int) -> None:
         batch = draw(intake, size)
@@ -245,7 +245,7 @@ class Learned:
 
     def save(self, intake: Intake) -> None:
         self.state.positions = intake.decided_positions()
-        self._saved = (msgspec.json.encode(self.state, enc_hook=dict), self.applied.copy())
+        self._saved = (msgspec.json.encode(self.state, enc_hook=whole), self.applied.copy())
 
     def crash(self) -> Intake:
         self.state, self.applied = msgspec.json.decode(self._saved[0], type=TrainerState), self._saved[1].copy()

@@ -23,8 +23,19 @@ from contracts.tables import training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.batch import version_lag
 from pipelines.training.rollback import inherited
-from pipelines.training.state import Correction, Fate, TrainerState, finish_learning_again, roll_back
+from pipelines.training.samples import KnownSamples
+from pipelines.training.state import (
+    FOUND,
+    Correction,
+    Fate,
+    TrainerState,
+    Undone,
+    finish_learning_again,
+    roll_back,
+)
+from pipelines.training.state_saves import without_samples
 from pipelines.training.worker import Trainer
+from tests.unit.pipelines.training.builders import whole
 from tests.unit.pipelines.training.test_corrections import later
 from tests.unit.pipelines.training.world import CrashAt, World, survive, weights_of
 
@@ -130,7 +141,7 @@ def test_evidence_is_pending_and_learned_again_once(world: World) -> None:
     trainer.begin()
     trainer._obey_rollback(trainer._arms()[TRAINING])
     assert world.ledger().keys() == learned[1] | learned[2]
-    assert trainer.state.learn_again.keys() == undone
+    assert trainer.state.undone.keys() == undone
     drain(world, trainer)
     told = world.ledger()
     say(world, 2, 2, seed=52)
@@ -139,7 +150,7 @@ def test_evidence_is_pending_and_learned_again_once(world: World) -> None:
     assert states(world) == {("trained", ""): 16 + 28 + 2 + 2}
     assert undone | waiting <= told.keys()
     assert min(told[key][2] or 0 for key in undone) == 6
-    assert (trainer.state.learn_again, trainer.state.learn_again_until) == ({}, {})
+    assert trainer.state.learn_again_until == {}
     assert trainer.state.lineage[-3:] == [2, 1, 0]
 
 
@@ -247,9 +258,8 @@ def test_of_an_empty_log_everything_is_named_at_once(world: World) -> None:
 
 
 def test_what_was_read_without_a_reward_meanwhile_has_a_name_already() -> None:
-    state = TrainerState(
-        learn_again={"a": 1, "b": 2, "c": 0, "d": 0}, unrewarded={"a": 2}, fates={"c": Fate(0, "stale")}
-    )
+    revisions = {"a": 1, "b": 2, "c": 0, "d": 0}
+    state = TrainerState(learn_again=revisions, unrewarded={"a": 2}, fates={"c": Fate(0, "stale")})
     assert finish_learning_again(state, {"d"}) == ["b"]
     assert state.fates["b"] == Fate(2, "quarantined", "rollback")
 
@@ -346,27 +356,38 @@ def test_who_stands_on_a_revoked_version_and_cannot_have_the_wanted_one_takes_an
 def test_checkpoints_of_before_are_read() -> None:
     old = msgspec.json.encode({"epoch": 3, "lineage": [1, 0], "fates": {"a": {"revision": 0, "state": "trained"}}})
     state = msgspec.json.decode(old, type=TrainerState)
-    assert (state.learn_again, state.learn_again_until, state.second_chance) == ({}, {}, set())
-    assert msgspec.json.decode(msgspec.json.encode(state, enc_hook=dict), type=TrainerState) == state
+    assert (state.undone, state.learn_again_until, state.lineage) == ({}, {}, [1, 0])
+    assert msgspec.json.decode(msgspec.json.encode(state, enc_hook=whole), type=TrainerState) == state
+
+
+def test_what_a_checkpoint_of_before_would_learn_again_is_learned_again() -> None:
+    old = msgspec.json.encode({"lineage": [1, 0], "learn_again": {"a": 1, "b": 2}, "second_chance": ["b", "c"]})
+    state = msgspec.json.decode(old, type=TrainerState)
+    assert state.undone == {"a": Undone(1), "b": Undone(2, is_second=True), "c": Undone(FOUND, is_second=True)}
+    samples = KnownSamples()
+    state.use(samples)
+    assert len(state.undone) == 3, "nor are they lost with the samples of a file"
+    assert b'"learn_again":{}' in msgspec.json.encode(state, enc_hook=without_samples)
+    assert finish_learning_again(state, {"a"}) == ["b"]
+    assert state.fates.keys() == {"b"}, "what was found before is not searched"
 
 
 def test_what_no_treatment_is_known_of_is_learned_again_once() -> None:
     state = TrainerState(lineage=[2, 1, 0], fates={"a": Fate(0, "trained", version=2), "b": Fate(0, "trained")})
     roll_back(state, TrainerState(lineage=[1, 0]), {}, 0.0)
-    assert state.learn_again == {"a": 0, "b": 0}
-    assert state.second_chance == {"a", "b"}
+    assert state.undone == {"a": Undone(0, is_second=True), "b": Undone(0, is_second=True)}
     finish_learning_again(state, {"a", "b"})
     state.fates["a"] = Fate(1, "trained", version=3)
     state.lineage = [3, 1, 0]
     roll_back(state, TrainerState(lineage=[1, 0]), {}, 0.0)
     assert state.fates == {"a": Fate(1, "quarantined", "rollback")}
-    assert state.second_chance == {"b"}, "it still waits for its second"
+    assert state.undone["b"].is_second, "it still waits for its second"
 
 
 def test_an_operator_who_calls_it_evidence_is_taken_at_her_word_each_time() -> None:
     state = TrainerState(lineage=[2, 1, 0], fates={"a": Fate(0, "trained", version=2)}, second_chance={"a"})
     roll_back(state, TrainerState(lineage=[1, 0]), {2: "evidence"}, 0.0)
-    assert (state.fates, state.learn_again) == ({}, {"a": 0})
+    assert (state.fates, state.undone) == ({}, {"a": Undone(0, is_second=True)})
 
 
 @given(
@@ -385,8 +406,8 @@ def test_every_sample_is_kept_undone_or_put_aside(
     }
     state = TrainerState(lineage=[4, 3, 2, 1, 0], fates=dict(fates))
     roll_back(state, TrainerState(lineage=[2, 1, 0]), treatments, 0.0)
-    assert state.fates.keys() | state.learn_again.keys() == fates.keys()
-    assert not state.fates.keys() & state.learn_again.keys()
+    assert state.fates.keys() | state.undone.keys() == fates.keys()
+    assert not state.fates.keys() & state.undone.keys()
     for key, fate in fates.items():
         version = fate.version or 4
         if fate.state != "trained" or fate.version in {1, 2}:
@@ -394,7 +415,7 @@ def test_every_sample_is_kept_undone_or_put_aside(
         elif treatments.get(version) == "poison":
             assert state.fates[key] == Fate(0, "quarantined", "rollback")
         else:
-            assert key in state.learn_again
+            assert key in state.undone
 
 
 def test_corrections_are_undone_and_the_sample_stays() -> None:
