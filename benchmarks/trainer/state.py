@@ -26,7 +26,8 @@ from benchmarks.report import print_table, write_report
 from pipelines.training.checkpoint import SAMPLES, Checkpoint, CheckpointStore
 from pipelines.training.journal import Journal
 from pipelines.training.lineage import Lineage
-from pipelines.training.samples import SampleFile, pack_key
+from pipelines.training.sample_keys import pack_key
+from pipelines.training.samples import SampleFile
 from pipelines.training.state import Fate, TrainerState, begin_epoch, cut_version, roll_back
 from pipelines.training.trackers import MOST_ENTRIES, MOST_KEYS, Entry, MovingAverageTracker
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from contracts.ledger import EXPIRED
-from pipelines.training.samples import generated_at
+from pipelines.training.sample_keys import generated_at
 from pipelines.training.state import Fate
 
 if TYPE_CHECKING:
