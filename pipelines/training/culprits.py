@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -28,7 +29,10 @@ class Failure(NamedTuple):
 
 
 def find_culprits(
-    items: Sequence[Item], failure: Failure, fails: Callable[[Sequence[Item]], Failure | None]
+    items: Sequence[Item],
+    failure: Failure,
+    fails: Callable[[Sequence[Item]], Failure | None],
+    most: float = math.inf,
 ) -> list[tuple[Item, Failure]]:
     """The items that fail alone, each with its own failure; none if the items fail only together.
 
@@ -36,14 +40,15 @@ def find_culprits(
         items: failed together.
         failure: how they failed. For a single item this is the answer.
         fails: tries some of them, without side effects. It is called about 2 k log2(n) times for k culprits among n.
+        most: the search ends once there are more culprits than this.
     """
     if len(items) == 1:
         return [(items[0], failure)]
     middle = len(items) // 2
-    found = []
+    found: list[tuple[Item, Failure]] = []
     for half in (items[:middle], items[middle:]):
-        if (its := fails(half)) is not None:
-            found += find_culprits(half, its, fails)
+        if len(found) <= most and (its := fails(half)) is not None:
+            found += find_culprits(half, its, fails, most - len(found))
     return found
 
 

@@ -218,8 +218,9 @@ class Trial:
         self, parts: Sequence[Batch], failure: Failure, fails: Callable[[Sequence[Batch]], Failure | None]
     ) -> Sequence[tuple[Batch, Failure]]:
         """The samples that are a spike alone. None if those are more than a quarter: then the policy or the task is to blame."""
-        found = find_culprits(parts, failure, fails)
-        return found if len(found) <= max(len(parts) // 4, 1) else []
+        most = max(len(parts) // 4, 1)
+        found = find_culprits(parts, failure, fails, most)
+        return found if len(found) <= most else []
 
     def _see_canary(self) -> None:
         failure = self._fails(self._canary, dict.fromkeys(self._canary.keys, 1.0))

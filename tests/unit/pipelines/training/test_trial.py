@@ -275,5 +275,17 @@ def test_halving_finds_every_culprit_and_nobody_else(culprits: set[int], count: 
         assert asked <= 2 * len(culprits) * max(count - 1, 1).bit_length() + 2
 
 
+def test_halving_ends_where_there_are_more_culprits_than_are_asked_for() -> None:
+    asked = []
+
+    def fails(items: Any) -> Failure | None:
+        asked.append(items)
+        return Failure("spike")
+
+    assert len(find_culprits(range(64), Failure("all"), fails, 16)) == 17
+    assert len(asked) < 2 * 17 + 6
+    assert len(find_culprits(range(16), Failure("all"), fails, 16)) == 16
+
+
 def test_what_fails_only_together_has_no_culprit() -> None:
     assert find_culprits(range(8), Failure("all"), lambda items: Failure("x") if len(items) == 8 else None) == []
