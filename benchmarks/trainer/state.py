@@ -1,14 +1,15 @@
 """What a save, a start and a rollback cost beside many decided samples, and the memory that they take.
 
-usage: python -m benchmarks.trainer.state [--samples N] [--folder DIR] [--json]
+usage: python -m benchmarks.trainer.state [--samples N] [--of-a-version N] [--folder DIR] [--json]
 
 In: nothing, or a folder with the file of an earlier call: 50 million samples take a quarter of an hour and 8 GB. Out: a table; with --json
-a dated file too. The rest of the state is as after a year: full baselines, a version every 2 hours, a rollback every day.
+a dated file too. The file has left the page cache before the first save and before the start. The rest of the state is as after a year: full baselines, a version every 2 hours, a rollback every day.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import shutil
 import sqlite3
@@ -41,33 +42,35 @@ _AT_ONCE = 500_000
 COLUMNS = ("what", "samples", "seconds", "MB", "peak_MiB")
 
 
-def bounded_state(num_samples: int, kept: Path | None = None) -> list[dict[str, Any]]:
+def bounded_state(num_samples: int, of_a_version: int = OF_A_VERSION, kept: Path | None = None) -> list[dict[str, Any]]:
     """One row per operation, with seconds, MB written and the peak of resident memory until then.
 
-    `kept`: where the file of samples is, or is put, for the next call.
+    `of_a_version`: samples of the newest version, which is rolled back in the end. `kept`: where the file of samples is, or is put, for the next call.
     """
     with tempfile.TemporaryDirectory(dir=kept) as name:
         folder = Path(name)
         rows = [_row("build", num_samples, lambda: _build(folder / SAMPLES, num_samples, kept))]
         store, journal, state = CheckpointStore(folder, keep=2), Journal(folder), _a_year(num_samples)
-        for number in range(OF_A_VERSION):
+        _cool(folder / SAMPLES)
+        for number in range(of_a_version):
             state.fates[_key(num_samples + number)] = _fate(None)
-        rows.append(_row("cut a version", OF_A_VERSION, lambda: cut_version(state, YEAR + 1, 0.0)))
-        rows.append(_row("save after a version", OF_A_VERSION, lambda: _save(store, state)))
+        rows.append(_row("cut a version", of_a_version, lambda: cut_version(state, YEAR + 1, 0.0)))
+        rows.append(_row("save after a version", of_a_version, lambda: _save(store, state)))
         (newest,) = [path.name for path in folder.glob("checkpoint-*")]
         journal.start(newest, 1)
         for round_ in range(SAVES):
             # Most samples are new, one in ten is a late correction of any older one; and as many are forgotten.
-            first = num_samples + OF_A_VERSION + round_ * 2 * CHANGED
+            first = num_samples + of_a_version + round_ * 2 * CHANGED
             state.expired_before = (_FIRST_MILLISECONDS + (round_ + 1) * 20 * CHANGED) / 1000
             _decide(state, num_samples, first)
             rows.append(_row("save beside the journal", CHANGED, lambda: store.keep_state(state, journal)))
             _decide(state, num_samples, first + CHANGED)
             rows.append(_row("save with weights", CHANGED, lambda: _save(store, state)))
         found: list[TrainerState] = []
+        _cool(folder / SAMPLES)
         rows.append(_row("start", num_samples, lambda: found.append(_start(folder))))
-        rows.append(_row("rollback", OF_A_VERSION, lambda: _roll_back(found[0])))
-        rows.append(_row("save after the rollback", OF_A_VERSION, lambda: _save(CheckpointStore(folder, 2), found[0])))
+        rows.append(_row("rollback", of_a_version, lambda: _roll_back(found[0])))
+        rows.append(_row("save after the rollback", of_a_version, lambda: _save(CheckpointStore(folder, 2), found[0])))
     return rows
 
 
@@ -100,6 +103,14 @@ def _build(path: Path, number: int, kept: Path | None) -> None:
         made.with_suffix(".part").rename(made)
     if made != path:
         shutil.copyfile(made, path)
+
+
+def _cool(path: Path) -> None:
+    """Let the system forget the file's pages, as if another day's."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
 
 
 def _fill(path: Path, number: int) -> None:
@@ -179,10 +190,11 @@ def main(arguments: Sequence[str]) -> None:
     """Measure, print, and write a file if asked to."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trainer.state")
     parser.add_argument("--samples", type=int, default=2_000_000)
+    parser.add_argument("--of-a-version", type=int, default=OF_A_VERSION)
     parser.add_argument("--folder", type=Path, help="holds the file of samples from one call to the next")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    rows = bounded_state(options.samples, options.folder)
+    rows = bounded_state(options.samples, options.of_a_version, options.folder)
     print_table(
         "the trainer's state",
         COLUMNS,
