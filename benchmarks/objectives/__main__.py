@@ -12,40 +12,20 @@ import multiprocessing
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.objectives.model import TinyPolicy
 from benchmarks.objectives.plan import QUICK, REAL, Results, Scale, stages
-from benchmarks.objectives.pretrain import base_policy
-from benchmarks.objectives.run import Cell, run
+from benchmarks.objectives.run import Cell
 from benchmarks.objectives.table import summary, table
-from benchmarks.objectives.tasks import TASKS, Data, load
+from benchmarks.objectives.tasks import TASKS
+from benchmarks.objectives.work import POOL, QUICK_POOL, done, prepared
 from benchmarks.paths import ROOT
 from benchmarks.report import RESULTS
 
-POOL, HELD_OUT = 20_000, 256
-QUICK_POOL, QUICK_STEPS = 400, 3
 FOLDER = ROOT / "runs" / "objectives"
-
-
-@cache
-def _prepared(task: str, folder: Path, size: int) -> tuple[Data, TinyPolicy]:
-    torch.set_num_threads(1)
-    about = TASKS[task] if size == POOL else replace(TASKS[task], pretrain_steps=QUICK_STEPS)
-    data = load(about, folder, size)
-    data = data._replace(held_out=data.held_out.rows(torch.arange(min(HELD_OUT, len(data.held_out.prompts)))))
-    return data, base_policy(about, data, folder)
-
-
-def _done(work: tuple[Cell, Path, int]) -> tuple[Cell, dict[str, Any]]:
-    cell, folder, size = work
-    data, base = _prepared(cell.task, folder, size)
-    return cell, run(cell, base, data, TASKS[cell.task].noise)
 
 
 def read(path: Path) -> Results:
@@ -62,16 +42,16 @@ def bench(
     started = time.monotonic()
     out.parent.mkdir(parents=True, exist_ok=True)
     for task in tasks:
-        _prepared(task, folder, size)
+        prepared(task, folder, size)
         print(f"{task}: base policy ready, {time.monotonic() - started:.0f} s", flush=True)
     context = multiprocessing.get_context("spawn")
     with out.open("a") as file, ProcessPoolExecutor(processes, mp_context=context) as pool:
         for name, cells in stages(results, tasks, scale):
             wanted = [cell for cell in dict.fromkeys(cells) if cell not in results]
             found: Iterable[tuple[Cell, dict[str, Any]]] = (
-                pool.map(_done, [(cell, folder, size) for cell in wanted])
+                pool.map(done, [(cell, folder, size) for cell in wanted])
                 if processes > 1
-                else map(_done, ((cell, folder, size) for cell in wanted))
+                else map(done, ((cell, folder, size) for cell in wanted))
             )
             for number, (cell, result) in enumerate(found, start=1):
                 results[cell] = result

@@ -21,14 +21,18 @@ from pipelines.training.advantage import Scored, advantages
 from pipelines.training.divergence import has_left, step_scale
 from pipelines.training.loss import Objective, policy_loss
 from pipelines.training.settings import TrainingSettings
+from pipelines.training.step_bound import bounded_step, probe
 from pipelines.training.trackers import BetaTracker
 from policy.logprobs import TokenScores
 
 DEFAULTS = TrainingSettings()
+STEP_BOUND = DEFAULTS.step_bound
 STEPS_PER_VERSION = 4
 """As by default: 256 samples."""
-NUM_POINTS = 10
+NUM_POINTS = 5
 """How often a run is measured."""
+COLLAPSED = 0.25
+"""A run that is below this share of its start at two points in a row ends there. Its row says so: `stopped` is the step."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ class Cell:
     kl: float = 0.02
     bound: float = 2.0
     divergence: float = 2.0
-    """As the settings `kl_coefficient`, `ratio_bound` and `divergence_bound`."""
+    step_bound: float = STEP_BOUND
+    """As the settings `kl_coefficient`, `ratio_bound`, `divergence_bound` and `step_bound`."""
 
 
 class Sampled(NamedTuple):
@@ -65,33 +70,42 @@ def run(cell: Cell, base: TinyPolicy, data: Data, noise: Noise) -> dict[str, Any
     policy = copy.deepcopy(base)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cell.rate, weight_decay=DEFAULTS.weight_decay, fused=True)
     objective = Objective(cell.bound, cell.kl, cell.loss)
-    trainer = _Trainer(policy, base, objective, optimizer, BetaTracker(), cell.divergence)
-    sizes = cell.batch, Noise(0.0, 0.0) if cell.is_clean else noise
-    waiting = deque(_sampled(base, 0, data, sizes, random) for _ in range(cell.lag))
+    trainer = _Trainer(policy, base, objective, optimizer, BetaTracker(), cell.divergence, cell.step_bound)
+    noise = Noise(0.0, 0.0) if cell.is_clean else noise
+    # Late answers come from versions, a batch of which is generated at once; without lag each step has its own.
+    at_once = STEPS_PER_VERSION if cell.lag else 1
+    waiting = deque(_sampled(base, 0, data, (cell.batch, cell.lag, noise), random) if cell.lag else ())
     curve = [policy.share_right(data.held_out.prompts, data.held_out.right)]
-    ess = 1.0
+    ess, shares, step = 1.0, [], 0
     for step in range(1, cell.steps + 1):
-        waiting.append(_sampled(policy, step // STEPS_PER_VERSION, data, sizes, random))
-        ess = min(ess, _learn(waiting.popleft(), trainer))
+        if (step - 1) % at_once == 0:
+            waiting.extend(_sampled(policy, step // STEPS_PER_VERSION, data, (cell.batch, at_once, noise), random))
+        found = _learn(waiting.popleft(), trainer)
+        ess, shares = min(ess, found.ess), [*shares, found.share]
         if step % max(cell.steps // NUM_POINTS, 1) == 0:
-            curve.append(policy.share_right(data.held_out.prompts, data.held_out.right))
-        if not math.isfinite(curve[-1]):
-            curve[-1] = 0.0
-            break
-    # The last fifth of the run: a single point is noisier.
-    return {"start": curve[0], "end": sum(curve[-2:]) / 2, "lowest": min(curve), "ess": ess, "curve": curve}
+            right = policy.share_right(data.held_out.prompts, data.held_out.right)
+            curve.append(right if math.isfinite(right) else 0.0)
+            if max(curve[-2:]) < COLLAPSED * curve[0]:
+                break
+    # Two points: a single one is noisier.
+    facts = {"start": curve[0], "end": sum(curve[-2:]) / 2, "lowest": min(curve), "ess": ess, "curve": curve}
+    return facts | {"share": sum(shares) / len(shares)} | ({"stopped": step} if step < cell.steps else {})
 
 
 def _sampled(
-    policy: TinyPolicy, version: int, data: Data, sizes: tuple[int, Noise], random: torch.Generator
-) -> Sampled:
-    size, noise = sizes
+    policy: TinyPolicy, version: int, data: Data, sizes: tuple[int, int, Noise], random: torch.Generator
+) -> list[Sampled]:
+    """Some batches of one version. `sizes`: of a batch, how many, and what users do to rewards."""
+    batch, count, noise = sizes
+    size = batch * count
     rows = data.train.rows(torch.randint(len(data.train.prompts), (size,), generator=random))
     answers = policy.sample(rows.prompts, random)
     rewards = (answers.ids_BA == rows.right).all(1).float()
     chance = torch.rand(2, size, generator=random)
     rewards = torch.where(chance[0] < noise.wrong, 1 - rewards, rewards)
-    return Sampled(rows, answers, version, rewards.masked_fill(chance[1] < noise.missing, math.nan))
+    rewards = rewards.masked_fill(chance[1] < noise.missing, math.nan)
+    parts = zip(*(each.split(batch) for each in (*rows, *answers, rewards)), strict=True)
+    return [Sampled(Pool(*part[:3]), Answers(*part[3:6]), version, part[6]) for part in parts]
 
 
 class _Trainer(NamedTuple):
@@ -103,13 +117,21 @@ class _Trainer(NamedTuple):
     optimizer: torch.optim.Optimizer
     tracker: BetaTracker
     divergence: float
+    step_bound: float
 
 
-def _learn(found: Sampled, trainer: _Trainer) -> float:
-    """One step as the trainer takes it, over the answers that have a reward. Returns the effective share of tokens."""
+class _Step(NamedTuple):
+    """The effective share of tokens, and how much of the learning rate was used."""
+
+    ess: float = 1.0
+    share: float = 0.0
+
+
+def _learn(found: Sampled, trainer: _Trainer) -> _Step:
+    """One step as the trainer takes it, over the answers that have a reward."""
     spoken = (~found.rewards.isnan()).nonzero()[:, 0]
     if not len(spoken):
-        return 1.0
+        return _Step()
     prompts, answers = found.rows.prompts[spoken], Answers(*(each[spoken] for each in found.answers))
     answers = Answers(*(each[:, : int(answers.mask_BA.sum(1).max())] for each in answers))
     # Questions that come twice in a batch are the same prompt, as in the trainer.
@@ -121,7 +143,7 @@ def _learn(found: Sampled, trainer: _Trainer) -> float:
     values = advantages(samples, trainer.tracker, whiten=DEFAULTS.whiten).values
     kept = _kept(scores, answers, values, trainer.divergence)
     if not len(kept):
-        return 1.0
+        return _Step()
     if len(kept) < len(samples):
         samples = [samples[index] for index in kept]
         prompts, answers = prompts[kept], Answers(*(each[kept] for each in answers))
@@ -146,12 +168,19 @@ def _learn(found: Sampled, trainer: _Trainer) -> float:
     norm = torch.nn.utils.clip_grad_norm_(trainer.policy.parameters(), DEFAULTS.max_gradient_norm)
     ess = sums.metrics()["ess"]
     if math.isfinite(sums.loss) and math.isfinite(float(norm)):  # as the guard
+        scale = min(sums.rate, step_scale(ess))
         for group in optimizer.param_groups:
-            group["lr"] = group.setdefault("base", group["lr"]) * min(sums.rate, step_scale(ess))
-        optimizer.step()
+            group["lr"] = group.setdefault("base", group["lr"]) * scale
+        seen = [probe(each) for each in (prompts, answers.ids_BA, answers.mask_BA)]
+        taken = bounded_step(
+            optimizer,
+            lambda: trainer.policy.score(seen[0], seen[1]).log_probs_BT[seen[2]],
+            trainer.step_bound * len(samples),
+        )
         for sample in samples:
             trainer.tracker.update(sample.baseline_key, sample.version, sample.reward)
-    return ess
+        return _Step(ess, scale * taken.share)
+    return _Step(ess)
 
 
 def _kept(scores: TokenScores, answers: Answers, values: np.ndarray, bound: float) -> torch.Tensor:

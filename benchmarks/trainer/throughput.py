@@ -163,7 +163,11 @@ def _timed(step: Callable[[], object], tokens: int) -> dict[str, float]:
 
 def _ours(case: str) -> dict[str, float]:
     settings = TrainingSettings(
-        kl_coefficient=0.0, mismatch_samples=0, divergence_bound=math.inf, num_threads=torch.get_num_threads()
+        kl_coefficient=0.0,
+        mismatch_samples=0,
+        divergence_bound=math.inf,
+        step_bound=math.inf,
+        num_threads=torch.get_num_threads(),
     )
     learner, items = Learner(model(), settings), samples(case)
     return _timed(lambda: learner.step(items, [1.0] * len(items), {}), num_tokens(items))

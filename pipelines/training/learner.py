@@ -136,7 +136,7 @@ class Learner:
                 return result
             self._remember(prepared)
             if result.samples and not result.skipped:
-                self._apply(prepared)
+                result = self._apply(prepared)
         finally:
             self._optimizer.zero_grad()
         self.budget.fitted()
@@ -251,6 +251,7 @@ class Learner:
         metrics = {
             **figures,
             "step_scale": scale,
+            "step_moved": None,
             "num_divergent": 0,
             "gradient_norm": norm,
             "gradient_norm_expected": expected.noise,
@@ -279,8 +280,8 @@ class Learner:
         )
         return _Prepared(result, scored, norm, expected, signs), {keys[index] for index in np.flatnonzero(far_N)}
 
-    def _apply(self, prepared: _Prepared) -> None:
-        """Take the step completely or not at all.
+    def _apply(self, prepared: _Prepared) -> StepResult:
+        """Take the step completely or not at all. Returns the result with what was left of the step.
 
         The optimizer comes last and allocates nothing: its moments exist. If it fails nevertheless, the weights may be those of
         half a step: the process ends, and the next one restores them.
@@ -291,10 +292,13 @@ class Learner:
         self._begin_change()
         self._is_torn = True
         try:
-            self._policy.take_step(prepared.result.step_scale)
+            taken = self._policy.take_step(prepared.result.step_scale)
         except Exception as error:
             raise _torn() from error
         self._is_torn, self.tracker = False, tracker
+        scale = prepared.result.step_scale * taken.share
+        moved = {"step_scale": scale, "step_moved": taken.moved}
+        return replace(prepared.result, step_scale=scale, metrics=prepared.result.metrics | moved)
 
     def _begin_change(self) -> None:
         self.before_change()

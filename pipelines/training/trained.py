@@ -10,6 +10,7 @@ and `clip`, `masters.look` and `tensors_of` gather, since they alone need whole 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -26,6 +27,7 @@ from pipelines.training.objectives.base import Tokens
 from pipelines.training.packed import PackedBatch, packed_batches, sequences_of
 from pipelines.training.precision import precision_of
 from pipelines.training.replay import routing_for, score
+from pipelines.training.step_bound import Taken, bounded_step, probe
 from policy.logprobs import TokenScorer
 from policy.packing import has_windows, make_packable
 from policy.routing import NO_REPLAY
@@ -68,6 +70,9 @@ class TrainedPolicy:
         self._accelerator = accelerator
         self._scorer = TokenScorer(self.model, module=wrapped)
         self._objective = Objective(settings.ratio_bound, settings.kl_coefficient, settings.loss)
+        self._step_bound = settings.step_bound
+        self._stepping: Sequence[Experience] = ()
+        """The samples of the gradient that is being accumulated."""
         self._recompute = settings.recompute
         self.stages = Stages()
         self._correcting = Objective(settings.ratio_bound, 0.0)
@@ -103,6 +108,7 @@ class TrainedPolicy:
         """
         total, current_N = LossSums(), torch.zeros_like(advantage_N)
         objective = self._objective if are_new else self._correcting
+        self._stepping = experiences if are_new else [*self._stepping, *experiences]
         with self.stages.stage("data"):
             batches = self.micro_batches(experiences)
         with self.stages.stage("forward"):
@@ -157,17 +163,25 @@ class TrainedPolicy:
             parts.append(tokens_of(current_BT, batch.behaviour_BT, advantage_B, batch.mask_BT, sequences_of(batch)))
         return objective.surrogate.plan(Tokens.joined(parts))
 
-    def take_step(self, scale: float) -> None:
-        """One step of the optimizer, with the learning rate times `scale`."""
+    def take_step(self, scale: float) -> Taken:
+        """One step of the optimizer with the learning rate times `scale`, shortened if it moves the policy too far."""
+        batches = self.micro_batches(probe(self._stepping)) if self._step_bound < math.inf else []
         rates = [group["lr"] for group in self.optimizer.param_groups]
         try:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * scale
             with self.stages.stage("optimizer"):
-                self.optimizer.step()
+                return bounded_step(
+                    self.optimizer, lambda: self._log_probs(batches), self._step_bound * len(self._stepping)
+                )
         finally:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
+
+    @torch.no_grad()
+    def _log_probs(self, batches: Sequence[MicroBatch | PackedBatch]) -> torch.Tensor:
+        """Of the sampled tokens, in float32: a small step is lost in bfloat16's rounding."""
+        return torch.cat([score(self._scorer, batch).log_probs_BT[batch.mask_BT].float() for batch in batches])
 
     def clip(self, max_norm: float) -> float:
         """Scale the gradient down to `max_norm`; returns its norm before."""

@@ -46,7 +46,9 @@ def test_resident_state_takes_18_bytes_per_parameter() -> None:
 def test_a_row_of_32_k_tokens_is_one_step() -> None:
     """Far beyond the token budget: its layers run again, its logits come in pieces, its attention has no mask."""
     model = tiny_model("qwen3", max_position_embeddings=33_000)
-    learner = Learner(model, TrainingSettings(divergence_bound=math.inf, mismatch_samples=0, max_tokens=8192))
+    learner = Learner(
+        model, TrainingSettings(divergence_bound=math.inf, step_bound=math.inf, mismatch_samples=0, max_tokens=8192)
+    )
     random = np.random.default_rng(1)
     item = sample(random, [], 100, 100)
     [part] = item.segments

@@ -53,7 +53,7 @@ def main() -> None:
         vocab_size=704, hidden_size=512, intermediate_size=2048, num_hidden_layers=4, num_attention_heads=8,
         num_key_value_heads=8, max_position_embeddings=512, tie_word_embeddings=True,
     )  # fmt: skip
-    learner = Learner(LlamaForCausalLM(config).eval(), TrainingSettings(divergence_bound=math.inf))
+    learner = Learner(LlamaForCausalLM(config).eval(), TrainingSettings(divergence_bound=math.inf, step_bound=math.inf))
     random = np.random.default_rng(0)
     batch = [random_experience(random, reward=float(number % 2)) for number in range(8)]
     for _ in range(2):

@@ -16,7 +16,7 @@ from tests.unit.pipelines.training.builders import VOCABULARY, experience, segme
 from tests.unit.pipelines.training.test_worker import states
 from tests.unit.pipelines.training.world import World
 
-SETTINGS = TrainingSettings(learning_rate=1e-3, kl_coefficient=0.0, mismatch_samples=0)
+SETTINGS = TrainingSettings(learning_rate=1e-3, kl_coefficient=0.0, mismatch_samples=0, step_bound=math.inf)
 LOG_2 = math.log(2.0)
 
 
@@ -64,7 +64,7 @@ def answers(learner: Learner, count: int, *, log_ratio: float = 0.0, reward: flo
         for number in range(count)
     ]
     never = learner._settings
-    learner._settings = never.model_copy(update={"divergence_bound": math.inf})
+    learner._settings = never.model_copy(update={"divergence_bound": math.inf, "step_bound": math.inf})
     rows = learner.step(asked, [1.0] * count, {}, dry_run=True).samples
     learner._settings = never
     return [
@@ -107,7 +107,9 @@ def test_a_batch_that_the_policy_has_left_as_a_whole_changes_nothing() -> None:
 
 def test_a_step_of_few_effective_samples_is_a_smaller_one() -> None:
     def moved(extreme: float) -> float:
-        learner = Learner(tiny_model(), SETTINGS.model_copy(update={"divergence_bound": math.inf}))
+        learner = Learner(
+            tiny_model(), SETTINGS.model_copy(update={"divergence_bound": math.inf, "step_bound": math.inf})
+        )
         before = [parameter.detach().clone() for parameter in learner._model.parameters()]
         # A ratio near 0 for all but one, so that one sample holds the weight.
         batch = [*answers(learner, 30, log_ratio=-extreme), *answers(learner, 1)]

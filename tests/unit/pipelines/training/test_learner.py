@@ -21,7 +21,7 @@ from policy.logprobs import TokenScorer
 from tests.tolerances import network_tolerance, tolerance
 from tests.unit.pipelines.training.builders import captured, experience, random_experience, segment, tiny_model
 
-SETTINGS = TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf)
+SETTINGS = TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_bound=math.inf)
 CONFIG = tiny_model().config
 # k3 is exp(d) - d - 1: what is left of numbers near 1 that cancel, and the square of an error d.
 K3_ROUNDING = tolerance(torch.float32, num_terms=3, depth=2)

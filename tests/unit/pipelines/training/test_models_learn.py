@@ -18,7 +18,7 @@ from tests.models import KINDS, tiny_model
 from tests.unit.pipelines.training.builders import captured, random_experience
 from weights.tensors import root_of
 
-SETTINGS = TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf)
+SETTINGS = TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_bound=math.inf)
 
 
 def published(kind: str) -> Any:

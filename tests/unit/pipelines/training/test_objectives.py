@@ -115,7 +115,12 @@ def test_a_step_does_not_depend_on_how_the_batch_is_cut(name: str) -> None:
     found = []
     for max_tokens in (10_000, 20):
         settings = TrainingSettings(
-            loss=name, max_tokens=max_tokens, divergence_bound=math.inf, max_gradient_norm=1e9, mismatch_samples=0
+            loss=name,
+            max_tokens=max_tokens,
+            divergence_bound=math.inf,
+            step_bound=math.inf,
+            max_gradient_norm=1e9,
+            mismatch_samples=0,
         )
         learner = Learner(tiny_model(), settings)
         result = learner.step(batch, [1.0] * 8, {}, dry_run=True)

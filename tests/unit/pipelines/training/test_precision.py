@@ -32,7 +32,7 @@ def batch(count: int = 6) -> list[Experience]:
 def gradients(model: Any, items: list[Experience], **changes: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """As the optimizer sees them, with the figures of the step."""
     settings = TrainingSettings(
-        divergence_bound=math.inf, max_gradient_norm=1e9, kl_coefficient=0.02, mismatch_samples=0
+        divergence_bound=math.inf, step_bound=math.inf, max_gradient_norm=1e9, kl_coefficient=0.02, mismatch_samples=0
     )
     learner, found = Learner(model, settings.model_copy(update=changes)), {}
 
@@ -124,7 +124,9 @@ def test_log_probs_are_float32_under_autocast() -> None:
 
 def test_a_version_is_measured_once_and_its_figure_stays() -> None:
     learner, items = (
-        Learner(tiny_model("qwen3"), TrainingSettings(divergence_bound=math.inf, mismatch_samples=4)),
+        Learner(
+            tiny_model("qwen3"), TrainingSettings(divergence_bound=math.inf, step_bound=math.inf, mismatch_samples=4)
+        ),
         batch(),
     )
     asked: list[int] = []

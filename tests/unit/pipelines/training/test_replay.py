@@ -59,7 +59,7 @@ def through_other_experts(count: int) -> list[Experience]:
 
 def figures(replay: Literal["recorded", "off"]) -> dict[str, float | None]:
     model = mixture()
-    settings = TrainingSettings(replay_experts=replay, batch_size=8, divergence_bound=math.inf)
+    settings = TrainingSettings(replay_experts=replay, batch_size=8, divergence_bound=math.inf, step_bound=math.inf)
     learner = Learner(model, settings)
     return learner.step(through_other_experts(8), [1.0] * 8, {0: tensors_of(mixture())}, dry_run=True).metrics
 

@@ -43,7 +43,10 @@ class Gate:
 
 @pytest.fixture
 def learner() -> Learner:
-    learner = Learner(tiny_model(), TrainingSettings(learning_rate=1e-2, mismatch_samples=0, divergence_bound=math.inf))
+    learner = Learner(
+        tiny_model(),
+        TrainingSettings(learning_rate=1e-2, mismatch_samples=0, divergence_bound=math.inf, step_bound=math.inf),
+    )
     step(learner, 0)
     return learner
 

@@ -62,7 +62,7 @@ def test_an_empty_range_is_refused_with_what_to_do() -> None:
 
 
 def test_a_checkpoint_of_another_range_keeps_its_expectations() -> None:
-    settings = TrainingSettings(divergence_bound=math.inf)
+    settings = TrainingSettings(divergence_bound=math.inf, step_bound=math.inf)
     learner, random = Learner(tiny_model(), settings), np.random.default_rng(0)
     learner.step([random_experience(random, reward=1.0) for _ in range(4)], [1.0] * 4, {})
     saved = captured(learner)
@@ -75,7 +75,9 @@ def test_a_checkpoint_of_another_range_keeps_its_expectations() -> None:
 
 def test_components_train_with_baselines_of_their_own() -> None:
     random = np.random.default_rng(0)
-    learner = Learner(tiny_model(), TrainingSettings(normalise="components", divergence_bound=math.inf))
+    learner = Learner(
+        tiny_model(), TrainingSettings(normalise="components", divergence_bound=math.inf, step_bound=math.inf)
+    )
     result = learner.step([random_experience(random) for _ in range(4)], [1.0] * 4, {})
     assert not result.skipped
     assert set(learner.tracker.to_json()["entries"]) == {"task#signals"}

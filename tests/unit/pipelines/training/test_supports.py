@@ -128,7 +128,9 @@ def test_a_step_learns_from_truncated_and_whole_answers_together() -> None:
     model = tiny_model()
     items = [drawn(model, SAMPLINGS["top_p"], [2, number], 4) for number in range(4)]
     items = [msgspec.structs.replace(item, reward=float(n % 2)) for n, item in enumerate(items)]
-    learner = Learner(tiny_model(), TrainingSettings(divergence_bound=math.inf, mismatch_samples=4))
+    learner = Learner(
+        tiny_model(), TrainingSettings(divergence_bound=math.inf, step_bound=math.inf, mismatch_samples=4)
+    )
     before = {name: tensor.data.copy() for name, tensor in tensors_of(model).items()}
     result = learner.step(items, [1.0] * 4, {0: learner.base})
     assert result.metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
@@ -144,6 +146,6 @@ def test_a_wrong_log_prob_is_not_hidden_by_the_support() -> None:
     item = drawn(model, SAMPLINGS["top_p"], [2, 3], 4)
     [made] = item.segments
     wrong = msgspec.structs.replace(made, logprobs=pack_floats([0.0, 0.0, -9.0, -9.0, -9.0, -9.0]))
-    learner = Learner(model, TrainingSettings(divergence_bound=math.inf, mismatch_samples=1))
+    learner = Learner(model, TrainingSettings(divergence_bound=math.inf, step_bound=math.inf, mismatch_samples=1))
     result = learner.step([msgspec.structs.replace(item, segments=(wrong,))], [1.0], {0: learner.base})
     assert (result.metrics["mismatch_k1"] or 0.0) < -1.0

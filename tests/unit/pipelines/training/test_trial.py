@@ -182,7 +182,9 @@ def test_a_forged_log_prob_in_a_long_answer_is_found_in_its_step_and_the_others_
 @pytest.mark.parametrize("capacity", [40, 80, 150])
 @pytest.mark.slow
 def test_memory_that_runs_out_makes_the_pieces_smaller_and_the_step_is_the_same(capacity: int) -> None:
-    settings = TrainingSettings(learning_rate=1e-2, max_tokens=1024, mismatch_samples=0, divergence_bound=math.inf)
+    settings = TrainingSettings(
+        learning_rate=1e-2, max_tokens=1024, mismatch_samples=0, divergence_bound=math.inf, step_bound=math.inf
+    )
     items = innocents(12)
     small, large = Learner(breaking_model(capacity), settings), Learner(tiny_model(), settings)
     for learner in (small, large):
@@ -222,7 +224,9 @@ def test_a_reduced_budget_comes_back_slowly() -> None:
 
 
 def test_a_step_that_fails_before_the_optimizer_changes_nothing() -> None:
-    learner = Learner(tiny_model(), TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf))
+    learner = Learner(
+        tiny_model(), TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_bound=math.inf)
+    )
     items = innocents(6)
     learner.step(items, [1.0] * 6, {})
     before = captured(learner)
@@ -234,7 +238,9 @@ def test_a_step_that_fails_before_the_optimizer_changes_nothing() -> None:
 
 
 def test_an_optimizer_that_fails_half_way_ends_the_process_and_nobody_uses_its_weights() -> None:
-    learner = Learner(tiny_model(), TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf))
+    learner = Learner(
+        tiny_model(), TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_bound=math.inf)
+    )
     items = innocents(6)
     learner.step(items, [1.0] * 6, {})
     before = captured(learner)

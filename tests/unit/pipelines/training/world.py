@@ -77,7 +77,8 @@ class World:
             "checkpoint_keep": 3,
             "learning_rate": 1e-2,
             "horizon_seconds": 604800.0,
-            "divergence_bound": math.inf,  # the logged log-probs of random samples are random
+            "divergence_bound": math.inf,
+            "step_bound": math.inf,  # the logged log-probs of random samples are random
         }
         self.training = TrainingSettings(**(defaults | training))
         self.now = NOW
