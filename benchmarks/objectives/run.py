@@ -76,7 +76,8 @@ def run(cell: Cell, base: TinyPolicy, data: Data, noise: Noise) -> dict[str, Any
     at_once = STEPS_PER_VERSION if cell.lag else 1
     waiting = deque(_sampled(base, 0, data, (cell.batch, cell.lag, noise), random) if cell.lag else ())
     curve = [policy.share_right(data.held_out.prompts, data.held_out.right)]
-    ess, shares, step = 1.0, [], 0
+    ess, shares = 1.0, list[float]()
+    step = 0
     for step in range(1, cell.steps + 1):
         if (step - 1) % at_once == 0:
             waiting.extend(_sampled(policy, step // STEPS_PER_VERSION, data, (cell.batch, at_once, noise), random))
@@ -104,7 +105,7 @@ def _sampled(
     chance = torch.rand(2, size, generator=random)
     rewards = torch.where(chance[0] < noise.wrong, 1 - rewards, rewards)
     rewards = rewards.masked_fill(chance[1] < noise.missing, math.nan)
-    parts = zip(*(each.split(batch) for each in (*rows, *answers, rewards)), strict=True)
+    parts = zip(*(torch.split(each, batch) for each in (*rows, *answers, rewards)), strict=True)
     return [Sampled(Pool(*part[:3]), Answers(*part[3:6]), version, part[6]) for part in parts]
 
 

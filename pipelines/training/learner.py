@@ -297,7 +297,7 @@ class Learner:
             raise _torn() from error
         self._is_torn, self.tracker = False, tracker
         scale = prepared.result.step_scale * taken.share
-        moved = {"step_scale": scale, "step_moved": taken.moved}
+        moved: dict[str, float | None] = {"step_scale": scale, "step_moved": taken.moved}
         return replace(prepared.result, step_scale=scale, metrics=prepared.result.metrics | moved)
 
     def _begin_change(self) -> None:
