@@ -2,8 +2,10 @@
 
 usage: python -m benchmarks.poison [--steps N] [--seeds N] [--json] [--quick]
 
-In: nothing. Out: a table, and a dated file; with --json one object instead. Status 1 if a poisoned run ends more than 1 point below its
-clean run. A step stands for 30 seconds, so that an hour is 120 steps. Learner, trial, guard and reward watch are the trainer's own; the release
+In: nothing. Out: a table, and a dated file; with --json one object instead. Status 1 if the mean of the seeds of a poisoned run ends more
+than 1 point below that of the clean runs. A step stands for 30 seconds: an hour is 120 steps, and half a day, the default, 1,440. Where a
+run ends is the mean accuracy of what is served in its last tenth. `lost` is a run whose hour has no rewards at all: what the lost
+time alone costs. Learner, trial, guard and reward watch are the trainer's own; the release
 gate is a simple stand-in (see `Gate`). `unguarded` is the same run without guard, watch and gate, for comparison only.
 """
 
@@ -18,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -38,9 +41,21 @@ from pipelines.training.trial import Trial
 from policy.weights import copy_tensors
 
 STEP_SECONDS, HOUR_STEPS = 30.0, 120
-BATCH, PER_VERSION = 32, 4
+EARLY = 48
+"""The first flipped step of the early hour: between a third and half of the answers are right, so the mean reward hardly moves."""
+BATCH, PER_VERSION, QUICK_STEPS = 32, 4, 240
 POINT, TOLERANCE, REFUSALS, FORGED_SHARE = 0.01, 0.03, 3, 0.1
-ARMS = ("clean", "extreme ratios", "flipped for an hour", "flipped early for an hour", "flipped for an hour, unguarded")
+ARMS = (
+    "clean",
+    "extreme ratios",
+    "flipped for an hour",
+    "flipped early for an hour",
+    "lost for an hour, early",
+    "flipped for an hour, unguarded",
+)
+POISONED = ARMS[1:4]
+LAST = 10
+"""The end of a run: one part in this many."""
 
 
 class Gate:
@@ -78,7 +93,7 @@ class Gate:
 
 
 def run(arm: str, *, steps: int, hour: int, seed: int) -> dict[str, Any]:
-    """Train once; `hour` steps are poisoned, from the middle of the run on or, early, from a tenth on."""
+    """Train once; `hour` steps are poisoned, from the middle of the run on or, early, from step EARLY on."""
     torch.set_num_threads(1)
     random, users, model = np.random.default_rng(seed), Users(seed), tiny_policy(seed)
     is_guarded = not arm.endswith("unguarded")
@@ -87,8 +102,8 @@ def run(arm: str, *, steps: int, hour: int, seed: int) -> dict[str, Any]:
     gate = Gate(learner, users, seed, is_on=is_guarded)
     watch = RewardWatch(0.0, 1.0, settings.guard_hold_seconds if is_guarded else 0.0)
     fates: Counter[str] = Counter()
-    lowest, slowest = 1.0, 0.0
-    first = steps // 10 if "early" in arm else steps // 2
+    lowest, slowest, served = 1.0, 0.0, list[float]()
+    first = EARLY if "early" in arm else steps // 2
     poisoned = range(first, first + hour)
     with tempfile.TemporaryDirectory() as folder:
         trial = Trial(learner, Attempts(Path(folder) / "attempt.json"), "p", dict)
@@ -98,20 +113,31 @@ def run(arm: str, *, steps: int, hour: int, seed: int) -> dict[str, Any]:
                 batch = [forged(item, random) if random.random() < FORGED_SHARE else item for item in batch]
             elif arm.startswith("flipped") and step in poisoned:
                 batch = [flipped(item) for item in batch]
+            elif arm.startswith("lost") and step in poisoned:
+                batch = []
             began = time.monotonic()
             _learn(trial, watch, batch, step, fates)
             slowest = max(slowest, time.monotonic() - began)
             if step % PER_VERSION == PER_VERSION - 1:
                 gate.offer()
+            served.append(users.accuracy(gate.live))
             if step in poisoned:
-                lowest = min(lowest, users.accuracy(gate.live))
+                lowest = min(lowest, served[-1])
     return {
-        "final": users.accuracy(gate.live),
+        "final": fmean(served[-max(steps // LAST, 1) :]),
+        "seconds_until_recovered": _recovery(served, poisoned),
         "lowest_served_while_poisoned": lowest,
         "slowest_step_seconds": round(slowest, 3),
         "rollbacks": gate.num_rollbacks,
         "fates": dict(fates),
     }
+
+
+def _recovery(served: Sequence[float], poisoned: range) -> float | None:
+    """From the end of the hour until what is served is as good as it was before; None if that never happens."""
+    before = served[poisoned.start - 1] - POINT
+    later = served[poisoned.stop :]
+    return next((number * STEP_SECONDS for number, found in enumerate(later) if found >= before), None)
 
 
 def _learn(trial: Trial, watch: RewardWatch, items: Sequence[Experience], step: int, fates: Counter[str]) -> None:
@@ -132,21 +158,18 @@ def _learn(trial: Trial, watch: RewardWatch, items: Sequence[Experience], step: 
 def main(arguments: Sequence[str]) -> int:
     """Train, print, and say whether the promise holds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.poison")
-    parser.add_argument("--steps", type=int, default=480)
+    parser.add_argument("--steps", type=int, default=1440)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="one seed, half the steps, no file")
+    parser.add_argument("--quick", action="store_true", help="one seed, 240 steps, no file")
     options = parser.parse_args(arguments)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    steps, seeds = (options.steps // 2, 1) if options.quick else (options.steps, options.seeds)
+    steps, seeds = (QUICK_STEPS, 1) if options.quick else (options.steps, options.seeds)
     hour = min(HOUR_STEPS, steps // 4)
     runs = {arm: [run(arm, steps=steps, hour=hour, seed=seed) for seed in range(seeds)] for arm in ARMS}
-    kept = all(
-        run["final"] >= clean["final"] - POINT
-        for arm in ARMS[1:4]
-        for run, clean in zip(runs[arm], runs["clean"], strict=True)
-    )
-    figures = {"steps": steps, "poisoned_steps": hour, "batch": BATCH, "kept": kept, "runs": runs}
+    final = {arm: fmean(run["final"] for run in runs[arm]) for arm in ARMS}
+    kept = all(final[arm] >= final["clean"] - POINT for arm in POISONED)
+    figures = {"steps": steps, "poisoned_steps": hour, "batch": BATCH, "kept": kept, "final": final, "runs": runs}
     return end_with(figures, options, _show, "poison") or (0 if kept else 1)
 
 
