@@ -3,10 +3,10 @@
 usage: python -m benchmarks.poison [--steps N] [--seeds N] [--json] [--quick]
 
 In: nothing. Out: a table, and a dated file; with --json one object instead. Status 1 if the mean of the seeds of a poisoned run ends more
-than 1 point below that of the clean runs. A step stands for 30 seconds: an hour is 120 steps, and half a day, the default, 1,440. Where a
-run ends is the mean accuracy of what is served in its last tenth. `lost` is a run whose hour has no rewards at all: what the lost
-time alone costs. Learner, trial, guard and reward watch are the trainer's own; the release
-gate is a simple stand-in (see `Gate`). `unguarded` is the same run without guard, watch and gate, for comparison only.
+than 1 point below that of the clean runs. A step stands for 30 seconds: an hour is 120 steps, and half a day, the default, 1,440. The final
+accuracy is the mean over the versions served in the last tenth of a run. `lost` is a run whose hour has no rewards at all: the cost of the
+lost time alone. Learner, trial, guard and reward watch are the trainer's own; the release gate is a simple stand-in (see `Gate`).
+`unguarded` is the same run without guard, watch and gate, for comparison only.
 """
 
 from __future__ import annotations
