@@ -17,7 +17,7 @@ AS_default := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INST
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup vllm test-vllm attacks fuzz demo demo-seeds smoke bench test test-slow test-torch test-services services services-stop check browser clean clients
+.PHONY: help setup vllm test-vllm attacks fuzz demo demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -50,8 +50,11 @@ test-torch: setup  ## Run the torch tests with the instructions of another CPU (
 	@$(AS_$(CPU)) $(BIN)/python -c 'import torch; print("torch computes with", torch.backends.cpu.get_cpu_capability())'
 	$(AS_$(CPU)) $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "torch and not services and not gpu and not browser and not clients and not slow and not vllm"
 
-test-slow: setup  ## Run the slow tests that need no server: kills under load, sandboxes, the wheel
-	$(BIN)/pytest -m "slow and not services and not gpu and not browser and not clients and not vllm"
+test-slow: setup  ## Run the slow tests that need no server: simulations, crashes, sandboxes, the wheel
+	$(BIN)/pytest -n 2 --dist worksteal --ignore tests/end_to_end -m "slow and not services and not gpu and not browser and not clients and not vllm"
+
+test-end-to-end: setup  ## Run the slow tests of whole products: demo, replicas, kills, one at a time
+	$(BIN)/pytest -n0 tests/end_to_end -m "slow and not services and not gpu and not browser and not clients and not vllm"
 
 test-vllm: setup  ## Run the tests that need vLLM; skipped by name where `make vllm` was not run
 	$(BIN)/pytest -n0 -m vllm -rs

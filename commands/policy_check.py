@@ -124,15 +124,15 @@ def memory_need(report: CheckpointReport, device: str) -> MemoryNeed:
 
     Bytes per weight. The trainer's were compared with a Llama of 17 million weights on CPU (tests/unit/commands/test_policy_check.py
     compares again); the engine's are added up from what it holds: the engine holds each arm in float32 on CPU and in bfloat16 on a GPU, one byte of history, and 6 more while a version is
-    loaded whole; the trainer holds master, gradient, two moments, a frozen copy and the bits of three versions, and copies
-    master and moments twice while it saves.
+    loaded whole; the trainer holds master, gradient and two moments (16), a frozen copy in bfloat16 (2) and the bits of three versions (6), and
+    copies at most a quarter of master and moments (3) while it saves.
     """
     width = 4 if device == "cpu" else 2
     cache = _CACHE_TOKENS * report.cache_elements_per_token * width + (
         4 * _BATCH_TOKENS * _CACHE_TOKENS if device == "cpu" and report.is_paged else 0
     )
     engine = _ARMS * (report.num_weights * width + cache) + 7 * report.num_weights
-    trainer, peak = 32 * report.num_weights, 54 * report.num_weights
+    trainer, peak = 24 * report.num_weights, 27 * report.num_weights
     return MemoryNeed(_PROCESS_BYTES + engine, _PROCESS_BYTES + trainer, _PROCESS_BYTES + peak)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from runtime.database import Database
 from runtime.log.local import LocalLog
@@ -30,6 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if touches_torch(item.path):
             item.add_marker("torch")
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """A command run inside a test configures logging: for that test only."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

@@ -64,7 +64,11 @@ def bench(
 
 def main() -> None:
     """Run the bench from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.objectives",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--out", type=Path, help="JSON lines (default: benchmarks/results/<date>-objectives.jsonl)")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="base policies and questions")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))

@@ -215,6 +215,7 @@ def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+INSTALLED = ("auto", *(name for name in MAKERS if name != "bubblewrap" or shutil.which("bwrap")))
 BECOMES_NOBODY = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root can become nobody, and by setpriv"
 )
@@ -222,10 +223,12 @@ BECOMES_NOBODY = pytest.mark.skipif(
 
 @BECOMES_NOBODY
 @pytest.mark.slow
-def test_an_ordinary_user_has_every_sandbox() -> None:
+def test_an_ordinary_user_has_every_sandbox_that_is_installed() -> None:
     done = as_nobody("-c", PROBE)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{name} 2" for name in ("auto", *MAKERS)], done.stdout
+    assert [line for line in done.stdout.splitlines() if line.endswith(" 2")] == [f"{name} 2" for name in INSTALLED], (
+        done.stdout
+    )
 
 
 @BECOMES_NOBODY
@@ -234,7 +237,7 @@ def test_what_an_ordinary_user_runs_does_not_get_out_either() -> None:
     """There the files and processes outside are the program's own user's."""
     done = as_nobody("-m", "benchmarks.attacks", "sandbox")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 attacks, 0 got through" in done.stdout
+    assert f"{2 * len(INSTALLED[1:])} attacks, 0 got through" in done.stdout
 
 
 def test_runs_share_nothing() -> None:
