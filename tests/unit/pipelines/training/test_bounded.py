@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contracts.revocations import Treatment
 
 VERSION_SECONDS, HORIZON, BATCH = 7200.0, 40 * 7200.0, 12
-LIVES = 1_200
+LIVES = 800
 EVERY = 7
 """Versions from one rollback to the next."""
 
@@ -35,6 +35,7 @@ class Size(NamedTuple):
     """Of what is held after a version: in a checkpoint, in the file of samples, and in memory."""
 
     state: int
+    lineage: int
     rows: int
     cuts: int
     branches: int
@@ -47,7 +48,7 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lineage, "MOST_RUNS", 20)
     monkeypatch.setattr(versions, "MOST_LEFT", 30)
     monkeypatch.setattr(samples, "MOST_CUTS", 50)
-    monkeypatch.setattr(samples, "_PAGE", 20)
+    monkeypatch.setattr(samples, "_PAGE", 10)
     monkeypatch.setattr(trackers, "MOST_KEYS", 30)
     monkeypatch.setattr(reward_watch, "MOST_NAMES", 20)
 
@@ -91,7 +92,13 @@ def live(folder: Path, number: int) -> Iterator[Size]:
         state.tracker, state.reward_levels = tracker.to_json(), watch.levels.to_json()
         store.save(Checkpoint(state, {}, {}))
         encoded = msgspec.json.encode(state, enc_hook=without_samples)
-        yield Size(len(encoded), *rows(folder / SAMPLES), len(left), len(watch._recent) + len(watch.suspect_since))
+        yield Size(
+            len(encoded),
+            len(Lineage.of(state.lineage).to_json()),
+            *rows(folder / SAMPLES),
+            len(left),
+            len(watch._recent) + len(watch.suspect_since),
+        )
         if version % 100 == 0:
             found, _ = store.load_newest()
             assert found is not None
