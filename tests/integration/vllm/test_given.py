@@ -49,8 +49,8 @@ SCHEMA = {
 OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 0.7}, ""),
     ({"temperature": 0}, "greedy"),
-    ({"top_p": 0.5}, "truncated"),
-    ({"min_p": 0.2}, "truncated"),
+    ({"top_p": 0.5}, ""),
+    ({"min_p": 0.2}, ""),
     ({"logit_bias": {"30": 2.0}}, "biased"),
     ({"frequency_penalty": 0.5}, "penalised"),
     ({"repetition_penalty": 1.2}, "penalised"),

@@ -62,7 +62,7 @@ def records(fleet: Fleet) -> dict[str, Generation]:
 def test_a_mixed_fleet_serves_takes_a_version_and_names_what_it_cannot_do(fleet: Fleet) -> None:
     rows = fleet.rows()
     assert {row.kind for row in rows.values()} == {"millrace", "vllm"}
-    assert rows[OURS].abilities - rows[VLLM].abilities == {"top_logprobs"}
+    assert rows[OURS].abilities - rows[VLLM].abilities == {"top_logprobs", "support"}
     assert rows[OURS].base == rows[VLLM].base
 
     version = fleet.publish()
