@@ -53,6 +53,7 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reward_watch, "MOST_NAMES", 20)
 
 
+@pytest.mark.slow
 def test_what_the_trainer_knows_stops_growing(tmp_path: Path) -> None:
     sizes = list(live(tmp_path, LIVES))
     early, late = sizes[LIVES // 4 : LIVES // 2], sizes[-LIVES // 4 :]

@@ -151,7 +151,7 @@ def f():
     signal.setitimer(signal.ITIMER_REAL, 9)
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
     signal.raise_signal(signal.SIGCHLD)
-    return [*found, sys.stdin.isatty(), os.nice(0) >= 0, random.SystemRandom().random() < 1]
+    return [*found, sys.stdin.isatty(), os.nice(0) < 20, random.SystemRandom().random() < 1]
 """
 
 
