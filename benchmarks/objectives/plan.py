@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -42,16 +42,19 @@ class Candidate:
 
 
 UNBOUND = math.inf
-CANDIDATES = {
+_OBJECTIVES = {
     "truncated": Candidate("truncated", 1),
     "cispo": Candidate("cispo", 1, bound=5.0),
     "vcpo": Candidate("vcpo", 1),
-    "vcpo, bound x3": Candidate("vcpo", 1, step_bound=3 * STEP_BOUND),
-    "vcpo, bound / 3": Candidate("vcpo", 1, step_bound=STEP_BOUND / 3),
     "dppo": Candidate("dppo", 2),
     "m2po": Candidate("m2po", 2),
     "ppo": Candidate("ppo", 3),
     "gspo": Candidate("gspo", 3),
+}
+CANDIDATES = {
+    **_OBJECTIVES,
+    **{f"{name}, bound / 3": replace(each, step_bound=5e-6) for name, each in _OBJECTIVES.items()},
+    "vcpo, bound / 9": Candidate("vcpo", 1, step_bound=5e-6 / 3),
     "truncated, no step bound": Candidate("truncated", 1, step_bound=UNBOUND, is_control=True),
     "vcpo, no step bound": Candidate("vcpo", 1, step_bound=UNBOUND, is_control=True),
     "gspo, no step bound": Candidate("gspo", 3, step_bound=UNBOUND, is_control=True),

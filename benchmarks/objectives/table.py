@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.objectives.plan import (
     BATCHES,
     CANDIDATES,
+    CLEAN,
     FACTORS,
     LAGS,
     REAL,
@@ -28,6 +30,7 @@ def summary(results: Results, tasks: Sequence[str], scale: Scale = REAL) -> dict
         cells = [item for item in verdicts(results, name, tasks, scale.full, scale) if item.place.factor]
         if not cells:
             continue
+        clean = [item.end for item in verdicts(results, name, tasks, CLEAN, scale)]
         worst = min(cells, key=lambda item: item.end - item.start)
         found[name] = {
             "cells": len(cells),
@@ -35,6 +38,8 @@ def summary(results: Results, tasks: Sequence[str], scale: Scale = REAL) -> dict
             "seeds": min(item.num_seeds for item in cells),
             "failures": sum(item.fails for item in cells),
             "screen_failures": sum(item.fails for item in cells if item.place in scale.screen),
+            "mean": statistics.mean(item.end for item in cells),
+            "clean": statistics.mean(clean) if clean else None,
             "worst": worst.end - worst.start,
             "worst_cell": f"{worst.task}, batch {worst.place.batch}, lag {worst.place.lag}, rate x{worst.place.factor}",
             "constants": CANDIDATES[name].num_constants,
@@ -48,13 +53,16 @@ def table(results: Results, tasks: Sequence[str], scale: Scale = REAL) -> str:
     """Failures of each candidate, then all cells: start to end in percent, mean of the seeds; bold fails."""
     facts = summary(results, tasks, scale)
     lines = [
-        "| objective | constants | cells run | seeds | cells failed | worst cell: change in points |",
-        "|---|---|---|---|---|---|",
+        "| objective | constants | cells run | seeds | cells failed | mean of the cells' ends | clean | worst cell: change in points |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, each in facts["candidates"].items():
         worst = f"{100 * each['worst']:+.0f} ({each['worst_cell']})"
         run = f"{each['cells']} of {each['of']}"
-        lines.append(f"| {name} | {each['constants']} | {run} | {each['seeds']} | {each['failures']} | {worst} |")
+        ends = f"{100 * each['mean']:.0f} | {_percent(each['clean'])}"
+        lines.append(
+            f"| {name} | {each['constants']} | {run} | {each['seeds']} | {each['failures']} | {ends} | {worst} |"
+        )
     for task in tasks:
         for batch in BATCHES:
             places = [Place(batch, 0, 0), *(Place(batch, lag, factor) for lag in LAGS for factor in FACTORS)]
@@ -74,6 +82,10 @@ def table(results: Results, tasks: Sequence[str], scale: Scale = REAL) -> str:
             lines += [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
             lines += [f"| {name} | {' | '.join(row)} |" for name, row in rows.items() if any(row)]
     return "\n".join(lines)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f}"
 
 
 def _row(found: Sequence[Verdict], places: Sequence[Place]) -> list[str]:

@@ -163,6 +163,7 @@ def _timed(step: Callable[[], object], tokens: int) -> dict[str, float]:
 
 def _ours(case: str) -> dict[str, float]:
     settings = TrainingSettings(
+        loss="truncated",
         kl_coefficient=0.0,
         mismatch_samples=0,
         divergence_bound=math.inf,

@@ -51,10 +51,10 @@ class TrainingSettings(Section):
     divergence_bound: float = Field(default=2.0, gt=1)
     """A sample leaves its batch as `stale(divergence)` if today's policy gives its tokens more than this times the logged probability, or
     less than one over this, in the geometric mean. `inf`: never."""
-    step_bound: float = Field(default=5e-6, gt=0)
+    step_bound: float = Field(default=1.5e-5, gt=0)
     """A step may move the policy by this many nats per token for each of its samples; a longer one is shortened. It makes a learning rate
     harmless that is much too large. `inf`: steps are not measured, which saves two forward passes over 16 samples."""
-    loss: str = "truncated"
+    loss: str = "vcpo"
     """The policy gradient's loss: a name in `OBJECTIVES` of pipelines/training/objectives/__init__.py."""
     baseline: Literal["beta", "moving_average"] = "beta"
     """The tracker of the expected reward per baseline key. `beta` needs rewards within the range below."""

@@ -81,7 +81,7 @@ def test_the_best_are_kept_and_controls_never_are() -> None:
     counts, before = {}, 0
     for name, results in pretended():
         counts[name], before = len(results) - before, len(results)
-    assert counts == {"rates": 8, "screen": 12 * 3, "half": 3 * 23, "final": 2 * 26 * 4}
+    assert counts == {"rates": 8, "screen": 18 * 3, "half": 3 * 23, "final": 2 * 26 * 4}
     assert ranked(results, list(CANDIDATES), TASK, FULL)[:2] == ["gspo", "m2po"]
     assert "vcpo, no step bound" not in ranked(results, list(CANDIDATES), TASK, FULL)
     facts = summary(results, TASK)["candidates"]
@@ -91,7 +91,7 @@ def test_the_best_are_kept_and_controls_never_are() -> None:
     bare = facts["vcpo, no step bound"]
     assert bare["failures"] == bare["cells"] == 3
     text = table(results, TASK)
-    assert "| gspo | 3 | 24 of 24 | 5 | 0 | +40" in text
+    assert "| gspo | 3 | 24 of 24 | 5 | 0 | 90 | 90 | +40" in text
     assert "**20**" in text
     errors = [item.error for item in verdicts(results, "gspo", TASK, FULL)]
     assert all(0 < error < 0.001 for error in errors)
