@@ -29,7 +29,10 @@ from tests.unit.pipelines.training.world import World, weights_of
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_bound=math.inf, kl_coefficient=0.0)
+SETTINGS = TrainingSettings(
+    loss="truncated", learning_rate=1e-2, divergence_bound=math.inf, step_bound=math.inf, kl_coefficient=0.0
+)
+"""`truncated`, because every correction follows it: only then is a first pull of the same kind."""
 
 
 @pytest.fixture
