@@ -44,7 +44,7 @@ FIGURES = {
         "#rates canvas": 1,
         "#rewards canvas": 1,
         "#gate canvas": 1,
-        "#curves canvas": 6,
+        "#curves canvas": 9,
         "#freshness tbody tr": 6,
         "#lags .lag": 5,
         "#alarm:not([hidden])": 0,
@@ -220,7 +220,7 @@ def test_an_empty_home_says_what_to_do(page: Chromium, tmp_path: Path) -> None:
         enter_by_link(page, site, settings)
         assert page.evaluate("document.querySelector('#empty').innerText").startswith("Nothing has happened yet")
         assert "curl http://127.0.0.1" in page.evaluate("document.querySelector('.command').innerText")
-        assert count(page, ".nothing:not([hidden])") == 9
+        assert count(page, ".nothing:not([hidden])") == 12
         said = {
             "/policies": "Nothing is assigned yet",
             "/generations": "curl http://127.0.0.1",
