@@ -19,6 +19,8 @@ from weights.codec.delta import encode
 from weights.tensors import Tensor, read_safetensors
 
 BIN_SECONDS = 15.0
+FEW = 5
+"""A last step with this many times fewer signals than the one before is no step of its own."""
 LAST_SHARE = 0.2
 REALISTIC_LEARNING_RATE = 1e-6
 """Of RL runs on models of billions of parameters; over 98% of their bfloat16 weights do not change in a step."""
@@ -53,7 +55,17 @@ def acceptance_curve(clients: Sequence[Mapping[str, Any]], verdicts: Sequence[tu
         if inside:
             gate = judged[-1] if judged else None
             found.append(Bin(start + BIN_SECONDS - first, len(inside), positive_share(inside) or 0.0, gate))
-    return found
+    return _with_stragglers(found)
+
+
+def _with_stragglers(found: list[Bin]) -> list[Bin]:
+    """The last few signals count in the step before: a share of four signals says nothing."""
+    if len(found) <= 1 or found[-1].num_signals * FEW > found[-2].num_signals:
+        return found
+    *others, full, last = found
+    num = full.num_signals + last.num_signals
+    accepted = (full.accepted * full.num_signals + last.accepted * last.num_signals) / num
+    return [*others, full._replace(num_signals=num, accepted=accepted)]
 
 
 def seconds_until(curve: Sequence[Bin], share: float) -> float | None:

@@ -40,6 +40,15 @@ def test_the_curve_has_what_users_accepted_beside_what_the_gate_said() -> None:
     assert acceptance_curve([], []) == []
 
 
+def test_the_last_few_signals_are_no_step_of_their_own() -> None:
+    few = [*CLIENTS, signal(161.0, positive=False), signal(162.0, positive=False)]
+    curve = acceptance_curve(few, [])
+    assert [(item.seconds, item.num_signals) for item in curve] == [(15.0, 15), (30.0, 15), (45.0, 15), (60.0, 17)]
+    assert curve[-1].accepted == pytest.approx(15 / 17)
+    more = [signal(second, positive=False) for second in (163.0, 164.0)]
+    assert len(acceptance_curve([*few, *more], [])) == 5
+
+
 def test_the_last_fifth_is_of_the_users_time() -> None:
     assert last_acceptance(CLIENTS, 60.0) == 1.0
     assert last_acceptance(CLIENTS, 25.0) == 35 / 40, "from second 20 on"
