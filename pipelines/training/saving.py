@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from pipelines.training.state import TrainerState
     from weights.tensors import Tensors
 
-COPIED_SHARE = 0.25
+COPIED_SHARE = 0.15
 """At most this share of weights and moments is copied at a time."""
-TIME_SHARE = 0.02
+TIME_SHARE = 0.015
+"""What is measured of a save; with its state and its reports it costs 2%."""
 REPLAY_SECONDS = 5.0
 """Weights are saved when a restart would need longer than this to take the steps since then again."""
 _REMEMBERED = 5

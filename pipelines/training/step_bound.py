@@ -29,7 +29,7 @@ TRIES = 6
 """Then the step is taken back as a whole."""
 SHORTEST = 0.01
 """Of what a try leaves: far from the start the movement no longer grows with the square."""
-PIECE = 1 << 22
+PIECE = 1 << 20
 """Elements of a weight that are taken back at a time."""
 
 
