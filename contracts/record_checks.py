@@ -117,7 +117,8 @@ def _each(records: tuple[Any, ...]) -> str:
 
 _CHECKS: dict[str, _Check] = {
     **dict.fromkeys(
-        ("choice", "num_choices", "revision", "epoch", "previous", "start", "count", "max_tokens"), _whole()
+        ("choice", "num_choices", "parent_tokens", "revision", "epoch", "previous", "start", "count", "max_tokens"),
+        _whole(),
     ),
     **dict.fromkeys(("version", "top_k"), _whole(least=-1)),
     "sequence": _whole(most=MAX_SEQUENCE),
@@ -129,16 +130,17 @@ _CHECKS: dict[str, _Check] = {
     **dict.fromkeys(
         ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"), _finite
     ),
-    **dict.fromkeys(("tenant", "policy", "task", "name", "key_id"), _text(MAX_NAME)),
+    **dict.fromkeys(("tenant", "policy", "task", "name", "key_id", "branch"), _text(MAX_NAME)),
     "id": _text(MAX_ID),
     "arm": _text(MAX_ARM),
     "reason": _text(MAX_REASON),
     "request": _text(MAX_REQUEST),
     "completion_id": _completion_id,
     "key": _sample_key,
+    "parent": lambda key: "" if key is None else _sample_key(key),
     "value": _value,
     **dict.fromkeys(("token_ids", "logprobs"), _packed),
-    **dict.fromkeys(("sampling", "attempt", "submitter"), _nested),
+    **dict.fromkeys(("sampling", "attempt", "submitter", "turn"), _nested),
     **dict.fromkeys(("turns", "signals", "segments", "spans", "also"), _each),
 }
 """Field name to its check. A problem begins with what follows the name: a colon, or the path to a field inside."""

@@ -22,6 +22,7 @@ from contracts.event_log import is_damaged
 from contracts.ids import sample_key
 from contracts.record_checks import problem_of, tokens_problem
 from contracts.sampling import ExpertShape, Sampling, Span
+from contracts.turns import SessionTurn
 
 SCHEMA = 2
 """Since 2, heads have the key id of a sealed body, the attempt of a request and its number of choices; signals have comments."""
@@ -111,6 +112,8 @@ class Generation(Record, frozen=True, kw_only=True):
     engine: str
     dtype: str
     session_id: str | None = None
+    turn: SessionTurn | None = None
+    """Its place in its session; None without a session."""
     join_key: str | None = None
     """The app's own name for this answer. Signals can refer to it."""
     ask_probability: float = 0.0
@@ -143,10 +146,7 @@ class Submitter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Signal(Record, frozen=True, kw_only=True):
-    """One reaction of a user to one choice. `id` is the idempotency key.
-
-    A retraction is a second record with the same id and `retracted` set.
-    """
+    """One reaction of a user to one choice. `id` is the idempotency key; a retraction is a second record with `retracted` set."""
 
     id: str
     completion_id: str

@@ -32,6 +32,9 @@ SAMPLED = Counter(
     ["task", "how"],
 )
 TOKENS = Counter("millrace_tokens_total", "Tokens of prompts and completions.", ["kind"])
+TURNS = Counter(
+    "millrace_session_turns_total", "Calls of sessions: extended, or why the prompt was rendered anew.", ["branch"]
+)
 NOT_LOGGED = Counter("millrace_generations_not_logged_total", "Answered, but lost for training: log and spool failed.")
 SPOOL_RECORDS = Gauge("millrace_spool_records", "Generations that wait on disk until the log is back.")
 SPOOL_BYTES = Gauge("millrace_spool_bytes", "Size of the spooled generations.")

@@ -3,6 +3,7 @@
 <home>/millrace.toml     these settings; each process has a section of its own beside [millrace]
 <home>/millrace.db       tables, positions, outboxes
 <home>/log/<topic>.db    the embedded log
+<home>/sessions.db       tokens of sessions, for their next call
 <home>/weights/          the weight store
 <home>/replica/          the engine's copy of the version that it serves, where the weight store is a bucket
 <home>/keys/             the key that signs versions, and the keys whose versions are trusted
@@ -28,6 +29,7 @@ from runtime.database import Database
 from runtime.log.local import LocalLog
 from runtime.replicas import ReplicaLinks
 from runtime.replicas.in_process import local_links
+from runtime.replicas.on_disk import DiskSessionStore
 
 SectionType = TypeVar("SectionType", bound="Section")
 
@@ -85,6 +87,8 @@ class Settings(Section):
     """Chat requests that one key may send per minute, over all replicas. 0: no limit. Operators' keys have no limit."""
     signals_per_minute: int = Field(default=30_000, ge=0, le=1_000_000)
     """Signals that one key may send per minute, with the same rules."""
+    session_seconds: float = Field(default=86_400.0, ge=60, le=2_592_000)
+    """How long the tokens of a session, and a stored response, wait for the next call."""
     weights_url: str | None = None
     """`s3://bucket/prefix` of the weight store. Default: a folder in the home. Credentials and endpoint come from AWS_* variables."""
     weights_unsigned: bool = False
@@ -147,7 +151,7 @@ class Settings(Section):
     def replica_links(self) -> ReplicaLinks:
         """What a process of this home shares with its replicas; without Redis, nothing."""
         if self.redis is None:
-            return local_links()
+            return local_links(DiskSessionStore(self.home / "sessions.db"))
         from runtime.replicas.on_redis import connect  # noqa: PLC0415 as above
 
         return connect(self.redis, prefix=self.prefix)

@@ -34,15 +34,17 @@ def _event(content: object) -> bytes:
     return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _generation() -> list[bytes]:
+def _generation(end: int | None) -> list[bytes]:
+    """`end`: the id of the last token, with which the answer then ends by itself."""
     events = []
     for place in range(NUM_TOKENS):
         last = place == NUM_TOKENS - 1
+        token_id = end if last and end is not None else 70 + place
         choice: dict[str, Any] = {
             "index": 0,
-            "token_ids": [70 + place],
-            "logprobs": {"content": [{"token_id": 70 + place, "logprob": -0.125 * place, "top_logprobs": []}]},
-            "finish_reason": "length" if last else None,
+            "token_ids": [token_id],
+            "logprobs": {"content": [{"token_id": token_id, "logprob": -0.125 * place, "top_logprobs": []}]},
+            "finish_reason": None if not last else "length" if end is None else "stop",
         }
         if place == 0 or last:
             choice["weight_versions"] = [{"version": "v1", "start": 0, "end": place + 1}]
@@ -70,14 +72,15 @@ def _chat(stream: bool) -> list[bytes]:
 _SYSTEM = {"engine": "mock/1", "dtype": "float32"}
 _HEALTH = _json({"status": "serving", "versions": {"live": 1}, **_SYSTEM})
 _MODELS = _json({"object": "list", "data": [{"id": "gateway", "object": "model"}]})
-_GENERATION, _CHAT, _CHAT_STREAM = _generation(), _chat(stream=False), _chat(stream=True)
+_CHAT, _CHAT_STREAM = _chat(stream=False), _chat(stream=True)
 
 
 class MockEngine(asyncio.Protocol):
     """One connection: a request is answered once its body is complete. `gap`: seconds between two events of a stream."""
 
-    def __init__(self, gap: float) -> None:
+    def __init__(self, gap: float, generation: list[bytes]) -> None:
         self._gap = gap
+        self._generation = generation
         self._held = b""
         self._transport: asyncio.Transport | None = None
 
@@ -95,7 +98,7 @@ class MockEngine(asyncio.Protocol):
             if len(self._held) < size:
                 return
             body, self._held = self._held[end + 4 : size], self._held[size:]
-            self._say(_answer(head, body))
+            self._say(self._answer(head, body))
 
     def _say(self, parts: list[bytes]) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -106,19 +109,19 @@ class MockEngine(asyncio.Protocol):
         self._transport.write(parts[0])
         asyncio.get_running_loop().call_later(self._gap, self._say, parts[1:])
 
+    def _answer(self, head: bytes, body: bytes) -> list[bytes]:
+        if b"/chat/completions" in head:
+            return _CHAT_STREAM if b'"stream": true' in body or b'"stream":true' in body else _CHAT
+        if b"/generate" in head:
+            return self._generation
+        return _MODELS if b"/models" in head else _HEALTH
 
-def _answer(head: bytes, body: bytes) -> list[bytes]:
-    if b"/chat/completions" in head:
-        return _CHAT_STREAM if b'"stream": true' in body or b'"stream":true' in body else _CHAT
-    if b"/generate" in head:
-        return _GENERATION
-    return _MODELS if b"/models" in head else _HEALTH
 
-
-async def serve(port: int, gap: float) -> None:
+async def serve(port: int, gap: float, end: int | None) -> None:
     """Answer on 127.0.0.1 until cancelled; prints the port once it listens."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: MockEngine(gap), "127.0.0.1", port, backlog=1024)
+    generation = _generation(end)
+    server = await loop.create_server(lambda: MockEngine(gap, generation), "127.0.0.1", port, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()
@@ -129,8 +132,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one; it is printed")
     parser.add_argument("--gap", type=float, default=0.0, help="ms between two events of a stream; 0: all at once")
+    parser.add_argument("--end", type=int, help="id of the last token of an answer, which then ends by itself")
     options = parser.parse_args()
-    uvloop.run(serve(options.port, options.gap / 1000))
+    uvloop.run(serve(options.port, options.gap / 1000, options.end))
 
 
 if __name__ == "__main__":

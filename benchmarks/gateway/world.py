@@ -130,10 +130,13 @@ def client_of(url: str, key: str = "") -> HttpClient:
 
 
 @contextmanager
-def running(home: Path, kafka: str | None, run: str, gap: float = 0.0) -> Iterator[World]:
-    """Mock engine and gateway, until the block ends. `gap`: ms between two tokens."""
+def running(
+    home: Path, kafka: str | None, run: str, gap: float = 0.0, *, base: Path = EXAMPLE / "base", end: int | None = None
+) -> Iterator[World]:
+    """Mock engine and gateway, until the block ends. `gap`: ms between two tokens. `end`: the last token of each answer."""
     with ExitStack() as stack:
-        mock = stack.enter_context(_process(["-m", "benchmarks.gateway.mock_engine", "--gap", str(gap)]))
+        ending = [] if end is None else ["--end", str(end)]
+        mock = stack.enter_context(_process(["-m", "benchmarks.gateway.mock_engine", "--gap", str(gap), *ending]))
         assert mock.stdout is not None  # noqa: S101 it was opened as a pipe
         engine_port = int(mock.stdout.readline())
         settings = Settings(
@@ -142,7 +145,7 @@ def running(home: Path, kafka: str | None, run: str, gap: float = 0.0) -> Iterat
             home=home,
             run=run,
             policy="gateway",
-            base=str(EXAMPLE / "base"),
+            base=str(base),
             tasks=(EXAMPLE / "task.toml",),
             web_port=free_port(),
             engine_port=engine_port,

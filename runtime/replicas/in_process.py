@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -14,6 +14,7 @@ from runtime.replicas.ports import (
     Allowance,
     ReplicaLinks,
     RequestClaim,
+    SessionStore,
     allowance_of,
     take,
 )
@@ -96,6 +97,49 @@ def _size_of(claim: RequestClaim) -> int:
     return _CLAIM_BYTES + len(claim.answer or b"")
 
 
+class LocalSessionStore:
+    """A `SessionStore` in memory, bounded in bytes: what was written first goes first. Belongs to one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, max_bytes: int = 64 * 2**20) -> None:
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._values: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
+
+    async def read(self, names: Sequence[str]) -> list[bytes | None]:
+        """See the port."""
+        now = self._clock()
+        held = (self._values.get(name) for name in names)
+        return [value[1] if value is not None and value[0] > now else None for value in held]
+
+    async def write(self, values: Mapping[str, bytes], seconds: float) -> None:
+        """See the port."""
+        until = self._clock() + seconds
+        for name, value in values.items():
+            self._drop(name)
+            self._values[name] = (until, value)
+            self._num_bytes += len(value) + _CLAIM_BYTES
+        while self._num_bytes > self._max_bytes:
+            self._drop(next(iter(self._values)))
+
+    async def shorten(self, names: Sequence[str], seconds: float) -> None:
+        """See the port."""
+        until = self._clock() + seconds
+        for name in names:
+            if name in self._values:
+                held, value = self._values[name]
+                self._values[name] = (min(held, until), value)
+
+    def close(self) -> None:
+        """See the port."""
+        self._values.clear()
+        self._num_bytes = 0
+
+    def _drop(self, name: str) -> None:
+        if name in self._values:
+            self._num_bytes -= len(self._values.pop(name)[1]) + _CLAIM_BYTES
+
+
 class LocalBell:
     """A `Bell` within one process."""
 
@@ -120,11 +164,12 @@ class LocalBell:
         self._wakes.clear()
 
 
-def local_links() -> ReplicaLinks:
-    """The links of a process without replicas."""
-    bell = LocalBell()
+def local_links(sessions: SessionStore | None = None) -> ReplicaLinks:
+    """The links of a process without replicas. `sessions`: by default in memory."""
+    bell, kept = LocalBell(), sessions or LocalSessionStore()
 
     async def aclose() -> None:
         bell.close()
+        kept.close()
 
-    return ReplicaLinks(LocalLimiter(), LocalIdempotencyStore(), bell, aclose)
+    return ReplicaLinks(LocalLimiter(), LocalIdempotencyStore(), kept, bell, aclose)

@@ -7,6 +7,7 @@ replicas may differ. The operator bounds the memory; `maxmemory-policy volatile-
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
@@ -97,6 +98,41 @@ class RedisIdempotencyStore:
             await self._redis.call("EVAL", _PUT, 1, self._prefix + key, _packed(mine), value, _milliseconds(seconds))
 
 
+class RedisSessionStore:
+    """A `SessionStore` for all replicas; while Redis is away, nothing is found and nothing kept."""
+
+    def __init__(self, redis: RedisConnection, prefix: str) -> None:
+        self._redis = redis
+        self._prefix = prefix
+
+    async def read(self, names: Sequence[str]) -> list[bytes | None]:
+        """See the port."""
+        if not names:
+            return []
+        try:
+            found: list[bytes | None] = await self._redis.call("MGET", *(self._prefix + name for name in names))
+        except Unavailable:
+            return [None] * len(names)
+        return found
+
+    async def write(self, values: Mapping[str, bytes], seconds: float) -> None:
+        """See the port."""
+        # Commands that are called together share a round trip.
+        commands = [("SET", self._prefix + name, value, "PX", _milliseconds(seconds)) for name, value in values.items()]
+        await self._send(commands)
+
+    async def shorten(self, names: Sequence[str], seconds: float) -> None:
+        """See the port."""
+        await self._send([("PEXPIRE", self._prefix + name, _milliseconds(seconds), "LT") for name in names])
+
+    def close(self) -> None:
+        """See the port; the connection is closed with the links."""
+
+    async def _send(self, commands: Sequence[tuple[str | bytes | int, ...]]) -> None:
+        with suppress(Unavailable):
+            await asyncio.gather(*(self._redis.call(*command) for command in commands))
+
+
 def connect(url: str, prefix: str, timeout_seconds: float = TIMEOUT_SECONDS) -> ReplicaLinks:
     """Links over one Redis, which need not run yet; keys and channels begin with `prefix`.
 
@@ -114,7 +150,11 @@ def connect(url: str, prefix: str, timeout_seconds: float = TIMEOUT_SECONDS) -> 
         await connection.aclose()
 
     return ReplicaLinks(
-        RedisLimiter(connection, f"{prefix}limit:"), RedisIdempotencyStore(connection, f"{prefix}turn:"), bell, aclose
+        RedisLimiter(connection, f"{prefix}limit:"),
+        RedisIdempotencyStore(connection, f"{prefix}turn:"),
+        RedisSessionStore(connection, f"{prefix}session:"),
+        bell,
+        aclose,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -82,6 +82,22 @@ class IdempotencyStore(Protocol):
         """Give up a claim without an answer: the next request runs again."""
 
 
+class SessionStore(Protocol):
+    """What the next call of a session needs, for some hours. Best effort: never fails; what is lost, or too old, is None."""
+
+    async def read(self, names: Sequence[str]) -> list[bytes | None]:
+        """The values under some names, in their order."""
+
+    async def write(self, values: Mapping[str, bytes], seconds: float) -> None:
+        """Keep values under their names for some seconds."""
+
+    async def shorten(self, names: Sequence[str], seconds: float) -> None:
+        """Keep these no longer than some more seconds."""
+
+    def close(self) -> None:
+        """Close what was opened. May be called twice."""
+
+
 class Bell(Protocol):
     """Wakes every process that waits for a change. Best effort: a listener must also poll from time to time."""
 
@@ -96,10 +112,11 @@ class Bell(Protocol):
 
 
 class ReplicaLinks(NamedTuple):
-    """All three, for one process."""
+    """All of them, for one process."""
 
     limiter: RateLimiter
     idempotency: IdempotencyStore
+    sessions: SessionStore
     bell: Bell
     aclose: Callable[[], Awaitable[None]]
     """Closes all of them, once. A process without an event loop closes its bell instead."""

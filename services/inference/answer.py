@@ -47,6 +47,7 @@ class StopFinder:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
+        self.has_found = False
 
     def push(self, text: str) -> tuple[str, bool]:
         """Add text. Returns the text that is certainly before any stop string, and whether one was found."""
@@ -55,6 +56,7 @@ class StopFinder:
         self._held += text
         found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if found:
+            self.has_found = True
             return self._held[: min(found)], True
         num_held = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         shown = self._held[: len(self._held) - num_held]
@@ -88,6 +90,8 @@ class Choice:
         self.reasoning = ""
         self.calls: list[dict[str, Any]] = []
         self.finish_reason: FinishReason | None = None
+        self.is_closed = False
+        """The model ended it itself: not its length, and no stop string."""
         self._parser = parser
         self.experts: RecordedExperts | None = None
         self.system: System | None = None
@@ -124,7 +128,7 @@ class Choice:
         self.reasoning += reasoning
         self._note(piece)
         self.text += text
-        self.finish_reason = reason
+        self.finish_reason, self.is_closed = reason, reason == "stop" and not self._stop_finder.has_found
         return Delta(self.index, text, tuple(self.tokens[before:]), reasoning, tuple(calls))
 
     def _note(self, piece: Piece) -> None:

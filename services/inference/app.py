@@ -29,6 +29,7 @@ from services.inference.hot_load import HotLoad
 from services.inference.idempotency import IdempotentRequests
 from services.inference.recorder import Recorder
 from services.inference.routes import add_hot_load_routes, add_routes
+from services.inference.sessions.turns import Turns
 from services.inference.stored.routes import add_stored_routes
 from services.inference.template import load_template
 from services.limits import Limit
@@ -64,14 +65,15 @@ def create_app(
         assigned=assignments.held,
         patience_seconds=patience_seconds,
     )
-    recorder = Recorder(log)
+    recorder, template = Recorder(log), load_template(settings.base)
     endpoint = Endpoint(
         policy=policy,
         tasks=load_tasks(settings.tasks),
-        template=load_template(settings.base),
+        template=template,
         assignments=assignments,
         engine=engine,
         recorder=recorder,
+        turns=Turns(template, links.sessions, settings.session_seconds),
     )
 
     @asynccontextmanager

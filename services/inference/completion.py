@@ -24,6 +24,7 @@ from services.inference.engine.wire import EngineRequest, Piece, together
 from services.inference.parts import AnswerParser
 from services.inference.plan import RequestPlan
 from services.inference.recorder import Recorder, generation_of
+from services.inference.sessions.turns import Turns
 
 
 class Completion:
@@ -42,6 +43,7 @@ class Completion:
         engine: EnginePool,
         recorder: Recorder,
         new_parser: Callable[[], AnswerParser],
+        turns: Turns,
     ) -> None:
         self.plan, self.plans = plans[0], plans
         self.plan_of = [plan for plan in plans for _ in range(plan.request.num_choices)]
@@ -49,6 +51,7 @@ class Completion:
         self.choices = [Choice(index, new_parser(), stops) for _ in plans for index in indices]
         self._engine = engine
         self._recorder = recorder
+        self._turns = turns
         self._recorded = False
         self._new: list[Delta] = []
         self._changed = asyncio.Event()
@@ -87,7 +90,12 @@ class Completion:
     async def record(self) -> bool:
         """Make the ended choices durable. False if the log could not take them; True also if consent forbids logging."""
         self._recorded = True
-        return await self._recorder.record(self._generations())
+        plan, recording = self.plan, self._recorder.record(self._generations())
+        if plan.turn is None:
+            return await recording
+        # Before the answer ends: the next call may come at once, and at another replica.
+        keeping = self._turns.keep(plan.turn, plan.completion_id, self.choices, logged=plan.logged)
+        return (await asyncio.gather(recording, keeping))[0]
 
     def abandon(self) -> None:
         """The client has left. Nothing happens if the answer is recorded already."""

@@ -55,6 +55,7 @@ from services.inference.prompts import Prompt, encode_prompt, with_text
 from services.inference.recorder import Recorder
 from services.inference.replies import ChatReplies, Replies
 from services.inference.requests import ChatRequest
+from services.inference.sessions.turns import Turn, Turns
 from services.inference.streams import ClientPresence, CompletionStream, completion_events
 from services.inference.template import ChatTemplate
 from services.inference.versions import version_requirement
@@ -70,18 +71,23 @@ class Endpoint:
     assignments: Assignments
     engine: EnginePool
     recorder: Recorder
+    turns: Turns
 
     async def plan(
         self, request: ChatRequest, caller: Caller, purpose_header: str | None, attempt: Attempt | None = None
     ) -> RequestPlan:
         """Decide everything about a chat. Raises what each of the decisions raises."""
-        return await self._plan(request, caller, purpose_header, attempt, lambda: self._encode(request))
+        return await self._plan(
+            request, caller, purpose_header, attempt, lambda logged: self._turn(request, caller.tenant, logged=logged)
+        )
 
     async def plan_prompt(
         self, prompt: Prompt, caller: Caller, purpose_header: str | None, attempt: Attempt | None = None
     ) -> RequestPlan:
         """Like `plan`, for a prompt that is no chat."""
-        plan = await self._plan(prompt.request, caller, purpose_header, attempt, lambda: self._encode_prompt(prompt))
+        plan = await self._plan(
+            prompt.request, caller, purpose_header, attempt, lambda _logged: self._encode_prompt(prompt)
+        )
         return plan._replace(request=with_text(prompt, self.template.tokenizer), is_chat=False, new_parser=None)
 
     async def _plan(
@@ -90,7 +96,7 @@ class Endpoint:
         caller: Caller,
         purpose_header: str | None,
         attempt: Attempt | None,
-        encode: Callable[[], Awaitable[list[int]]],
+        encode: Callable[[bool], Awaitable[list[int] | Turn]],
     ) -> RequestPlan:
         version = pinned_version(request.model, self.policy)
         requirement = version_requirement(request.labels, version)
@@ -98,7 +104,10 @@ class Endpoint:
         purpose = decide_purpose(purpose_header, caller)
         check_token_ids(request, self.template.tokenizer)
         task = find_task(self.tasks, request)
-        prompt_ids = await encode()
+        logged = may_log(request, task, purpose)
+        encoded = await encode(logged)
+        turn = encoded if isinstance(encoded, Turn) else None
+        prompt_ids = encoded.prompt_ids if isinstance(encoded, Turn) else encoded
         template = self.template
         sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), template.context)
         answering = decide_answering(request, template.family, template.tokenizer, prompt_ids, sampling.max_tokens)
@@ -110,7 +119,6 @@ class Endpoint:
         arm = choose_arm(
             arms, self.policy, version, draw_of(session_id), requirement.minimum, has_candidate=has_candidate
         )
-        logged = may_log(request, task, purpose)
         completion_id = new_completion_id(session_id, stored=logged)
         held = arms.get(arm.name)
         structlog.contextvars.bind_contextvars(completion=completion_id, version=held.version if held else version)
@@ -131,6 +139,7 @@ class Endpoint:
             attempt=attempt if purpose == "user" else None,
             grammar=answering.grammar,
             new_parser=answering.new_parser,
+            turn=turn,
         )
 
     async def answer(self, plans: Sequence[RequestPlan], client: Request) -> Response:
@@ -168,9 +177,11 @@ class Endpoint:
         """The policy, and the versions of it that can be asked for now."""
         return await self.engine.models()
 
-    async def _encode(self, request: ChatRequest) -> list[int]:
-        # A thread costs more than encoding a short prompt. A long prompt would delay all other requests.
+    async def _turn(self, request: ChatRequest, tenant: str, *, logged: bool) -> list[int] | Turn:
         options = self.template.options_of(request.template_variables, request.reasoning_effort)
+        if (session_id := request.labels.get("session_id")) and request.messages:
+            return await self.turns.next(request, tenant, session_id, options, logged=logged)
+        # A thread costs more than encoding a short prompt. A long prompt would delay all other requests.
         if request.is_short:
             return self.template.encode(request.messages, request.offered_tools, options)
         return await asyncio.to_thread(self.template.encode, request.messages, request.offered_tools, options)
@@ -186,7 +197,7 @@ class Endpoint:
             if plan.refusal is not None:
                 raise plan.refusal
         new_parser = plans[0].new_parser or partial(PlainParser, self.template.tokenizer)
-        return Completion(plans, self.engine, self.recorder, new_parser)
+        return Completion(plans, self.engine, self.recorder, new_parser, self.turns)
 
     def _replies(self, completion: Completion) -> Replies:
         kind = ChatReplies if completion.plan.is_chat else PromptReplies

@@ -18,6 +18,7 @@ from contracts.tasks import SamplingRule, Task
 from services.inference.arms import ChosenArm
 from services.inference.parts import AnswerParser
 from services.inference.requests import ChatRequest
+from services.inference.sessions.turns import Turn
 from services.inference.versions import VersionRequirement
 
 
@@ -47,6 +48,8 @@ class RequestPlan(NamedTuple):
     """What limits the tokens of the answer, as vLLM's `structured_outputs`; None: nothing."""
     new_parser: Callable[[], AnswerParser] | None = None
     """Makes the parser of a choice; None: every answer is all content."""
+    turn: Turn | None = None
+    """Its place in its session; None without a session."""
 
     def sampling_of(self, choice: int) -> Sampling:
         """How one choice is sampled: like the request, with a seed for each choice."""

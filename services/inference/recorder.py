@@ -143,6 +143,7 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
         engine=choice.system.engine if choice.system else "",
         dtype=(choice.system.dtype if choice.system else None) or "",
         session_id=plan.request.labels.get("session_id"),
+        turn=plan.turn.place if plan.turn else None,
         join_key=plan.request.labels.get("join_key"),
         ask_probability=plan.ask_probability,
         person=plan.request.person,

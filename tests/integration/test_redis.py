@@ -17,6 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from contracts.records import Generation, decode
+from contracts.topics import GENERATIONS
 from runtime.database import Database
 from runtime.replicas import ReplicaLinks, RequestClaim
 from runtime.replicas.on_redis import connect
@@ -174,6 +176,53 @@ def test_no_request_fails_while_redis_is_killed_frozen_and_back(
                 wait_until(is_shared, SECONDS)
     assert len(statuses) > 80
     assert set(statuses) == {200}
+
+
+async def test_sessions_are_read_by_every_replica_until_their_time(server: Server) -> None:
+    one, two = connect(server.url, "t."), connect(server.url, "t.")
+    other_home = connect(server.url, "u.")
+    await one.sessions.write({"a": b"1", "b": b"2"}, 60.0)
+    await two.sessions.write({"b": b"\x00\xff"}, 0.3)
+    assert await two.sessions.read(["b", "none", "a"]) == [b"\x00\xff", None, b"1"]
+    assert await other_home.sessions.read(["a"]) == [None]
+    await one.sessions.shorten(["a", "none"], 0.3)
+    await asyncio.sleep(0.4)
+    assert await one.sessions.read(["a", "b"]) == [None, None]
+    await one.sessions.write({"a": b"1"}, 0.3)
+    await one.sessions.shorten(["a"], 60.0)  # shorten never makes it longer
+    await asyncio.sleep(0.4)
+    assert await one.sessions.read(["a"]) == [None]
+    for replica in (one, two, other_home):
+        await replica.aclose()
+
+
+def test_a_session_goes_on_at_another_replica_and_is_rendered_anew_without_redis(
+    server: Server, tmp_path: Path, database: Database, stage: Stage
+) -> None:
+    make_base(tmp_path / "base")
+    key = make_key(database)
+    settings = make_home(tmp_path, stage.url).model_copy(update={"redis": server.url})
+    log = StubbornLog(tmp_path / "log")
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serve(create_app(settings, event_log=log))) for _ in range(2)]
+        client = stack.enter_context(httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=SECONDS))
+        messages = [{"role": "user", "content": "a"}]
+
+        def ask(url: str) -> None:
+            body = {"model": "demo", "messages": messages, "metadata": {"session_id": "s"}}
+            answer = client.post(f"{url}/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            said = answer.json()["choices"][0]["message"]["content"]
+            messages.extend([{"role": "assistant", "content": said}, {"role": "user", "content": "b"}])
+
+        for url in (urls[0], urls[1], urls[0]):
+            ask(url)
+        server.kill()
+        ask(urls[1])
+    places = range(log.num_partitions)
+    records = [item for place in places for item in log.read(GENERATIONS, place, 0, 100)]
+    turns = [decode(Generation, item.value).turn for item in records]
+    assert [turn.branch for turn in turns if turn] == ["first", "", "", "unknown_history"]
 
 
 def _wait_for_more(statuses: list[int], num: int) -> None:
