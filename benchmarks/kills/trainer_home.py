@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,8 @@ def make_home(folder: Path, num_steps: int, seed: int) -> Settings:
         old_versions=10**6,
     )
     prepare_home(settings, {"training": training})
-    vocabulary = int(json.loads((BASE / "config.json").read_text())["vocab_size"])
-    random = np.random.default_rng(seed)
     log = settings.event_log()
-    for _ in range(num_steps):
-        samples = [_sample(random, vocabulary) for _ in range(BATCH)]
+    for samples in _samples(num_steps, np.random.default_rng(seed)):
         log.append([message(EXPERIENCES, item.key, item) for item in samples])
     log.close()
     return settings
@@ -106,10 +104,36 @@ def _values(log: EventLog, topic: str) -> list[bytes]:
     ]
 
 
-def _sample(random: np.random.Generator, vocabulary: int) -> Experience:
-    """Random tokens with plausible log-probs. All keys have one route: then the order of reading is the same in every run."""
+def _samples(num_steps: int, random: np.random.Generator) -> Iterator[list[Experience]]:
+    """One batch a step. All keys have one route: then the order of reading is the same in every run."""
+    import torch  # noqa: PLC0415 the parent of the trainers starts without it
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 as above
+
+    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
+    vocabulary = int(model.config.vocab_size)
+    for _ in range(num_steps):
+        prompts, answers = (
+            [random.integers(1, vocabulary, random.integers(4, 40)).tolist() for _ in range(BATCH)] for _ in range(2)
+        )
+        longest = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
+        rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+        with torch.no_grad():
+            logits = model(torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])).logits
+        logprobs = logits.log_softmax(-1)
+        yield [
+            _sample(
+                random,
+                prompt,
+                answer,
+                [float(logprobs[number, len(prompt) + place - 1, token]) for place, token in enumerate(answer)],
+            )
+            for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+        ]
+
+
+def _sample(random: np.random.Generator, prompt: list[int], answer: list[int], logprobs: list[float]) -> Experience:
+    """Random tokens with the log-probs that the base policy gives them, so that there is something to learn."""
     value = int(_LAST * 1000) << 80 | 0x7 << 76 | 0b10 << 62 | int(random.integers(2**62))
-    prompt, answer = (random.integers(1, vocabulary, random.integers(4, 40)).tolist() for _ in range(2))
     fields: dict[str, Any] = {
         "policy": "reservations",
         "task": "task",
@@ -126,7 +150,7 @@ def _sample(random: np.random.Generator, vocabulary: int) -> Experience:
     segment = Segment(
         token_ids=pack_ids([*prompt, *answer]),
         loss_mask=bytes([0] * len(prompt) + [1] * len(answer)),
-        logprobs=pack_floats([0.0] * len(prompt) + (-random.exponential(3.0, len(answer))).tolist()),
+        logprobs=pack_floats([0.0] * len(prompt) + logprobs),
         spans=(Span(0, 0),),
         sampling=Sampling(temperature=1.0, max_tokens=64),
     )
