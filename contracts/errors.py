@@ -51,6 +51,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 
 class MillraceError(Exception):
@@ -66,7 +67,7 @@ class MillraceError(Exception):
         self.param = param
         self.facts = facts
 
-    def as_openai(self) -> dict[str, object]:
+    def as_openai(self) -> dict[str, Any]:
         """The error object of the OpenAI API."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"  # noqa: PLR2004 the HTTP class boundary
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

@@ -28,6 +28,7 @@ from services.inference.engine.rows import FixedEngine, ReplicaRows, reader_of
 from services.inference.hot_load import HotLoad
 from services.inference.idempotency import IdempotentRequests
 from services.inference.recorder import Recorder
+from services.inference.responder import Responder
 from services.inference.routes import add_hot_load_routes, add_routes
 from services.inference.sessions.turns import Turns
 from services.inference.stored.routes import add_stored_routes
@@ -95,7 +96,7 @@ def create_app(
     service.state.keys, service.state.engines = KeyRing(database), engine
     service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
     limit = Limit(links.limiter, "requests", settings.requests_per_minute)
-    add_routes(service, endpoint, repeats, limit)
+    add_routes(service, Responder(endpoint=endpoint, repeats=repeats, limit=limit))
     add_stored_routes(service, database, policy, limit)
     hot_load = HotLoad(
         policy=policy,

@@ -10,7 +10,7 @@
          (client left)      Recorder._waiting ──▶ one thread appends for all that wait ──▶ log, durable
 
 Who waits for whom: the tasks of a completion wait for the engine. `stream` waits for the list, which its completion fills;
-the list has no bound, since an answer has at most `max_tokens` deltas. The end of a response (the body, or `[DONE]`) waits for
+the list has no bound, since an answer has at most `max_tokens` deltas. The end of a response (the body, or the last event) waits for
 the recorder. The recorder waits only for the log.
 
 In: requests that were read and checked. Out: bodies and events. Waits for: the first token, so that a refusal of the engine
@@ -50,10 +50,9 @@ from services.inference.plan import (
     find_task,
     may_log,
 )
-from services.inference.prompt_replies import PromptReplies
 from services.inference.prompts import Prompt, encode_prompt, with_text
 from services.inference.recorder import Recorder
-from services.inference.replies import ChatReplies, Replies
+from services.inference.replies import ChatReplies, MakeReplies
 from services.inference.requests import ChatRequest
 from services.inference.sessions.turns import Turn, Turns
 from services.inference.streams import ClientPresence, CompletionStream, completion_events
@@ -88,7 +87,7 @@ class Endpoint:
         plan = await self._plan(
             prompt.request, caller, purpose_header, attempt, lambda _logged: self._encode_prompt(prompt)
         )
-        return plan._replace(request=with_text(prompt, self.template.tokenizer), is_chat=False, new_parser=None)
+        return plan._replace(request=with_text(prompt, self.template.tokenizer), new_parser=None)
 
     async def _plan(
         self,
@@ -142,7 +141,9 @@ class Endpoint:
             turn=turn,
         )
 
-    async def answer(self, plans: Sequence[RequestPlan], client: Request) -> Response:
+    async def answer(
+        self, plans: Sequence[RequestPlan], client: Request, replies: MakeReplies = ChatReplies
+    ) -> Response:
         """The whole answer to one or more prompts, once it is durable."""
         completion, presence = self._start(plans), ClientPresence(client)
         logged: bool | None = None
@@ -154,10 +155,12 @@ class Endpoint:
             completion.abandon()
         if logged is None:
             return Response(status_code=CLIENT_LEFT)
-        body = self._replies(completion).body()
+        body = replies(completion, self.template.tokenizer).body()
         return reply(body, headers=_headers(plans) | ({} if logged else {"x-millrace-logged": "false"}))
 
-    async def stream(self, plans: Sequence[RequestPlan], client: Request) -> Response:
+    async def stream(
+        self, plans: Sequence[RequestPlan], client: Request, replies: MakeReplies = ChatReplies
+    ) -> Response:
         """The answer as it is made. The response begins with the first token."""
         completion, presence = self._start(plans), ClientPresence(client)
         deltas = completion.deltas()
@@ -165,7 +168,8 @@ class Endpoint:
         try:
             with presence:
                 first = await anext(deltas)
-                events = completion_events(completion, first, deltas, self._replies(completion))
+                made = replies(completion, self.template.tokenizer)
+                events = completion_events(completion, first, deltas, made)
                 response = CompletionStream(completion, events, _headers(plans), presence)
             return response or Response(status_code=CLIENT_LEFT)
         finally:
@@ -198,10 +202,6 @@ class Endpoint:
                 raise plan.refusal
         new_parser = plans[0].new_parser or partial(PlainParser, self.template.tokenizer)
         return Completion(plans, self.engine, self.recorder, new_parser, self.turns)
-
-    def _replies(self, completion: Completion) -> Replies:
-        kind = ChatReplies if completion.plan.is_chat else PromptReplies
-        return kind(completion, self.template.tokenizer)
 
 
 def _headers(plans: Sequence[RequestPlan]) -> dict[str, str]:

@@ -21,7 +21,6 @@ from starlette.types import Message, Receive, Scope, Send
 from contracts.errors import Conflict, StillRunning
 from runtime.replicas import IdempotencyStore, RequestClaim
 from runtime.replicas.ports import LEASE_SECONDS
-from services.inference.replies import DONE
 
 REPLAYED = "x-millrace-replayed"
 MAX_ANSWER_BYTES = 2**20
@@ -29,7 +28,6 @@ PATIENCE_SECONDS = 10.0
 _LOOK_SECONDS = 0.2
 _CLOSE_SECONDS = 1.0
 _OK = 200
-_EVENTS = "text/event-stream"
 _KEPT_HEADERS = ("content-type", "cache-control", "x-request-id", "x-millrace-logged")
 
 
@@ -148,12 +146,8 @@ class _Kept(Response):
             self._hold.end(self._answer(bytes(body)) if is_whole else None)
 
     def _answer(self, body: bytes) -> bytes | None:
-        is_streamed = self._response.media_type == _EVENTS
-        if (
-            self._response.status_code != _OK
-            or len(body) > MAX_ANSWER_BYTES
-            or (is_streamed and not body.endswith(DONE))
-        ):
+        is_whole = getattr(self._response, "is_whole", True)  # of a stream: it may have ended in an error
+        if self._response.status_code != _OK or len(body) > MAX_ANSWER_BYTES or not is_whole:
             return None
         headers = {name: self.headers[name] for name in _KEPT_HEADERS if name in self.headers}
         return msgspec.msgpack.encode(_Answer(headers, body))

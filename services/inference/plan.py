@@ -42,8 +42,6 @@ class RequestPlan(NamedTuple):
     """Why it cannot be answered now. A repeat under the same idempotency key still gets the answer that is kept."""
     attempt: Attempt | None = None
     """Which attempt of a user's request it is, if the client counts them."""
-    is_chat: bool = True
-    """False: the caller wrote the whole prompt, and the answer is all text."""
     grammar: Mapping[str, Any] | None = None
     """What limits the tokens of the answer, as vLLM's `structured_outputs`; None: nothing."""
     new_parser: Callable[[], AnswerParser] | None = None

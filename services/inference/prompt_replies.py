@@ -14,13 +14,14 @@ from tokenizers import Tokenizer
 from services.inference.answer import Choice, Delta
 from services.inference.completion import Completion
 from services.inference.engine.wire import SampledToken
+from services.inference.event_forms import DataEvents
 from services.inference.plan import RequestPlan
 from services.inference.replies import head, prompt_ids, token_ids, token_text, usage, usage_chunk
 
 _KIND = "text_completion"
 
 
-class PromptReplies:
+class PromptReplies(DataEvents):
     """The response to one or more prompts; see `Replies`."""
 
     def __init__(self, completion: Completion, tokenizer: Tokenizer) -> None:

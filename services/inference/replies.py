@@ -7,23 +7,26 @@ choice) and, if the task asks users for feedback, `ask_feedback`. Reasoning stan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
+from contracts.errors import MillraceError
 from services.inference.answer import Choice, Delta
 from services.inference.completion import Completion
 from services.inference.engine.wire import SampledToken
+from services.inference.event_forms import DataEvents
 from services.inference.parts import CallPart
 from services.inference.plan import RequestPlan
 
-DONE = b"data: [DONE]\n\n"
 _UNFINISHED = "\ufffd"
 
 
 class Replies(Protocol):
-    """The response of one completion, whole or in chunks."""
+    """The response of one completion, whole or in chunks. The chunks of a stream that ended well are followed by `end`."""
+
+    end: bytes
 
     def body(self) -> dict[str, Any]:
         """The whole answer."""
@@ -37,8 +40,19 @@ class Replies(Protocol):
         """The last chunks: finish reasons and, if the caller asked for it, the usage."""
         ...
 
+    def failure(self, error: MillraceError) -> dict[str, Any]:
+        """The last chunk of a stream that fails."""
+        ...
 
-class ChatReplies:
+    def encode(self, chunk: dict[str, Any]) -> bytes:
+        """A chunk as a server-sent event."""
+        ...
+
+
+MakeReplies = Callable[[Completion, Tokenizer], Replies]
+
+
+class ChatReplies(DataEvents):
     """The response to a chat."""
 
     def __init__(self, completion: Completion, tokenizer: Tokenizer) -> None:

@@ -10,22 +10,22 @@ from fastapi import FastAPI, Request, Response
 from contracts.errors import UnknownModel
 from services.http import InferenceCaller, OperatorReader, OperatorWriter, read_json, reply, with_caller
 from services.inference.attempts import attempt_of
-from services.inference.endpoint import Endpoint
 from services.inference.field_notes import CHAT_EXAMPLE, PROMPT_EXAMPLE, chat_notes, prompt_notes
 from services.inference.fields import Body
 from services.inference.hot_load import HOT_LOAD_NOTES, HotLoad, HotLoadRequest
-from services.inference.idempotency import IdempotentRequests
+from services.inference.prompt_replies import PromptReplies
 from services.inference.prompts import PromptBody, parse_prompts
 from services.inference.requests import parse_chat_request
-from services.limits import Limit
+from services.inference.responder import Asked, Responder
 from services.openapi import takes
 
 HOT_LOAD = "/hot_load/v1/models/hot_load"
 _STARTED_AT = int(time.time())
 
 
-def add_routes(service: FastAPI, endpoint: Endpoint, repeats: IdempotentRequests, limit: Limit) -> None:
+def add_routes(service: FastAPI, responder: Responder) -> None:
     """Add the routes of OpenAI's API to an application."""
+    endpoint, repeats, limit = responder.endpoint, responder.repeats, responder.limit
 
     @with_caller
     @takes(Body, notes=chat_notes(), example=CHAT_EXAMPLE)
@@ -36,16 +36,11 @@ def add_routes(service: FastAPI, endpoint: Endpoint, repeats: IdempotentRequests
         durable; with it, `[DONE]` does. Answers have three fields beside OpenAI's: `policy_version`, `sampling` and, if the task
         asks users for feedback, `ask_feedback`.
         """
-        headers, body = await limit.check(caller), await client.body()
-        request = parse_chat_request(body)
-        attempt = attempt_of(client.headers, body)
-        plan = await endpoint.plan(request, caller, client.headers.get("x-millrace-purpose"), attempt)
-        # An answer that may not be logged is not kept for repeats either.
-        key = client.headers.get("idempotency-key") if plan.logged else None
-        answer = endpoint.stream if request.stream else endpoint.answer
-        response = await repeats.once(key, caller.tenant, body, lambda: answer([plan], client))
-        response.headers.update(headers)
-        return response
+
+        async def read(body: bytes) -> Asked:
+            return Asked(parse_chat_request(body))
+
+        return await responder.respond(client, caller, read)
 
     @with_caller
     @takes(PromptBody, notes=prompt_notes(), example=PROMPT_EXAMPLE)
@@ -60,7 +55,7 @@ def add_routes(service: FastAPI, endpoint: Endpoint, repeats: IdempotentRequests
         plans = [await endpoint.plan_prompt(prompt, caller, purpose, attempt) for prompt in prompts]
         key = client.headers.get("idempotency-key") if plans[0].logged else None
         answer = endpoint.stream if plans[0].request.stream else endpoint.answer
-        response = await repeats.once(key, caller.tenant, body, lambda: answer(plans, client))
+        response = await repeats.once(key, caller.tenant, body, lambda: answer(plans, client, PromptReplies))
         response.headers.update(headers)
         return response
 

@@ -1,6 +1,6 @@
 """Answers as server-sent events, and clients that leave.
 
-In: additions to each choice. Out: chunks; the finish reasons and `[DONE]` only after the generations are durable. Waits for: the
+In: additions to each choice. Out: events; the finish reasons and the last event only after the generations are durable. Waits for: the
 next token, then the log.
 """
 
@@ -14,10 +14,10 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from contracts.errors import MillraceError
-from services.http import event, wait_for_disconnect
+from services.http import wait_for_disconnect
 from services.inference.answer import Delta, merged
 from services.inference.completion import Completion
-from services.inference.replies import DONE, Replies
+from services.inference.replies import Replies
 
 
 class Events(NamedTuple):
@@ -25,6 +25,8 @@ class Events(NamedTuple):
 
     content: bytes
     last: bool = False
+    whole: bool = False
+    """The answer has ended well: it is durable, and these are its last events."""
 
 
 class ClientPresence:
@@ -61,8 +63,9 @@ class ClientPresence:
 
 
 class CompletionStream(Response):
-    """A streamed answer. If its completion is not recorded by the end, it is abandoned."""
+    """A streamed answer. If its completion is not recorded by the end, it is abandoned. `is_whole`: it has ended well."""
 
+    is_whole = False
     media_type = "text/event-stream"
 
     def __init__(
@@ -80,6 +83,7 @@ class CompletionStream(Response):
             with self._presence:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 async for events in self._events:
+                    self.is_whole = events.whole
                     await send({"type": "http.response.body", "body": events.content, "more_body": not events.last})
         finally:
             self._presence.end()
@@ -95,13 +99,13 @@ async def completion_events(
         while new is not None:
             chunks = [chunk for delta in merged(new) for chunk in replies.chunks(delta)]
             if chunks:
-                yield Events(b"".join(map(event, chunks)))
+                yield Events(b"".join(map(replies.encode, chunks)))
             new = await anext(deltas, None)
     except MillraceError as error:
-        yield Events(event(error.as_openai()), last=True)
+        yield Events(replies.encode(replies.failure(error)), last=True)
         return
     logged = await completion.record()
     closing = replies.closing()
     if not logged:
         closing[-1]["millrace"] = {"logged": False}
-    yield Events(b"".join(map(event, closing)) + DONE, last=True)
+    yield Events(b"".join(map(replies.encode, closing)) + replies.end, last=True, whole=True)

@@ -13,7 +13,6 @@ from starlette.types import Message
 from runtime.replicas import RequestClaim
 from runtime.replicas.in_process import LocalIdempotencyStore
 from services.inference.idempotency import MAX_ANSWER_BYTES, REPLAYED, IdempotentRequests
-from services.inference.replies import DONE
 
 SCOPE = {"type": "http", "asgi": {"spec_version": "2.4"}}
 
@@ -32,12 +31,20 @@ async def send_out(response: Response) -> bytes:
     return b"".join(parts)
 
 
-def streamed(*parts: bytes) -> Response:
+class Streamed(StreamingResponse):
+    """Says how it ended, as `CompletionStream` does."""
+
+    is_whole = False
+
+
+def streamed(*parts: bytes, well: bool) -> Response:
     async def body() -> AsyncIterator[bytes]:
-        for part in parts:
+        for place, part in enumerate(parts, start=1):
+            response.is_whole = well and place == len(parts)
             yield part
 
-    return StreamingResponse(body(), media_type="text/event-stream")
+    response = Streamed(body(), media_type="text/event-stream")
+    return response
 
 
 def plain(body: bytes, status: int = 200) -> Response:
@@ -65,7 +72,7 @@ async def is_kept(response: Response) -> bool:
 
 async def test_whole_answers_are_kept() -> None:
     assert await is_kept(plain(b"{}"))
-    assert await is_kept(streamed(b"data: {}\n\n", DONE))
+    assert await is_kept(streamed(b"data: {}\n\n", b"data: [DONE]\n\n", well=True))
     assert await is_kept(plain(bytes(MAX_ANSWER_BYTES)))
 
 
@@ -75,12 +82,12 @@ async def test_a_failure_is_not_kept(status: int) -> None:
 
 
 async def test_a_stream_that_ended_in_an_error_is_not_kept() -> None:
-    assert not await is_kept(streamed(b"data: {}\n\n", b'data: {"error":{}}\n\n'))
+    assert not await is_kept(streamed(b"data: {}\n\n", b'data: {"error":{}}\n\n', well=False))
 
 
 async def test_an_answer_that_is_too_large_is_not_kept() -> None:
     assert not await is_kept(plain(bytes(MAX_ANSWER_BYTES + 1)))
-    assert not await is_kept(streamed(bytes(MAX_ANSWER_BYTES), b"x", DONE))
+    assert not await is_kept(streamed(bytes(MAX_ANSWER_BYTES), b"x", well=True))
 
 
 class Watched(LocalIdempotencyStore):

@@ -1,0 +1,75 @@
+"""What all routes that answer a conversation share, whatever dialect it came in.
+
+In: a request in OpenAI's form, and what makes replies in the caller's shape. Out: the response. Planning, limits, repeats, attempts and
+purposes are the same for every dialect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+from fastapi import Request, Response
+
+from contracts.errors import InvalidRequest
+from contracts.keys import Caller
+from services.inference.attempts import attempt_of
+from services.inference.bounds import check_metadata
+from services.inference.endpoint import Endpoint
+from services.inference.idempotency import IdempotentRequests
+from services.inference.replies import ChatReplies, MakeReplies
+from services.inference.requests import ChatRequest
+from services.limits import Limit
+
+LABELS = {"x-millrace-task": "task", "x-millrace-session": "session_id", "x-millrace-join-key": "join_key"}
+"""Headers that say what a key of the metadata says, for clients that cannot send metadata."""
+
+
+class Asked(NamedTuple):
+    """What was read from a body."""
+
+    request: ChatRequest
+    replies: MakeReplies = ChatReplies
+
+
+@dataclass(frozen=True, kw_only=True)
+class Responder:
+    """See the module."""
+
+    endpoint: Endpoint
+    repeats: IdempotentRequests
+    limit: Limit
+
+    async def respond(self, client: Request, caller: Caller, read: Callable[[bytes], Awaitable[Asked]]) -> Response:
+        """Answer a request; it counts against the caller's limit before its body is read."""
+        headers, body = await self.limit.check(caller), await client.body()
+        request, replies = await read(body)
+        request = with_labels(request, client.headers)
+        attempt = attempt_of(client.headers, body)
+        plan = await self.endpoint.plan(request, caller, client.headers.get("x-millrace-purpose"), attempt)
+        # An answer that may not be logged is not kept for repeats either.
+        key = client.headers.get("idempotency-key") if plan.logged else None
+        answer = self.endpoint.stream if request.stream else self.endpoint.answer
+        response = await self.repeats.once(key, caller.tenant, body, lambda: answer([plan], client, replies))
+        response.headers.update(headers)
+        return response
+
+
+def with_labels(request: ChatRequest, headers: Mapping[str, str]) -> ChatRequest:
+    """The request with what its headers say of task, session and join key. `headers` have lower-case names.
+
+    Raises:
+        InvalidRequest: a header is not valid, or says something else than the metadata; `param` names the key of the metadata.
+    """
+    given = {key: headers[header] for header, key in LABELS.items() if header in headers}
+    if not given:
+        return request
+    for key, value in given.items():
+        if request.labels.get(key, value) != value:
+            raise InvalidRequest(
+                f"a header and metadata.{key} say different things; send one of them", param=f"metadata.{key}"
+            )
+    check_metadata(labels := request.labels | given)
+    return msgspec.structs.replace(request, metadata=labels)
