@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
 from typing import Annotated, Any, TypeVar
@@ -123,10 +123,10 @@ def refusal_of(error: RequestValidationError) -> InvalidRequest:
     return refusal(f"{where}: {first['msg']}", param=where or None)
 
 
-def reply_error(error: MillraceError) -> Response:
-    """An expected failure, as OpenAI's error object; with `retry-after` if a retry may help."""
+def reply_error(error: MillraceError, content: object = None, status: int | None = None) -> Response:
+    """An expected failure, with `retry-after` if a retry may help. `content`: in another shape than OpenAI's error object."""
     headers = {"retry-after": "1"} if error.status > _SERVER_ERROR else {}
-    return reply(error.as_openai(), error.status, headers | dict(error.headers))
+    return reply(content or error.as_openai(), status or error.status, headers | dict(error.headers))
 
 
 def read_json(shape: type[ShapeType], body: bytes) -> ShapeType:
@@ -206,10 +206,24 @@ class KeyRing:
             return check_key(connection, authorization, self._clock())
 
 
+def authorization_of(headers: Mapping[str, str]) -> str:
+    """The `Authorization` header of a request. A key in `x-api-key`, as Anthropic's clients send it, counts like a bearer's.
+
+    Raises:
+        Unauthorized: both are sent, with different keys.
+    """
+    given, key = headers.get("authorization", ""), headers.get("x-api-key", "").strip()
+    if not key:
+        return given
+    if given and given.partition(" ")[2].strip() != key:
+        raise Unauthorized("`authorization` and `x-api-key` have different keys; send one of them")
+    return f"Bearer {key}"
+
+
 async def find_caller(request: Request, scope: KeyScope) -> Caller:
     """The caller of a request that needs this scope. Raises like `KeyRing.caller`, and MissingScope."""
     keys: KeyRing = request.app.state.keys
-    caller = await keys.caller(request.headers.get("authorization", ""))
+    caller = await keys.caller(authorization_of(request.headers))
     structlog.contextvars.bind_contextvars(key=caller.key_id, tenant=caller.tenant)
     caller.require(scope)
     return caller

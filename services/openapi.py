@@ -28,7 +28,11 @@ PATH = "/openapi.json"
 _SHAPE = "openapi_shape"
 _REFERENCE = "#/components/schemas/{name}"
 _SCHEMES = {
-    "key": {"type": "http", "scheme": "bearer", "description": "a Millrace key; see `millrace keys api list`"},
+    "key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "a Millrace key; see `millrace keys api list`. It may be sent as `x-api-key` too",
+    },
     "session": {"type": "apiKey", "in": "cookie", "name": "millrace_session", "description": "signed in at /"},
 }
 _PLACE = re.compile(r"[│├└─ ]*([A-Z]\w+)(?: \(\d+\))?(?: +(.*))?$")

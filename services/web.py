@@ -24,6 +24,7 @@ def make(settings: Settings) -> dict[str, FastAPI]:
         "/v1/feedback": create_feedback(settings, links=links),
         "/v1/": inference,
         "/hot_load/": inference,
+        "/tokenize": inference,
         "/": create_dashboard(settings, links=links),
     }
 

@@ -22,13 +22,14 @@ _HEAD = """\
 # API
 
 This page is made from the OpenAPI document that a started server serves at `/openapi.json`, by `python -m tests.api_page`; a test fails if
-it says something else. [A chat request](chat.md) explains what the fields of a chat do, and [Clients](clients.md) shows what unmodified
-SDKs get. `base_url` of an SDK is `http://HOST:PORT/v1`; the key goes into `Authorization: Bearer KEY`.
+it says something else. [A chat request](chat.md) explains what the fields of a chat do, [Dialects](dialects.md) those of other APIs, and
+[Clients](clients.md) shows what unmodified SDKs get. `base_url` of OpenAI's SDK is `http://HOST:PORT/v1`, that of Anthropic's `http://HOST:PORT`; the key
+goes into `Authorization: Bearer KEY` or `x-api-key: KEY`.
 """
 _ERRORS = """\
 ## Errors
 
-Every refusal and failure is OpenAI's error object, so that SDKs raise their own exceptions:
+Every refusal and failure is OpenAI's error object (under `/v1/messages` Anthropic's), so that SDKs raise their own exceptions:
 
 ```json
 {"error": {"message": "n must lie in [1, 8], not 9", "type": "invalid_request_error", "param": "n", "code": "invalid_request"}}
@@ -72,7 +73,7 @@ def _routes(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, A
     for path, item in document["paths"].items():
         for method, operation in item.items():
             schemes = {name for right in operation.get("security", []) for name in right}
-            if path.startswith(("/v1/", "/hot_load/")) or path in _OWN:
+            if path.startswith(("/v1/", "/hot_load/", "/tokenize")) or path in _OWN:
                 assert _PAGES not in schemes, path
                 yield path, method.upper(), operation
 

@@ -7,6 +7,7 @@ string waits until this is decided.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from contracts.records import FinishReason
@@ -47,17 +48,18 @@ class StopFinder:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
-        self.has_found = False
+        self.found: str | None = None
+        """The stop string that was found."""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Add text. Returns the text that is certainly before any stop string, and whether one was found."""
         if not self._stops:
             return text, False
         self._held += text
-        found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        found = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if found:
-            self.has_found = True
-            return self._held[: min(found)], True
+            place, self.found = min(found, key=itemgetter(0))
+            return self._held[:place], True
         num_held = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         shown = self._held[: len(self._held) - num_held]
         self._held = self._held[len(shown) :]
@@ -104,6 +106,11 @@ class Choice:
         """The version that made the last token; None before the first."""
         return self.spans[-1].version if self.spans else None
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended it; None if none did."""
+        return self._stop_finder.found
+
     def add(self, piece: Piece) -> Delta:
         """Append new tokens. Those after a stop string are not part of the answer."""
         before, reason = len(self.tokens), piece.finish_reason
@@ -128,7 +135,7 @@ class Choice:
         self.reasoning += reasoning
         self._note(piece)
         self.text += text
-        self.finish_reason, self.is_closed = reason, reason == "stop" and not self._stop_finder.has_found
+        self.finish_reason, self.is_closed = reason, reason == "stop" and self.stop is None
         return Delta(self.index, text, tuple(self.tokens[before:]), reasoning, tuple(calls))
 
     def _note(self, piece: Piece) -> None:

@@ -20,6 +20,7 @@ from runtime.settings import Settings
 from runtime.weight_metrics import WeightStoreMetrics
 from services.http import KeyRing, make_service
 from services.inference.arms import Assignments
+from services.inference.dialects.anthropic_routes import add_message_routes
 from services.inference.endpoint import Endpoint
 from services.inference.engine.connection import EngineConnection
 from services.inference.engine.http import READ_SECONDS
@@ -33,6 +34,7 @@ from services.inference.routes import add_hot_load_routes, add_routes
 from services.inference.sessions.turns import Turns
 from services.inference.stored.routes import add_stored_routes
 from services.inference.template import load_template
+from services.inference.tokenize import add_tokenize_route
 from services.limits import Limit
 
 
@@ -96,7 +98,10 @@ def create_app(
     service.state.keys, service.state.engines = KeyRing(database), engine
     service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
     limit = Limit(links.limiter, "requests", settings.requests_per_minute)
-    add_routes(service, Responder(endpoint=endpoint, repeats=repeats, limit=limit))
+    responder = Responder(endpoint=endpoint, repeats=repeats, limit=limit)
+    add_routes(service, responder)
+    add_message_routes(service, responder)
+    add_tokenize_route(service, endpoint, limit)
     add_stored_routes(service, database, policy, limit)
     hot_load = HotLoad(
         policy=policy,

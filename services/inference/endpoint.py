@@ -181,14 +181,21 @@ class Endpoint:
         """The policy, and the versions of it that can be asked for now."""
         return await self.engine.models()
 
-    async def _turn(self, request: ChatRequest, tenant: str, *, logged: bool) -> list[int] | Turn:
-        options = self.template.options_of(request.template_variables, request.reasoning_effort)
-        if (session_id := request.labels.get("session_id")) and request.messages:
-            return await self.turns.next(request, tenant, session_id, options, logged=logged)
+    async def encode(self, request: ChatRequest, *, opens_answer: bool = True) -> list[int]:
+        """The prompt of a chat, without its session. Raises what `ChatTemplate.encode` raises, and UnknownModel."""
+        pinned_version(request.model, self.policy)
         # A thread costs more than encoding a short prompt. A long prompt would delay all other requests.
-        if request.is_short:
-            return self.template.encode(request.messages, request.offered_tools, options)
-        return await asyncio.to_thread(self.template.encode, request.messages, request.offered_tools, options)
+        options = self.template.options_of(request.template_variables, request.reasoning_effort)
+        encode = partial(
+            self.template.encode, request.messages, request.offered_tools, options, opens_answer=opens_answer
+        )
+        return encode() if request.is_short else await asyncio.to_thread(encode)
+
+    async def _turn(self, request: ChatRequest, tenant: str, *, logged: bool) -> list[int] | Turn:
+        if not ((session_id := request.labels.get("session_id")) and request.messages):
+            return await self.encode(request)
+        options = self.template.options_of(request.template_variables, request.reasoning_effort)
+        return await self.turns.next(request, tenant, session_id, options, logged=logged)
 
     async def _encode_prompt(self, prompt: Prompt) -> list[int]:
         template = self.template

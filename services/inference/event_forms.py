@@ -35,4 +35,4 @@ class NamedEvents:
 
     def encode(self, chunk: dict[str, Any]) -> bytes:
         """One chunk as an event."""
-        return b"event: " + chunk["type"].encode() + b"\n" + event(chunk)
+        return f"event: {chunk['type']}\n".encode() + event(chunk)

@@ -166,7 +166,7 @@ _unserved = attrgetter(*NEUTRAL)
 _NOTHING_UNSERVED = (msgspec.UNSET,) * len(NEUTRAL)
 _beside_content = attrgetter(*ChatMessage.__struct_fields__[2:])
 _NOTHING_BESIDE = ChatMessage.__struct_defaults__[1:]
-_STRUCTS = (
+PLACES = (
     (re.compile(r""), Body),
     (re.compile(r"stream_options"), StreamOptions),
     (re.compile(r"messages\[\d+\]"), ChatMessage),
@@ -181,6 +181,7 @@ _STRUCTS = (
     (re.compile(r"response_format"), ResponseFormatForm),
     (re.compile(r"response_format\.json_schema"), SchemaForm),
 )
+"""By the place of an object in the body, which fields it has."""
 
 
 def check_neutral(body: Any) -> None:
@@ -212,7 +213,7 @@ def unserved_of(message: ChatMessage) -> str | None:
     return "function_call" if _is_set(message.function_call) else None
 
 
-def explain(error: InvalidRequest, structs: Sequence[tuple[re.Pattern[str], Any]] = _STRUCTS) -> InvalidRequest:
+def explain(error: InvalidRequest, structs: Sequence[tuple[re.Pattern[str], Any]] = PLACES) -> InvalidRequest:
     """The same error; for an unknown field one that names it and the nearest known field.
 
     `structs`: by the place of an object in the body, which fields it has.

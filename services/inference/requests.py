@@ -129,8 +129,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
         InvalidRequest: `param` names the field.
         Unsupported: the field is not served, or unknown.
     """
-    if len(body) > _LARGE:
-        _check_size(body)
+    check_size(body, "messages")
     try:
         read = read_json(Body, body)
     except InvalidRequest as error:
@@ -139,7 +138,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
     served = dict(zip(ServedFields.__struct_fields__, _served(read), strict=False))
     tools = check_tools(read.tools)
     request = ChatRequest(
-        messages=_plain_messages(read.messages),
+        messages=plain_messages(read.messages),
         tools=tools,
         tool_choice=check_tool_choice(read.tool_choice, tools),
         response_format=check_response_format(read.response_format),
@@ -156,17 +155,27 @@ def parse_chat_request(body: bytes) -> ChatRequest:
 
 class _Outline(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw(b"")
+    system: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
 
 
-def _check_size(body: bytes) -> None:
-    """Refuse too large a body before it is decoded. In a JSON string quotes are escaped, so `"role"` is a key of a message."""
+def check_size(body: bytes, *long: str) -> None:
+    """Refuse too large a body before it is decoded. In a JSON string quotes are escaped, so `"role"` is a key of a message.
+
+    `long`: the fields that may be long.
+    """
+    if len(body) <= _LARGE:
+        return
     if body.count(b'"role"') > 2 * MAX_MESSAGES:
-        raise _too_many(f"up to {MAX_MESSAGES:,} messages")
-    if len(body) - len(bytes(read_json(_Outline, body).messages)) > _LARGE:
-        raise InvalidRequest(f"everything but `messages` takes up to {_LARGE // 2**10} KiB", param=None)
+        raise too_many(f"up to {MAX_MESSAGES:,} messages")
+    outline = read_json(_Outline, body)
+    if len(body) - sum(len(bytes(getattr(outline, name))) for name in long) > _LARGE:
+        names = " and ".join(f"`{name}`" for name in long)
+        raise InvalidRequest(f"everything but {names} takes up to {_LARGE // 2**10} KiB", param=None)
 
 
-def _too_many(what: str) -> InvalidRequest:
+def too_many(what: str) -> InvalidRequest:
+    """The error for more messages, or parts of them, than one request may have."""
     return InvalidRequest(f"`messages` takes {what} in one request; send fewer", param="messages")
 
 
@@ -175,7 +184,12 @@ def _check_top_logprobs(request: ChatRequest) -> None:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
 
 
-def _plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as templates expect them.
+
+    Raises:
+        InvalidRequest, Unsupported: a role, part or call that is not served; `param` names it.
+    """
     calls: list[ToolCall] = []
     num_parts = 0
     for message in messages:
@@ -185,7 +199,7 @@ def _plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
             calls += message.tool_calls
     num_parts += len(calls)
     if num_parts > MAX_PARTS:
-        raise _too_many(f"up to {MAX_PARTS:,} parts and tool calls in all messages")
+        raise too_many(f"up to {MAX_PARTS:,} parts and tool calls in all messages")
     if calls:
         _check_arguments(calls)
     return [_plain_message(message, index) for index, message in enumerate(messages)]

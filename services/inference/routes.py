@@ -16,7 +16,7 @@ from services.inference.hot_load import HOT_LOAD_NOTES, HotLoad, HotLoadRequest
 from services.inference.prompt_replies import PromptReplies
 from services.inference.prompts import PromptBody, parse_prompts
 from services.inference.requests import parse_chat_request
-from services.inference.responder import Asked, Responder
+from services.inference.responder import Asked, Responder, with_labels
 from services.openapi import takes
 
 HOT_LOAD = "/hot_load/v1/models/hot_load"
@@ -51,6 +51,7 @@ def add_routes(service: FastAPI, responder: Responder) -> None:
         """
         headers, body = await limit.check(caller), await client.body()
         prompts, attempt = parse_prompts(body), attempt_of(client.headers, body)
+        prompts = [one._replace(request=with_labels(one.request, client.headers)) for one in prompts]
         purpose = client.headers.get("x-millrace-purpose")
         plans = [await endpoint.plan_prompt(prompt, caller, purpose, attempt) for prompt in prompts]
         key = client.headers.get("idempotency-key") if plans[0].logged else None

@@ -31,6 +31,7 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 _BRACKETED = re.compile(r"[^\w\s].*\w.*[^\w\s]")
 _NOTHING: Mapping[str, Any] = {}
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+_OPENS = "add_generation_prompt"
 
 
 class ChatTemplate:
@@ -84,6 +85,10 @@ class ChatTemplate:
         """
         return with_effort(given, effort, self._variables)
 
+    def knows(self, name: str) -> bool:
+        """Whether the template has a variable of this name."""
+        return name in self._variables
+
     def render(
         self,
         messages: list[dict[str, Any]],
@@ -104,8 +109,10 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
         options: Mapping[str, Any] = _NOTHING,
+        *,
+        opens_answer: bool = True,
     ) -> list[int]:
-        """The prompt as token ids. Releases the GIL while it encodes.
+        """The prompt as token ids. Releases the GIL while it encodes. `opens_answer`: it ends with the beginning of an answer.
 
         All control tokens come from the template: the text of a message or a tool never makes one.
 
@@ -114,11 +121,13 @@ class ChatTemplate:
             ContextLengthExceeded: the text exceeds the context even before tokenizing.
         """
         self._check(messages, tools, options)
+        if not opens_answer:
+            options = {**options, _OPENS: False}
         messages = [with_objects(message) for message in messages]
         marked = self._controls.mark(messages, tools, options)
         if marked is not None:
             return self._encode_marked(messages, tools, options, marked)
-        text = self._bounded(self._rendered_or_refused(messages, tools, options))
+        text = self.bounded(self._rendered_or_refused(messages, tools, options))
         ids = self._ids(text)
         # A normalizer may turn harmless characters into a control string.
         if self._normalizes and self._plain_tokenizer.num_controls(ids) != len(self._controls.find(text)):
@@ -132,10 +141,10 @@ class ChatTemplate:
         options: Mapping[str, Any],
         marked: MarkedMessages,
     ) -> list[int]:
-        text = self._bounded(self._rendered_or_refused(marked.messages, marked.tools, marked.options))
+        text = self.bounded(self._rendered_or_refused(marked.messages, marked.tools, marked.options))
         spans = self._controls.find(text)
         if self._rewrites:  # the template may escape a character, but not its stand-in
-            plain = self._bounded(self._rendered_or_refused(messages, tools, options))
+            plain = self.bounded(self._rendered_or_refused(messages, tools, options))
             is_harmless = self._controls.strings(plain) == self._controls.strings(text)
         else:
             plain = marked.restore(text)
@@ -184,7 +193,7 @@ class ChatTemplate:
         options: Mapping[str, Any] = _NOTHING,
     ) -> str:
         return self._template.render(
-            messages=messages, tools=tools, documents=None, add_generation_prompt=True, **{**options, **self._special}
+            messages=messages, tools=tools, documents=None, **{_OPENS: True, **options, **self._special}
         )
 
     def _turn(self) -> str:
@@ -194,12 +203,13 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError):
             return ""
 
-    def _bounded(self, text: str) -> str:
+    def bounded(self, text: str, param: str = "messages") -> str:
+        """The text of a prompt. Raises ContextLengthExceeded if it has more characters than the context holds."""
         if len(text) > self.most_characters:
             raise ContextLengthExceeded(
                 f"the prompt has {len(text)} characters; this policy's context of {self.context} tokens holds at most "
                 f"{self.most_characters}",
-                param="messages",
+                param=param,
             )
         return text
 

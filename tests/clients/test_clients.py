@@ -47,6 +47,8 @@ CLIENTS = (
     Client("openai (Python)", "openai", "openai_sdk.py", "openai"),
     Client("openai (Python), our pin", "openai-pinned", "openai_sdk.py", "openai"),
     Client("openai (Node)", "node", "openai_sdk.mjs", "openai"),
+    Client("anthropic (Python)", "anthropic", "anthropic_sdk.py", "anthropic"),
+    Client("anthropic (Node)", "node", "anthropic_sdk.mjs", "@anthropic-ai/sdk"),
     Client("LangChain: langchain-openai", "langchain", "langchain_sdk.py", "langchain-openai"),
     Client("Vercel AI SDK: @ai-sdk/openai-compatible", "node", "vercel.mjs", "@ai-sdk/openai-compatible",
            (("MILLRACE_PROVIDER", "openai-compatible"),)),

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-ROUTES = ("/v1/chat/completions", "/v1/completions")
+ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize")
 _ODD: tuple[Any, ...] = (
     None, True, 0, -1, 2**63, 1e308, "", "x", "\0", "\ud800", [], [[]], [None], [{}], {}, {"": None}, {"type": "x"},
     {"type": "function"}, "x" * 70_000,
@@ -33,7 +33,7 @@ def bad_requests(model: str, document: Mapping[str, Any]) -> Iterator[BadRequest
     for path in ROUTES:
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         shape = content["schema"]["$ref"].rpartition("/")[2]
-        base: dict[str, Any] = {"model": model, "max_tokens": 2}
+        base: dict[str, Any] = {"model": model} | ({} if path == "/tokenize" else {"max_tokens": 2})
         base |= {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
         for name, body in _not_json(base):
             yield BadRequest(name, path, body)
@@ -43,6 +43,9 @@ def bad_requests(model: str, document: Mapping[str, Any]) -> Iterator[BadRequest
     for name, changes in _bad_chats():
         base = {"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
         yield BadRequest(name, "/v1/chat/completions", _bytes(base | changes))
+    for name, changes in _bad_messages():
+        base = {"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
+        yield BadRequest(name, "/v1/messages", _bytes(base | changes))
     for name, changes in _strange_chats():
         base = {"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
         yield BadRequest(name, "/v1/chat/completions", _bytes(base | changes), None)
@@ -137,6 +140,21 @@ def _bad_chats() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "an image", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": _ARGUMENTS}}
     yield "arguments: 1,000 levels", {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
+
+
+def _bad_messages() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of Anthropic's dialect."""
+    yield "an image", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}
+    yield "a block without a type", {"messages": [{"role": "user", "content": [{"text": "x"}]}]}
+    yield "the beginning of an answer", {"messages": [{"role": "assistant", "content": "x"}]}
+    yield "5,000 messages", {"messages": [{"role": "user", "content": "x"}] * 5000}
+    yield "a tool of the server", {"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 1}]}
+    used = {"type": "tool_use", "id": "c", "name": "f", "input": _ARGUMENTS}
+    said = [{"role": "assistant", "content": [used]}, {"role": "user", "content": "x"}]
+    yield "input: 1,000 levels", {"messages": said}
+    yield "input: a text", {"messages": [{"role": "assistant", "content": [used | {"input": "x"}]}, *said]}
+    for name, schema in _bad_schemas():
+        yield f"schema: {name}", {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
 
 
 def _strange_chats() -> Iterator[tuple[str, dict[str, Any]]]:

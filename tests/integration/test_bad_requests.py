@@ -77,6 +77,10 @@ def _good() -> bytes:
 
 
 def _keys_of(answer: httpx.Response) -> list[str]:
+    if "request-id" in answer.headers:  # Anthropic's
+        return [sample_key(answer.headers["request-id"], 0)]
+    if not answer.headers.get("x-request-id", "").startswith("chatcmpl-"):
+        return []  # tokens alone
     if answer.headers["content-type"].startswith("text/event-stream"):
         events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
         found: Any = {(event["id"], choice["index"]) for event in events for choice in event["choices"]}

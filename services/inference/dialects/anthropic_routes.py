@@ -1,0 +1,82 @@
+"""The routes of Anthropic's messages API: `POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from contracts.errors import InvalidRequest, Unsupported
+from services.http import InferenceCaller, reply, with_caller
+from services.inference.dialects.anthropic_errors import in_anthropics_shape
+from services.inference.dialects.anthropic_fields import HARMLESS, NEUTRAL, MessageBody, read_message
+from services.inference.dialects.anthropic_replies import MessageReplies
+from services.inference.dialects.anthropic_requests import lowered
+from services.inference.responder import Asked, Responder
+from services.openapi import takes
+
+_VERSION = "2023-06-01"
+_NOTES = {
+    "model": "The policy, or `policy@vN` for one version of it.",
+    "system": "The first message of the prompt.",
+    "stream": "Answer with server-sent events.",
+    "stop_sequences": "Up to 4 texts; the answer ends before the first of them.",
+    "temperature": "A task that owns its sampling replaces it, `top_p` and `top_k`.",
+    **dict.fromkeys(HARMLESS, "Accepted with any value: it cannot change an answer."),
+    **dict.fromkeys(NEUTRAL, "Not served; null is accepted."),
+}
+_EXAMPLE: dict[str, Any] = {
+    "model": "reservations",
+    "max_tokens": 64,
+    "messages": [{"role": "user", "content": "A table for four on Friday at half past seven, please. Anna."}],
+    "metadata": {"user_id": "anna", "session_id": "visit-7"},
+}
+
+
+def add_message_routes(service: FastAPI, responder: Responder) -> None:
+    """Add the routes to an application."""
+    endpoint, limit = responder.endpoint, responder.limit
+
+    @in_anthropics_shape
+    @with_caller
+    @takes(MessageBody, notes=_NOTES, example=_EXAMPLE)
+    async def create_message(client: Request, caller: InferenceCaller) -> Response:
+        """Answer a conversation, as Anthropic's messages API.
+
+        The id of the message is the id of the completion. Failures have Anthropic's shape. The key may be sent as `x-api-key`.
+        """
+        _check_version(client.headers)
+        response = await responder.respond(client, caller, read)
+        if (completion_id := response.headers.get("x-request-id")) is not None:
+            response.headers["request-id"] = completion_id
+        return response
+
+    async def read(body: bytes) -> Asked:
+        sent = read_message(body)
+        if sent.max_tokens is None:
+            raise InvalidRequest("max_tokens is missing: the longest answer, in tokens", param="max_tokens")
+        shows_thinking = sent.thinking is None or sent.thinking.display != "omitted"
+        return Asked(lowered(sent, endpoint.template), partial(MessageReplies, shows_thinking=shows_thinking))
+
+    @in_anthropics_shape
+    @with_caller
+    @takes(MessageBody, notes=_NOTES, example=_EXAMPLE)
+    async def count_message_tokens(client: Request, caller: InferenceCaller) -> Response:
+        """How many tokens the prompt of a message has: exactly those that the policy would see."""
+        _check_version(client.headers)
+        headers, body = await limit.check(caller), await client.body()
+        request = lowered(read_message(body), endpoint.template)
+        return reply({"input_tokens": len(await endpoint.encode(request))}, headers=headers)
+
+    service.add_route("/v1/messages", create_message, methods=["POST"])
+    service.add_route("/v1/messages/count_tokens", count_message_tokens, methods=["POST"])
+
+
+def _check_version(headers: Mapping[str, str]) -> None:
+    version = headers.get("anthropic-version", _VERSION)
+    if version != _VERSION:
+        raise Unsupported(
+            f"anthropic-version {version[:32]!r} is not supported; send {_VERSION}", param="anthropic-version"
+        )

@@ -1,0 +1,123 @@
+"""`POST /tokenize`: the token ids of a prompt or a chat, in vLLM's shape; exactly those that the policy would see."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from contracts.errors import InvalidRequest, Unsupported
+from services.http import InferenceCaller, read_json, reply, with_caller
+from services.inference.arms import pinned_version
+from services.inference.bounds import check_variables
+from services.inference.endpoint import Endpoint
+from services.inference.fields import MAX_MESSAGES, PLACES, ChatMessage, explain
+from services.inference.formats import Json, OfferedTool, check_tool_choice, check_tools
+from services.inference.requests import ChatRequest, check_size, plain_messages
+from services.limits import Limit
+from services.openapi import takes
+
+_UNSERVED = ("chat_template", "media_io_kwargs", "mm_processor_kwargs")
+
+
+class Tokenize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Either a prompt, which is taken as it is, or messages."""
+
+    model: str | None = None
+    """The policy; without it this policy."""
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
+    tools: list[OfferedTool] | None = None
+    add_generation_prompt: bool = True
+    """Messages end with the beginning of an answer."""
+    add_special_tokens: bool | None = None
+    """Of a prompt: whether the tokenizer adds its own tokens; true without it. Those of messages come from the template."""
+    return_token_strs: bool | None = None
+    """Also the tokens as the vocabulary writes them."""
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+    continue_final_message: bool = False
+    chat_template: Json = msgspec.UNSET
+    media_io_kwargs: Json = msgspec.UNSET
+    mm_processor_kwargs: Json = msgspec.UNSET
+
+
+_PLACES = ((re.compile(r""), Tokenize), *PLACES)
+
+
+def add_tokenize_route(service: FastAPI, endpoint: Endpoint, limit: Limit) -> None:
+    """Add the route to an application."""
+
+    @with_caller
+    @takes(
+        Tokenize,
+        notes={
+            "continue_final_message": "Not served; false is accepted.",
+            **dict.fromkeys(_UNSERVED, "Not served; null is accepted."),
+        },
+        example={"model": "reservations", "messages": [{"role": "user", "content": "A table for four."}]},
+    )
+    async def tokenize(client: Request, caller: InferenceCaller) -> Response:
+        """The tokens of a prompt or of messages, as vLLM's route of this name."""
+        headers, body = await limit.check(caller), await client.body()
+        asked = read_tokenize(body)
+        ids = await (_prompt_ids(endpoint, asked) if asked.messages is None else _message_ids(endpoint, asked))
+        vocabulary = endpoint.template.tokenizer
+        content: dict[str, Any] = {"count": len(ids), "max_model_len": endpoint.template.context, "tokens": ids}
+        content["token_strs"] = [vocabulary.id_to_token(one) for one in ids] if asked.return_token_strs else None
+        return reply(content, headers=headers)
+
+    service.add_route("/tokenize", tokenize, methods=["POST"])
+
+
+def read_tokenize(body: bytes) -> Tokenize:
+    """Read and check a body.
+
+    Raises:
+        InvalidRequest: `param` names the field.
+        Unsupported: the field is not served, or unknown.
+    """
+    check_size(body, "messages", "prompt")
+    try:
+        asked = read_json(Tokenize, body)
+    except InvalidRequest as error:
+        raise explain(error, _PLACES) from error
+    if (asked.prompt is None) == (asked.messages is None):
+        raise InvalidRequest("send either `prompt` or `messages`", param="messages")
+    for name in _UNSERVED:
+        written = getattr(asked, name)
+        if written is not msgspec.UNSET and bytes(written) != b"null":
+            raise Unsupported(f"`{name}` is not supported; leave it out", param=name)
+    if asked.continue_final_message:
+        raise Unsupported("`continue_final_message` is not supported; leave it out", param="continue_final_message")
+    if asked.messages is not None and asked.add_special_tokens:
+        raise Unsupported(
+            "`add_special_tokens` of messages is not supported: the template writes them", param="add_special_tokens"
+        )
+    if asked.messages is None and (asked.tools or asked.chat_template_kwargs or not asked.add_generation_prompt):
+        raise InvalidRequest("a prompt is taken as it is; send `messages` with the other fields", param="prompt")
+    return asked
+
+
+async def _prompt_ids(endpoint: Endpoint, asked: Tokenize) -> list[int]:
+    pinned_version(asked.model or endpoint.policy, endpoint.policy)
+    template = endpoint.template
+    text = template.bounded(asked.prompt or "", "prompt")
+    encode = partial(template.tokenizer.encode_batch_fast, add_special_tokens=asked.add_special_tokens is not False)
+    [encoded] = await asyncio.to_thread(encode, [text])
+    return list(encoded.ids)
+
+
+async def _message_ids(endpoint: Endpoint, asked: Tokenize) -> list[int]:
+    tools = check_tools(asked.tools)
+    request = ChatRequest(
+        model=asked.model or endpoint.policy,
+        messages=plain_messages(asked.messages or []),
+        tools=tools,
+        tool_choice=check_tool_choice(None, tools),
+        template_variables=check_variables(asked.chat_template_kwargs or {}),
+    )
+    return await endpoint.encode(request, opens_answer=asked.add_generation_prompt)
