@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipelines.training.state import TrainerState
     from weights.tensors import Tensors
 
-COPIED_SHARE = 0.15
+COPIED_SHARE = 0.1
 """At most this share of weights and moments is copied at a time."""
 TIME_SHARE = 0.015
 """What is measured of a save; with its state and its reports it costs 2%."""
