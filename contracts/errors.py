@@ -22,6 +22,7 @@ MillraceError
 ├── Unauthorized (401)
 ├── Forbidden (403)             the key is valid, but its role may not do this
 │   ├── MissingScope             the key lacks a scope, which `scope` names
+│   ├── SessionOver              the session of this key was ended, or its budget is used up
 │   └── OriginRefused            the request comes from a web page, which may not use this route
 ├── RateLimited (429)            more requests than the operator allows one key per minute
 │   └── Overloaded               the engine's queue is full; says when to retry
@@ -167,6 +168,10 @@ class Forbidden(MillraceError):
 
 class MissingScope(Forbidden):
     code = "missing_scope"
+
+
+class SessionOver(Forbidden):
+    code = "session_over"
 
 
 class OriginRefused(Forbidden):

@@ -30,13 +30,15 @@ _PARTS = 4
 
 
 class Caller(NamedTuple):
-    """Who makes a request. `expires_at`: UTC epoch seconds; None: never."""
+    """Who makes a request. `expires_at`: UTC epoch seconds; None: never. `session`, `task`: those of a session's key."""
 
     key_id: str
     role: Role
     tenant: str
     scopes: frozenset[Scope]
     expires_at: float | None = None
+    session: str | None = None
+    task: str | None = None
 
     def require(self, scope: Scope) -> None:
         """Raises MissingScope unless the key has this scope."""

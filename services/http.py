@@ -23,8 +23,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from contracts.agent_sessions import caller_of_key
 from contracts.errors import InvalidRequest, MillraceError, NotFound, Unauthorized, Unavailable
-from contracts.keys import Caller, check_key
+from contracts.keys import Caller
 from contracts.keys import Scope as KeyScope
 from runtime.database import Database
 from services.rights import scopes_of
@@ -203,7 +204,7 @@ class KeyRing:
 
     def _look_up(self, authorization: str) -> Caller:
         with self._database.snapshot() as connection:
-            return check_key(connection, authorization, self._clock())
+            return caller_of_key(connection, authorization, self._clock())
 
 
 def authorization_of(headers: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ every process at its start,  log_topic: which log the database was written with,
 command line                 api_key
 dashboard                    dashboard_session
 engine                       swap; engine_replica: its own row, or that of the vLLM server that the process follows
+inference                    agent_session: keys of single sessions, and what their calls used of their budgets
 feedback                     received_signal, signal_count; rejection_count: refused items by reason, part of `rejected` in
                              signal_count; new rows of waiting_signal: signals whose key has no answer yet
 episodes                     generation, signal, outcome: the join and the ledger
@@ -48,6 +49,7 @@ from contracts.tables.rewards import (
     vote_pace as vote_pace,
 )
 from contracts.tables.serving import (
+    agent_session as agent_session,
     api_key as api_key,
     assignment as assignment,
     assignment_change as assignment_change,

@@ -173,6 +173,23 @@ dashboard_session = table(
     Column("key_id", String(32)),
 )
 
+agent_session = table(
+    "agent_session",
+    Column("id", String(32), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("key_id", String(32), nullable=False),
+    Column("secret_hash", String(64), nullable=False),
+    Column("task", String(64), nullable=False),
+    Column("max_calls", BigInteger),
+    Column("max_tokens", BigInteger),
+    Column("max_seconds", Float),
+    Column("num_calls", BigInteger, nullable=False, server_default="0"),
+    Column("num_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False, index=True),
+    Column("ended_at", Float),
+)
+
 api_key = table(
     "api_key",
     Column("id", String(32), primary_key=True),

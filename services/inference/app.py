@@ -31,6 +31,8 @@ from services.inference.idempotency import IdempotentRequests
 from services.inference.recorder import Recorder
 from services.inference.responder import Responder
 from services.inference.routes import add_hot_load_routes, add_routes
+from services.inference.sessions.budgets import SessionBudgets
+from services.inference.sessions.routes import add_session_routes
 from services.inference.sessions.turns import Turns
 from services.inference.stored.routes import add_stored_routes
 from services.inference.template import load_template
@@ -68,7 +70,7 @@ def create_app(
         assigned=assignments.held,
         patience_seconds=patience_seconds,
     )
-    recorder, template = Recorder(log), load_template(settings.base)
+    recorder, template, budgets = Recorder(log), load_template(settings.base), SessionBudgets(database)
     endpoint = Endpoint(
         policy=policy,
         tasks=load_tasks(settings.tasks),
@@ -77,6 +79,7 @@ def create_app(
         engine=engine,
         recorder=recorder,
         turns=Turns(template, links.sessions, settings.session_seconds),
+        budgets=budgets,
     )
 
     @asynccontextmanager
@@ -90,6 +93,7 @@ def create_app(
         await repeats.close()
         await links.aclose()
         await recorder.close()
+        await budgets.close()
         await engine.close()
         await asyncio.to_thread(log.close)
         database.close()
@@ -103,6 +107,7 @@ def create_app(
     add_message_routes(service, responder)
     add_tokenize_route(service, endpoint, limit)
     add_stored_routes(service, database, policy, limit)
+    add_session_routes(service, database, endpoint.tasks, limit, settings.session_seconds)
     hot_load = HotLoad(
         policy=policy,
         database=database,

@@ -24,6 +24,7 @@ from services.inference.engine.wire import EngineRequest, Piece, together
 from services.inference.parts import AnswerParser
 from services.inference.plan import RequestPlan
 from services.inference.recorder import Recorder, generation_of
+from services.inference.sessions.budgets import SessionBudgets
 from services.inference.sessions.turns import Turns
 
 
@@ -44,6 +45,8 @@ class Completion:
         recorder: Recorder,
         new_parser: Callable[[], AnswerParser],
         turns: Turns,
+        *,
+        budgets: SessionBudgets,
     ) -> None:
         self.plan, self.plans = plans[0], plans
         self.plan_of = [plan for plan in plans for _ in range(plan.request.num_choices)]
@@ -51,7 +54,7 @@ class Completion:
         self.choices = [Choice(index, new_parser(), stops) for _ in plans for index in indices]
         self._engine = engine
         self._recorder = recorder
-        self._turns = turns
+        self._turns, self._budgets = turns, budgets
         self._recorded = False
         self._new: list[Delta] = []
         self._changed = asyncio.Event()
@@ -91,11 +94,14 @@ class Completion:
         """Make the ended choices durable. False if the log could not take them; True also if consent forbids logging."""
         self._recorded = True
         plan, recording = self.plan, self._recorder.record(self._generations())
-        if plan.turn is None:
+        if plan.turn is None and plan.budget is None:
             return await recording
         # Before the answer ends: the next call may come at once, and at another replica.
+        spending = self._budgets.spend(plan.budget, self._num_tokens)
+        if plan.turn is None:
+            return (await asyncio.gather(recording, spending))[0]
         keeping = self._turns.keep(plan.turn, plan.completion_id, self.choices, logged=plan.logged)
-        return (await asyncio.gather(recording, keeping))[0]
+        return (await asyncio.gather(recording, spending, keeping))[0]
 
     def abandon(self) -> None:
         """The client has left. Nothing happens if the answer is recorded already."""
@@ -108,6 +114,12 @@ class Completion:
         for choice in self.choices:
             choice.cut(reason)
         self._recorder.record_later(self._generations())
+        if self.plan.budget is not None:
+            self._budgets.spend_later(self.plan.budget, self._num_tokens)
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(len(choice.tokens) for choice in self.choices)
 
     def _generations(self) -> list[Generation]:
         if not self.plan.logged:

@@ -54,6 +54,7 @@ from services.inference.prompts import Prompt, encode_prompt, with_text
 from services.inference.recorder import Recorder
 from services.inference.replies import ChatReplies, MakeReplies
 from services.inference.requests import ChatRequest
+from services.inference.sessions.budgets import SessionBudgets
 from services.inference.sessions.turns import Turn, Turns
 from services.inference.streams import ClientPresence, CompletionStream, completion_events
 from services.inference.template import ChatTemplate
@@ -71,6 +72,7 @@ class Endpoint:
     engine: EnginePool
     recorder: Recorder
     turns: Turns
+    budgets: SessionBudgets
 
     async def plan(
         self, request: ChatRequest, caller: Caller, purpose_header: str | None, attempt: Attempt | None = None
@@ -139,13 +141,14 @@ class Endpoint:
             grammar=answering.grammar,
             new_parser=answering.new_parser,
             turn=turn,
+            budget=caller.session,
         )
 
     async def answer(
         self, plans: Sequence[RequestPlan], client: Request, replies: MakeReplies = ChatReplies
     ) -> Response:
         """The whole answer to one or more prompts, once it is durable."""
-        completion, presence = self._start(plans), ClientPresence(client)
+        completion, presence = await self._start(plans), ClientPresence(client)
         logged: bool | None = None
         try:
             with presence:
@@ -162,7 +165,7 @@ class Endpoint:
         self, plans: Sequence[RequestPlan], client: Request, replies: MakeReplies = ChatReplies
     ) -> Response:
         """The answer as it is made. The response begins with the first token."""
-        completion, presence = self._start(plans), ClientPresence(client)
+        completion, presence = await self._start(plans), ClientPresence(client)
         deltas = completion.deltas()
         response: Response | None = None
         try:
@@ -203,12 +206,16 @@ class Endpoint:
             encode_prompt, prompt, template.tokenizer, template.context, template.most_characters
         )
 
-    def _start(self, plans: Sequence[RequestPlan]) -> Completion:
+    async def _start(self, plans: Sequence[RequestPlan]) -> Completion:
         for plan in plans:
             if plan.refusal is not None:
                 raise plan.refusal
+        left = await self.budgets.reserve(plans[0].budget)
+        if left is not None:
+            most = max(1, left // sum(plan.request.num_choices for plan in plans))
+            plans = [plan.shortened(most) for plan in plans]
         new_parser = plans[0].new_parser or partial(PlainParser, self.template.tokenizer)
-        return Completion(plans, self.engine, self.recorder, new_parser, self.turns)
+        return Completion(plans, self.engine, self.recorder, new_parser, self.turns, budgets=self.budgets)
 
 
 def _headers(plans: Sequence[RequestPlan]) -> dict[str, str]:

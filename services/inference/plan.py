@@ -48,6 +48,8 @@ class RequestPlan(NamedTuple):
     """Makes the parser of a choice; None: every answer is all content."""
     turn: Turn | None = None
     """Its place in its session; None without a session."""
+    budget: str | None = None
+    """The session whose budget pays for it; None: its key is not that of a session."""
 
     def sampling_of(self, choice: int) -> Sampling:
         """How one choice is sampled: like the request, with a seed for each choice."""
@@ -55,6 +57,12 @@ class RequestPlan(NamedTuple):
         if seed is None or choice == 0:
             return self.sampling
         return msgspec.structs.replace(self.sampling, seed=_seed_of(seed, choice))
+
+    def shortened(self, most: int) -> RequestPlan:
+        """The plan with answers of at most so many tokens."""
+        return self._replace(
+            sampling=msgspec.structs.replace(self.sampling, max_tokens=min(self.sampling.max_tokens, most))
+        )
 
     @property
     def grammar_param(self) -> str:

@@ -46,7 +46,7 @@ class Responder:
         """Answer a request; it counts against the caller's limit before its body is read."""
         headers, body = await self.limit.check(caller), await client.body()
         request, replies = await read(body)
-        request = with_labels(request, client.headers)
+        request = with_labels(request, client.headers, caller)
         attempt = attempt_of(client.headers, body)
         plan = await self.endpoint.plan(request, caller, client.headers.get("x-millrace-purpose"), attempt)
         # An answer that may not be logged is not kept for repeats either.
@@ -57,19 +57,28 @@ class Responder:
         return response
 
 
-def with_labels(request: ChatRequest, headers: Mapping[str, str]) -> ChatRequest:
-    """The request with what its headers say of task, session and join key. `headers` have lower-case names.
+def with_labels(request: ChatRequest, headers: Mapping[str, str], caller: Caller) -> ChatRequest:
+    """The request with what its headers, and the key of a session, say of task, session and join key.
+
+    Args:
+        request: as its body says.
+        headers: with lower-case names.
+        caller: whose key may be that of a session.
 
     Raises:
-        InvalidRequest: a header is not valid, or says something else than the metadata; `param` names the key of the metadata.
+        InvalidRequest: a header is not valid, or two of them say different things; `param` names the key of the metadata.
     """
+    labels = request.labels
     given = {key: headers[header] for header, key in LABELS.items() if header in headers}
-    if not given:
+    decided = {"session_id": caller.session, "task": caller.task} if caller.session else {}
+    for source, said in (("a header", given), ("the key of this session", decided)):
+        for key, value in said.items():
+            if value is not None and labels.get(key, value) != value:
+                raise InvalidRequest(
+                    f"{source} and metadata.{key} say different things; send one of them", param=f"metadata.{key}"
+                )
+        labels = labels | {key: value for key, value in said.items() if value is not None}
+    if labels == request.labels:
         return request
-    for key, value in given.items():
-        if request.labels.get(key, value) != value:
-            raise InvalidRequest(
-                f"a header and metadata.{key} say different things; send one of them", param=f"metadata.{key}"
-            )
-    check_metadata(labels := request.labels | given)
+    check_metadata(labels)
     return msgspec.structs.replace(request, metadata=labels)

@@ -51,7 +51,7 @@ def add_routes(service: FastAPI, responder: Responder) -> None:
         """
         headers, body = await limit.check(caller), await client.body()
         prompts, attempt = parse_prompts(body), attempt_of(client.headers, body)
-        prompts = [one._replace(request=with_labels(one.request, client.headers)) for one in prompts]
+        prompts = [one._replace(request=with_labels(one.request, client.headers, caller)) for one in prompts]
         purpose = client.headers.get("x-millrace-purpose")
         plans = [await endpoint.plan_prompt(prompt, caller, purpose, attempt) for prompt in prompts]
         key = client.headers.get("idempotency-key") if plans[0].logged else None

@@ -22,10 +22,11 @@ from starlette.routing import Mount
 
 from benchmarks.attacks.worlds.asgi import HOST, Answer, ask
 from benchmarks.paths import EXAMPLE
+from contracts.agent_sessions import SessionBudget, make_session
 from contracts.assignments import LIVE, move
 from contracts.event_log import Message
 from contracts.ids import new_completion_id, route_of
-from contracts.keys import Role, create_key
+from contracts.keys import Role, check_key, create_key
 from contracts.records import (
     Generation,
     GenerationBody,
@@ -74,12 +75,13 @@ class Route(NamedTuple):
 
 
 class World(NamedTuple):
-    """A running `web`. `answers`: ids of the victim's completions."""
+    """A running `web`. `answers`: ids of the victim's completions; `session`: of its session with a key of its own."""
 
     settings: Settings
     app: FastAPI
     children: Mapping[str, FastAPI]
     answers: list[str]
+    session: str
 
     @property
     def database(self) -> Database:
@@ -120,7 +122,7 @@ async def a_world() -> AsyncIterator[World]:
         children = make(settings)
         app = make_web(children, Operations())
         async with app.router.lifespan_context(app):
-            yield World(settings, app, children, answers)
+            yield World(settings, app, children, answers, _session(settings))
 
 
 def routes_of(world: World) -> list[Route]:
@@ -142,8 +144,18 @@ def target_of(world: World, route: Route) -> str:
         KeyError: a parameter that this world has no value for: add one.
     """
     values = {"signal_id": SIGNAL_ID, "name": POLICY, "version": "0", "completion_id": world.answers[0], "choice": "0"}
-    values |= {"path": "page.js"}
+    values |= {"path": "page.js", "session_id": world.session}
     return re.sub(r"\{(\w+)(?::\w+)?\}", lambda found: values[found[1]], route.path)
+
+
+def _session(settings: Settings) -> str:
+    database = settings.database()
+    with database.transaction() as connection:
+        now = time.time()
+        maker = check_key(connection, f"Bearer {create_key(connection, 'app', VICTIM)}", now)
+        made, _key = make_session(connection, maker, POLICY, SessionBudget(), now=now, longest=3600.0)
+    database.close()
+    return made.id
 
 
 def _traffic(settings: Settings) -> list[str]:

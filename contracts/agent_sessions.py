@@ -1,0 +1,160 @@
+"""Sessions with a key of their own: `mr-session-<id>-<secret>`, for agents that can be given a URL and a key, and nothing else.
+
+A session belongs to the key that made it: it has its tenant and, for inference, its rights, and ends with it. Its budget is kept here, so
+that all replicas see the same. Calls that follow each other never exceed it; calls at the same time may exceed the tokens by what they make.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Row, delete, insert, select, update
+
+from contracts.errors import NotFound, SessionOver, Unauthorized
+from contracts.keys import Caller, check_key, find_key
+from contracts.tables import agent_session
+
+ROLE = "session"
+KEPT_SECONDS = 30 * 86_400.0
+"""How long a session that is over can still be looked at."""
+_PARTS = 4
+
+
+class SessionBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a session may use in all; None: no limit of its own. `seconds` count from its start."""
+
+    calls: int | None = None
+    tokens: int | None = None
+    """Of answers."""
+    seconds: float | None = None
+
+
+class AgentSession(msgspec.Struct, frozen=True, kw_only=True):
+    """A session as its maker sees it. Times are UTC epoch seconds."""
+
+    id: str
+    task: str
+    budget: SessionBudget
+    used_calls: int
+    used_tokens: int
+    created_at: float
+    expires_at: float
+    ended_at: float | None
+
+
+def make_session(
+    connection: Connection, maker: Caller, task: str, budget: SessionBudget, *, now: float, longest: float
+) -> tuple[AgentSession, str]:
+    """A new session and its key, whose text is the only copy of its secret. `longest`: seconds, without a budget of them."""
+    connection.execute(delete(agent_session).where(agent_session.c.expires_at < now - KEPT_SECONDS))
+    session_id, secret = secrets.token_hex(12), secrets.token_hex(24)
+    expires_at = now + min(longest, longest if budget.seconds is None else budget.seconds)
+    connection.execute(
+        insert(agent_session).values(
+            id=session_id,
+            tenant=maker.tenant,
+            key_id=maker.key_id,
+            secret_hash=_digest(secret),
+            task=task,
+            max_calls=budget.calls,
+            max_tokens=budget.tokens,
+            max_seconds=budget.seconds,
+            created_at=now,
+            expires_at=expires_at,
+        )
+    )
+    return get_session(connection, maker.tenant, session_id), f"mr-{ROLE}-{session_id}-{secret}"
+
+
+def get_session(connection: Connection, tenant: str, session_id: str) -> AgentSession:
+    """A session of a tenant. Raises NotFound."""
+    row = _row(connection, session_id)
+    if row is None or row.tenant != tenant:
+        raise NotFound(f"there is no session {session_id[:64]!r} with a key of its own here", param="session_id")
+    return AgentSession(
+        id=row.id,
+        task=row.task,
+        budget=SessionBudget(calls=row.max_calls, tokens=row.max_tokens, seconds=row.max_seconds),
+        used_calls=row.num_calls,
+        used_tokens=row.num_tokens,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        ended_at=row.ended_at,
+    )
+
+
+def caller_of_key(connection: Connection, authorization: str | None, now: float) -> Caller:
+    """The caller of an `Authorization: Bearer ...` header with any key. Raises Unauthorized, see `check_key`."""
+    scheme, _, text = (authorization or "").partition(" ")
+    parts = text.strip().split("-")
+    if scheme.lower() == "bearer" and len(parts) == _PARTS and parts[:2] == ["mr", ROLE] and parts[2].isalnum():
+        return _caller_of_session(connection, parts[2], parts[3], now)
+    return check_key(connection, authorization, now)
+
+
+def _caller_of_session(connection: Connection, session_id: str, secret: str, now: float) -> Caller:
+    """With its maker's rights, as far as they are about inference, and not beyond its maker's key."""
+    row = _row(connection, session_id)
+    if row is None or not hmac.compare_digest(row.secret_hash, _digest(secret)):
+        raise Unauthorized("this session key is not known here; POST /v1/sessions makes one")
+    maker = find_key(connection, row.key_id, now)
+    return maker._replace(role="app", scopes=maker.scopes & {"inference"}, session=row.id, task=row.task)
+
+
+def reserve_call(connection: Connection, session_id: str, now: float) -> int | None:
+    """Count a call. Returns how many tokens its answer may have; None: as many as it likes.
+
+    Raises:
+        SessionOver: it was ended, its time is over, or its budget is used up; nothing was counted.
+    """
+    table = agent_session.c
+    counted = (
+        update(agent_session)
+        .where(table.id == session_id, table.ended_at.is_(None), table.expires_at > now)
+        .where(table.max_calls.is_(None) | (table.num_calls < table.max_calls))
+        .where(table.max_tokens.is_(None) | (table.num_tokens < table.max_tokens))
+        .values(num_calls=table.num_calls + 1)
+        .returning(table.max_tokens, table.num_tokens)
+    )
+    row = connection.execute(counted).one_or_none()
+    if row is None:
+        raise SessionOver(_why_over(_row(connection, session_id), now))
+    return None if row.max_tokens is None else row.max_tokens - row.num_tokens
+
+
+def spend_tokens(connection: Connection, session_id: str, num: int) -> None:
+    """Count the tokens of an answer."""
+    table = agent_session.c
+    connection.execute(update(agent_session).where(table.id == session_id).values(num_tokens=table.num_tokens + num))
+
+
+def end_session(connection: Connection, tenant: str, session_id: str, now: float) -> AgentSession:
+    """End a session; ending it again changes nothing. Raises NotFound."""
+    table = agent_session.c
+    mine = (table.id == session_id, table.tenant == tenant, table.ended_at.is_(None))
+    connection.execute(update(agent_session).where(*mine).values(ended_at=now))
+    return get_session(connection, tenant, session_id)
+
+
+def _row(connection: Connection, session_id: str) -> Row[Any] | None:
+    return connection.execute(select(agent_session).where(agent_session.c.id == session_id)).one_or_none()
+
+
+def _why_over(row: Row[Any] | None, now: float) -> str:
+    if row is None:
+        return "this session was deleted; POST /v1/sessions makes another"
+    if row.ended_at is not None:
+        return "this session was ended; POST /v1/sessions makes another"
+    if row.expires_at <= now:
+        return f"this session's {row.expires_at - row.created_at:g} seconds are over; POST /v1/sessions makes another"
+    if row.max_calls is not None and row.num_calls >= row.max_calls:
+        return f"this session's budget of {row.max_calls} calls is used up"
+    return f"this session's budget of {row.max_tokens} tokens is used up"
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()  # 192 random bits, as in contracts/keys.py

@@ -1,0 +1,101 @@
+"""The routes of sessions with a key of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from contracts.agent_sessions import AgentSession, SessionBudget, end_session, get_session, make_session
+from contracts.errors import Forbidden, InvalidRequest
+from contracts.keys import Caller
+from contracts.tasks import Task
+from runtime.database import Database
+from services.http import InferenceCaller, read_json, reply
+from services.limits import Limit
+from services.openapi import takes
+
+_SESSIONS = "/v1/sessions"
+_MOST = 2**53
+_CREATED = 201
+SESSION_NOTES: Mapping[str, str] = {
+    "task": "the task of all its calls; without it the first task",
+    "budget": "`calls`, `tokens` (of answers) and `seconds` that it may use in all; each may be left out",
+}
+SESSION_EXAMPLE: Mapping[str, Any] = {"budget": {"calls": 50, "tokens": 20_000, "seconds": 3600}}
+
+
+class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/sessions`."""
+
+    task: str | None = None
+    budget: SessionBudget | None = None
+
+
+def add_session_routes(
+    service: FastAPI, database: Database, tasks: Mapping[str, Task], limit: Limit, longest: float
+) -> None:
+    """Add the routes of sessions. `longest`: how long one lives without a budget of seconds."""
+
+    def make(caller: Caller, task: str, budget: SessionBudget) -> tuple[AgentSession, str]:
+        with database.transaction() as connection:
+            return make_session(connection, caller, task, budget, now=time.time(), longest=longest)
+
+    def find(caller: Caller, session_id: str) -> AgentSession:
+        with database.snapshot() as connection:
+            return get_session(connection, caller.tenant, session_id)
+
+    def end(caller: Caller, session_id: str) -> AgentSession:
+        with database.transaction() as connection:
+            return end_session(connection, caller.tenant, session_id, time.time())
+
+    @service.post(_SESSIONS, status_code=_CREATED)
+    @takes(SessionRequest, notes=SESSION_NOTES, example=SESSION_EXAMPLE)
+    async def create_session(request: Request, caller: InferenceCaller) -> Response:
+        """Make a session with a key of its own: for agents that can be given a URL and a key, and nothing else.
+
+        All calls with its key belong to it. The key ends with its session, and with the key that made it.
+        """
+        headers = await limit.check(_maker(caller))
+        body = await request.body()
+        wanted = read_json(SessionRequest, body or b"{}")
+        task, budget = wanted.task or next(iter(tasks)), wanted.budget or SessionBudget()
+        if task not in tasks:
+            raise InvalidRequest(f"no task is called {task[:64]!r}; there are {sorted(tasks)}", param="task")
+        _check_budget(budget)
+        made, key = await asyncio.to_thread(make, caller, task, budget)
+        base_url = f"{str(request.base_url).rstrip('/')}/v1"
+        return reply({**_shown(made), "key": key, "base_url": base_url}, _CREATED, headers)
+
+    @service.get(f"{_SESSIONS}/{{session_id}}")
+    async def retrieve_session(session_id: str, caller: InferenceCaller) -> Response:
+        """A session, and what it used of its budget."""
+        headers = await limit.check(_maker(caller))
+        return reply(_shown(await asyncio.to_thread(find, caller, session_id)), headers=headers)
+
+    @service.delete(f"{_SESSIONS}/{{session_id}}")
+    async def finish_session(session_id: str, caller: InferenceCaller) -> Response:
+        """End a session: its key is refused from then on, at every replica within two seconds."""
+        headers = await limit.check(_maker(caller))
+        return reply(_shown(await asyncio.to_thread(end, caller, session_id)), headers=headers)
+
+
+def _maker(caller: Caller) -> Caller:
+    if caller.session is not None:
+        raise Forbidden("the key of a session cannot make, show or end sessions; use the key that made it")
+    return caller
+
+
+def _check_budget(budget: SessionBudget) -> None:
+    for name in ("calls", "tokens", "seconds"):
+        value = getattr(budget, name)
+        if value is not None and not 0 < value <= _MOST:
+            raise InvalidRequest(f"budget.{name} is a number above 0, not {value}", param=f"budget.{name}")
+
+
+def _shown(session: AgentSession) -> dict[str, Any]:
+    return {"object": "session", **msgspec.structs.asdict(session)}

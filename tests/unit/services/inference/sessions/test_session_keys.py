@@ -1,0 +1,195 @@
+"""Sessions with a key of their own: made, used up, ended, and never more than the key that made them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from contracts import agent_sessions
+from contracts.keys import create_key, find_key, revoke_keys
+from contracts.turns import SessionTurn
+from runtime.database import Database
+from tests.unit.services.inference.conftest import Inference
+from tests.unit.services.serving import wait_until
+
+ASKED = [{"role": "user", "content": "hi"}]
+MORE = {"role": "user", "content": "ok"}
+
+
+def call(inference: Inference, method: str, path: str = "", key: str = "", **fields: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key or inference.key}"}
+    return httpx.request(method, f"{inference.url}/v1/sessions{path}", headers=headers, timeout=10.0, **fields)
+
+
+def make(inference: Inference, **fields: Any) -> dict[str, Any]:
+    answer = call(inference, "POST", json=fields)
+    assert answer.status_code == 201, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def agent(made: dict[str, Any]) -> openai.OpenAI:
+    """An unmodified client that knows a URL and a key, and nothing of sessions."""
+    return openai.OpenAI(base_url=made["base_url"], api_key=made["key"], max_retries=0)
+
+
+def ask(client: openai.OpenAI, messages: list[Any] = ASKED, **fields: Any) -> Any:
+    return client.chat.completions.create(model="demo", messages=messages, **fields)
+
+
+def refusal(client: openai.OpenAI, **fields: Any) -> openai.APIStatusError:
+    with pytest.raises(openai.APIStatusError) as raised:
+        ask(client, **fields)
+    return raised.value
+
+
+def test_all_calls_with_its_key_are_one_session(inference: Inference) -> None:
+    made = make(inference)
+    assert (made["object"], made["used_calls"], made["ended_at"]) == ("session", 0, None)
+    client = agent(made)
+    first = ask(client)
+    said = {"role": "assistant", "content": first.choices[0].message.content}
+    ask(client, [*ASKED, said, MORE])
+    records = inference.logged()
+    assert {record.session_id for record in records} == {made["id"]}
+    assert {record.task for record in records} == {made["task"]}
+    assert [record.turn.branch for record in records if record.turn] == ["first", ""]
+    assert isinstance(records[1].turn, SessionTurn)
+    assert records[1].turn.parent == records[0].key
+    shown = call(inference, "GET", f"/{made['id']}").json()
+    assert shown["used_calls"] == 2
+    assert shown["used_tokens"] == sum(len(record.open().completion_ids) // 4 for record in records)
+    assert "key" not in shown
+
+
+def test_a_budget_of_calls_is_kept(inference: Inference) -> None:
+    client = agent(make(inference, budget={"calls": 2}))
+    ask(client)
+    list(ask(client, stream=True))
+    error = refusal(client)
+    assert (error.status_code, error.code) == (403, "session_over")
+    assert "2 calls" in error.message
+    assert len(inference.logged()) == 2
+
+
+def test_a_budget_of_tokens_shortens_the_last_answer(inference: Inference) -> None:
+    made = make(inference, budget={"tokens": 20})
+    client = agent(made)
+    lengths = [ask(client).usage.completion_tokens, ask(client).usage.completion_tokens]
+    assert lengths[0] == len(inference.engine.answer)
+    assert sum(lengths) == 20
+    assert "20 tokens" in refusal(client).message
+    assert call(inference, "GET", f"/{made['id']}").json()["used_tokens"] == 20
+
+
+def test_a_prompt_without_a_chat_is_counted_too(inference: Inference) -> None:
+    made = make(inference, budget={"calls": 1})
+    answer = agent(made).completions.create(model="demo", prompt="hi", max_tokens=4)
+    assert call(inference, "GET", f"/{made['id']}").json()["used_tokens"] == answer.usage.completion_tokens  # type: ignore[union-attr]
+    assert refusal(agent(made)).status_code == 403
+
+
+def test_an_answer_whose_client_left_is_counted(inference: Inference) -> None:
+    inference.engine.hold_after = 3
+    made = make(inference)
+    stream = ask(agent(made), stream=True)
+    next(iter(stream))
+    stream.close()
+    wait_until(lambda: call(inference, "GET", f"/{made['id']}").json()["used_tokens"] > 0, 10.0)
+
+
+def test_a_repeat_is_not_counted_again(inference: Inference) -> None:
+    client = agent(make(inference, budget={"calls": 1}))
+    answers = {ask(client, extra_headers={"idempotency-key": "k"}).id for _ in range(3)}
+    assert len(answers) == 1
+
+
+def test_time_runs_out(inference: Inference) -> None:
+    client = agent(make(inference, budget={"seconds": 0.3}))
+    time.sleep(0.4)
+    assert "0.3 seconds" in refusal(client).message
+
+
+def test_an_ended_session_answers_nobody(inference: Inference) -> None:
+    made = make(inference)
+    ask(agent(made))
+    ended = call(inference, "DELETE", f"/{made['id']}").json()
+    assert ended["ended_at"] is not None
+    assert call(inference, "DELETE", f"/{made['id']}").json() == ended
+    assert "was ended" in refusal(agent(made)).message
+
+
+def test_a_session_ends_with_the_key_that_made_it(inference: Inference, database: Database) -> None:
+    made = make(inference)
+    with database.transaction() as connection:
+        revoke_keys(connection, [inference.key.split("-")[2]], time.time())
+    assert refusal(agent(made)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda key: key[:-1] + ("0" if key[-1] != "0" else "1"), lambda key: key.replace("mr-session-", "mr-app-")],
+)
+def test_a_guessed_key_is_refused(inference: Inference, change: Any) -> None:
+    made = make(inference)
+    assert refusal(agent({**made, "key": change(made["key"])})).status_code == 401
+    other = f"mr-session-{'0' * 24}-{made['key'].split('-')[3]}"
+    assert refusal(agent({**made, "key": other})).status_code == 401
+
+
+def test_its_key_may_do_nothing_but_ask(inference: Inference) -> None:
+    made = make(inference)
+    for method, path in (("POST", ""), ("GET", f"/{made['id']}"), ("DELETE", f"/{made['id']}")):
+        assert call(inference, method, path, made["key"]).status_code == 403
+    headers = {"authorization": f"Bearer {made['key']}"}
+    assert httpx.get(f"{inference.url}/hot_load/v1/models/hot_load", headers=headers).status_code == 403
+    purpose = {"x-millrace-purpose": "sentinel"}
+    assert refusal(agent(made), extra_headers=purpose).status_code == 403
+
+
+def test_a_call_that_names_another_session_or_task_is_refused(inference: Inference) -> None:
+    made = make(inference)
+    for metadata in ({"session_id": "other"}, {"task": "other"}):
+        error = refusal(agent(made), metadata=metadata)
+        assert error.status_code == 400
+        assert error.param == f"metadata.{next(iter(metadata))}"
+    ask(agent(made), metadata={"session_id": made["id"], "turn": "1"})
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"task": "none"}, "task"),
+        ({"budget": {"calls": 0}}, "budget.calls"),
+        ({"budget": {"tokens": -1}}, "budget.tokens"),
+        ({"budget": {"seconds": "1"}}, "budget.seconds"),
+        ({"budget": {"money": 1}}, "budget"),
+        ({"group": "g"}, None),
+    ],
+)
+def test_a_wrong_session_is_refused_by_name(inference: Inference, body: dict[str, Any], param: str | None) -> None:
+    answer = call(inference, "POST", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_another_tenant_sees_nothing(inference: Inference, database: Database) -> None:
+    made = make(inference)
+    with database.transaction() as connection:
+        stranger = create_key(connection, "app", "stranger")
+    for method in ("GET", "DELETE"):
+        assert call(inference, method, f"/{made['id']}", stranger).status_code == 404
+    assert call(inference, "GET", "/nobody").status_code == 404
+
+
+def test_sessions_that_are_long_over_are_forgotten(inference: Inference, database: Database) -> None:
+    made = make(inference, budget={"seconds": 1})
+    with database.transaction() as connection:
+        caller = find_key(connection, inference.key.split("-")[2], time.time())
+        later = time.time() + agent_sessions.KEPT_SECONDS + 2
+        agent_sessions.make_session(connection, caller, "t", agent_sessions.SessionBudget(), now=later, longest=1.0)
+    assert call(inference, "GET", f"/{made['id']}").status_code == 404
