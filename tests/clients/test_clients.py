@@ -48,6 +48,7 @@ CLIENTS = (
     Client("openai (Python), our pin", "openai-pinned", "openai_sdk.py", "openai"),
     Client("openai (Node)", "node", "openai_sdk.mjs", "openai"),
     Client("anthropic (Python)", "anthropic", "anthropic_sdk.py", "anthropic"),
+    Client("anthropic (Python), API of 2023-06-01", "anthropic-2023", "anthropic_sdk.py", "anthropic"),
     Client("anthropic (Node)", "node", "anthropic_sdk.mjs", "@anthropic-ai/sdk"),
     Client("LangChain: langchain-openai", "langchain", "langchain_sdk.py", "langchain-openai"),
     Client("Vercel AI SDK: @ai-sdk/openai-compatible", "node", "vercel.mjs", "@ai-sdk/openai-compatible",

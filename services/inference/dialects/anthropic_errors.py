@@ -20,6 +20,8 @@ _KINDS = {
     429: "rate_limit_error",
     504: "timeout_error",
 }
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""By this the tool runners of the SDKs send whole histories, instead of asking the server to hold the conversation."""
 _SERVER_ERROR = 500
 _OVERLOADED = 529
 """Anthropic's status for a service that has too much to do, whoever asks."""
@@ -32,7 +34,9 @@ def error_of(error: MillraceError, request_id: str | None = None) -> dict[str, A
     else:
         kind = _KINDS.get(error.status, "invalid_request_error" if error.status < _SERVER_ERROR else "api_error")
     param = None if error.param is None else renamed(error.param)
-    described = {"type": kind, "message": renamed(error.message), "param": param, "code": error.code}
+    described: dict[str, Any] = {"type": kind, "message": renamed(error.message), "param": param, "code": error.code}
+    if param == "thread":
+        described["details"] = _NO_THREADS
     return {"type": "error", "error": described, "request_id": request_id}
 
 

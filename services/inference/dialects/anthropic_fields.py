@@ -7,6 +7,7 @@ such a body fails, and `read_message` says then which of them it was.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -20,12 +21,22 @@ from services.inference.requests import check_size
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "container": (),
     "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+    "diagnostics": ({"previous_message_id": None},),
     "inference_geo": (),
     "mcp_servers": ([],),
+    "thread": (),
+    "user_profile_id": (),
+    "workspace_id": (),
 }
 """Not served; accepted with null or one of these values, which change nothing."""
-HARMLESS = ("cache_control", "service_tier")
-"""Accepted with any value: they are about price or caches."""
+HARMLESS = ("cache_control", "service_tier", "speed")
+"""Accepted with any value: they are about price, speed or caches."""
+NEUTRAL_OF_TOOLS: dict[str, tuple[Any, ...]] = {
+    "allowed_callers": (["direct"],),
+    "defer_loading": (False,),
+    "input_examples": ([],),
+}
+"""As `NEUTRAL`, of a tool."""
 _LONGEST_NEUTRAL = 128
 _NUM_SHOWN = 64
 _UNKNOWN_KIND = re.compile(r"Invalid value (.*) - at `\$\.(.*)\.type`$", re.DOTALL)
@@ -57,6 +68,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
     input: msgspec.Raw
     caller: dict[str, Any] | None = None
     """`{"type": "direct"}`: the model itself called."""
+    toolset_name: None = None
     cache_control: Json = msgspec.UNSET
 
 
@@ -66,6 +78,7 @@ class ToolResultBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     tool_use_id: str
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
+    toolset_name: None = None
     cache_control: Json = msgspec.UNSET
 
 
@@ -88,6 +101,12 @@ class SentTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_control: Json = msgspec.UNSET
     eager_input_streaming: bool | None = None
     """Changes nothing: a call is sent as soon as it is known to be whole."""
+    allowed_callers: Json = msgspec.UNSET
+    """`["direct"]`: the model itself."""
+    defer_loading: Json = msgspec.UNSET
+    """False: the model sees the tool at once."""
+    input_examples: Json = msgspec.UNSET
+    """None: templates have no place for examples."""
 
 
 class SentToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -188,12 +207,10 @@ def read_message(body: bytes) -> Any:
         read = read_json(MessageBody, body)
     except InvalidRequest as error:
         raise _explained(error, body) from error
-    for name, values in NEUTRAL.items():
-        content = getattr(read, name)
-        if content is not msgspec.UNSET and not _is_neutral(bytes(content), values):
-            raise Unsupported(f"`{name}` is not supported; leave it out", param=name)
+    _check_neutral(read, NEUTRAL, "")
     for index, tool in enumerate(read.tools or ()):
         check_kind(tool.type, index)
+        _check_neutral(tool, NEUTRAL_OF_TOOLS, f"tools[{index}].")
     return read
 
 
@@ -222,6 +239,13 @@ def _explained(error: InvalidRequest, body: bytes) -> InvalidRequest:
         except InvalidRequest:
             pass
     return explain(error, _STRUCTS)
+
+
+def _check_neutral(read: Any, neutral: Mapping[str, tuple[Any, ...]], where: str) -> None:
+    for name, values in neutral.items():
+        content = getattr(read, name)
+        if content is not msgspec.UNSET and not _is_neutral(bytes(content), values):
+            raise Unsupported(f"`{where}{name}` is not supported; leave it out", param=f"{where}{name}")
 
 
 def _is_neutral(content: bytes, neutral: tuple[Any, ...]) -> bool:

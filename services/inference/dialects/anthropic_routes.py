@@ -17,7 +17,8 @@ from services.inference.dialects.anthropic_requests import lowered
 from services.inference.responder import Asked, Responder
 from services.openapi import takes
 
-_VERSION = "2023-06-01"
+_VERSIONS = ("2023-06-01", "2026-10-21")
+"""They mean the same here: sampling fields, which the newer one lacks, are taken in both."""
 _NOTES = {
     "model": "The policy, or `policy@vN` for one version of it.",
     "system": "The first message of the prompt.",
@@ -75,8 +76,9 @@ def add_message_routes(service: FastAPI, responder: Responder) -> None:
 
 
 def _check_version(headers: Mapping[str, str]) -> None:
-    version = headers.get("anthropic-version", _VERSION)
-    if version != _VERSION:
+    version = headers.get("anthropic-version", _VERSIONS[-1])
+    if version not in _VERSIONS:
         raise Unsupported(
-            f"anthropic-version {version[:32]!r} is not supported; send {_VERSION}", param="anthropic-version"
+            f"anthropic-version {version[:32]!r} is not supported; send {' or '.join(_VERSIONS)}",
+            param="anthropic-version",
         )

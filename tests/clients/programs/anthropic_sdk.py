@@ -224,7 +224,8 @@ def max_tokens() -> None:
 
 @case("temperature, top_p, top_k")
 def sampling() -> None:
-    answer = ask("Say hello.", temperature=0.5, top_p=0.9, top_k=5)
+    # The SDK of the newest API version has no such parameters.
+    answer = ask("Say hello.", extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 5})
     used = answer.model_extra["sampling"]
     same((used["temperature"], used["top_p"], used["top_k"]), (0.5, 0.9, 5))
 
@@ -287,11 +288,6 @@ def wrong_key() -> None:
         client.with_options(api_key="sk-wrong").models.list()
     except anthropic.AuthenticationError as error:
         raise error from None
-
-
-@case("two keys that differ")
-def two_keys() -> None:
-    ask("Say hello.", extra_headers={"Authorization": "Bearer mr-other"})
 
 
 @case("idempotency key")

@@ -13,6 +13,7 @@ from services.inference.dialects.anthropic_errors import error_of
 from services.inference.dialects.anthropic_fields import (
     HARMLESS,
     NEUTRAL,
+    NEUTRAL_OF_TOOLS,
     MessageFields,
     OutputForm,
     SentTool,
@@ -29,6 +30,16 @@ from tests.chat_templates.bundled import make_bundled
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"name": "get_weather", "description": "The weather.", "input_schema": SCHEMA}
 GOOD: dict[str, Any] = {"model": "demo", "max_tokens": 64, "messages": [{"role": "user", "content": "hi"}]}
+OF_THE_SDK = {
+    *("cache_control", "container", "diagnostics", "inference_geo", "max_tokens", "messages", "metadata", "model"),
+    *("output_config", "service_tier", "speed", "stop_sequences", "stream", "system", "temperature", "thinking"),
+    *("tool_choice", "tools", "top_k", "top_p", "user_profile_id", "workspace_id"),
+}
+"""The fields of `MessageCreateParams` in anthropic 2.12.0; `temperature`, `top_k` and `top_p` are those of earlier ones."""
+OF_ITS_TOOLS = {
+    *("allowed_callers", "cache_control", "defer_loading", "description", "eager_input_streaming", "input_examples"),
+    *("input_schema", "name", "strict", "type"),
+}
 USED = {"type": "tool_use", "id": "call_1", "name": "get_weather", "input": {"city": "Köln"}}
 
 
@@ -194,6 +205,7 @@ def user(*blocks: dict[str, Any]) -> dict[str, Any]:
         ({"temperature": 3}, "temperature", "must lie in"),
         ({"stop_sequences": ["a"] * 5}, "stop_sequences", "stop_sequences takes up to 4"),
         ({"container": "c"}, "container", "not supported"),
+        ({"thread": {"type": "create"}}, "thread", "not supported"),
         ({"mcp_servers": [{"type": "url", "url": "x", "name": "y"}]}, "mcp_servers", "not supported"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management", "not supp"),
         ({"inference_geo": "eu"}, "inference_geo", "not supported"),
@@ -242,7 +254,10 @@ def user(*blocks: dict[str, Any]) -> dict[str, Any]:
         ({"tools": [TOOL | {"input_schema": 5}]}, "tools[0].input_schema", "tools[0].input_schema is a JSON schema"),
         ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name", "tools[0].name takes"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name", "two functions"),
-        ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading", "not a field"),
+        ({"tools": [TOOL | {"defer_loading": True}]}, "tools[0].defer_loading", "not supported"),
+        ({"tools": [TOOL | {"input_examples": [{}]}]}, "tools[0].input_examples", "not supported"),
+        ({"tools": [TOOL | {"schema": {}}]}, "tools[0].schema", "not a field"),
+        ({"diagnostics": {"previous_message_id": "msg_1"}}, "diagnostics", "not supported"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "send `tools` with it"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice", "not in `tools`"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice", '{"type": "tool", "name": ...}'),
@@ -272,6 +287,21 @@ def test_what_is_not_served_is_refused_by_name(
     assert told in error["message"]
 
 
+def test_every_field_of_the_sdk_is_decided_about(template: ChatTemplate) -> None:
+    assert {*MessageFields.__struct_fields__, *HARMLESS, *NEUTRAL} - OF_THE_SDK == {
+        "store",
+        "context_management",
+        "mcp_servers",
+        "thread",
+    }
+    assert {*MessageFields.__struct_fields__, *HARMLESS, *NEUTRAL} >= OF_THE_SDK
+    assert {*SentTool.__struct_fields__} == OF_ITS_TOOLS
+    neutral = {name: values[0] for name, values in NEUTRAL.items() if values} | dict.fromkeys(HARMLESS, "any")
+    tool = TOOL | {name: values[0] for name, values in NEUTRAL_OF_TOOLS.items()}
+    assert lower(template, **neutral, tools=[tool]) == lower(template, tools=[TOOL])
+    assert lower(template, **dict.fromkeys(NEUTRAL)) == lower(template)
+
+
 def test_too_much_is_refused(template: ChatTemplate) -> None:
     deep = json.loads('{"a":' * 70 + "1" + "}" * 70)
     for changes, told in (
@@ -290,5 +320,5 @@ def test_the_page_names_every_field() -> None:
     page = Path("docs/dialects.md").read_text()
     shapes = (MessageFields, SentTool, OutputForm, ThinkingForm, ToolUseBlock, ToolResultBlock)
     names = {name for shape in shapes for name in shape.__struct_fields__}
-    for name in sorted(names | {*HARMLESS, *NEUTRAL}):
+    for name in sorted(names | {*HARMLESS, *NEUTRAL, *NEUTRAL_OF_TOOLS}):
         assert f"`{name}`" in page, name

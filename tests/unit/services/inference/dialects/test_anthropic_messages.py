@@ -152,7 +152,7 @@ def test_a_stream_that_fails_ends_with_an_error(send: Send, inference: Inference
         ({"x-api-key": "mr-wrong"}, {}, (401, "authentication_error", None)),
         ({"authorization": "Bearer mr-app-x-y"}, {}, (401, "authentication_error", None)),
         ({"anthropic-version": "2031-01-01"}, {}, (400, "invalid_request_error", "anthropic-version")),
-        ({}, {"model": "claude"}, (404, "not_found_error", "model")),
+        ({"anthropic-version": "2026-10-21"}, {"model": "claude"}, (404, "not_found_error", "model")),
         ({}, {"max_tokens": None}, (400, "invalid_request_error", "max_tokens")),
         ({}, {"messages": []}, (400, "invalid_request_error", "messages")),
         ({}, {"tools": OFFERED}, (400, "invalid_request_error", "tools")),
@@ -188,6 +188,12 @@ async def test_what_a_client_may_retry_says_when() -> None:
         assert (answer.status_code, answer.headers.get("retry-after")) == (status, wait)
         assert json.loads(bytes(answer.body)) == error_of(error)
         assert error_of(error)["error"]["type"] == kind
+
+
+def test_a_runner_that_wants_a_thread_learns_that_there_is_none(send: Send) -> None:
+    refused = send(thread={"type": "create"})
+    assert refused.status_code == httpx.codes.BAD_REQUEST
+    assert refused.json()["error"]["details"]["error_code"] == "thread_unsupported_request"
 
 
 def test_labels_come_in_headers_too(send: Send, inference: Inference) -> None:
