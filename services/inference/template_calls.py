@@ -123,6 +123,8 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
 def _object_of(text: str) -> Any:
     try:
         value = json.loads(text, parse_constant=_no_constant)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text

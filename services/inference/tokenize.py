@@ -55,6 +55,10 @@ def add_tokenize_route(service: FastAPI, endpoint: Endpoint, limit: Limit) -> No
     @takes(
         Tokenize,
         notes={
+            "prompt": "A text.",
+            "messages": "Those of chats.",
+            "tools": "Those of chats.",
+            "chat_template_kwargs": "Variables of the chat template.",
             "continue_final_message": "Not served; false is accepted.",
             **dict.fromkeys(_UNSERVED, "Not served; null is accepted."),
         },

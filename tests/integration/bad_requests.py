@@ -175,6 +175,8 @@ def _strange_chats() -> Iterator[tuple[str, dict[str, Any]]]:
             "messages": said,
         },
     )
+    half = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
+    yield "half a character in arguments", {"messages": [said[0], {"role": "assistant", "tool_calls": [half]}, said[2]]}
     yield "a surrogate", {"messages": [{"role": "user", "content": "\ud800"}]}
     yield "a NUL", {"messages": [{"role": "user", "content": "\0"}]}
     yield (

@@ -25,6 +25,13 @@ _NOTES = {
     "stream": "Answer with server-sent events.",
     "stop_sequences": "Up to 4 texts; the answer ends before the first of them.",
     "temperature": "A task that owns its sampling replaces it, `top_p` and `top_k`.",
+    "top_p": "The share of probability that is sampled from.",
+    "top_k": "The number of tokens that is sampled from.",
+    "messages": "Turns of the user and of the assistant; the last one is not the assistant's.",
+    "tools": "The functions that the answer may call.",
+    "tool_choice": "Without it `auto`, if there are tools.",
+    "thinking": "Switches reasoning, where the chat template has a switch.",
+    "output_config": "A schema that the answer must have, and the effort.",
     **dict.fromkeys(HARMLESS, "Accepted with any value: it cannot change an answer."),
     **dict.fromkeys(NEUTRAL, "Not served; null is accepted."),
 }

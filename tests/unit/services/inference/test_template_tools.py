@@ -146,6 +146,12 @@ def test_arguments_that_are_no_object_are_used_or_refused_clearly(
         assert arguments
 
 
+def test_half_a_character_in_arguments_stays_as_it_was_written(templates: dict[str, ChatTemplate]) -> None:
+    for half, text in (('{"a": "\\ud800"}', '"\\ud800"'), ('{"a": "\\ud83d\\ude00"}', "\N{GRINNING FACE}")):
+        ids = templates["deepseekv3"].encode(conversation(half, content=None))
+        assert text in templates["deepseekv3"].tokenizer.decode(ids)
+
+
 @pytest.mark.parametrize("name", WITH_CALLS)
 def test_nothing_in_tools_calls_and_results_is_a_control_token(templates: dict[str, ChatTemplate], name: str) -> None:
     source, template = bundled_source(name), templates[name]

@@ -294,6 +294,24 @@ def test_a_call_its_result_and_the_answer(serving: Serve, name: str, stream: boo
         )
 
 
+def test_a_session_goes_on_from_the_tokens_that_were_served(serving: Serve) -> None:
+    with serving("qwen3") as served:
+        labels = {"metadata": {"session_id": "s-1"}}
+        served.say(served.calls)
+        engine = served.inference.engine
+        engine.end = engine.answer[-1] = served.template.tokenizer.token_to_id("<|im_end|>")  # as the template ends it
+        called = ask(served, **labels)
+        results = [
+            {"type": "tool_result", "tool_use_id": block["id"], "content": "rain"} for block in called["content"]
+        ]
+        messages = [ASKED, {"role": "assistant", "content": called["content"]}, {"role": "user", "content": results}]
+        served.say(served.answer)
+        ask(served, messages=messages, stream=True, **labels)
+        first, second = served.inference.logged()
+        assert second.turn is not None
+        assert (second.turn.parent, second.turn.branch) == (f"{first.completion_id}:0", "")
+
+
 TOOLS_LOGGED = [
     {"type": "function", "function": {"name": one["name"], "parameters": one["input_schema"]}} for one in OFFERED
 ]
