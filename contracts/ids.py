@@ -3,6 +3,8 @@
 A completion id is `chatcmpl-<uuidv7>` (RFC 9562 §5.7). The twelve bits after the version digit are the route: the hash of the session, or
 random. The route chooses the partition on every topic, so a signal that has the completion id finds its generation.
 
+A response of the Responses API is `resp_<uuidv7>`, with the uuid of its completion id: either can be made from the other.
+
 The id of an answer that must not be stored is a version 8 UUID (§5.8) with the same layout: every process sees that there is no record,
 and stores nothing about it.
 """
@@ -19,7 +21,7 @@ from contracts.errors import InvalidRequest
 
 NUM_ROUTES = 4096
 _MAX_QUOTED = 128
-_PREFIX = "chatcmpl-"
+_PREFIX, _RESPONSE = "chatcmpl-", "resp_"
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[78][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _VERSION_AT = len(_PREFIX) + 14
 _STORED, _NOT_STORED = 0x7, 0x8
@@ -37,6 +39,17 @@ def new_completion_id(session_id: str | None = None, *, stored: bool = True) -> 
         | secrets.randbits(62)
     )
     return f"{_PREFIX}{uuid.UUID(int=value)}"
+
+
+def response_id_of(completion_id: str) -> str:
+    """The id that an answer has in the Responses API."""
+    return _RESPONSE + completion_id.removeprefix(_PREFIX)
+
+
+def completion_id_of(text: str) -> str:
+    """The completion id of a response's id; any other text as it is."""
+    value = text.removeprefix(_RESPONSE)
+    return _PREFIX + value if value != text and _UUID.fullmatch(value) else text
 
 
 def route_of(completion_id: str) -> int:

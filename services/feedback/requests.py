@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from contracts.errors import Forbidden, InvalidRequest, InvalidTarget, InvalidValue, NotStored, UnknownSignal
-from contracts.ids import is_stored, route_of
+from contracts.ids import completion_id_of, is_stored, route_of
 from contracts.keys import Role
 from contracts.records import Scalar, Signal, Submitter
 from contracts.tables import MAX_KEY
@@ -40,7 +40,7 @@ class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
     id: str | None = None
     """The idempotency key of the client: sending the same item again changes nothing. Up to 128 characters."""
     completion_id: str | None = None
-    """The answer that it is about. Send exactly one of `completion_id`, `session_id` and `join_key`."""
+    """The answer that it is about, also as `resp_...`. Send exactly one of `completion_id`, `session_id` and `join_key`."""
     session_id: str | None = None
     """The session that it is about."""
     join_key: str | None = None
@@ -93,7 +93,8 @@ def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, 
     _check_speaker(item.submitter, role)
     key = _key_of(item)
     if item.completion_id is not None:
-        route_of(item.completion_id)
+        item = msgspec.structs.replace(item, completion_id=completion_id_of(item.completion_id))
+        route_of(item.completion_id or "")
     _check_sizes(item)
     _check_value(item, tasks)
     signal = Signal(
@@ -125,7 +126,7 @@ def _check_speaker(submitter: Submitter, role: Role) -> None:
 
 
 def _check_stored(completion_id: object) -> None:
-    if isinstance(completion_id, str) and not is_stored(completion_id):
+    if isinstance(completion_id, str) and not is_stored(completion_id_of(completion_id)):
         raise NotStored(
             f"the completion {completion_id} was requested with store=false, or its task keeps nothing without store=true: neither "
             "it nor feedback about it is kept. To learn from feedback, request completions with store=true",

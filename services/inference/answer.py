@@ -82,6 +82,8 @@ class Choice:
     Attributes:
         text: the content.
         calls: of tools, in OpenAI's form.
+        num_reasoning: its tokens that made reasoning, markers before it included.
+        said: start and end of its tokens that made content.
     """
 
     def __init__(self, index: int, parser: AnswerParser, stops: Sequence[str]) -> None:
@@ -94,6 +96,9 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self.is_closed = False
         """The model ended it itself: not its length, and no stop string."""
+        self.num_reasoning = 0
+        self.said: list[tuple[int, int]] = []
+        self._num_told = 0
         self._parser = parser
         self.experts: RecordedExperts | None = None
         self.system: System | None = None
@@ -120,6 +125,11 @@ class Choice:
             part = self._parser.push(token.id)
             if part is NOTHING:
                 continue
+            start, self._num_told = self._num_told, len(self.tokens)
+            if part.content:
+                self.said.append((start, self._num_told))
+            elif part.reasoning:
+                self.num_reasoning += self._num_told - start
             shown, found = self._stop_finder.push(part.content)
             text, reasoning = text + shown, reasoning + part.reasoning
             calls += part.calls

@@ -21,6 +21,8 @@ from runtime.weight_metrics import WeightStoreMetrics
 from services.http import KeyRing, make_service
 from services.inference.arms import Assignments
 from services.inference.dialects.anthropic_routes import add_message_routes
+from services.inference.dialects.responses_kept import ResponseStore
+from services.inference.dialects.responses_routes import add_responses_routes
 from services.inference.endpoint import Endpoint
 from services.inference.engine.connection import EngineConnection
 from services.inference.engine.http import READ_SECONDS
@@ -106,6 +108,7 @@ def create_app(
     add_routes(service, responder)
     add_message_routes(service, responder)
     add_tokenize_route(service, endpoint, limit)
+    add_responses_routes(service, responder, ResponseStore(links.sessions, settings.session_seconds))
     add_stored_routes(service, database, policy, limit)
     add_session_routes(service, database, endpoint.tasks, limit, settings.session_seconds)
     hot_load = HotLoad(

@@ -81,6 +81,10 @@ class Completion:
             self._leave("error")
             raise
 
+    def unread(self) -> list[Delta]:
+        """The additions that `deltas` has not given: all of them, if nobody streams the answer."""
+        return self._new
+
     async def finish(self) -> bool:
         """Wait for all choices, then `record` them."""
         try:

@@ -158,7 +158,9 @@ class Endpoint:
             completion.abandon()
         if logged is None:
             return Response(status_code=CLIENT_LEFT)
-        body = replies(completion, self.template.tokenizer).body()
+        made = replies(completion, self.template.tokenizer)
+        body = made.body()
+        await made.keep()
         return reply(body, headers=_headers(plans) | ({} if logged else {"x-millrace-logged": "false"}))
 
     async def stream(

@@ -14,7 +14,14 @@ from services.http import event
 DONE = b"data: [DONE]\n\n"
 
 
-class DataEvents:
+class _Forgetful:
+    """Keeps nothing of a conversation."""
+
+    async def keep(self) -> None:
+        """See `Replies`."""
+
+
+class DataEvents(_Forgetful):
     """Lines of `data:`, and `[DONE]` behind the last chunk. `end`: what follows a stream that ended well."""
 
     end = DONE
@@ -28,7 +35,7 @@ class DataEvents:
         return error.as_openai()
 
 
-class NamedEvents:
+class NamedEvents(_Forgetful):
     """Each event has its type as its name; see `DataEvents`. A dialect says itself what its error is."""
 
     end = b""

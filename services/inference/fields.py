@@ -28,6 +28,8 @@ from services.inference.formats import (
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
 """The most parts of content and tool calls, of all messages together."""
+UNKNOWN = "is not a field of this API"
+"""What a refusal says of an unknown field."""
 _NUM_SHOWN = 64
 _UNKNOWN_FIELD = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 
@@ -194,7 +196,7 @@ def check_neutral(body: Any) -> None:
     if given == _NOTHING_UNSERVED:
         return
     for (name, values), content in zip(NEUTRAL.items(), given, strict=True):
-        if content is not msgspec.UNSET and not _is_neutral(content, values):
+        if content is not msgspec.UNSET and not is_neutral(content, values):
             remedy = _INSTEAD.get(name) or f"leave it out{_allowed(name)}"
             raise Unsupported(f"`{name}` is not supported; {remedy}", param=name)
 
@@ -227,18 +229,19 @@ def explain(error: InvalidRequest, structs: Sequence[tuple[re.Pattern[str], Any]
     served = [field for field in known if field not in NEUTRAL and field not in HARMLESS]
     hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(served)}"
     path = f"{where}.{name}" if where else name
-    return Unsupported(f"`{path}` is not a field of this API; {hint}", param=path)
+    return Unsupported(f"`{path}` {UNKNOWN}; {hint}", param=path)
 
 
-def _is_set(content: Json) -> bool:
-    return content is not msgspec.UNSET and bytes(content) != b"null"
-
-
-def _is_neutral(content: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
+def is_neutral(content: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
+    """True if a field that is not served has null or one of the values that change nothing."""
     if len(bytes(content)) > _LONGEST_NEUTRAL:
         return False
     value = msgspec.json.decode(content)
     return value is None or value in neutral
+
+
+def _is_set(content: Json) -> bool:
+    return content is not msgspec.UNSET and bytes(content) != b"null"
 
 
 def _allowed(name: str) -> str:

@@ -48,6 +48,10 @@ class Replies(Protocol):
         """A chunk as a server-sent event."""
         ...
 
+    async def keep(self) -> None:
+        """Keep what later requests of the conversation need. Called once, before the answer ends."""
+        ...
+
 
 MakeReplies = Callable[[Completion, Tokenizer], Replies]
 
@@ -121,7 +125,7 @@ class ChatReplies(DataEvents):
     def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
         if not self._plan.request.logprobs:
             return None
-        return {"content": [_logprob(token, self._tokenizer) for token in tokens], "refusal": None}
+        return {"content": [logprob_of(token, self._tokenizer) for token in tokens], "refusal": None}
 
 
 def message_of(text: str, reasoning: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -174,6 +178,12 @@ def token_text(token_id: int, tokenizer: Tokenizer) -> str:
     return str(tokenizer.decode([token_id], skip_special_tokens=False))
 
 
+def logprob_of(token: SampledToken, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The log-prob of a token, and the tokens that might have stood there."""
+    top = [_candidate(token_id, logprob, tokenizer) for token_id, logprob in token.top]
+    return {**_candidate(token.id, token.logprob, tokenizer), "top_logprobs": top}
+
+
 def _delta(delta: Delta) -> dict[str, Any]:
     shown = _reasoning(delta.reasoning)
     if delta.calls:
@@ -196,11 +206,6 @@ def _call_delta(part: CallPart) -> dict[str, Any]:
 
 def _finish_reason(choice: Choice) -> str | None:
     return "tool_calls" if choice.calls and choice.finish_reason == "stop" else choice.finish_reason
-
-
-def _logprob(token: SampledToken, tokenizer: Tokenizer) -> dict[str, Any]:
-    top = [_candidate(token_id, logprob, tokenizer) for token_id, logprob in token.top]
-    return {**_candidate(token.id, token.logprob, tokenizer), "top_logprobs": top}
 
 
 def _candidate(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -105,6 +105,7 @@ async def completion_events(
         yield Events(replies.encode(replies.failure(error)), last=True)
         return
     logged = await completion.record()
+    await replies.keep()
     closing = replies.closing()
     if not logged:
         closing[-1]["millrace"] = {"logged": False}

@@ -51,6 +51,8 @@ CLIENTS = (
     Client("anthropic (Python), API of 2023-06-01", "anthropic-2023", "anthropic_sdk.py", "anthropic"),
     Client("anthropic (Node)", "node", "anthropic_sdk.mjs", "@anthropic-ai/sdk"),
     Client("LangChain: langchain-openai", "langchain", "langchain_sdk.py", "langchain-openai"),
+    Client("LangGraph: prebuilt agent", "langchain", "langgraph_agent.py", "langgraph"),
+    Client("OpenAI Agents SDK: openai-agents", "agents", "agents_sdk.py", "openai-agents"),
     Client("Vercel AI SDK: @ai-sdk/openai-compatible", "node", "vercel.mjs", "@ai-sdk/openai-compatible",
            (("MILLRACE_PROVIDER", "openai-compatible"),)),
     Client("Vercel AI SDK: @ai-sdk/openai", "node", "vercel.mjs", "@ai-sdk/openai", (("MILLRACE_PROVIDER", "openai"),)),

@@ -42,7 +42,7 @@ def read_pairs(parameters: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 def page_body(page: StoredPage) -> dict[str, Any]:
     """A page of completions."""
-    return _listed([completion_body(choices) for choices in page.completions], has_more=page.has_more)
+    return listed([completion_body(choices) for choices in page.completions], has_more=page.has_more)
 
 
 def completion_body(choices: Sequence[StoredChoice]) -> dict[str, Any]:
@@ -93,7 +93,13 @@ def messages_body(
         start = next((place + 1 for place, message in enumerate(shown) if message["id"] == after), -1)
         if start < 0:
             raise InvalidRequest("after is the id of a message of this completion", param="after")
-    return _listed(shown[start : start + limit], has_more=start + limit < len(shown))
+    return listed(shown[start : start + limit], has_more=start + limit < len(shown))
+
+
+def listed(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    """A page of things with ids."""
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
 
 
 def _choice(choice: StoredChoice) -> dict[str, Any]:
@@ -105,11 +111,6 @@ def _choice(choice: StoredChoice) -> dict[str, Any]:
 
 def _message(message_id: str, message: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": message_id, "content": None, "refusal": None, "content_parts": None, **message}
-
-
-def _listed(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
-    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
 
 
 def _num_ids(packed: bytes) -> int:

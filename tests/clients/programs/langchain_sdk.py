@@ -276,7 +276,47 @@ def wrong_key() -> None:
 
 @case("responses API")
 def responses() -> None:
-    model_of(use_responses_api=True).invoke("Say hello.")
+    answer = model_of(use_responses_api=True).invoke("Say hello.")
+    same(answer.text, "Hello, nice to see you.")
+    true(answer.usage_metadata["output_tokens"] > 0, "usage")
+
+
+@case("responses API: streamed")
+def responses_streamed() -> None:
+    chunks = model_of(use_responses_api=True).stream("Say hello.")
+    same("".join(chunk.text for chunk in chunks), "Hello, nice to see you.")
+
+
+@case("responses API: an agent with a tool")
+def responses_agent() -> None:
+    made: Any = create_agent(model_of(use_responses_api=True), tools=[get_weather])
+    said = made.invoke({"messages": [{"role": "user", "content": "What is the weather in Paris?"}]})["messages"]
+    same(said[-1].text, "It is 21 degrees in Paris.")
+
+
+@case("responses API: use_previous_response_id")
+def responses_previous() -> None:
+    bound = model_of(use_responses_api=True, use_previous_response_id=True).bind_tools([get_weather])
+    asked = HumanMessage("What is the weather in Paris?")
+    answer = bound.invoke([asked])
+    result = ToolMessage("21", tool_call_id=answer.tool_calls[0]["id"])
+    same(bound.invoke([asked, answer, result]).text, "It is 21 degrees in Paris.")
+
+
+@case("responses API: reasoning sent back")
+def responses_reasoning() -> None:
+    thinker = model_of(use_responses_api=True)
+    asked = HumanMessage("Think: two and two?")
+    answer = thinker.invoke([asked])
+    same(answer.text, "Four.")
+    true(any(block["type"] == "reasoning" for block in answer.content), answer.content)
+    thinker.invoke([asked, answer, HumanMessage("Say hello.")])
+
+
+@case("responses API: with_structured_output")
+def responses_structured() -> None:
+    shaped = model_of(use_responses_api=True).with_structured_output(Booking, method="json_schema")
+    same(shaped.invoke("Book a table for four, Anna."), Booking(name="Anna", party=4))
 
 
 @case("a stream that the client leaves")

@@ -1,6 +1,6 @@
 // The openai SDK for Node, as its users call it.
 import OpenAI from "openai";
-import { zodResponseFormat } from "openai/helpers/zod";
+import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 import {
   BIASES, BOOKING_SCHEMA, EITHER_CITY, KEY, MODEL, PIXEL, SPENT_KEY, URL, WEATHER, isBiased, reachTheLimit, runAll, same, test, truth, user,
@@ -152,7 +152,68 @@ test("image in a message", () => ask([{ type: "text", text: "What is this?" }, {
 test("unknown field", () => ask("Say hello.", { max_token: 3 }));
 test("unknown model", () => ask("Say hello.", { model: "gpt-none" }));
 test("wrong key", () => client.withOptions({ apiKey: "sk-wrong" }).models.list());
-test("responses API", () => client.responses.create({ model: MODEL, input: "Say hello." }));
+const flat = { type: "function", ...WEATHER.function, strict: false };
+const respond = (input, options = {}) => client.responses.create({ model: MODEL, input, ...options });
+const flatCallsOf = ({ output }) =>
+  output.filter(({ type }) => type === "function_call").map((item) => [item.name, JSON.parse(item.arguments)]);
+const resultsOf = ({ output }) =>
+  output
+    .filter(({ type }) => type === "function_call")
+    .map(({ call_id }) => ({ type: "function_call_output", call_id, output: '{"degrees": 21}' }));
+
+test("responses API", async () => {
+  const answer = await respond("Say hello.");
+  same([answer.output_text, answer.status], ["Hello, nice to see you.", "completed"]);
+});
+test("responses API: streamed", async () => {
+  const stream = client.responses.stream({ model: MODEL, input: "Say hello." });
+  let said = "";
+  for await (const event of stream) if (event.type === "response.output_text.delta") said += event.delta;
+  same([said, (await stream.finalResponse()).output_text], ["Hello, nice to see you.", "Hello, nice to see you."]);
+});
+test("responses API: instructions", async () =>
+  same((await respond("Say hello.", { instructions: "Answer in capitals." })).output_text, "HELLO, NICE TO SEE YOU."));
+test("responses API: tools, results sent back", async () => {
+  const asked = user("What is the weather in Paris?");
+  const first = await respond(asked, { tools: [flat] });
+  same(flatCallsOf(first), [["get_weather", { city: "Paris" }]]);
+  same((await respond([...asked, ...first.output, ...resultsOf(first)], { tools: [flat] })).output_text, "It is 21 degrees in Paris.");
+});
+test("responses API: several calls, streamed", async () => {
+  const stream = client.responses.stream({ model: MODEL, input: "What is the weather in Paris and in Rome?", tools: [flat] });
+  same(flatCallsOf(await stream.finalResponse()), [["get_weather", { city: "Paris" }], ["get_weather", { city: "Rome" }]]);
+});
+test("responses API: previous_response_id", async () => {
+  const first = await respond("What is the weather in Paris?", { tools: [flat] });
+  const second = await respond(resultsOf(first), { tools: [flat], previous_response_id: first.id });
+  same([second.output_text, second.previous_response_id], ["It is 21 degrees in Paris.", first.id]);
+});
+test("responses API: parse() into a zod type", async () => {
+  const shape = z.object({ name: z.string(), party: z.number().int() });
+  const text = { format: zodTextFormat(shape, "booking") };
+  const answer = await client.responses.parse({ model: MODEL, input: "Book a table for four, Anna.", text });
+  same(answer.output_parsed, { name: "Anna", party: 4 });
+});
+test("responses API: reasoning items", async () => {
+  const { output, output_text } = await respond("Think: two and two?");
+  same([output[0].content[0].text.trim(), output_text], ["Two and two make four.", "Four."]);
+});
+test("responses API: max_output_tokens", async () => {
+  const { status, incomplete_details } = await respond("Count.", { max_output_tokens: 2 });
+  same([status, incomplete_details.reason], ["incomplete", "max_output_tokens"]);
+});
+test("responses API: retrieve, input items", async () => {
+  const answer = await respond("Say hello.", { store: true });
+  same((await client.responses.retrieve(answer.id)).output_text, answer.output_text);
+  const [item] = (await client.responses.inputItems.list(answer.id)).data;
+  same(item.content[0].text, "Say hello.");
+});
+test("responses API: feedback by its id", async () => {
+  const answer = await respond("Say hello.");
+  const taken = await client.post("/feedback", { body: { name: "accepted", value: true, completion_id: answer.id } });
+  same(taken.completion_id, answer.completion_id);
+});
+test("responses API: hosted tool", () => respond("Say hello.", { tools: [{ type: "web_search" }] }));
 test("idempotency key", async () => {
   const request = { headers: { "Idempotency-Key": "openai-node" } };
   same((await ask("Roll a die.", {}, request)).id, (await ask("Roll a die.", {}, request)).id);

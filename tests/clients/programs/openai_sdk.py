@@ -320,9 +320,108 @@ def wrong_key() -> None:
     client.with_options(api_key="sk-wrong").models.list()
 
 
+FLAT_WEATHER: Any = {"type": "function", **WEATHER["function"], "strict": False}
+responses: Any = client.responses
+
+
+def flat_calls_of(answer: Any) -> list[tuple[str, Any]]:
+    """Names and arguments of its calls."""
+    return [(item.name, json.loads(item.arguments)) for item in answer.output if item.type == "function_call"]
+
+
+def results_of(answer: Any) -> list[dict[str, Any]]:
+    """What its calls gave."""
+    called = [item for item in answer.output if item.type == "function_call"]
+    return [{"type": "function_call_output", "call_id": item.call_id, "output": '{"degrees": 21}'} for item in called]
+
+
 @case("responses API")
-def responses() -> None:
-    client.responses.create(model=MODEL, input="Say hello.")
+def responses_plain() -> None:
+    answer = responses.create(model=MODEL, input="Say hello.")
+    same((answer.output_text, answer.status), ("Hello, nice to see you.", "completed"))
+    same(answer.usage.total_tokens, answer.usage.input_tokens + answer.usage.output_tokens)
+
+
+@case("responses API: streamed")
+def responses_streamed() -> None:
+    with responses.stream(model=MODEL, input="Say hello.") as stream:
+        said = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    same((said, final.output_text), ("Hello, nice to see you.", "Hello, nice to see you."))
+
+
+@case("responses API: instructions")
+def responses_instructions() -> None:
+    answer = responses.create(model=MODEL, instructions="Answer in capitals.", input="Say hello.")
+    same(answer.output_text, "HELLO, NICE TO SEE YOU.")
+
+
+@case("responses API: tools, results sent back")
+def responses_tools() -> None:
+    asked = user("What is the weather in Paris?")
+    first = responses.create(model=MODEL, input=asked, tools=[FLAT_WEATHER])
+    same(flat_calls_of(first), [("get_weather", {"city": "Paris"})])
+    second = responses.create(model=MODEL, input=[*asked, *first.output, *results_of(first)], tools=[FLAT_WEATHER])
+    same(second.output_text, "It is 21 degrees in Paris.")
+
+
+@case("responses API: several calls, streamed")
+def responses_calls() -> None:
+    asked = "What is the weather in Paris and in Rome?"
+    with responses.stream(model=MODEL, input=asked, tools=[FLAT_WEATHER]) as stream:
+        final = stream.until_done().get_final_response()
+    same(flat_calls_of(final), [("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Rome"})])
+
+
+@case("responses API: previous_response_id")
+def responses_previous() -> None:
+    first = responses.create(model=MODEL, input="What is the weather in Paris?", tools=[FLAT_WEATHER])
+    asked = {"model": MODEL, "input": results_of(first), "tools": [FLAT_WEATHER]}
+    second = responses.create(**asked, previous_response_id=first.id)
+    same(second.output_text, "It is 21 degrees in Paris.")
+    if not THROUGH_PROXY:  # which gives responses ids of its own
+        same(second.previous_response_id, first.id)
+
+
+@case("responses API: parse() into a pydantic model")
+def responses_parsed() -> None:
+    answer = responses.parse(model=MODEL, input="Book a table for four, Anna.", text_format=Booking)
+    same(answer.output_parsed, Booking(name="Anna", party=4))
+
+
+@case("responses API: reasoning items")
+def responses_reasoning() -> None:
+    answer = responses.create(model=MODEL, input="Think: two and two?")
+    same([item.type for item in answer.output], ["reasoning", "message"])
+    same((answer.output[0].content[0].text.strip(), answer.output_text), ("Two and two make four.", "Four."))
+
+
+@case("responses API: max_output_tokens")
+def responses_cut() -> None:
+    answer = responses.create(model=MODEL, input="Count.", max_output_tokens=2)
+    same((answer.status, answer.incomplete_details.reason), ("incomplete", "max_output_tokens"))
+
+
+@case("responses API: retrieve, input items")
+def responses_kept() -> None:
+    answer = responses.create(model=MODEL, input="Say hello.", store=True)
+    same(responses.retrieve(answer.id).output_text, answer.output_text)
+    same([item.content[0].text for item in responses.input_items.list(answer.id)], ["Say hello."])
+
+
+@case("responses API: feedback by its id")
+def responses_feedback() -> None:
+    if THROUGH_PROXY:
+        raise Refused("not sent", "", "", "the proxy has no such route")
+    answer = responses.create(model=MODEL, input="Say hello.")
+    signal = {"name": "accepted", "value": True, "completion_id": answer.id}
+    taken: Any = client.post("/feedback", cast_to=object, body=signal)
+    same(taken["completion_id"], answer.completion_id)
+
+
+@case("responses API: hosted tool")
+def responses_hosted() -> None:
+    responses.create(model=MODEL, input="Say hello.", tools=[{"type": "web_search"}])
 
 
 @case("idempotency key")

@@ -118,10 +118,36 @@ test("unknown field", async () => {
 });
 test("unknown model", () => generateText({ model: modelFor(KEY, "gpt-none"), prompt: "Say hello.", maxRetries: 0 }));
 test("wrong key", () => generateText({ model: modelFor("sk-wrong"), prompt: "Say hello.", maxRetries: 0 }));
-test("responses API (the provider's default)", async () => {
+const responding = (run) => async () => {
   if (compatible) throw Object.assign(new Error("its provider has none"), { name: "NotSent" });
-  await generateText({ model: createOpenAI({ baseURL: URL, apiKey: KEY })(MODEL), prompt: "Say hello.", maxRetries: 0 });
-});
+  await run(createOpenAI({ baseURL: URL, apiKey: KEY })(MODEL));
+};
+test("responses API (the provider's default)", responding(async (model) =>
+  same((await generateText({ model, prompt: "Say hello.", maxRetries: 0 })).text, "Hello, nice to see you.")));
+test("responses API: streamed", responding(async (model) => {
+  let text = "";
+  for await (const piece of streamText({ model, prompt: "Say hello.", maxRetries: 0 }).textStream) text += piece;
+  same(text, "Hello, nice to see you.");
+}));
+test("responses API: tools, results sent back as references (steps)", responding(async (model) => {
+  const prompt = "What is the weather in Paris?";
+  const answer = await generateText({ model, prompt, tools: { get_weather: weather }, stopWhen: stepCountIs(3), maxRetries: 0 });
+  same([answer.text, answer.steps.length], ["It is 21 degrees in Paris.", 2]);
+}));
+test("responses API: tools, streamed", responding(async (model) => {
+  const prompt = "What is the weather in Paris and in Rome?";
+  const stream = streamText({ model, prompt, tools: { get_weather: weather }, stopWhen: stepCountIs(3), maxRetries: 0 });
+  for await (const part of stream.fullStream) if (part.type === "error") throw part.error;
+  same([await stream.text, (await stream.steps).length], ["It is 21 degrees in Paris and 24 in Rome.", 2]);
+}));
+test("responses API: generateObject", responding(async (model) =>
+  same((await generateObject({ model, schema: booking, prompt: "Book a table for four, Anna.", maxRetries: 0 })).object, { name: "Anna", party: 4 })));
+test("responses API: reasoning sent back", responding(async (model) => {
+  const messages = [{ role: "user", content: "Think: two and two?" }];
+  const answer = await generateText({ model, messages, maxRetries: 0 });
+  same(answer.text, "Four.");
+  await generateText({ model, messages: [...messages, ...answer.response.messages, { role: "user", content: "Say hello." }], maxRetries: 0 });
+}));
 test("a stream that the client leaves", async () => {
   const leaving = new AbortController();
   const stream = streamText({ model, prompt: "Count.", abortSignal: leaving.signal, maxRetries: 0 });

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from contracts.errors import InvalidRequest
 from contracts.ids import (
     NUM_ROUTES,
+    completion_id_of,
     is_stored,
     new_completion_id,
     parse_sample_key,
+    response_id_of,
     route_of,
     route_of_text,
     sample_key,
@@ -30,6 +32,17 @@ def test_ids_are_unique_and_sort_by_time() -> None:
     assert len(set(first)) == 1000
     time.sleep(0.002)
     assert max(first)[:22] <= new_completion_id()[:22]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_response_and_its_completion_are_found_from_each_other(stored: bool) -> None:
+    completion_id = new_completion_id(stored=stored)
+    response_id = response_id_of(completion_id)
+
+    assert response_id == f"resp_{completion_id.removeprefix('chatcmpl-')}"
+    assert completion_id_of(response_id) == completion_id_of(completion_id) == completion_id
+    for text in ("", "resp_", "resp_x", f"{response_id}x", f"resp_{response_id}", f"msg_{response_id[5:]}"):
+        assert completion_id_of(text) == text
 
 
 @given(st.text(min_size=1, max_size=40))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidRequest, NotStored
-from contracts.ids import new_completion_id
+from contracts.ids import new_completion_id, response_id_of
 from contracts.ledger import rejection_counts, signal_counts
 from contracts.records import encode
 from contracts.tables import generation, received_signal
@@ -46,6 +46,18 @@ def test_an_item_about_an_answer_that_is_not_kept_says_so_whatever_else_is_wrong
     with pytest.raises(NotStored, match="store=false") as refused:
         read_item(item, TASKS, "default", NOW)
     assert (refused.value.status, refused.value.code, refused.value.param) == (422, "not_stored", "completion_id")
+
+
+def test_an_answer_may_be_named_by_the_id_of_its_response() -> None:
+    completion_id = new_completion_id()
+    read, again = (
+        read_item({"completion_id": given, "name": "accepted", "value": True, "id": "i"}, TASKS, "default", NOW)
+        for given in (response_id_of(completion_id), completion_id)
+    )
+    assert read.signal.completion_id == completion_id
+    assert read == again
+    with pytest.raises(NotStored):
+        read_item({"completion_id": response_id_of(UNKEPT)}, TASKS, "default", NOW)
 
 
 def test_it_is_refused_alone_counted_and_written_nowhere(feedback: Feedback, database: Database) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from contracts.sampling import Span
 from services.inference.answer import Choice, Delta, StopFinder, merged
 from services.inference.engine.wire import Piece, SampledToken
-from services.inference.parts import AnswerPart, CallPart, Detokenizer, PlainParser
+from services.inference.parts import NOTHING, AnswerPart, CallPart, Detokenizer, PlainParser
 from tests.unit.services.inference.world import END, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -131,6 +131,15 @@ def test_reasoning_and_calls_are_kept_apart_from_content() -> None:
     ]
     assert second.text == "s"
     assert "".join(part.arguments for part in second.calls) == '{"x": 1}{}'
+    assert (choice.num_reasoning, choice.said) == (1, [(1, 2)])
+
+
+def test_tokens_that_are_not_text_yet_belong_to_what_they_become() -> None:
+    parser = Scripted(NOTHING, AnswerPart(reasoning="hm"), NOTHING, NOTHING, AnswerPart("é"), NOTHING, AnswerPart())
+    choice = Choice(0, parser, [])
+    choice.add(Piece(tokens_of("abcdef"), [Span(0, 1)], "stop"))
+
+    assert (choice.num_reasoning, choice.said) == (2, [(2, 5)])
 
 
 def test_a_stop_string_ends_an_answer_before_what_comes_after_it() -> None:

@@ -1,0 +1,161 @@
+"""The fields of `POST /v1/responses`, OpenAI's Responses API: served, without effect, or refused by name.
+
+`responses_requests.py` reads them, `responses_items.py` the items of `input`. The rest is as in `services/inference/fields.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from operator import attrgetter
+from typing import Annotated, Any
+
+import msgspec
+
+from contracts.errors import Unsupported
+from services.inference.fields import StreamOptions, is_neutral
+from services.inference.formats import Json
+
+MAX_ITEMS = 4096
+LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+INCLUDED = (
+    LOGPROBS, ENCRYPTED, "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
+    "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+)  # fmt: skip
+"""Values of `include`. Those after the first two add to items that no answer has."""
+HARMLESS = (
+    "max_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier",
+)  # fmt: skip
+"""Accepted with any value: they are about speed, price, caches, or calls of tools that the server runs."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "access_programs": ({},),
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "image": ({},),
+    "moderation": (),
+    "prompt": (),
+    "truncation": ("disabled",),
+}
+"""Not served; accepted with null or one of these values, which change nothing."""
+
+
+class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the text of an answer must look like."""
+
+    type: str
+    """`text`, `json_object` or `json_schema`."""
+    name: str | None = None
+    schema: Json = msgspec.UNSET
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The form of the text of an answer."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+    """Not served; `medium` is accepted."""
+
+
+class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the policy should reason."""
+
+    effort: str | None = None
+    """A variable of the chat template; a template without it takes `medium` alone."""
+    summary: str | None = None
+    """Reasoning comes back as it is, without a summary; `auto` is accepted."""
+    generate_summary: str | None = None
+    """The old name of `summary`."""
+    context: str | None = None
+    """The chat template decides; `auto` is accepted."""
+    mode: str | None = None
+    """Not served; `standard` is accepted."""
+
+
+class ResponsesFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that are served, in the form in which callers send them."""
+
+    model: str
+    input: str | Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_ITEMS)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    include: list[str] | None = None
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    # Beyond OpenAI's, with the meaning that they have in chats.
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+    return_token_ids: bool | None = None
+
+
+ResponsesBody: Any = msgspec.defstruct(
+    "ResponsesBody",
+    [(name, Json, msgspec.UNSET) for name in (*HARMLESS, *NEUTRAL)],
+    bases=(ResponsesFields,),
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+)
+"""All known fields; those that are not served stay undecoded."""
+STRUCTS = (
+    (re.compile(r""), ResponsesBody),
+    (re.compile(r"stream_options"), StreamOptions),
+    (re.compile(r"text"), TextOptions),
+    (re.compile(r"text\.format"), TextFormat),
+    (re.compile(r"reasoning"), ReasoningOptions),
+)
+_unserved = attrgetter(*NEUTRAL)
+_OPTIONS = {
+    "text.verbosity": ("medium",),
+    "reasoning.summary": ("auto",),
+    "reasoning.generate_summary": ("auto",),
+    "reasoning.context": ("auto",),
+    "reasoning.mode": ("standard",),
+}
+_INSTEAD = {
+    "background": "send `stream` and read the answer as it is made",
+    "context_management": "send a shorter conversation",
+    "conversation": "send `previous_response_id`",
+    "prompt": "send `instructions` and `input`",
+    "truncation": "send a shorter conversation",
+}
+
+
+def check_unserved(body: Any) -> None:
+    """Refuse fields, options and inclusions that are not served and would change the answer.
+
+    Raises:
+        Unsupported: `param` names the field.
+    """
+    for name, content in zip(NEUTRAL, _unserved(body), strict=True):
+        if content is not msgspec.UNSET and not is_neutral(content, NEUTRAL[name]):
+            raise Unsupported(f"`{name}` is not supported; {_INSTEAD.get(name, 'leave it out')}", param=name)
+    for path, values in _OPTIONS.items():
+        part, _, field = path.partition(".")
+        options = getattr(body, part)
+        value = None if options is None else getattr(options, field)
+        if value is not None and value not in values:
+            raise Unsupported(f"`{path}` is not supported; leave it out, or send {values[0]!r}", param=path)
+    for value in body.include or ():
+        if value not in INCLUDED:
+            raise Unsupported(f"include takes {', '.join(INCLUDED)}, not {value[:64]!r}", param="include")

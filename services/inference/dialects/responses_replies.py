@@ -1,0 +1,199 @@
+"""The response to one request of the Responses API, whole or as a stream of events.
+
+The shapes are OpenAI's. Beside its fields stand `completion_id`, `policy_version`, `sampling`, `store` and, if the task asks users for
+feedback, `ask_feedback`; with `return_token_ids` also `prompt_token_ids` and `token_ids`. The last event of a stream is
+`response.completed`, `response.incomplete` or `response.failed`. The error of a failed one stands outside of the response too: SDKs
+look for it there, and raise.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+
+from contracts.errors import MillraceError, RateLimited
+from contracts.ids import response_id_of
+from services.inference.answer import Delta
+from services.inference.completion import Completion
+from services.inference.dialects.responses_items import Item, with_ids
+from services.inference.dialects.responses_kept import KeptResponse, ResponseStore
+from services.inference.dialects.responses_output import Event, ResponseOutput, Status
+from services.inference.dialects.responses_requests import ResponsesRequest, reword
+from services.inference.event_forms import NamedEvents
+from services.inference.formats import ToolChoice
+from services.inference.replies import logprob_of, prompt_ids, token_ids
+from services.inference.requests import ChatRequest
+
+
+class ResponsesReplies(NamedEvents):
+    """See the module and `Replies`.
+
+    Args:
+        completion: the answer while it is made.
+        tokenizer: of the policy.
+        request: what was asked.
+        earlier: items of the conversation that `previous_response_id` names.
+        items: of the request, with those of earlier answers in the places of references.
+        store: where the conversation is kept.
+    """
+
+    def __init__(
+        self,
+        completion: Completion,
+        tokenizer: Tokenizer,
+        *,
+        request: ResponsesRequest,
+        earlier: Sequence[Item],
+        items: Sequence[Item],
+        store: ResponseStore,
+    ) -> None:
+        self._completion, self._plan, [self._choice] = completion, completion.plan, completion.choices
+        self._tokenizer = tokenizer
+        self._request, self._store = request, store
+        self._earlier, self._items = earlier, items
+        self._id = response_id_of(self._plan.completion_id)
+        self._uuid = self._id.partition("_")[2]
+        logprobs_of = self._logprobs if self._plan.request.logprobs else None
+        self._output = ResponseOutput(self._uuid, logprobs_of, packs_reasoning=request.packs_reasoning)
+        self._num_events = 0
+        self._ending: list[Event] | None = None
+        self._ended: dict[str, Any] = {}
+
+    def body(self) -> dict[str, Any]:
+        """See `Replies`."""
+        for delta in self._completion.unread():
+            list(self._output.add(delta))  # its events are for streams
+        self._end()
+        return self._whole()
+
+    def chunks(self, delta: Delta) -> Iterator[Event]:
+        """See `Replies`. The first two events have the response as it begins."""
+        if self._num_events == 0:
+            begun = self._response("in_progress") | {"output": []}
+            yield self._numbered({"type": "response.created", "response": begun})
+            yield self._numbered({"type": "response.in_progress", "response": begun})
+        yield from map(self._numbered, self._output.add(delta))
+
+    def closing(self) -> list[Event]:
+        """See `Replies`."""
+        events = [*self._end(), {"type": f"response.{self._status}", "response": self._whole()}]
+        return list(map(self._numbered, events))
+
+    def failure(self, error: MillraceError) -> Event:
+        """See `Replies`."""
+        reword(error)
+        code = "rate_limit_exceeded" if isinstance(error, RateLimited) else "server_error"
+        told = {"output": self._output.items, "error": {"code": code, "message": error.message}}
+        failed = self._response("failed") | told
+        return self._numbered({"type": "response.failed", "response": failed, **error.as_openai()})
+
+    async def keep(self) -> None:
+        """See `Replies`. An answer that may not be logged is not kept for later requests either."""
+        if not self._plan.logged:
+            return
+        self._end()
+        own, output = with_ids(self._items, self._uuid), self._output.items
+        kept = KeptResponse([*self._earlier, *own, *output], len(output), self._ended)
+        await self._store.write(self._plan.tenant, self._plan.completion_id, kept)
+
+    @property
+    def _status(self) -> Status:
+        return "incomplete" if self._choice.finish_reason == "length" else "completed"
+
+    def _end(self) -> list[Event]:
+        if self._ending is None:
+            self._ending = list(self._output.end(self._status))
+            self._ended = self._response(self._status)
+        return self._ending
+
+    def _whole(self) -> dict[str, Any]:
+        return self._ended | {"output": self._output.items}
+
+    def _numbered(self, event: Event) -> Event:
+        event["sequence_number"] = self._num_events
+        self._num_events += 1
+        return event
+
+    def _logprobs(self, start: int, end: int) -> list[dict[str, Any]]:
+        said, tokens = self._choice.said, self._choice.tokens
+        first, last = (bisect_right(said, place, key=itemgetter(1)) for place in (start, end))
+        spans = said[first:last]
+        return [logprob_of(token, self._tokenizer) for begin, stop in spans for token in tokens[begin:stop]]
+
+    def _response(self, status: Literal["in_progress", "failed"] | Status) -> dict[str, Any]:
+        """Everything but the output."""
+        plan, request, choice = self._plan, self._plan.request, self._choice
+        has_ended = status in ("completed", "incomplete")
+        response = {
+            "id": self._id,
+            "object": "response",
+            "created_at": int(plan.created_at),
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "background": False,
+            "instructions": self._request.instructions,
+            "max_output_tokens": request.longest,
+            "max_tool_calls": None,
+            "metadata": request.labels,
+            "model": request.model,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": self._request.previous_response_id,
+            "reasoning": {"effort": request.reasoning_effort, "summary": None},
+            "safety_identifier": request.safety_identifier,
+            "service_tier": "default",
+            "store": plan.logged,
+            "temperature": plan.sampling.temperature,
+            "text": {"format": _format_of(request), "verbosity": "medium"},
+            "tool_choice": _choice_of(request.tool_choice) if request.tools else "auto",
+            "tools": [_tool_of(tool["function"]) for tool in request.tools],
+            "top_logprobs": request.top_logprobs or 0,
+            "top_p": plan.sampling.top_p,
+            "truncation": "disabled",
+            "usage": self._usage() if has_ended else None,
+            "user": request.user,
+            "completion_id": plan.completion_id,
+            "policy_version": choice.version,
+            "sampling": plan.sampling,
+        }
+        if (is_asked := plan.ask_feedback) is not None:
+            response["ask_feedback"] = is_asked
+        return response | (prompt_ids(plan) | token_ids(plan, choice.tokens) if has_ended else {})
+
+    def _usage(self) -> dict[str, Any]:
+        num_prompt, num_made = len(self._plan.prompt_ids), len(self._choice.tokens)
+        return {
+            "input_tokens": num_prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": num_made,
+            "output_tokens_details": {"reasoning_tokens": self._choice.num_reasoning},
+            "total_tokens": num_prompt + num_made,
+        }
+
+
+def _tool_of(function: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "description": None, "parameters": None, "strict": False, **function}
+
+
+def _choice_of(choice: ToolChoice) -> Any:
+    told = choice.as_openai()
+    if isinstance(told, str):
+        return told
+    if told["type"] == "function":
+        return {"type": "function", "name": told["function"]["name"]}
+    tools = [{"type": "function", "name": name} for name in choice.names or ()]
+    return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}
+
+
+def _format_of(request: ChatRequest) -> dict[str, Any]:
+    wanted = request.response_format
+    if wanted is None:
+        return {"type": "text"}
+    told = wanted.as_openai()
+    return {"type": told["type"], **told.get("json_schema", {})}

@@ -1,0 +1,124 @@
+"""The routes of OpenAI's Responses API: create, show, list what was answered; the refusal to delete."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from contracts.errors import InvalidRequest, NotFound, Unsupported
+from contracts.ids import response_id_of
+from services.http import InferenceCaller, reply, with_caller
+from services.inference.bounds import MAX_NAME
+from services.inference.dialects.responses_fields import ResponsesBody
+from services.inference.dialects.responses_items import Item, needs_look_up, resolved, turn_of
+from services.inference.dialects.responses_kept import KeptResponse, ResponseStore, why_missing
+from services.inference.dialects.responses_notes import RESPONSES_EXAMPLE, responses_notes
+from services.inference.dialects.responses_replies import ResponsesReplies
+from services.inference.dialects.responses_requests import (
+    ResponsesRequest,
+    in_its_words,
+    parse_responses_request,
+)
+from services.inference.responder import Asked, Responder
+from services.inference.stored.pages import listed, read_limit, read_order
+from services.openapi import takes
+
+_ONE = "/v1/responses/{response_id}"
+
+
+def add_responses_routes(service: FastAPI, responder: Responder, store: ResponseStore) -> None:
+    """Add the routes of the Responses API to an application."""
+    limit = responder.limit
+
+    async def kept_of(tenant: str, response_id: str) -> KeptResponse:
+        found = await store.read(tenant, [response_id])
+        if response_id not in found:
+            raise _missing(response_id, "response_id")
+        return found[response_id]
+
+    @with_caller
+    @takes(ResponsesBody, notes=responses_notes(), example=RESPONSES_EXAMPLE)
+    async def create_response(client: Request, caller: InferenceCaller) -> Response:
+        """Answer a conversation, as OpenAI's Responses.
+
+        It is answered, logged and limited like a chat. Feedback takes the response's id, or its `completion_id`.
+        """
+
+        async def read(body: bytes) -> Asked:
+            request = parse_responses_request(body)
+            earlier, items = await _conversation(request, caller.tenant, store)
+            replies = partial(ResponsesReplies, request=request, earlier=earlier, items=items, store=store)
+            return Asked(request.lowered([*earlier, *items]), replies)
+
+        with in_its_words():
+            return await responder.respond(client, caller, read)
+
+    service.add_route("/v1/responses", create_response, methods=["POST"])
+
+    @service.get(_ONE)
+    async def retrieve_response(request: Request, response_id: str, caller: InferenceCaller) -> Response:
+        """One response that is kept."""
+        headers = await limit.check(caller)
+        _refuse_parameters(request)
+        kept = await kept_of(caller.tenant, response_id)
+        return reply(kept.response | {"output": kept.output}, headers=headers)
+
+    @service.get(f"{_ONE}/input_items")
+    async def list_input_items(request: Request, response_id: str, caller: InferenceCaller) -> Response:
+        """What a response answers, newest first: the items of its request, and those of earlier responses before them."""
+        headers = await limit.check(caller)
+        _refuse_parameters(request, "after", "limit", "order")
+        asked = request.query_params
+        num, is_newest_first = read_limit(asked.get("limit")), read_order(asked.get("order", "desc"))
+        items = (await kept_of(caller.tenant, response_id)).input
+        return reply(_page(items[::-1] if is_newest_first else items, asked.get("after"), num), headers=headers)
+
+    @service.delete(_ONE)
+    async def delete_response(response_id: str, caller: InferenceCaller) -> Response:
+        """Refused: answers are deleted with their day."""
+        await limit.check(caller)
+        await kept_of(caller.tenant, response_id)
+        raise Unsupported(
+            "a single response cannot be deleted, because its answer is logged; answers are deleted with their day, see `retention` "
+            "in docs/operating.md, and requests with store=false are never kept",
+            param="response_id",
+        )
+
+
+async def _conversation(request: ResponsesRequest, tenant: str, store: ResponseStore) -> tuple[list[Item], list[Item]]:
+    """The items before those of a request, and its own, without references.
+
+    Raises:
+        NotFound: the previous response or an item is not kept; `param` names the field.
+    """
+    previous, looked_up = request.previous_response_id, [item for item in request.items if needs_look_up(item)]
+    wanted = {response_id_of(answer) for item in looked_up if (answer := turn_of(item)) is not None}
+    if previous is None and not looked_up:
+        return [], request.items
+    kept = await store.read(tenant, wanted | ({previous} if previous is not None else set()))
+    if previous is not None and previous not in kept:
+        raise _missing(previous, "previous_response_id")
+    found = {item["id"]: item for response in kept.values() for item in response.output}
+    return ([] if previous is None else kept[previous].items), resolved(request.items, found)
+
+
+def _missing(response_id: str, param: str) -> NotFound:
+    return NotFound(f"there is no response {response_id[:MAX_NAME]!r} here; {why_missing(response_id)}", param=param)
+
+
+def _refuse_parameters(request: Request, *served: str) -> None:
+    for name in request.query_params:
+        if name not in served:
+            known = f"there are {', '.join(served)}" if served else "there is none"
+            raise Unsupported(f"`{name[:MAX_NAME]}` is not a parameter here; {known}", param=name[:MAX_NAME])
+
+
+def _page(items: list[Item], after: str | None, num: int) -> dict[str, Any]:
+    start = 0
+    if after is not None:
+        start = next((place + 1 for place, item in enumerate(items) if item["id"] == after), -1)
+        if start < 0:
+            raise InvalidRequest("after is the id of an item of this response", param="after")
+    return listed(items[start : start + num], has_more=start + num < len(items))

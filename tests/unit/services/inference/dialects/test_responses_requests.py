@@ -1,0 +1,267 @@
+"""Bodies of the Responses API: every field is decided about, items become the messages of a chat, refusals name their place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from openai.types.responses import response_create_params
+
+from contracts.errors import InvalidRequest, MillraceError, NotFound, Unsupported
+from contracts.ids import new_completion_id, response_id_of
+from services.inference.dialects.responses_fields import HARMLESS, INCLUDED, NEUTRAL, ResponsesFields
+from services.inference.dialects.responses_items import packed_reasoning, resolved, with_ids
+from services.inference.dialects.responses_requests import ResponsesRequest, in_its_words, parse_responses_request
+
+GOOD: dict[str, Any] = {"model": "demo", "input": "hi"}
+TOOL = {"type": "function", "name": "f", "description": "It does.", "parameters": {"type": "object"}, "strict": False}
+UUID = response_id_of(new_completion_id()).removeprefix("resp_")
+
+
+def parse(**changes: Any) -> ResponsesRequest:
+    return parse_responses_request(json.dumps(GOOD | changes).encode())
+
+
+def messages_of(*items: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+    request = parse(input=list(items), **changes)
+    return request.lowered(request.items).messages
+
+
+def call(name: str = "f", **fields: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": f"call_{name}", "name": name, "arguments": "{}", **fields}
+
+
+def told(name: str = "f") -> dict[str, Any]:
+    return {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+
+def says(role: str, text: str, **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": text, **fields}
+
+
+def thinks(text: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}], **fields}
+
+
+def test_every_field_of_the_sdk_is_decided_about() -> None:
+    known = {
+        *get_type_hints(response_create_params.ResponseCreateParamsNonStreaming),
+        *get_type_hints(response_create_params.ResponseCreateParamsStreaming),
+    }
+    served = {*ResponsesFields.__struct_fields__}
+
+    assert known <= served | {*HARMLESS} | {*NEUTRAL}
+    assert len(served) + len(HARMLESS) + len(NEUTRAL) == len(served | {*HARMLESS} | {*NEUTRAL})
+
+
+def test_the_page_names_every_field() -> None:
+    page = Path("docs/dialects.md").read_text()
+    for name in (*ResponsesFields.__struct_fields__, *HARMLESS, *NEUTRAL):
+        assert f"`{name}`" in page, name
+
+
+@pytest.mark.parametrize(
+    ("items", "messages"),
+    [
+        ([says("user", "a"), says("developer", "b")], [says("user", "a"), says("developer", "b")]),
+        (
+            [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]}],
+            [says("user", "a\nb")],
+        ),
+        (
+            [thinks("hm"), says("assistant", "b"), call(), call("g")],
+            [says("assistant", "b", reasoning_content="hm", tool_calls=[told(), told("g")])],
+        ),
+        (
+            [call(), {"type": "function_call_output", "call_id": "call_f", "output": "21"}, says("assistant", "b")],
+            [
+                {"role": "assistant", "tool_calls": [told()]},
+                {"role": "tool", "content": "21", "tool_call_id": "call_f"},
+                says("assistant", "b"),
+            ],
+        ),
+        ([says("assistant", "a"), says("assistant", "b")], [says("assistant", "a"), says("assistant", "b")]),
+        ([call(), says("assistant", "b")], [{"role": "assistant", "tool_calls": [told()]}, says("assistant", "b")]),
+        (
+            [call(id=f"fc_{UUID}_0"), says("assistant", "b", id=f"msg_{UUID}_1")],
+            [says("assistant", "b", tool_calls=[told()])],
+        ),
+        (
+            [
+                says("assistant", "a", id=f"msg_{UUID}_0"),
+                thinks("hm", id=f"rs_{UUID}_1"),
+                says("assistant", "b", id=f"msg_{UUID}_2"),
+            ],
+            [says("assistant", "ab", reasoning_content="hm")],
+        ),
+        (
+            [says("assistant", "a", id=f"msg_{UUID}_0"), says("assistant", "b", id=f"msg_{UUID[:-1]}x_0")],
+            [says("assistant", "a"), says("assistant", "b")],
+        ),
+        ([thinks("hm"), says("user", "b")], [says("assistant", "", reasoning_content="hm"), says("user", "b")]),
+        (
+            [
+                {"type": "reasoning", "summary": [], "encrypted_content": packed_reasoning("hm é")},
+                says("assistant", "b"),
+            ],
+            [says("assistant", "b", reasoning_content="hm é")],
+        ),
+        (
+            [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}, says("assistant", "b")],
+            [says("assistant", "b", reasoning_content="hm")],
+        ),
+        (
+            [says("user", "a", phase=None), {**says("user", []), "status": "completed"}],
+            [says("user", "a"), says("user", "")],
+        ),
+    ],
+)
+def test_items_become_messages(items: list[dict[str, Any]], messages: list[dict[str, Any]]) -> None:
+    assert messages_of(*items) == messages
+
+
+def test_a_text_is_a_users_and_instructions_stand_before_everything() -> None:
+    request = parse(instructions="Be brief.")
+    assert request.lowered(request.items).messages == [says("system", "Be brief."), says("user", "hi")]
+    assert messages_of(says("system", "x"), instructions="") == [says("system", "x")]
+
+
+def test_items_that_are_kept_make_the_same_messages_again() -> None:
+    items = [says("assistant", "a"), says("assistant", "b"), thinks("hm"), call(), says("user", "c")]
+    request = parse(input=items)
+    kept = with_ids(request.items, UUID)
+
+    assert request.lowered(kept) == request.lowered(request.items)
+    assert len({item["id"] for item in kept}) == len(items)
+
+
+def test_references_stand_for_items_that_are_kept() -> None:
+    item = {
+        "id": f"msg_{UUID}_0",
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "a"}],
+    }
+    sent = parse(input=[{"id": item["id"]}, {"type": "reasoning", "id": "rs_lost", "summary": []}]).items
+
+    assert resolved(sent, {item["id"]: item}) == [item]
+    with pytest.raises(NotFound, match="there is no item") as refused:
+        resolved(sent, {})
+    assert refused.value.param == "input[0].id"
+
+
+def test_options_are_those_of_chats() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    chat = parse(
+        max_output_tokens=7,
+        reasoning={"effort": "high", "summary": "auto"},
+        text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}, "verbosity": "medium"},
+        tools=[TOOL],
+        tool_choice={"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
+        parallel_tool_calls=False,
+        include=[*INCLUDED],
+        top_logprobs=3,
+        temperature=0.5,
+        metadata={"task": "t"},
+        store=False,
+        stream=True,
+        user="u",
+    ).chat
+
+    assert (chat.longest, chat.reasoning_effort, chat.parallel_tool_calls) == (7, "high", False)
+    assert chat.response_format is not None
+    assert (chat.response_format.name, chat.response_format.schema) == ("n", schema)
+    assert chat.tools == [{"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}]
+    assert (chat.tool_choice.mode, chat.tool_choice.names) == ("required", ("f",))
+    assert (chat.logprobs, chat.top_logprobs, chat.temperature) == (True, 3, 0.5)
+    assert (chat.labels, chat.store, chat.stream, chat.person) == ({"task": "t"}, False, True, "u")
+    assert parse(tools=[TOOL], tool_choice={"type": "function", "name": "f"}).chat.tool_choice.names == ("f",)
+    assert parse(text={"format": {"type": "text"}}).chat.response_format is None
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_what_changes_nothing_is_accepted_and_what_would_is_refused(name: str) -> None:
+    for value in (None, *NEUTRAL[name]):
+        assert parse(**{name: value}) == parse()
+    with pytest.raises(Unsupported, match=f"`{name}` is not supported") as refused:
+        parse(**{name: {"id": "x"}})
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_cannot_change_an_answer_is_accepted_whatever_it_says(name: str) -> None:
+    for value in (None, 3, "flex", {"mode": "explicit"}):
+        assert parse(**{name: value}) == parse()
+
+
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "param"),
+    [
+        ({"input": None}, "invalid_request", "input"),
+        ({"input": [says("user", "x")] * 4097}, "invalid_request", "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}] * 5000}]}, "invalid_request", "input"),
+        ({"input": [says("tool", "x")]}, "invalid_request", "input[0].role"),
+        ({"input": [says("user", "x", nam="y")]}, "unsupported_parameter", "input[0].nam"),
+        ({"input": [says("user", 3)]}, "invalid_request", "input[0].content"),
+        ({"input": [{"role": "user"}]}, "invalid_request", "input[0].content"),
+        ({"input": ["x"]}, "invalid_request", "input[0]"),
+        ({"input": [says("user", [IMAGE])]}, "unsupported_parameter", "input[0].content[0].type"),
+        ({"input": [says("user", [{"type": "input_file", "file_id": "f"}])]}, "unsupported_parameter", "input[0].content[0].type"),
+        ({"input": [says("assistant", [{"type": "refusal", "refusal": "no"}])]}, "unsupported_parameter", "input[0].content[0].type"),
+        ({"input": [{"type": "computer_call_output", "call_id": "c"}]}, "unsupported_parameter", "input[0].type"),
+        ({"input": [{"type": "mcp_call"}]}, "unsupported_parameter", "input[0].type"),
+        ({"input": [{"type": "custom_tool_call"}]}, "unsupported_parameter", "input[0].type"),
+        ({"input": [call(arguments={})]}, "invalid_request", "input[0].arguments"),
+        ({"input": [call(namespace="n")]}, "unsupported_parameter", "input[0].namespace"),
+        ({"input": [call(**{"async": True})]}, "unsupported_parameter", "input[0].async"),
+        ({"input": [call(caller={"type": "program"})]}, "unsupported_parameter", "input[0].caller"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "invalid_request", "input[0].call_id"),
+        ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}]}, "invalid_request", "input[0].encrypted_content"),
+        ({"tools": [{"type": "web_search"}]}, "unsupported_parameter", "tools[0].type"),
+        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "unsupported_parameter", "tools[0].type"),
+        ({"tools": [{"type": "custom", "name": "x"}]}, "unsupported_parameter", "tools[0].type"),
+        ({"tools": [TOOL | {"name": "a b"}]}, "invalid_request", "tools[0].name"),
+        ({"tools": [TOOL | {"parameters": []}]}, "invalid_schema", "tools[0].parameters"),
+        ({"tools": [TOOL | {"defer_loading": True}]}, "unsupported_parameter", "tools[0].defer_loading"),
+        ({"tools": [TOOL | {"param": {}}]}, "unsupported_parameter", "tools[0].param"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_parameter", "tools[0].function"),
+        ({"tool_choice": "required"}, "invalid_request", "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "unsupported_parameter", "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "invalid_request", "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "invalid_schema", "text.format"),
+        ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "invalid_request", "text.format.name"),
+        ({"text": {"format": {"type": "grammar"}}}, "unsupported_parameter", "text.format.type"),
+        ({"text": {"verbosity": "high"}}, "unsupported_parameter", "text.verbosity"),
+        ({"reasoning": {"summary": "detailed"}}, "unsupported_parameter", "reasoning.summary"),
+        ({"reasoning": {"effort": "lots"}}, "invalid_request", "reasoning.effort"),
+        ({"reasoning": {"mode": "pro"}}, "unsupported_parameter", "reasoning.mode"),
+        ({"max_output_tokens": 0}, "invalid_request", "max_output_tokens"),
+        ({"top_logprobs": 3}, "invalid_request", "top_logprobs"),
+        ({"include": ["everything"]}, "unsupported_parameter", "include"),
+        ({"background": True}, "unsupported_parameter", "background"),
+        ({"conversation": "conv_1"}, "unsupported_parameter", "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "unsupported_parameter", "prompt"),
+        ({"truncation": "auto"}, "unsupported_parameter", "truncation"),
+        ({"messages": []}, "unsupported_parameter", "messages"),
+        ({"max_tokens": 3}, "unsupported_parameter", "max_tokens"),
+        ({"metadata": {"a\0": "b"}}, "invalid_request", "metadata"),
+        ({"pad": "x" * 2**18}, "invalid_request", None),
+        ({"temperature": 3}, "invalid_request", "temperature"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served_is_refused_by_name(changes: dict[str, Any], code: str, param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as refused, in_its_words():
+        parse(**changes)
+    assert (refused.value.code, refused.value.param) == (code, param)
+
+
+def test_refusals_of_chats_are_told_in_the_words_of_responses() -> None:
+    error = MillraceError("max_completion_tokens exceeds what messages leave", param="messages[3].content")
+    with pytest.raises(MillraceError), in_its_words():
+        raise error
+    assert (error.message, error.param) == ("max_output_tokens exceeds what messages leave", "input")
