@@ -9,12 +9,26 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize")
+ROUTES = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+)
 _ODD: tuple[Any, ...] = (
     None, True, 0, -1, 2**63, 1e308, "", "x", "\0", "\ud800", [], [[]], [None], [{}], {}, {"": None}, {"type": "x"},
     {"type": "function"}, "x" * 70_000,
 )  # fmt: skip
 _DEEP = 1000
+_HI = [{"role": "user", "content": "hi"}]
+_BASES: Mapping[str, Mapping[str, Any]] = {
+    "/v1/completions": {"max_tokens": 2, "prompt": "hi"},
+    "/v1/responses": {"max_output_tokens": 2, "input": "hi"},
+    "/tokenize": {"messages": _HI},
+}
+"""By route: the rest of a small good body, where it is not a chat's."""
 _SCHEMA, _ARGUMENTS = "<a schema of 1,000 levels>", "<arguments of 1,000 levels>"
 """What stands for them until the body is written: Python's own writer cannot nest that deep."""
 
@@ -33,8 +47,7 @@ def bad_requests(model: str, document: Mapping[str, Any]) -> Iterator[BadRequest
     for path in ROUTES:
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         shape = content["schema"]["$ref"].rpartition("/")[2]
-        base: dict[str, Any] = {"model": model} | ({} if path == "/tokenize" else {"max_tokens": 2})
-        base |= {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
+        base = {"model": model, **_BASES.get(path, {"max_tokens": 2, "messages": _HI})}
         for name, body in _not_json(base):
             yield BadRequest(name, path, body)
         for field in document["components"]["schemas"][shape]["properties"]:
@@ -43,6 +56,9 @@ def bad_requests(model: str, document: Mapping[str, Any]) -> Iterator[BadRequest
     for name, changes in _bad_chats():
         base = {"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
         yield BadRequest(name, "/v1/chat/completions", _bytes(base | changes))
+    for name, changes in _bad_responses():
+        base = {"model": model, "max_output_tokens": 2, "input": "hi"}
+        yield BadRequest(name, "/v1/responses", _bytes(base | changes))
     for name, changes in _bad_messages():
         base = {"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
         yield BadRequest(name, "/v1/messages", _bytes(base | changes))
@@ -140,6 +156,20 @@ def _bad_chats() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "an image", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": _ARGUMENTS}}
     yield "arguments: 1,000 levels", {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
+
+
+def _bad_responses() -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "deep schema of a format", {"text": {"format": {"type": "json_schema", "name": "n", "schema": _SCHEMA}}}
+    yield "deep schema of a tool", {"tools": [{"type": "function", "name": "f", "parameters": _SCHEMA}]}
+    yield "deep item", {"input": [_SCHEMA]}
+    yield "deep annotations", {"input": [{"role": "user", "content": [{"type": "input_text", "annotations": _SCHEMA}]}]}
+    yield "deep tool_choice", {"tool_choice": _SCHEMA}
+    yield "too many items", {"input": _HI * 5000}
+    yield "too many parts", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}] * 9000}]}
+    yield "a reference to nothing", {"input": [{"type": "item_reference", "id": "msg_\0"}]}
+    yield "a previous response with a NUL", {"previous_response_id": "resp_\0"}
+    yield "reasoning of another server", {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}]}
+    yield "a call without a name", {"input": [{"type": "function_call", "call_id": "c", "arguments": "{}"}]}
 
 
 def _bad_messages() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -48,7 +48,7 @@ class ItemCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parsed_arguments: Json = msgspec.UNSET
 
 
-class ItemResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ItemCallResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The result of a call."""
 
     type: str

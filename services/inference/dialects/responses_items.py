@@ -2,7 +2,7 @@
 
 In: JSON of a caller. Out: items in the API's own form, with only the fields that mean something; the same form in which items are
 kept for `previous_response_id` and shown. An item of the kind `item_reference`, or one of reasoning without text, stands for an item
-of an earlier answer, which `resolved` puts in its place.
+of an earlier answer, which `resolved` finds.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from services.http import read_json
 from services.inference.bounds import MAX_NAME
 from services.inference.dialects.responses_forms import (
     ItemCall,
+    ItemCallResult,
     ItemMessage,
     ItemPart,
     ItemReasoning,
     ItemReference,
-    ItemResult,
 )
 from services.inference.fields import MAX_PARTS, explain
 
@@ -82,7 +82,7 @@ def needs_look_up(item: Mapping[str, Any]) -> bool:
 
 
 def resolved(items: Sequence[Item], found: Mapping[str, Item]) -> list[Item]:
-    """The items, with those of earlier answers (`found`, by id) in the places of what stands for them.
+    """The items, where those of earlier answers (`found`, by id) replace their references.
 
     Reasoning without text that is not found any more is left out: it has nothing to say.
 
@@ -150,14 +150,14 @@ def _read_call(raw: msgspec.Raw, where: str) -> Item:
 
 
 def _read_result(raw: msgspec.Raw, where: str) -> Item:
-    sent: ItemResult = read_part(ItemResult, raw, where)
+    sent: ItemCallResult = read_part(ItemCallResult, raw, where)
     _check_direct(sent, where)
     output = "\n".join(_texts(sent.output, f"{where}.output"))
     result = {"type": "function_call_output", "call_id": sent.call_id, "output": output, "status": "completed"}
     return _with_id(result | ({} if sent.name is None else {"name": sent.name}), sent.id)
 
 
-def _check_direct(sent: ItemCall | ItemResult, where: str) -> None:
+def _check_direct(sent: ItemCall | ItemCallResult, where: str) -> None:
     if sent.namespace is not None:
         raise Unsupported(f"`{where}.namespace` is not supported; leave it out", param=f"{where}.namespace")
     caller = sent.caller

@@ -48,7 +48,7 @@ class _Turn:
             return answer == self._answer
         if item["type"] == "message":
             return not self._texts and not self._calls
-        return item["type"] == "function_call"
+        return bool(item["type"] == "function_call")
 
     def add(self, item: Item) -> None:
         """Append an item."""

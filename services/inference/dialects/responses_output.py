@@ -7,7 +7,8 @@ same additions, so both are equal. One item is open at a time: another kind of a
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from services.inference.answer import Delta
 from services.inference.dialects.responses_items import Item, packed_reasoning
@@ -20,7 +21,8 @@ _PREFIXES: dict[Kind, str] = {"message": "msg", "reasoning": "rs", "function_cal
 _PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
-class _Open(NamedTuple):
+@dataclass(frozen=True)
+class _Open:
     """The item that grows."""
 
     kind: Kind
@@ -112,7 +114,7 @@ class ResponseOutput:
         item_id = f"{_PREFIXES[kind]}_{self._answer}_{index}"
         head = {"id": item_id, "type": kind, **fields}
         self._open = opened = _Open(kind, item_id, index, head, [], [], call)
-        empty = {"arguments": ""} if kind == "function_call" else {"content": []}
+        empty: Item = {"arguments": ""} if kind == "function_call" else {"content": []}
         item = {**head, "status": "in_progress", **empty}
         yield {"type": "response.output_item.added", "output_index": index, "item": item}
         if kind != "function_call":

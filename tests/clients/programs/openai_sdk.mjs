@@ -210,8 +210,8 @@ test("responses API: retrieve, input items", async () => {
 });
 test("responses API: feedback by its id", async () => {
   const answer = await respond("Say hello.");
-  const taken = await client.post("/feedback", { body: { name: "accepted", value: true, completion_id: answer.id } });
-  same(taken.completion_id, answer.completion_id);
+  const { id } = await client.post("/feedback", { body: { name: "accepted", value: true, completion_id: answer.id } });
+  same((await client.get(`/feedback/${id}`)).completion_id, answer.completion_id);
 });
 test("responses API: hosted tool", () => respond("Say hello.", { tools: [{ type: "web_search" }] }));
 test("idempotency key", async () => {

@@ -416,7 +416,8 @@ def responses_feedback() -> None:
     answer = responses.create(model=MODEL, input="Say hello.")
     signal = {"name": "accepted", "value": True, "completion_id": answer.id}
     taken: Any = client.post("/feedback", cast_to=object, body=signal)
-    same(taken["completion_id"], answer.completion_id)
+    kept: Any = client.get(f"/feedback/{taken['id']}", cast_to=object)
+    same(kept["completion_id"], answer.completion_id)
 
 
 @case("responses API: hosted tool")

@@ -199,7 +199,7 @@ def test_a_response_is_shown_with_what_it_answers(inference: Inference) -> None:
     uuid = second.id.removeprefix("resp_")
 
     assert inference.client.responses.retrieve(second.id).to_dict() == second.to_dict()
-    shown = list(inference.client.responses.input_items.list(second.id, order="asc", limit=1))
+    shown: Any = list(inference.client.responses.input_items.list(second.id, order="asc", limit=1))
     assert [(item.id, item.content[0].text) for item in shown] == [
         (f"msg_{first.id.removeprefix('resp_')}_in0", "table for 4"),
         (first.output[0].id, TEXT),

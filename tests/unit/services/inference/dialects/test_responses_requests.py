@@ -37,7 +37,7 @@ def told(name: str = "f") -> dict[str, Any]:
     return {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": "{}"}}
 
 
-def says(role: str, text: str, **fields: Any) -> dict[str, Any]:
+def says(role: str, text: Any, **fields: Any) -> dict[str, Any]:
     return {"role": role, "content": text, **fields}
 
 
@@ -138,7 +138,7 @@ def test_items_that_are_kept_make_the_same_messages_again() -> None:
 
 
 def test_references_stand_for_items_that_are_kept() -> None:
-    item = {
+    item: dict[str, Any] = {
         "id": f"msg_{UUID}_0",
         "type": "message",
         "role": "assistant",
@@ -218,7 +218,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
         ({"input": [{"type": "custom_tool_call"}]}, "unsupported_parameter", "input[0].type"),
         ({"input": [call(arguments={})]}, "invalid_request", "input[0].arguments"),
         ({"input": [call(namespace="n")]}, "unsupported_parameter", "input[0].namespace"),
-        ({"input": [call(**{"async": True})]}, "unsupported_parameter", "input[0].async"),
+        ({"input": [call() | {"async": True}]}, "unsupported_parameter", "input[0].async"),
         ({"input": [call(caller={"type": "program"})]}, "unsupported_parameter", "input[0].caller"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "invalid_request", "input[0].call_id"),
         ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}]}, "invalid_request", "input[0].encrypted_content"),

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.services.inference.conftest import stage
-from tests.unit.services.inference.test_tools import BUNDLED, Serve, Served, serving
+from tests.unit.services.inference.test_tools import BUNDLED, Serve, Served
 from tests.unit.services.inference.tools.samples import TOOLS, WEATHER
 
-__all__ = ["serving", "stage"]
 FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 ASKED = {"role": "user", "content": "weather?"}
 
