@@ -81,6 +81,8 @@ def _keys_of(answer: httpx.Response) -> list[str]:
         return [sample_key(answer.headers["request-id"], 0)]
     if not answer.headers.get("x-request-id", "").startswith("chatcmpl-"):
         return []  # tokens alone
+    if '"object":"response"' in answer.text:
+        return [sample_key(answer.headers["x-request-id"], 0)]
     if answer.headers["content-type"].startswith("text/event-stream"):
         events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
         found: Any = {(event["id"], choice["index"]) for event in events for choice in event["choices"]}

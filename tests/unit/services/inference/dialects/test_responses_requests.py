@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types.responses import response_create_params
 
 from contracts.errors import InvalidRequest, MillraceError, NotFound, Unsupported
@@ -135,6 +137,25 @@ def test_items_that_are_kept_make_the_same_messages_again() -> None:
 
     assert request.lowered(kept) == request.lowered(request.items)
     assert len({item["id"] for item in kept}) == len(items)
+
+
+_SAID = st.sampled_from(["user", "assistant", "system"]).map(lambda role: says(role, role))
+_ITEMS = st.lists(st.one_of(_SAID, st.just(thinks("hm")), st.sampled_from("fg").map(call)), max_size=6)
+_ANSWERS = st.lists(st.sampled_from(["msg", "rs", "fc"]), min_size=1, max_size=4)
+_MADE = {"msg": says("assistant", "a"), "rs": thinks("hm"), "fc": call()}
+
+
+@given(st.lists(st.tuples(_ITEMS, _ANSWERS), min_size=1, max_size=4), _ITEMS)
+def test_a_conversation_is_one_prompt_however_it_comes(turns: list[tuple[Any, list[str]]], last: Any) -> None:
+    kept, sent = list[dict[str, Any]](), list[dict[str, Any]]()
+    for items, kinds in turns:
+        uuid = response_id_of(new_completion_id()).removeprefix("resp_")
+        output = [_MADE[kind] | {"id": f"{kind}_{uuid}_{place}"} for place, kind in enumerate(kinds)]
+        kept += [*with_ids(parse(input=items).items, uuid), *parse(input=output).items]
+        sent += [*items, *output]
+    whole, request = parse(input=[*sent, *last]), parse(input=last)
+
+    assert request.lowered([*kept, *request.items]) == whole.lowered(whole.items)
 
 
 def test_references_stand_for_items_that_are_kept() -> None:
