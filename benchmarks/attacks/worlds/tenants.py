@@ -25,7 +25,7 @@ from benchmarks.paths import EXAMPLE
 from contracts.agent_sessions import SessionBudget, make_session
 from contracts.assignments import LIVE, move
 from contracts.event_log import Message
-from contracts.ids import new_completion_id, route_of
+from contracts.ids import new_completion_id, response_id_of, route_of
 from contracts.keys import Role, check_key, create_key
 from contracts.records import (
     Generation,
@@ -144,7 +144,7 @@ def target_of(world: World, route: Route) -> str:
         KeyError: a parameter that this world has no value for: add one.
     """
     values = {"signal_id": SIGNAL_ID, "name": POLICY, "version": "0", "completion_id": world.answers[0], "choice": "0"}
-    values |= {"path": "page.js", "session_id": world.session}
+    values |= {"path": "page.js", "session_id": world.session, "response_id": response_id_of(world.answers[0])}
     return re.sub(r"\{(\w+)(?::\w+)?\}", lambda found: values[found[1]], route.path)
 
 
