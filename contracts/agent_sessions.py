@@ -72,7 +72,8 @@ def make_session(
 
 def get_session(connection: Connection, tenant: str, session_id: str) -> AgentSession:
     """A session of a tenant. Raises NotFound."""
-    row = _row(connection, session_id)
+    # A text that is not an id is in no table, and the database may refuse it in a query.
+    row = _row(connection, session_id) if session_id.isalnum() else None
     if row is None or row.tenant != tenant:
         raise NotFound(f"there is no session {session_id[:64]!r} with a key of its own here", param="session_id")
     return AgentSession(
@@ -134,6 +135,7 @@ def spend_tokens(connection: Connection, session_id: str, num: int) -> None:
 
 def end_session(connection: Connection, tenant: str, session_id: str, now: float) -> AgentSession:
     """End a session; ending it again changes nothing. Raises NotFound."""
+    get_session(connection, tenant, session_id)
     table = agent_session.c
     mine = (table.id == session_id, table.tenant == tenant, table.ended_at.is_(None))
     connection.execute(update(agent_session).where(*mine).values(ended_at=now))

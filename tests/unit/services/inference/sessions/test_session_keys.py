@@ -183,7 +183,9 @@ def test_another_tenant_sees_nothing(inference: Inference, database: Database) -
         stranger = create_key(connection, "app", "stranger")
     for method in ("GET", "DELETE"):
         assert call(inference, method, f"/{made['id']}", stranger).status_code == 404
-    assert call(inference, "GET", "/nobody").status_code == 404
+    for method in ("GET", "DELETE"):
+        assert call(inference, method, "/nobody").status_code == 404
+        assert call(inference, method, "/a%00b").status_code == 404
 
 
 def test_sessions_that_are_long_over_are_forgotten(inference: Inference, database: Database) -> None:
