@@ -203,6 +203,7 @@ def test_init_is_called_as_the_command_line_has_it() -> None:
     assert told["--database"] == f"postgresql+psycopg://{login}@postgres/{postgres['POSTGRES_DB']}"
 
 
+@pytest.mark.slow
 def test_init_works_with_what_the_image_gets(tmp_path: Path) -> None:
     """The Dockerfile's files, the example as it is mounted, the options but for the servers: init makes a home."""
     for source, target in copied():

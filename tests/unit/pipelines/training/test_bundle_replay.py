@@ -167,6 +167,7 @@ def test_a_bundle_needs_no_home(made: Path, poisoned: Path, tmp_path: Path) -> N
     assert replay_bundle(poisoned, base=str(base)).is_same
 
 
+@pytest.mark.slow
 def test_after_a_restart_and_a_new_checkpoint_the_bundle_still_leads_to_its_weights(world: World) -> None:
     trainer = warmed(world)
     for seed in (50, 51):  # twice: the journal continues one of an earlier epoch
