@@ -16,7 +16,9 @@ template            the chat template cannot render the new messages behind an a
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections import Counter
+from collections.abc import Collection
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -38,6 +40,44 @@ Branch = Literal[
     "template",
 ]
 BRANCHES: tuple[str, ...] = get_args(Branch)
+
+
+class CountedCall(NamedTuple):
+    """A logged call, and its lengths in tokens."""
+
+    key: str
+    turn: SessionTurn
+    num_prompt: int
+    num_sampled: int
+
+
+class RowCount(NamedTuple):
+    """What the calls of one session, or of many, come to. A row is a call with all that it goes on from."""
+
+    calls: int
+    rows: int
+    """Calls that no other call goes on from."""
+    branches: dict[str, int]
+    """Calls by why they begin a branch; a linear session has one, its `first`."""
+    tokens_apart: int
+    """Of one row per call."""
+    tokens_together: int
+    """Where each token that a call has in common with its parent counts once."""
+
+    @property
+    def saved(self) -> float:
+        """The share of tokens that need not be computed."""
+        return 1.0 - self.tokens_together / self.tokens_apart if self.tokens_apart else 0.0
+
+
+def count_rows(calls: Collection[CountedCall]) -> RowCount:
+    """Rows, branches and tokens. A parent that is not among `calls` shares nothing."""
+    known = {call.key for call in calls}
+    apart = sum(call.num_prompt + call.num_sampled for call in calls)
+    shared = sum(call.turn.parent_tokens for call in calls if call.turn.parent in known)
+    gone_on = {call.turn.parent for call in calls if not call.turn.branch}
+    branches = Counter(call.turn.branch for call in calls if call.turn.branch)
+    return RowCount(len(calls), len(known - gone_on), dict(branches), apart, apart - shared)
 
 
 class SessionTurn(msgspec.Struct, frozen=True):
