@@ -32,6 +32,7 @@ from benchmarks.gateway.world import (
     client_of,
     closed_loop,
     engine_body,
+    mock_engine,
     open_loop,
     running,
 )
@@ -162,7 +163,7 @@ def run(rounds: int, seconds: float, gap: float) -> dict[str, Any]:
         places: dict[str, str | None] = {"embedded": None} | ({"kafka": kafka} if kafka else {})
         name = f"bench-{uuid.uuid4().hex[:8]}"
         worlds = {
-            place: stack.enter_context(running(Path(folder) / place, servers, name, gap))
+            place: stack.enter_context(running(Path(folder) / place, servers, name, engine=mock_engine(gap)))
             for place, servers in places.items()
         }
         peers = [stack.enter_context(running_echo(Path(folder)))]

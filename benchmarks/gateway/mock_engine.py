@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import uvloop
@@ -34,23 +35,28 @@ def _event(content: object) -> bytes:
     return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _generation(end: int | None) -> list[bytes]:
-    """`end`: the id of the last token, with which the answer then ends by itself."""
+def generation_of(token_ids: Sequence[int], finish_reason: str) -> list[bytes]:
+    """An answer of these tokens, as it is sent."""
     events = []
-    for place in range(NUM_TOKENS):
-        last = place == NUM_TOKENS - 1
-        token_id = end if last and end is not None else 70 + place
+    for place, token_id in enumerate(token_ids):
+        last = place == len(token_ids) - 1
         choice: dict[str, Any] = {
             "index": 0,
             "token_ids": [token_id],
-            "logprobs": {"content": [{"token_id": token_id, "logprob": -0.125 * place, "top_logprobs": []}]},
-            "finish_reason": None if not last else "length" if end is None else "stop",
+            "logprobs": {"content": [{"token_id": token_id, "logprob": -0.125 * (place % 16), "top_logprobs": []}]},
+            "finish_reason": finish_reason if last else None,
         }
         if place == 0 or last:
             choice["weight_versions"] = [{"version": "v1", "start": 0, "end": place + 1}]
         content = {"request_id": "x", "model": "m", "choices": [choice]}
         events.append(_event(content | ({"system": _SYSTEM} if last else {})))
     return _stream([*events, b"data: [DONE]\n\n"])
+
+
+def _sixteen(end: int | None) -> list[bytes]:
+    """`end`: the id of the last token, with which the answer then ends by itself."""
+    token_ids = [70 + place for place in range(NUM_TOKENS)]
+    return generation_of(token_ids, "length") if end is None else generation_of([*token_ids[:-1], end], "stop")
 
 
 def _chat(stream: bool) -> list[bytes]:
@@ -76,11 +82,16 @@ _CHAT, _CHAT_STREAM = _chat(stream=False), _chat(stream=True)
 
 
 class MockEngine(asyncio.Protocol):
-    """One connection: a request is answered once its body is complete. `gap`: seconds between two events of a stream."""
+    """One connection: a request is answered once its body is complete.
 
-    def __init__(self, gap: float, generation: list[bytes]) -> None:
+    Args:
+        gap: seconds between two events of a stream.
+        generate: the answer to the body of a request for tokens.
+    """
+
+    def __init__(self, gap: float, generate: Callable[[bytes], list[bytes]]) -> None:
         self._gap = gap
-        self._generation = generation
+        self._generate = generate
         self._held = b""
         self._transport: asyncio.Transport | None = None
 
@@ -113,15 +124,14 @@ class MockEngine(asyncio.Protocol):
         if b"/chat/completions" in head:
             return _CHAT_STREAM if b'"stream": true' in body or b'"stream":true' in body else _CHAT
         if b"/generate" in head:
-            return self._generation
+            return self._generate(body)
         return _MODELS if b"/models" in head else _HEALTH
 
 
-async def serve(port: int, gap: float, end: int | None) -> None:
-    """Answer on 127.0.0.1 until cancelled; prints the port once it listens."""
+async def serve(port: int, gap: float, generate: Callable[[bytes], list[bytes]]) -> None:
+    """Answer on 127.0.0.1 until cancelled; prints the port once it listens. See `MockEngine`."""
     loop = asyncio.get_running_loop()
-    generation = _generation(end)
-    server = await loop.create_server(lambda: MockEngine(gap, generation), "127.0.0.1", port, backlog=1024)
+    server = await loop.create_server(lambda: MockEngine(gap, generate), "127.0.0.1", port, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()
@@ -134,7 +144,8 @@ def main() -> None:
     parser.add_argument("--gap", type=float, default=0.0, help="ms between two events of a stream; 0: all at once")
     parser.add_argument("--end", type=int, help="id of the last token of an answer, which then ends by itself")
     options = parser.parse_args()
-    uvloop.run(serve(options.port, options.gap / 1000, options.end))
+    answer = _sixteen(options.end)
+    uvloop.run(serve(options.port, options.gap / 1000, lambda _body: answer))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -24,7 +24,7 @@ from commands.home import prepare_home
 from runtime.settings import Settings
 from services.inference.engine.http import Broken, Exchange, HttpClient
 
-_START_SECONDS = 30.0
+_START_SECONDS = 120.0
 OK = 200
 
 
@@ -129,14 +129,36 @@ def client_of(url: str, key: str = "") -> HttpClient:
     return HttpClient(url, {"authorization": f"Bearer {key}"} if key else None, HeadedExchange)
 
 
+def mock_engine(gap: float = 0.0, end: int | None = None) -> list[str]:
+    """The mock engine's command. `gap`: ms between two tokens. `end`: the last token of each answer."""
+    ending = [] if end is None else ["--end", str(end)]
+    return ["-m", "benchmarks.gateway.mock_engine", "--gap", str(gap), *ending]
+
+
 @contextmanager
 def running(
-    home: Path, kafka: str | None, run: str, gap: float = 0.0, *, base: Path = EXAMPLE / "base", end: int | None = None
+    home: Path,
+    kafka: str | None,
+    run: str,
+    *,
+    engine: Sequence[str] = (),
+    base: Path = EXAMPLE / "base",
+    task: Path = EXAMPLE / "task.toml",
+    **chosen: Any,
 ) -> Iterator[World]:
-    """Mock engine and gateway, until the block ends. `gap`: ms between two tokens. `end`: the last token of each answer."""
+    """An engine and the gateway, until the block ends.
+
+    Args:
+        home: will be made.
+        kafka: where the broker is; None: the log in the home.
+        run: names the run.
+        engine: what follows `python`; it prints its port. By default a mock's.
+        base: the policy, of which the gateway reads tokenizer and template.
+        task: its file.
+        chosen: other settings.
+    """
     with ExitStack() as stack:
-        ending = [] if end is None else ["--end", str(end)]
-        mock = stack.enter_context(_process(["-m", "benchmarks.gateway.mock_engine", "--gap", str(gap), *ending]))
+        mock = stack.enter_context(process(list(engine) or mock_engine()))
         assert mock.stdout is not None  # noqa: S101 it was opened as a pipe
         engine_port = int(mock.stdout.readline())
         settings = Settings(
@@ -146,19 +168,30 @@ def running(
             run=run,
             policy="gateway",
             base=str(base),
-            tasks=(EXAMPLE / "task.toml",),
+            tasks=(task,),
             web_port=free_port(),
             engine_port=engine_port,
             kafka=kafka,
+            **chosen,
         )
         key = prepare_home(settings, {}).app_key or ""
-        gateway = stack.enter_context(_process([str(ROOT / "millrace.py"), "web", "--home", str(home)]))
+        gateway = stack.enter_context(process(web_of(home)))
         world = World(home, settings.web_url, settings.engine_url, key, psutil.Process(gateway.pid))
-        asyncio.run(_wait_for(world))
+        asyncio.run(wait_for(world))
         yield world
 
 
-async def _wait_for(world: World) -> None:
+def web_of(home: Path) -> list[str]:
+    """The gateway's command."""
+    return [str(ROOT / "millrace.py"), "web", "--home", str(home)]
+
+
+async def wait_for(world: World) -> None:
+    """Return when the gateway answers a chat.
+
+    Raises:
+        RuntimeError: it does not, for two minutes.
+    """
     client = client_of(world.gateway, world.key)
     deadline = time.monotonic() + _START_SECONDS
     while (reply := await ask(client, "/v1/chat/completions", chat_body(stream=False))).status != OK:
@@ -169,13 +202,14 @@ async def _wait_for(world: World) -> None:
 
 
 @contextmanager
-def _process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+def process(arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """A program of this checkout, until the block ends. Its output is a pipe."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(  # noqa: S603 our own modules
+    started = subprocess.Popen(  # noqa: S603 our own modules
         [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
     )
     try:
-        yield process
+        yield started
     finally:
-        process.terminate()
-        process.communicate()
+        started.terminate()
+        started.communicate()

@@ -1,12 +1,14 @@
-"""The table of `docs/clients.md`: what each client got. Pure.
+"""The tables of `docs/clients.md`: what each client got, and how the sessions of agents came out. Pure.
 
-In: results as the programs print them. Out: the page.
+In: results as the programs print them, and rows as the log has them. Out: the page. The agents' part is its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+from contracts.turns import RowCount
 
 HEAD = """\
 # Clients
@@ -23,6 +25,18 @@ What the columns do not say:
 - litellm's proxy runs in front of Millrace, and the openai SDK talks to it: some refusals are then litellm's own.
 """
 
+AGENTS = "## Sessions of agents"
+AGENTS_HEAD = f"""\
+{AGENTS}
+
+Unmodified harnesses with real tools, each given a URL and the key of a session. The policy here is a script, so that the calls are known:
+two questions with six and three calls of a tool, eleven requests in all; mini-swe-agent has one task with six commands in a shell. The
+template is Qwen3's, and the policy writes its calls with other spaces than the template would. Rows, breaks and tokens are counted from the `turn`s in the log
+([agents](agents.md)). A linear session is one row; a break is a request that does not go on from the one before, and its cause.
+"Saved" are the tokens that need not be computed, against one row per request. With reasoning, Qwen3's template removes the earlier reasoning at
+the second question: that is the one break.
+"""
+
 
 class Result(NamedTuple):
     """What came of one feature of one client."""
@@ -32,8 +46,36 @@ class Result(NamedTuple):
     message: str = ""
 
 
+class Outcome(NamedTuple):
+    """How one harness' sessions came out, without and with reasoning."""
+
+    name: str
+    api: str
+    plain: RowCount
+    reasoned: RowCount
+
+
+def agents(outcomes: Sequence[Outcome]) -> str:
+    """The part of the page about agents."""
+    head = ["Harness", "API", "Requests", *("Rows", "Breaks", "Saved", "Rows, with reasoning", "Breaks", "Saved")]
+    rows = [
+        [one.name, one.api, str(one.plain.calls), *_told(one.plain), *_told(one.reasoned)] for one in outcomes
+    ]  # fmt: skip
+    return f"{AGENTS_HEAD}\n" + "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---"] * len(head), *rows])
+
+
+def with_agents(before: str, part: str) -> str:
+    """The page with another part about agents."""
+    return f"{before.partition(AGENTS)[0].rstrip()}\n\n{part}"
+
+
+def _told(count: RowCount) -> list[str]:
+    breaks = [f"{num} `{branch}`" for branch, num in sorted(count.branches.items()) if branch != "first"]
+    return [str(count.rows), ", ".join(breaks) or "none", f"{count.saved:.0%}"]
+
+
 def page(results: Mapping[str, Sequence[Result]]) -> str:
-    """The whole page. `results`: by client with its version, in the order of the columns of the overview."""
+    """The part of the page about clients. `results`: by client with its version, in the order of the columns of the overview."""
     parts = [HEAD, _overview(results)]
     for client, found in results.items():
         rows = "\n".join(f"| {result.feature} | {_shown(result.result)} |" for result in found)

@@ -20,14 +20,15 @@ import httpx
 import pytest
 
 from benchmarks.gateway.peers import running_litellm
+from tests.clients.harnesses import installed_version
 from tests.clients.policy_digest import digest
 from tests.clients.server import MODEL, REQUESTS_PER_MINUTE, ROOT, Millrace, started
-from tests.clients.table import Result, page
+from tests.clients.table import AGENTS, Result, page, with_agents
 
 pytestmark = pytest.mark.clients
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(os.environ.get("MILLRACE_CLIENTS", ROOT / ".clients"))
-POLICY, NODE, PROGRAMS = ENVIRONMENTS / "policy", ENVIRONMENTS / "node", HERE / "programs"
+POLICY, PROGRAMS = ENVIRONMENTS / "policy", HERE / "programs"
 PAGE = ROOT / "docs" / "clients.md"
 _SECONDS = 600
 _PROXY_KEY = f"sk-{uuid.uuid4().hex}"
@@ -97,7 +98,8 @@ def test_the_page_says_what_was_seen(server: Millrace, seen: dict[str, list[Resu
     assert httpx.get(f"{server.url}/ready", timeout=10).is_success
     if len(seen) < len(CLIENTS):
         pytest.skip("only some of the clients ran")
-    before, now = PAGE.read_text() if PAGE.exists() else "", page(seen)
+    before = PAGE.read_text() if PAGE.exists() else ""
+    now = with_agents(page(seen), "".join(before.partition(AGENTS)[1:]))
     PAGE.write_text(now)
     assert now == before, "docs/clients.md said something else; it is rewritten: look at the difference and commit it"
 
@@ -138,11 +140,7 @@ def run(client: Client, url: str, keys: tuple[str, str]) -> list[Result]:
 
 def version_of(client: Client) -> str:
     """Of the package, as it is installed."""
-    if client.environment == "node":
-        content = json.loads((NODE / "node_modules" / client.package / "package.json").read_text())
-        return str(content["version"])
-    pins = (HERE / "environments" / f"{client.environment}.txt").read_text()
-    return str(dict(line.split("==") for line in pins.splitlines() if "==" in line)[client.package])
+    return installed_version(ENVIRONMENTS, client.environment, client.package)
 
 
 @contextmanager

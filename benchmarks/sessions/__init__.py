@@ -1,0 +1,1 @@
+"""Sessions of the serving API: cost, memory, kills and swaps."""
