@@ -11,7 +11,6 @@ Prints figures and writes a dated file; with --json one object instead. Exits wi
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -86,8 +85,16 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show(figures: dict[str, Any]) -> None:
-    rows = [(name, json.dumps(value)) for name, value in figures.items() if name != "samples"]
-    print_table("sessions", ["", ""], rows)
+    print_table("sessions", ["", ""], [(name, _told(value)) for name, value in figures.items() if name != "samples"])
+
+
+def _told(value: Any) -> str:
+    """Samples as their median and range."""
+    if not isinstance(value, dict):
+        return f"{value:,.2f}" if isinstance(value, float) else str(value)
+    if "samples" in value:
+        return f"{value['median']:,.2f} ({value['min']:,.2f} to {value['max']:,.2f})"
+    return ", ".join(f"{name} {_told(inner)}" for name, inner in value.items())
 
 
 if __name__ == "__main__":

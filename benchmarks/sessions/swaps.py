@@ -25,6 +25,7 @@ from benchmarks.paths import EXAMPLE, ROOT
 from benchmarks.sessions.kills import goes_on
 from benchmarks.sessions.records import LoggedCall, calls_of
 from benchmarks.sessions.users import Sent, Users, wide_base
+from benchmarks.sessions.varied_engine import END
 from benchmarks.versions import moved, publish_next
 from commands.home import prepare_home
 from contracts.turns import count_rows
@@ -40,7 +41,9 @@ _HOT_LOAD = "/hot_load/v1/models/hot_load"
 _GIVE_UP_SECONDS = 120.0
 _ANSWERS_BETWEEN = 3
 _EXPECTED = {"", "first", "answer_cut"}
-"""A policy that does not end its answer itself is cut at the task's `max_tokens`, and the next call says so."""
+"""Where a policy does not end its answer itself, it is cut at the task's `max_tokens`, and the next call says so."""
+_OPTIONS = {"logit_bias": {str(END): 8}}
+"""The demo's policy never met such conversations; so it nearly always ends its answers."""
 
 
 @contextmanager
@@ -54,7 +57,7 @@ def served(folder: Path, versions: int) -> Iterator[tuple[World, str]]:
         run="swaps",
         policy=POLICY,
         base=str(base),
-        tasks=(EXAMPLE / "task.toml",),
+        tasks=(Path(__file__).parent / "task.toml",),
         web_port=free_port(),
         engine_port=free_port(),
     )
@@ -144,7 +147,7 @@ def judge(sent: Sequence[Sent], logged: Sequence[LoggedCall]) -> dict[str, Any]:
 def run(versions: int, swaps: int, at_once: int, turns: int) -> dict[str, Any]:
     """The content of the report."""
     with tempfile.TemporaryDirectory() as folder, served(Path(folder), versions) as (world, operator_key):
-        users = Users(world, turns)
+        users = Users(world, turns, _OPTIONS)
         forth_and_back = itertools.cycle([*range(1, versions + 1), *range(versions - 1, -1, -1)])
         way = itertools.islice(forth_and_back, swaps)
         seconds = asyncio.run(swap_under(world, operator_key, way, users, at_once))
