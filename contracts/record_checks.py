@@ -24,7 +24,7 @@ be times: no calendar shows them, and sums of them lose whole seconds."""
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 MAX_SEQUENCE = 2**62 - 1
 """The highest sequence number of a decision; one more stands for "all of them"."""
-MAX_NAME, MAX_ID, MAX_ARM, MAX_REASON, MAX_REQUEST = 64, 128, 16, 128, 32
+MAX_NAME, MAX_ID, MAX_ARM, MAX_REASON, MAX_REQUEST, MAX_SESSION = 64, 128, 16, 128, 32, 256
 """Characters of the columns in `contracts/tables`."""
 _Check = Callable[[Any], str]
 _WORD = 4
@@ -117,16 +117,28 @@ def _each(records: tuple[Any, ...]) -> str:
 
 _CHECKS: dict[str, _Check] = {
     **dict.fromkeys(
-        ("choice", "num_choices", "parent_tokens", "revision", "epoch", "previous", "start", "count", "max_tokens"),
+        (
+            "choice",
+            "num_choices",
+            "parent_tokens",
+            "revision",
+            "epoch",
+            "previous",
+            "start",
+            "count",
+            "max_tokens",
+            "index",
+        ),
         _whole(),
     ),
     **dict.fromkeys(("version", "top_k"), _whole(least=-1)),
     "sequence": _whole(most=MAX_SEQUENCE),
+    "calls": _whole(least=1),
     "kept_sequence": _whole(least=-1, most=MAX_SEQUENCE),
     **dict.fromkeys(
         ("created_at", "finished_at", "closed_at", "generated_at", "scored_at", "received_at", "at"), _time
     ),
-    **dict.fromkeys(("arm_probability", "ask_probability"), _share),
+    **dict.fromkeys(("arm_probability", "ask_probability", "credit"), _share),
     **dict.fromkeys(
         ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"), _finite
     ),
@@ -136,11 +148,12 @@ _CHECKS: dict[str, _Check] = {
     "reason": _text(MAX_REASON),
     "request": _text(MAX_REQUEST),
     "completion_id": _completion_id,
-    "key": _sample_key,
+    **dict.fromkeys(("key", "last"), _sample_key),
+    "session": _text(MAX_SESSION),
     "parent": lambda key: "" if key is None else _sample_key(key),
     "value": _value,
     **dict.fromkeys(("token_ids", "logprobs"), _packed),
-    **dict.fromkeys(("sampling", "attempt", "submitter", "turn"), _nested),
+    **dict.fromkeys(("sampling", "attempt", "submitter", "turn", "share"), _nested),
     **dict.fromkeys(("turns", "signals", "segments", "spans", "also"), _each),
 }
 """Field name to its check. A problem begins with what follows the name: a colon, or the path to a field inside."""

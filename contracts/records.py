@@ -22,7 +22,7 @@ from contracts.event_log import is_damaged
 from contracts.ids import sample_key
 from contracts.record_checks import problem_of, tokens_problem
 from contracts.sampling import ExpertShape, Sampling, Span
-from contracts.turns import SessionTurn
+from contracts.turns import SessionShare, SessionTurn
 
 SCHEMA = 2
 """Since 2, heads have the key id of a sealed body, the attempt of a request and its number of choices; signals have comments."""
@@ -84,8 +84,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
 class Attempt(msgspec.Struct, frozen=True):
     """One attempt of a request, from a client that counts its retries and sends no `Idempotency-Key`.
 
-    `request` is the same for all attempts: a hash of the body, keyed with the caller's secret, so that a reader of the log cannot
-    verify guesses of the body. `count` is 0 for the first attempt.
+    `request`: the same for all attempts, a hash of the body, keyed with the caller's secret so that readers cannot verify guesses.
     """
 
     request: str
@@ -164,6 +163,8 @@ class Signal(Record, frozen=True, kw_only=True):
     key_id: str | None = None
     """Id of the key that seals the texts; None: not sealed."""
     retracted: bool = False
+    share: SessionShare | None = None
+    """Of a signal about a session: the call's part in it."""
 
     @property
     def key(self) -> str:
@@ -236,6 +237,8 @@ class Experience(Record, frozen=True, kw_only=True):
     scores: tuple[Score, ...]
     reward: float | None
     weight: float = 1.0
+    share: SessionShare | None = None
+    """Of a call whose session was judged as a whole. `weight` contains its credit."""
     status: ScoreStatus
     fault: Fault = "none"
     generated_at: float
@@ -290,7 +293,6 @@ class Outcome(Record, frozen=True, kw_only=True):
 RecordType = TypeVar("RecordType", bound=Record)
 BodyType = TypeVar("BodyType")
 
-
 MAX_BODY_BYTES = 64 * 2**20
 """Of a decompressed body: eight times what a service accepts, so that no logged body is refused."""
 _OUR_SCHEMA = b"\xa6schema" + bytes([SCHEMA])
@@ -329,9 +331,7 @@ def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
         InvalidRecord: another type of record; the message names the field.
     """
     if is_damaged(wire):
-        raise InvalidRecord(
-            f"not the {kind.__name__} that was appended: its checksum differs; the disk changed its bits"
-        )
+        raise InvalidRecord(f"not the {kind.__name__} that was appended: its checksum differs; the disk changed bits")
     try:
         # Another schema: decode the head alone, because a newer schema may have changed other fields.
         if not (wire.startswith(_OUR_SCHEMA, 1) or wire.startswith(_OUR_SCHEMA, 3)):

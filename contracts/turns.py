@@ -1,4 +1,6 @@
-"""A call's place in the tree of its session, and the names of branches: why it does not go on from an earlier call's tokens.
+"""A call's place in the tree of its session, its share of what was said of the session, and the names of branches.
+
+A branch says why a call does not go on from an earlier call's tokens:
 
 first               the session's first call
 repeated            the same messages as an earlier call without an answer in them: a retry
@@ -89,3 +91,22 @@ class SessionTurn(msgspec.Struct, frozen=True):
     """With how many tokens of its parent's prompt and answer its prompt begins."""
     branch: str = ""
     """Why its prompt was rendered anew, one of `BRANCHES`; empty: it is its parent's tokens, then new messages."""
+
+
+class SessionShare(msgspec.Struct, frozen=True):
+    """The part of one call in a session that a signal judges as a whole. The *line*: the calls that led to the session's last answer."""
+
+    session: str
+    last: str
+    """The sample key of the line's last call, which the signal is about."""
+    index: int
+    """Of this call on the line, from 0."""
+    calls: int
+    """Of the line."""
+    credit: float
+    """In [0, 1]: how much of what the signal teaches this call learns."""
+
+    @property
+    def is_derived(self) -> bool:
+        """True for a signal that was made from one about the line's last call."""
+        return self.index < self.calls - 1

@@ -11,10 +11,12 @@ feedback                     received_signal, signal_count; rejection_count: ref
                              signal_count; new rows of waiting_signal: signals whose key has no answer yet
 episodes                     generation, signal, outcome: the join and the ledger
                              join_key: the newest answer that an app's own key or a session stands for
+                             session_call: the calls of each session, and which call each one goes on from
                              ledger_epoch, ledger_change: the trainer's epochs as the log reports them, how far the outcomes of
                              each are valid, and which outcomes to look at again after that changed
-                             in received_signal: rows of signals that it makes itself (follow-ups), and the completion of a signal
-                             that waited for its key, so that the count stays exact. It also takes rows out of waiting_signal
+                             in received_signal: rows of signals that it makes itself (follow-ups, parts of a session's signal),
+                             and the completion of a signal that waited for its key, so that the count stays exact. It also takes
+                             rows out of waiting_signal
 episodes and drop_days       generation_count: records of the log without a row, counted as duplicate or dropped
 rewards                      score; behaviour, alarm: statistics of answers per version, and outliers
                              submitter, signal_delay: how much each person said, how long each signal takes
@@ -80,6 +82,7 @@ from contracts.tables.stream import (
     position as position,
     received_signal as received_signal,
     rejection_count as rejection_count,
+    session_call as session_call,
     signal as signal,
     signal_count as signal_count,
     waiting_signal as waiting_signal,

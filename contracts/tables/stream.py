@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Column, Float, Index, Integer, LargeBinary, String, Text, text
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, String, Text, text
 
 from contracts.tables.base import BIG_SERIAL, MAX_KEY, SORTED_ID, SORTED_KEY, table
 
@@ -92,6 +92,20 @@ join_key = table(
     Column("choice", Integer, nullable=False),
     Column("at", Float, nullable=False),
     Index("ix_join_key_at", "at"),
+)
+
+session_call = table(
+    "session_call",
+    Column("tenant", String(64), primary_key=True),
+    Column("session_id", String(MAX_KEY), primary_key=True),
+    Column("completion_id", SORTED_ID, primary_key=True),
+    Column("choice", Integer, primary_key=True),
+    Column("parent_id", String(64)),
+    Column("parent_choice", Integer),
+    Column("task", String(64), nullable=False),
+    Column("is_cut", Boolean, nullable=False),
+    Column("at", Float, nullable=False),
+    Index("ix_session_call_at", "at"),
 )
 
 generation = table(

@@ -15,6 +15,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from contracts.errors import InvalidValue
 from contracts.record_checks import MAX_NAME
+from contracts.tasks.credit import CreditRule
 from contracts.tasks.curation import CurationRule
 from contracts.tasks.gate import GateRule, default_graders, proves, why_no_gate
 from contracts.tasks.judges import JudgeRule
@@ -87,6 +88,8 @@ class Task(TaskSection):
     judges: tuple[JudgeRule, ...] = ()
     asking: AskingRule | None = None
     audit: AuditRule | None = None
+    credit: CreditRule | None = None
+    """Without it, a signal about a session is about its newest answer alone."""
     trust: TrustRule = TrustRule()
     curation: CurationRule = CurationRule()
     gate: GateRule = GateRule()
@@ -219,9 +222,10 @@ class Task(TaskSection):
 
     @cached_property
     def hash(self) -> str:
-        """Twelve hex digits over everything that affects a score: all fields except [gate] and exploring. Every score carries it."""
+        """Twelve hex digits over everything that affects a score: all fields except [gate], [credit] and exploring. Every score carries it."""
         content = json.dumps(
-            self.model_dump(mode="json", exclude={"gate": True, "sampling": {"explore"}}), sort_keys=True
+            self.model_dump(mode="json", exclude={"gate": True, "credit": True, "sampling": {"explore"}}),
+            sort_keys=True,
         )
         return hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
 

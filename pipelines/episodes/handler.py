@@ -37,6 +37,8 @@ from pipelines.episodes.curation.curator import CheckedPrompt, Curator
 from pipelines.episodes.epochs import repository as epochs_repository
 from pipelines.episodes.epochs.chain import Epochs, entry_of
 from pipelines.episodes.keys import exchange
+from pipelines.episodes.keys import repository as keys_repository
+from pipelines.episodes.keys.rules import session_of
 from pipelines.episodes.lifecycle import Facts, Key, SampleState, Step
 from pipelines.episodes.retries.replacing import Replacement, received, replacements
 from pipelines.episodes.retries.repository import lately_repeated, repeated
@@ -108,7 +110,9 @@ class EpisodesHandler:
         messages += self._replace(samples, replacements(samples, tried.requests))
         repository.save(connection, samples)
         arrived = [sample.record for sample in samples.states.new]
-        return messages + exchange.register(connection, self._tasks, arrived, self._clock())
+        messages += exchange.register(connection, self._tasks, arrived, now := self._clock())
+        retracted = [item.record for item in items if isinstance(item.record, Signal) and item.record.retracted]
+        return messages + exchange.take_back(connection, retracted, now)
 
     def tick(
         self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
@@ -117,15 +121,18 @@ class EpisodesHandler:
         messages = self._sweep(connection, now)
         epochs_repository.repair(connection)
         if is_at_end:
-            messages += exchange.settle_sessions(connection, now, partitions)
+            messages += exchange.settle_sessions(connection, self._tasks, now, partitions)
         keys = repository.due(connection, now, partitions, _MAX_DUE)
         if not keys:
             return messages
         completion_ids = {key[0] for key in keys}
         samples = repository.load(connection, completion_ids, (), judged=completion_ids)
-        for key in keys:
+        names = {key: session_of(samples.states[key].record) for key in keys}
+        ended_at = keys_repository.last_times(connection, {name for name in names.values() if name})
+        for key, name in names.items():
             sample = samples.states[key]
-            messages += _take(samples, lifecycle.close(sample, self._facts(samples, sample, now)))
+            facts = replace(self._facts(samples, sample, now), session_at=ended_at.get(name) if name else None)
+            messages += _take(samples, lifecycle.close(sample, facts))
         repository.save(connection, samples)
         return messages
 

@@ -45,6 +45,16 @@ def first_close(generation: Generation, task: Task, *, is_decided: bool) -> floa
     return max(due, quarantined_until(generation, task))
 
 
+def idle_at(generation: Generation, task: Task, session_at: float) -> float:
+    """When the session of an answer has been idle for the task's window, or is longer than the task's [credit] lets it be.
+
+    `session_at`: when its newest answer ended. Without [credit] an answer does not wait for its session: -inf.
+    """
+    if task.credit is None:
+        return -math.inf
+    return min(session_at + task.window_seconds, generation.finished_at + task.credit.longest_seconds)
+
+
 def quarantined_until(generation: Generation, task: Task) -> float:
     """No episode is sent before this time. Without a quarantine: -inf, so that clocks do not matter."""
     seconds = task.trust.quarantine_seconds

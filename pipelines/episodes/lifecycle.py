@@ -71,6 +71,8 @@ class Facts(msgspec.Struct, frozen=True):
     task: Task | None
     signals: Sequence[Signal]
     now: float
+    session_at: float | None = None
+    """When the newest answer of its session ended; None without a session."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -143,6 +145,10 @@ def close(sample: SampleState, facts: Facts) -> Step:
     task, phase = facts.task, phase_of(sample, facts.task)
     if phase is Phase.WAITING:
         is_decided = task is not None and join.is_decisive(task, sample.record, facts.signals)
+        if not is_decided and task is not None and facts.session_at is not None:
+            idle_at = join.idle_at(sample.record, task, facts.session_at)
+            if idle_at > facts.now:
+                return Step(replace(sample, closes_at=idle_at))
         return _send(sample, facts, "decisive" if is_decided else "window")
     if phase is Phase.PROVISIONAL:
         return _send(sample, facts, "window")

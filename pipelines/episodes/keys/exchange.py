@@ -8,7 +8,8 @@ next message as a signal about the answer before it. Waits: a signal waits for a
 Feedback looks for the answer, and the join looks for waiting signals. Each may look before the other has committed, so `sweep`
 looks again each minute.
 
-A signal about a session always waits: it means the last answer that existed when it came. That is known when a later answer
+A signal about a session always waits: it means the last answer that existed when it came, or all calls that led to it (`credit.py`).
+That is known when a later answer
 arrives, or when the join has been at the end of the log at least `SETTLE_SECONDS` later.
 """
 
@@ -23,7 +24,7 @@ from contracts.records import Generation, Signal
 from contracts.tasks import Task
 from contracts.topics import SIGNALS
 from pipelines.episodes.join import ORPHAN_SECONDS
-from pipelines.episodes.keys import repository, rules
+from pipelines.episodes.keys import credit, repository, rules
 from runtime.log.outbox import message
 
 KEY_SECONDS = 30 * 86_400.0
@@ -46,6 +47,7 @@ def register(
     meant = dict(held)
     successions = rules.assign(meant, arrived)
     repository.save_answers(connection, held, meant, now)
+    repository.save_calls(connection, arrived)
     followed = _follow_ups(connection, tasks, arrived, successions)
     known = {name: {answer} for name, answer in held.items()}
     for record in arrived:
@@ -53,18 +55,25 @@ def register(
             known.setdefault(name, set()).add(rules.AnswerRef(record.completion_id, record.choice))
     aimed = [_aimed(item, known[item.name]) for item in repository.waiting(connection, meant, _MAX_SIGNALS)]
     waiting = [item for item in aimed if item is not None]
-    return [_sent(signal) for signal in [*followed, *repository.take(connection, waiting)]]
+    return [_sent(signal) for signal in [*followed, *credit.shared(connection, tasks, waiting)]]
 
 
-def settle_sessions(connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
+def settle_sessions(
+    connection: Connection, tasks: Mapping[str, Task], now: float, partitions: frozenset[int]
+) -> list[Message]:
     """Send waiting signals about sessions. Call it at the end of the log: then the last answers have been read."""
     found = repository.answered(connection, partitions, now - SETTLE_SECONDS, _MAX_SIGNALS)
-    return [_sent(signal) for signal in repository.take(connection, found)]
+    return [_sent(signal) for signal in credit.shared(connection, tasks, found)]
+
+
+def take_back(connection: Connection, retracted: Sequence[Signal], now: float) -> list[Message]:
+    """Send what was made from signals about sessions that were taken back."""
+    return [_sent(signal) for signal in credit.take_back(connection, retracted, now)]
 
 
 def sweep(connection: Connection, now: float) -> list[Message]:
     """Look again for the answers of waiting signals, reject those that waited too long, and delete old keys."""
-    taken = repository.take(connection, repository.answered(connection, (), None, _MAX_SIGNALS))
+    taken = repository.take(connection, repository.answered(connection, (), None, _MAX_SIGNALS))  # no sessions
     repository.settle(connection, now - ORPHAN_SECONDS, now - RETRACTED_SECONDS, _MAX_SIGNALS)
     repository.forget(connection, now - KEY_SECONDS)
     return [_sent(signal) for signal in taken]

@@ -7,26 +7,48 @@ which takes signals back, and this process, which sends them on, cannot deadlock
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Column, ColumnElement, Connection, Row, Select, collate, delete, or_, select, tuple_
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    collate,
+    delete,
+    func,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from contracts.errors import StaleWrite
+from contracts.ids import parse_sample_key
 from contracts.records import Generation, Signal, decode_shape, encode
-from contracts.tables import generation, join_key, received_signal, signal, waiting_signal
+from contracts.tables import generation, join_key, received_signal, session_call, signal, waiting_signal
 from contracts.tables.statements import among, delete_free, insert_all_new, update_all
-from pipelines.episodes.keys.rules import SESSION, AnswerRef, KeyName
+from contracts.turns import SessionShare
+from pipelines.episodes.join import is_cut
+from pipelines.episodes.keys.lines import SessionCall
+from pipelines.episodes.keys.rules import SESSION, AnswerRef, KeyName, session_of
 from pipelines.episodes.repository import signal_row
 from pipelines.episodes.samples import HeldSignal
 
 _NAME = (join_key.c.tenant, join_key.c.kind, join_key.c.value)
 _WAITING_ID = (waiting_signal.c.tenant, waiting_signal.c.id)
+_SESSION = (session_call.c.tenant, session_call.c.session_id)
 _RECEIVED_ID = (received_signal.c.tenant, received_signal.c.id)
 _WAITING = (*_WAITING_ID, waiting_signal.c.record)
 _IN_ORDER = (waiting_signal.c.received_at, *_WAITING_ID)
+
+
+MOST_CALLS = 2_000
+"""Of a session: what is said of it reaches the newest ones."""
 
 
 class WaitingSignal(NamedTuple):
@@ -38,6 +60,8 @@ class WaitingSignal(NamedTuple):
     answer: AnswerRef
     name: KeyName
     received_at: float
+    share: SessionShare | None = None
+    """Of the answer, in a session that the signal judges as a whole."""
 
 
 def answers(connection: Connection, names: Collection[KeyName]) -> dict[KeyName, AnswerRef]:
@@ -112,7 +136,7 @@ def take(connection: Connection, found: Sequence[WaitingSignal]) -> list[Signal]
     taken = []
     for item in found:
         if item[:2] in free:
-            aimed = item.answer._asdict() | {"retracted": retracted_at[item[:2]] is not None}
+            aimed = item.answer._asdict() | {"retracted": retracted_at[item[:2]] is not None, "share": item.share}
             taken.append(msgspec.structs.replace(decode_shape(Signal, item.record), **aimed))
     rows = [
         {"tenant": said.tenant, "id": said.id, "record": encode(msgspec.structs.replace(said, retracted=False))}
@@ -140,8 +164,52 @@ def settle(connection: Connection, received_before: float, retracted_before: flo
 
 
 def forget(connection: Connection, before: float) -> None:
-    """Delete keys whose last answer is older than `before`, without those that another worker has locked."""
+    """Delete keys and calls of sessions older than `before`, without those that another worker has locked."""
     delete_free(connection, join_key, join_key.c.at < before)
+    delete_free(connection, session_call, session_call.c.at < before)
+
+
+def save_calls(connection: Connection, arrived: Iterable[Generation]) -> None:
+    """Store the calls of sessions among answers that were just joined."""
+    rows = [_call_row(record, name) for record in arrived if (name := session_of(record)) is not None]
+    insert_all_new(connection, session_call, rows)
+
+
+def calls_of(connection: Connection, names: Collection[KeyName]) -> dict[KeyName, list[SessionCall]]:
+    """The newest calls of each session."""
+    if not names:
+        return {}
+    columns = session_call.c
+    newest = func.row_number().over(
+        partition_by=_SESSION, order_by=[columns.completion_id.desc(), columns.choice.desc()]
+    )
+    wanted = tuple_(*_SESSION).in_(sorted((name.tenant, name.value) for name in names))
+    ranked = select(session_call, newest.label("place")).where(wanted).subquery()
+    found: dict[KeyName, list[SessionCall]] = {}
+    for row in connection.execute(select(ranked).where(ranked.c.place <= MOST_CALLS)):
+        parent = None if row.parent_id is None else AnswerRef(row.parent_id, row.parent_choice)
+        call = SessionCall(AnswerRef(row.completion_id, row.choice), parent, row.task, row.is_cut)
+        found.setdefault(KeyName(row.tenant, SESSION, row.session_id), []).append(call)
+    return found
+
+
+def last_times(connection: Connection, names: Collection[KeyName]) -> Mapping[KeyName, float]:
+    """When the newest answer of each session ended, UTC epoch seconds."""
+    if not names:
+        return {}
+    wanted = tuple_(*_SESSION).in_(sorted((name.tenant, name.value) for name in names))
+    statement = select(*_SESSION, func.max(session_call.c.at).label("at")).where(wanted).group_by(*_SESSION)
+    return {KeyName(row.tenant, SESSION, row.session_id): row.at for row in connection.execute(statement)}
+
+
+def retract(connection: Connection, tenant: str, ids: Collection[str], now: float) -> list[Signal]:
+    """Retract signals that this process made; returns those that stood until now, as retracted."""
+    table = received_signal.c
+    stands = update(received_signal).where(
+        table.tenant == tenant, table.id.in_(sorted(ids)), table.retracted_at.is_(None)
+    )
+    wires = connection.execute(stands.values(retracted_at=now).returning(table.record)).scalars().all()
+    return [msgspec.structs.replace(decode_shape(Signal, wire), retracted=True) for wire in wires]
 
 
 def records(connection: Connection, wanted: Collection[AnswerRef]) -> dict[AnswerRef, Generation]:
@@ -197,6 +265,22 @@ def _end_wait(connection: Connection, ids: Collection[tuple[str, str]]) -> set[t
         return set()
     statement = delete(waiting_signal).where(tuple_(*_WAITING_ID).in_(sorted(ids))).returning(*_WAITING_ID)
     return {(row.tenant, row.id) for row in connection.execute(statement)}
+
+
+def _call_row(record: Generation, name: KeyName) -> dict[str, Any]:
+    parent = record.turn.parent if record.turn else None
+    parent_id, parent_choice = parse_sample_key(parent) if parent else (None, None)
+    return {
+        "tenant": name.tenant,
+        "session_id": name.value,
+        "completion_id": record.completion_id,
+        "choice": record.choice,
+        "parent_id": parent_id,
+        "parent_choice": parent_choice,
+        "task": record.task,
+        "is_cut": is_cut(record),
+        "at": record.finished_at,
+    }
 
 
 def _settled_row(wire: bytes, retracted_at: float | None) -> dict[str, Any]:

@@ -69,6 +69,11 @@ def names_of(record: Generation) -> list[KeyName]:
     ]
 
 
+def session_of(record: Generation) -> KeyName | None:
+    """The session of a user's answer; None if it has none, or one that cannot be stored."""
+    return next((name for name in names_of(record) if name.kind == SESSION), None)
+
+
 def assign(meant: dict[KeyName, AnswerRef], records: Iterable[Generation]) -> list[Succession]:
     """Update `meant`, the answer of each key, with answers that arrived; returns the successions in sessions."""
     successions = []

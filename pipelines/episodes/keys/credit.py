@@ -1,0 +1,67 @@
+"""A signal about a session becomes one signal about each call that led to the session's last answer.
+
+The client's own signal is about the last call of the main line (`lines.py`). For each earlier call that the task's [credit] gives a part,
+the join makes a *derived* signal, stored and sent like any other: so each call keeps its own state, windows, revisions and
+corrections, and each signal has one state. Taking back the client's signal takes back those that were made from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from sqlalchemy import Connection
+
+from contracts.ids import sample_key
+from contracts.records import Signal
+from contracts.tasks import Task
+from pipelines.episodes.keys import repository
+from pipelines.episodes.keys.lines import LinePart, parts_of
+from pipelines.episodes.keys.rules import SESSION, AnswerRef, KeyName
+
+
+def shared(
+    connection: Connection, tasks: Mapping[str, Task], found: Sequence[repository.WaitingSignal]
+) -> list[Signal]:
+    """Take waiting signals; those about sessions are shared among the calls. Returns the signals to send."""
+    about = [item for item in found if item.name.kind == SESSION]
+    calls = repository.calls_of(connection, {item.name for item in about})
+    lines = {item[:2]: parts_of(item.name.value, calls.get(item.name, ()), tasks, item.received_at) for item in about}
+    parts = {name: line for name, line in lines.items() if line}
+    aimed = [_aimed(item, parts[item[:2]][-1]) if item[:2] in parts else item for item in found]
+    taken = repository.take(connection, aimed)
+    derived = [
+        _derived(said, part)
+        for said in taken
+        if not said.retracted and said.share is not None
+        for part in parts[said.tenant, said.id][:-1]
+    ]
+    return [*taken, *repository.receive(connection, derived)]
+
+
+def take_back(connection: Connection, retracted: Sequence[Signal], now: float) -> list[Signal]:
+    """The derived signals of session signals that were taken back, to be sent as retracted. `now`: UTC epoch seconds."""
+    sent = []
+    for said in retracted:
+        if said.share is None or said.share.is_derived:
+            continue
+        name = KeyName(said.tenant, SESSION, said.share.session)
+        ids = [_id_of(said.id, call.answer) for call in repository.calls_of(connection, {name}).get(name, ())]
+        sent += repository.retract(connection, said.tenant, ids, now)
+    return sorted(sent, key=lambda each: each.id)
+
+
+def _aimed(item: repository.WaitingSignal, last: LinePart) -> repository.WaitingSignal:
+    return item._replace(answer=last.answer, share=last.share)
+
+
+def _derived(said: Signal, part: LinePart) -> Signal:
+    return msgspec.structs.replace(
+        said, id=_id_of(said.id, part.answer), comment=None, metadata=None, share=part.share, **part.answer._asdict()
+    )
+
+
+def _id_of(signal_id: str, answer: AnswerRef) -> str:
+    digest = hashlib.blake2b(signal_id.encode(), digest_size=16).hexdigest()
+    return f"session:{digest}:{sample_key(*answer)}"
