@@ -9,6 +9,7 @@ from contracts.event_log import LogRecord
 from contracts.records import Episode, Generation, GenerationBody, Score, decode
 from contracts.tasks import Task
 from contracts.topics import route_of_key
+from contracts.turns import SessionShare
 from rewards.verifiers.check import Answer, ParsedAnswer
 
 
@@ -25,6 +26,15 @@ class UnpackedEpisode(NamedTuple):
     def version(self) -> int:
         """The policy version that sampled the first token; -1 if it is unknown."""
         return self.turn.spans[0].version if self.turn.spans else -1
+
+    @property
+    def share(self) -> SessionShare | None:
+        """The call's part in its session, if nobody spoke of the call itself: of the newest signal with a credit."""
+        signals = self.episode.signals
+        if not signals or any(signal.share is None for signal in signals if signal.submitter.kind == "user"):
+            return None
+        shares = [(signal.at, signal.id, signal.share) for signal in signals if signal.share is not None]
+        return max(shares, key=lambda each: each[:2])[2] if shares else None
 
 
 def unpack_episode(record: LogRecord) -> UnpackedEpisode:

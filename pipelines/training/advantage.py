@@ -33,6 +33,8 @@ class Scored:
     """The version that began the answer: what it was expected to earn is the baseline."""
     weight: float = 1.0
     """Confidence in the reward, above 0: the share in every baseline. Staleness is not part of it."""
+    episode: str = ""
+    """Samples with the same one are calls of one session, with one reward; empty: the sample is alone."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +65,20 @@ class Advantages:
 def advantages(samples: Sequence[Scored], tracker: Tracker, *, whiten: bool) -> Advantages:
     """Reward minus baseline per sample.
 
-    The baseline is the mean of the *other* samples of the same prompt and version if the batch has any, else what the tracker
-    expected of that version.
+    The calls of a session have one baseline: what the tracker expected. For any other sample it is the mean of the *other* samples
+    of the same prompt and version if the batch has any, else what the tracker expected of that version.
     Whitening divides by at least STD_FLOOR. It skips a lone sample: minus its own mean, its advantage would be 0.
     """
     groups: dict[tuple[bytes, int], list[Scored]] = defaultdict(list)
     for sample in samples:
-        groups[sample.prompt, sample.version].append(sample)
+        if not sample.episode:
+            groups[sample.prompt, sample.version].append(sample)
     raw = np.array(
         [sample.reward - _baseline(sample, groups[sample.prompt, sample.version], tracker) for sample in samples]
     )
-    return whitened(raw, [sample.weight for sample in samples]) if whiten else Advantages(raw)
+    # The calls of a single session are like a lone sample: minus their own mean, their advantages would be 0.
+    is_lone = bool(samples) and bool(samples[0].episode) and len({sample.episode for sample in samples}) == 1
+    return whitened(raw, [sample.weight for sample in samples]) if whiten and not is_lone else Advantages(raw)
 
 
 def component_advantages(
@@ -117,6 +122,6 @@ def whitened(raw: np.ndarray, weights: Sequence[float]) -> Advantages:
 
 def _baseline(sample: Scored, group: Sequence[Scored], tracker: Tracker) -> float:
     others = [other for other in group if other is not sample]
-    if not others:
+    if sample.episode or not others:
         return tracker.expect(sample.baseline_key, sample.version)
     return sum(other.weight * other.reward for other in others) / sum(other.weight for other in others)

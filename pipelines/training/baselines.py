@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from pipelines.training.advantage import Advantages, Scored, advantages, component_advantages, component_of
-from pipelines.training.batch import first_version, prompt_of
+from pipelines.training.batch import episode_of, first_version, prompt_of
 from pipelines.training.components import parts_of
 from pipelines.training.trackers import BetaTracker, MovingAverageTracker
 
@@ -54,10 +55,28 @@ def baseline_samples(experiences: Sequence[Experience], settings: TrainingSettin
 
 
 def _scored(experiences: Sequence[Experience]) -> list[Scored]:
-    return [
-        Scored(_reward(item), item.baseline_key, prompt_of(item), first_version(item), item.weight)
-        for item in experiences
-    ]
+    """One for each. A session counts as one sample: its calls share one weight, and the version that began its last call."""
+    calls = Counter(episode_of(item) for item in experiences)
+    versions = {episode_of(item): first_version(item) for item in sorted(experiences, key=_index)}
+    found = []
+    for item in experiences:
+        episode = episode_of(item)
+        weight = item.weight if item.share is None else item.weight / item.share.credit / calls[episode]
+        found.append(
+            Scored(
+                _reward(item),
+                item.baseline_key,
+                prompt_of(item),
+                versions[episode],
+                weight,
+                episode if item.share is not None else "",
+            )
+        )
+    return found
+
+
+def _index(experience: Experience) -> int:
+    return 0 if experience.share is None else experience.share.index
 
 
 def _parts(experiences: Sequence[Experience], settings: TrainingSettings) -> list[dict[str, Part]]:

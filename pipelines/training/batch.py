@@ -130,7 +130,7 @@ def _refuse_numbers(experience: Experience) -> Refusal | None:
         return Refusal("filtered", "non_finite_reward")
     if abs(reward) > MAX_NUMBER:
         return Refusal("filtered", "impossible_reward")
-    if not 0 <= weight <= MAX_NUMBER:
+    if not 0 <= weight <= MAX_NUMBER or (experience.share and weight > MAX_NUMBER * experience.share.credit):
         return Refusal("filtered", "impossible_weight")
     numbers = [number for score in experience.scores for number in (score.value or 0.0, score.weight)]
     if not all(abs(number) <= MAX_NUMBER for number in numbers):
@@ -236,6 +236,12 @@ def prompt_of(experience: Experience) -> bytes:
     """The packed token ids before the first sampled token: equal bytes mean the same prompt."""
     segment = experience.segments[0]
     return segment.token_ids[: 4 * segment.loss_mask.index(1)]
+
+
+def episode_of(experience: Experience) -> str:
+    """Calls of a session that was judged as a whole have the same one; any other sample is an episode of its own."""
+    share = experience.share
+    return experience.key if share is None else f"{experience.tenant}/{experience.task}/{share.session}"
 
 
 def single_version(experience: Experience) -> int | None:

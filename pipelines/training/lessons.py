@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from contracts.records import Experience
-from pipelines.training.batch import newest_version, num_tokens
+from pipelines.training.batch import episode_of, newest_version, num_tokens
 from pipelines.training.intake import is_learnable, worth
 from pipelines.training.state import Fate
 
@@ -85,22 +85,29 @@ class Batch:
 
 
 def draw(intake: Intake, size: int, is_old: Callable[[Experience], bool] = lambda _: False) -> Batch:
-    """A batch of at most `size` waiting samples, in the order of arrival; at most a quarter of `size` (one at least) is old.
+    """A batch of `size` waiting samples, in the order of arrival; at most a quarter of `size` (one at least) is old.
 
-    Old samples that find no place wait for the next batch. If fresh samples are missing, the batch is small.
+    Calls of a session that was judged as a whole are taken together, so that their common tokens are computed once and one
+    baseline serves all: the last session may exceed `size`. Old samples that find no place wait for the next batch. If fresh
+    samples are missing, the batch is small.
     """
-    chosen: list[Experience] = []
+    chosen: dict[str, Experience] = {}
+    waiting = [item.experience for item in intake.waiting]
+    together: dict[str, list[Experience]] = defaultdict(list)
+    for experience in waiting:
+        together[episode_of(experience)].append(experience)
     places_for_old = max(size // 4, 1)
-    for item in intake.waiting:
-        if len(chosen) == size:
+    for first in waiting:
+        if len(chosen) >= size:
             break
-        if is_old(item.experience):
-            if not places_for_old:
-                continue
-            places_for_old -= 1
-        chosen.append(item.experience)
+        for experience in together.pop(episode_of(first), ()):
+            if is_old(experience):
+                if not places_for_old:
+                    continue
+                places_for_old -= 1
+            chosen[experience.key] = experience
     samples, lessons = [], []
-    for experience in sorted(chosen, key=lambda each: each.key):
+    for experience in sorted(chosen.values(), key=lambda each: each.key):
         if (fate := intake.corrects(experience)) is None:
             samples.append(experience)
         else:

@@ -151,7 +151,7 @@ class Steps:
             return size - len(waiting)
         tree = self._tree()
         drawn = draw(self._intake, size, lambda item: self._is_old(item, tree))
-        return 0 if len(waiting) >= MOST_BATCHES * size else size - len(drawn.everything)
+        return 0 if len(waiting) >= MOST_BATCHES * size else max(size - len(drawn.everything), 0)
 
     def before_save(self) -> None:
         """Before a save: forget samples beyond the horizon, and note the levels of rewards. The newest sample limits it: a clock that is years ahead must not forget all."""

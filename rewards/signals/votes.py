@@ -75,6 +75,8 @@ class Vote(NamedTuple):
     at: float
     who: PersonName | None
     pace: PaceName | None
+    copied_from: str = ""
+    """The sample key of a session's last call, if the signal was made from one about the session."""
 
     @property
     def everybody(self) -> PersonName | None:
@@ -156,6 +158,7 @@ class Rules:
             at=newest.received_at,
             who=(item.tenant, item.task, person) if person and is_user else None,
             pace=(item.task, item.cluster[:_MAX_CLUSTER], "good" if is_good else "bad") if is_watched else None,
+            copied_from=newest.share.last if newest.share is not None and newest.share.is_derived else "",
         )
 
 
@@ -182,6 +185,12 @@ class Ballot:
             if counted:
                 self.made[item.key] = (earlier or UNDECIDED)._replace(counted=counted)
             return VoteDecision("", 0.0, 1.0, "", item.reward, 0.0), ""
+        first = self.made.get(vote.copied_from) if vote.copied_from else None
+        if first is not None and first.submitter == vote.submitter:
+            # One person said it once, of the whole session: it was weighed and charged with the session's last call.
+            copied = first._replace(counted=counted, evidence=earlier.evidence if earlier else "", reward=item.reward)
+            self.made[item.key] = copied
+            return copied, first.reason
         share = rules.share(vote.name, asked=_was_asked(item))
         # A volunteer's first vote weighed nothing, so it was not charged. Another signal of theirs may count as a new vote.
         is_new = earlier is not None and earlier.reason == "not_asked" and earlier.weight == 0.0 < share

@@ -81,7 +81,8 @@ class Weighing:
         if not items:
             return []
         votes = [self._rules[item.task].vote(item) for item in items]
-        known = remembered(connection, {item.key for item in items if item.revision > 1})
+        before = {item.key for item in items if item.revision > 1}
+        known = remembered(connection, before | {vote.copied_from for vote in votes if vote and vote.copied_from})
         people = hold_people(connection, self._people(votes))
         ballot = Ballot(dict(known), people, hold_paces(connection, _paces(votes)))
         self._refresh(connection, items)

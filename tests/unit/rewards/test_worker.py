@@ -5,6 +5,7 @@ import numpy as np
 from contracts.event_log import LogRecord
 from contracts.records import Episode, Experience, Generation, Outcome, Signal, decode, encode
 from contracts.topics import EPISODES, EXPERIENCES
+from contracts.turns import SessionShare
 from rewards.experience import segment_of
 from rewards.worker import RewardsHandler
 from runtime.database import Database
@@ -29,6 +30,13 @@ def test_an_episode_that_is_delivered_twice_is_scored_once(database: Database) -
     (experience,), outcomes = score(database, turn, a_signal(turn), times=2)
     assert (experience.key, experience.revision, experience.reward, experience.status) == (turn.key, 1, 1.0, "scored")
     assert outcomes == []
+
+
+def test_a_calls_credit_is_part_of_its_weight(database: Database) -> None:
+    turn, last = a_generation(), a_generation()
+    share = SessionShare("s", last.key, 0, 2, 0.25)
+    (experience,), _ = score(database, turn, a_signal(turn, share=share))
+    assert (experience.reward, experience.weight, experience.share) == (1.0, 0.25, share)
 
 
 def test_silence_is_named_and_the_experience_says_why_there_is_no_reward(database: Database) -> None:

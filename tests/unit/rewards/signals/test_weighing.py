@@ -3,11 +3,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import event, func, select
 
 from contracts.errors import InvalidTask
 from contracts.tables import signal_delay, submitter, vote
+from contracts.turns import SessionShare
 from rewards.signals.repository import clear_burst
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing, Weight
@@ -50,6 +52,28 @@ def test_the_cap_holds_over_batches_and_restarts(database: Database) -> None:
 def test_a_person_is_another_in_another_tenant(database: Database) -> None:
     items = [an_item(number, "ann", 1.0, tenant=f"shop-{number % 2}") for number in range(4)]
     assert [weight.value for weight in weighed(database, items, trust=CAP)] == [1.0] * 4
+
+
+def test_what_a_person_says_of_a_session_is_one_vote_for_all_its_calls(database: Database) -> None:
+    """The last call's sample is weighed and charged; the others take its decision, refused or not, also in later batches."""
+
+    def of_session(first: int, calls: int) -> list[ScoredSample]:
+        items = [an_item(first + number, "ann", 1.0) for number in range(calls)]
+        last = items[-1].key
+        shares = [SessionShare("s", last, index, calls, 1.0) for index in range(calls)]
+        return [
+            item._replace(signals=[msgspec.structs.replace(said, share=share) for said in item.signals])
+            for item, share in zip(items, shares, strict=True)
+        ][::-1]
+
+    sessions = [of_session(10 * number, 5) for number in range(3)]
+    found = [
+        values(weighed(database, session[:2], trust=CAP) + weighed(database, session[2:], trust=CAP))
+        for session in sessions
+    ]
+    assert found == [[(1.0, "")] * 5, [(1.0, "")] * 5, [(0.0, "influence_cap")] * 5]
+    with database.snapshot() as connection:
+        assert connection.execute(select(submitter.c.num)).scalar_one() == 3
 
 
 def test_a_revised_sample_is_charged_once(database: Database) -> None:

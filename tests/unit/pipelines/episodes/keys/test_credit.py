@@ -37,7 +37,12 @@ def join(database: Database) -> Join:
 
 def turn(seconds: float, parent: Generation | None = None, branch: str = "", **changes: Any) -> Generation:
     place = SessionTurn(parent.key if parent else None, 5 if parent else 0, branch if parent else branch or "first")
-    values = {"session_id": "s", "completion_id": made_at(seconds), "turn": place, "finished_at": seconds + 0.5}
+    values: dict[str, Any] = {
+        "session_id": "s",
+        "completion_id": made_at(seconds),
+        "turn": place,
+        "finished_at": seconds + 0.5,
+    }
     return a_generation(**(values | changes))
 
 

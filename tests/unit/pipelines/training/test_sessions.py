@@ -1,0 +1,105 @@
+"""Calls of a session that was judged as a whole: one batch, one baseline, one row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contracts.records import Experience
+from contracts.turns import SessionShare
+from pipelines.training.advantage import advantages
+from pipelines.training.baselines import advantages_of, baseline_samples
+from pipelines.training.batch import TrainingLimits, refuse
+from pipelines.training.intake import Intake
+from pipelines.training.lessons import draw
+from pipelines.training.packed import packed_batches
+from pipelines.training.settings import TrainingSettings
+from pipelines.training.state import TrainerState
+from pipelines.training.trackers import MovingAverageTracker
+from tests.unit.pipelines.training.builders import experience, segment
+from tests.unit.pipelines.training.test_intake import at
+
+SEGMENT = segment([1, 2], [3], [-1.0])
+
+
+def call(session: str, index: int, calls: int = 3, credit: float = 1.0, **changes: Any) -> Experience:
+    share = SessionShare(session, "chatcmpl-0:0", index, calls, credit)
+    values: dict[str, Any] = {"key": f"{session}{index}", "share": share, "weight": credit} | changes
+    return experience(changes.pop("row", SEGMENT), **{name: value for name, value in values.items() if name != "row"})
+
+
+def read(*experiences: Experience) -> Intake:
+    intake = Intake(TrainerState())
+    for offset, item in enumerate(experiences):
+        intake.offer(at(offset), item, 0.0)
+    return intake
+
+
+def test_the_calls_of_a_session_are_taken_together() -> None:
+    alone = [experience(SEGMENT, key=f"z{number}") for number in range(3)]
+    intake = read(call("a", 0), alone[0], call("b", 0), alone[1], call("a", 1), call("b", 1), call("a", 2), alone[2])
+    assert draw(intake, 2).keys == ["a0", "a1", "a2"], "whole, though the batch is larger"
+    assert draw(intake, 5).keys == ["a0", "a1", "a2", "b0", "b1", "z0"]
+    assert draw(intake, 3, lambda item: item.key == "a1").keys == ["a0", "a1", "a2"]
+    assert draw(intake, 3, lambda item: item.key in {"a1", "a2"}).keys == ["a0", "a1", "z0"], "a quarter may be old"
+
+
+def test_sessions_of_two_tenants_or_tasks_are_not_one() -> None:
+    intake = read(call("a", 0), call("a", 1, tenant="other", key="o"), call("a", 2, task="another", key="t"))
+    assert len(draw(intake, 1).keys) == 1
+
+
+def test_a_session_counts_once_in_baseline_and_whitening() -> None:
+    """One session of nine calls that failed and one of a single call that was solved: the mean is in the middle."""
+    calls = [call("a", index, 9, reward=0.0) for index in range(9)] + [call("b", 0, 1, reward=1.0)]
+    found = advantages_of(calls, MovingAverageTracker(initial=0.3), TrainingSettings(whiten=True)).values
+    assert found[:9] == pytest.approx([-1.0] * 9)
+    assert found[9] == pytest.approx(1.0)
+    tracker = MovingAverageTracker(initial=0.3)
+    for sample in baseline_samples(calls, TrainingSettings()):
+        tracker.update(sample.baseline_key, sample.version, sample.reward, sample.weight)
+    one_each = MovingAverageTracker(initial=0.3)
+    for reward in (0.0, 1.0):
+        one_each.update("task", 0, reward, 1.0)
+    assert tracker.expect("task", 0) == pytest.approx(one_each.expect("task", 0), abs=0.06), "not .1, the mean of calls"
+
+
+def test_a_lone_session_is_not_its_own_mean() -> None:
+    calls = [call("a", index, reward=1.0) for index in range(3)]
+    found = advantages_of(calls, MovingAverageTracker(initial=0.25), TrainingSettings(whiten=True)).values
+    assert found == pytest.approx([0.75] * 3)
+
+
+def test_credit_is_no_part_of_the_baseline() -> None:
+    calls = [call("a", 0, 2, credit=0.25), call("a", 1, 2)]
+    assert [sample.weight for sample in baseline_samples(calls, TrainingSettings())] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("credit", [0.0, 1e-300])
+def test_a_credit_that_its_weight_cannot_have_is_refused(credit: float) -> None:
+    limits = TrainingLimits(max_length=99, vocabulary_size=99, policy="tiny")
+    refusal = refuse(call("a", 0, credit=credit, weight=1.0), None, limits, 0.0)  # type: ignore[arg-type]
+    assert refusal is not None
+    assert refusal.reason == "impossible_weight"
+
+
+def test_fifty_turns_are_one_row() -> None:
+    """Each call's prompt is the call before, its answer and a tool's result: all but new tokens were computed already."""
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(1, 90, 40).tolist()
+    calls, alone = [], 0
+    for index in range(50):
+        answer = generator.integers(1, 90, 12).tolist()
+        calls.append(call("a", index, 50, row=segment(tokens, answer, [-1.0] * 12)))
+        alone += len(tokens) + 12
+        tokens = [*tokens, *answer, *generator.integers(1, 90, 20).tolist()]
+    (batch,) = packed_batches(calls, max_tokens=4096)
+    assert batch.num_tokens <= len(tokens)
+    assert alone / batch.num_tokens > 10
+    assert len(batch.labels_S) == 50 * 12, "each answer is trained once"
+
+
+def test_no_samples_are_no_session() -> None:
+    assert len(advantages([], MovingAverageTracker(), whiten=True).values) == 0
