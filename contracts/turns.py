@@ -1,4 +1,4 @@
-"""A call's place in the tree of its session, its share of what was said of the session, and the names of branches.
+"""A call's place in the tree of its session, its share of a signal about the session, and the names of branches.
 
 A branch says why a call does not go on from an earlier call's tokens:
 
@@ -104,7 +104,7 @@ class SessionShare(msgspec.Struct, frozen=True):
     calls: int
     """Of the line."""
     credit: float
-    """In [0, 1]: how much of what the signal teaches this call learns."""
+    """In [0, 1]: how much this call learns from the signal."""
 
     @property
     def is_derived(self) -> bool:
