@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 import uvicorn
@@ -24,6 +25,7 @@ from services.dashboard.signin.sessions import TOKEN_FILE
 from tests.end_to_end.chromium import BROWSER, Chromium
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, POLICY, SCRIPT, key_of, seed, settings_of
 from tests.unit.services.dashboard.seed_rewards import seed_rewards
+from tests.unit.services.dashboard.seed_sessions import SeededCall, call_id, linear, seed_session
 
 pytestmark = [
     pytest.mark.browser,
@@ -158,6 +160,33 @@ def test_every_page_is_drawn_and_nothing_overflows(
         picture = tmp_path / f"{path.strip('/').replace('/', '-') or 'loop'}-{width}{'-dark' if dark else ''}.png"
         page.screenshot(picture)
         assert picture.stat().st_size > 10_000, path
+
+
+@pytest.mark.parametrize("width", [1280, 950, 400])
+def test_a_session_is_drawn_as_a_tree(page: Chromium, tmp_path: Path, width: int) -> None:
+    settings = seed(tmp_path / "home", num_generations=40)
+    database = settings.database()
+    aside = SeededCall(parent=1, shared=80, branch="history_rewritten", said=SCRIPT, answer=SCRIPT)
+    seed_session(database, "../<b>", [*linear(5), aside], number=1, now=time.time())
+    database.close()
+    site = Site(settings)
+    try:
+        page.resize(width, 900)
+        enter_by_link(page, site, settings)
+        page.open(f"{site.url}/sessions?{urlencode({'id': '../<b>'})}")
+        page.wait_for(READY)
+        found = {".calls tbody tr": 6, ".calls .depth-1": 1, ".calls svg": 6, "main img": 0, ".calls .break": 1}
+        assert {selector: count(page, selector) for selector in found} == found
+        assert page.evaluate(SCROLL) <= 0
+        indents = "['.depth-0', '.depth-1'].map((name) => document.querySelector(`.calls ${name} a`).getBoundingClientRect().left)"
+        main, branch = page.evaluate(indents)
+        assert branch == main + 20
+        tab_to(page, f"/generations/{call_id(1, 5)}/0")
+        page.press("Enter", 13, "\r")
+        page.wait_for(f"location.pathname === '/generations/{call_id(1, 5)}/0' && {READY}")
+        assert page.errors == []
+    finally:
+        site.close()
 
 
 def test_python_and_scripts_write_numbers_alike(page: Chromium, site: Site, settings: Settings) -> None:

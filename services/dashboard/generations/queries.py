@@ -7,6 +7,7 @@ with the table. The next page continues where this one stopped.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -53,10 +54,11 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchHit(NamedTuple):
-    """One row of a page. `body` None: this process cannot read the record."""
+    """One row of a page. `record` and `body` None: this process cannot read the record."""
 
     head: Row[Any]
     body: GenerationBody | None
+    record: Generation | None
 
 
 class Page(NamedTuple):
@@ -119,11 +121,11 @@ def _hits(connection: Connection, heads: list[Row[Any]], text: str) -> Iterator[
     """Heads with their bodies; with a text, only bodies that contain it. Bodies are compressed, so few are opened at a time."""
     for start in range(0, len(heads), PAGE):
         batch = heads[start : start + PAGE]
-        bodies = _bodies(connection, batch)
+        opened = _opened(connection, batch)
         for head in batch:
-            body = bodies.get((head.completion_id, head.choice))
+            body, record = opened.get((head.completion_id, head.choice), (None, None))
             if not text or (body is not None and text in _words(body)):
-                yield SearchHit(head, body)
+                yield SearchHit(head, body, record)
 
 
 def _walk(search: Search, after: Cursor | None, limit: int) -> Select[Any]:
@@ -155,12 +157,15 @@ def _cursor(row: Row[Any]) -> Cursor:
     return Cursor(row.created_at, row.completion_id, row.choice)
 
 
-def _bodies(connection: Connection, heads: list[Row[Any]]) -> dict[tuple[str, int], GenerationBody]:
+def _opened(connection: Connection, heads: list[Row[Any]]) -> dict[tuple[str, int], tuple[GenerationBody, Generation]]:
     ids = [head.completion_id for head in heads]
     statement = select(generation.c.completion_id, generation.c.choice, generation.c.record)
-    rows = connection.execute(statement.where(generation.c.completion_id.in_(ids)))
-    opened = {(row.completion_id, row.choice): _body(row.record) for row in rows}
-    return {key: body for key, body in opened.items() if body is not None}
+    opened = {}
+    for row in connection.execute(statement.where(generation.c.completion_id.in_(ids))):
+        with suppress(InvalidRecord):
+            record = decode_shape(Generation, row.record)
+            opened[row.completion_id, row.choice] = record.open(), record
+    return opened
 
 
 def _decoded(wire: bytes) -> tuple[Generation | None, str]:
@@ -168,13 +173,6 @@ def _decoded(wire: bytes) -> tuple[Generation | None, str]:
         return decode_shape(Generation, wire), ""
     except InvalidRecord as error:
         return None, error.message
-
-
-def _body(wire: bytes) -> GenerationBody | None:
-    try:
-        return decode_shape(Generation, wire).open()
-    except InvalidRecord:
-        return None
 
 
 def _words(body: GenerationBody) -> str:

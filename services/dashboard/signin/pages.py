@@ -44,13 +44,20 @@ class PageRoute(APIRoute):
 def render(
     request: Request, template: str, session: Session | None, status_code: int = 200, **context: Any
 ) -> Response:
-    """A page from a template, which also gets the session, the policy, the settings and the path of the request."""
+    """A page from a template, which also gets the session, the policy, the settings, and the path and address of the request."""
     state = request.app.state
     known = {"session": session, "policy": state.policy, "settings": state.settings, "path": request.url.path}
+    known["here"] = _address(request)
     return templates.TemplateResponse(request, template, {**known, **context}, status_code=status_code)
 
 
 def sign_in_form(request: Request, problem: str | None, status: int) -> Response:
     """The form; signing in leads back to the page that was asked for."""
-    target = request.url.path if request.method == "GET" else "/"
+    target = _address(request) if request.method == "GET" else "/"
     return render(request, "login.html", None, status, problem=problem, next=target)
+
+
+def _address(request: Request) -> str:
+    """The page's own address. The first page's query is left out: it may be a one-time token."""
+    path, query = request.url.path, request.url.query
+    return f"{path}?{query}" if query and path != "/" else path

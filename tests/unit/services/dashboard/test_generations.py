@@ -32,7 +32,7 @@ def walk(database: Database, search: Search, *, most: int = 100) -> list[str]:
     for _ in range(most):
         with database.snapshot() as connection:
             page = find_page(connection, search, after)
-        found += [head.completion_id for head, _ in page.rows]
+        found += [hit.head.completion_id for hit in page.rows]
         after = page.after
         if after is None:
             return found
@@ -52,7 +52,7 @@ def test_equal_times_lose_and_repeat_nothing(small: Settings) -> None:
     assert len(page.rows) == 40 == PAGE
     with database.snapshot() as connection:
         rest = find_page(connection, Search(), Cursor(5.0, key_of(20), 0))
-    assert [head.completion_id for head, _ in rest.rows] == [key_of(number) for number in range(19, -1, -1)]
+    assert [hit.head.completion_id for hit in rest.rows] == [key_of(number) for number in range(19, -1, -1)]
     database.close()
 
 
@@ -99,7 +99,7 @@ def test_a_walk_ends_at_its_limit_and_goes_on_from_there(database: Database) -> 
         while True:
             page = queries.find_page(connection, search, after, most=100)
             assert page.num_looked in {100, None}
-            seen += [head.completion_id for head, _ in page.rows]
+            seen += [hit.head.completion_id for hit in page.rows]
             num_pages += 1
             if (after := page.after) is None:
                 break
@@ -141,7 +141,7 @@ def test_a_record_that_cannot_be_read_is_said(small: Settings) -> None:
         page = find_page(connection, Search())
         whole = find_answer(connection, key_of(1), 0)
     database.close()
-    assert all(body is None for _, body in page.rows)
+    assert all(hit.body is None and hit.record is None for hit in page.rows)
     assert whole is not None
     assert whole.record is None
     assert "not a Generation" in whole.problem

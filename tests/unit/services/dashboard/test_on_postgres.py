@@ -10,16 +10,19 @@ from sqlalchemy import func, insert, select
 
 from contracts.errors import Unauthorized
 from contracts.keys import create_key
-from contracts.tables import dashboard_session, generation
+from contracts.tables import dashboard_session, generation, score, session_call, signal
 from runtime.database import Database, create_database
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.generations.queries import Search, find_page
+from services.dashboard.sessions.queries import find_session
+from services.dashboard.sessions.tree import tree_of
 from services.dashboard.signin import repository
 from services.dashboard.signin.sessions import MAX_SESSIONS, Sessions
 from services.dashboard.tenant.watchers import TenantReader
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, STARTED, key_of, seed
+from tests.unit.services.dashboard.seed_sessions import SeededCall, call_id, linear, seed_session
 
 pytestmark = [pytest.mark.services, pytest.mark.enable_socket]
 
@@ -71,12 +74,31 @@ def test_every_page_is_written(settings: Settings, path: str) -> None:
     assert "data-csrf" in answer.text
 
 
+def test_a_session_is_a_tree(settings: Settings) -> None:
+    database = settings.database()
+    calls = [*linear(3), SeededCall(parent=0, shared=50, branch="tools_changed")]
+    seed_session(database, "ticket", calls, number=1, now=STARTED)
+    try:
+        with database.snapshot() as connection:
+            page = find_session(connection, "default", "ticket")
+            rest = find_session(connection, "default", "ticket", page.calls[1].ref)
+        assert [(line.call.number, line.depth) for line in tree_of(page.calls)] == [(1, 0), (4, 1), (2, 0), (3, 0)]
+        assert [call.number for call in rest.calls] == [3, 4]
+        test_every_page_is_written(settings, "/sessions?tenant=default&id=ticket")
+    finally:
+        with database.transaction() as connection:
+            for table in (generation, session_call, score, signal):
+                own = table.c.key if table is score else table.c.completion_id
+                connection.execute(table.delete().where(own.like(f"{call_id(1, 0)[:20]}%")))
+        database.close()
+
+
 def test_pages_hold_every_answer_once_newest_first(settings: Settings) -> None:
     database, seen, after = Database(settings.database_url or ""), [], None
     with database.snapshot() as connection:
         while True:
             page = find_page(connection, Search(), after)
-            seen += [head.completion_id for head, _ in page.rows]
+            seen += [hit.head.completion_id for hit in page.rows]
             if (after := page.after) is None:
                 break
     database.close()
