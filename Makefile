@@ -17,7 +17,7 @@ AS_default := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INST
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup vllm test-vllm attacks fuzz demo demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients
+.PHONY: help setup vllm test-vllm attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ demo: setup $(filter vllm,$(ENGINE))  ## Show a model learning from its users (S
 
 smoke: setup $(filter vllm,$(ENGINE))  ## Run the demo for half a minute: every process, nothing lost (PROFILE and ENGINE as above)
 	$(ENVIRONMENT) $(BIN)/millrace demo --smoke --seed $(SEED) --profile $(PROFILE) --engine $(ENGINE)
+
+demo-agent: setup  ## Show an agent with tools learning from how its sessions end (SEED=1, PROFILE as above)
+	$(ENVIRONMENT) $(BIN)/millrace demo-agent --seed $(SEED) --profile $(PROFILE)
 
 demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
 	$(BIN)/millrace demo-seeds

@@ -22,9 +22,10 @@ from rich.table import Table
 
 from commands import queries
 from commands.audit import Audit, audit, read_clients
+from commands.demo_product import DemoProduct
 from commands.demo_summary import GOALS, SMOKE_GOALS, VLLM_SECONDS, DemoRun, missed_goals, print_summary, summarise
 from commands.engine_weights import compare_engines
-from commands.engines import choose_engine
+from commands.engines import EngineChoice, choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.options import DeviceOption, EngineOption, LearningRateOption, VllmPythonOption
 from commands.policy_check import check_policy
@@ -53,23 +54,28 @@ _REPORT_SECONDS = 5.0
 
 DEMO_TRAINING = {"learning_rate": 3e-4, "batch_size": 16, "publish_samples": 96, "publish_seconds": 8.0}
 """Small steps and frequent versions: sixteen users give nine signals a second, and they leave after three minutes."""
+SmokeOption = Annotated[
+    bool, typer.Option("--smoke", help="A run of half a minute. It must lose nothing, and need not learn much.")
+]
+ProfileOption = Annotated[
+    str, typer.Option(help="embedded; or services: Kafka, PostgreSQL, Redis and S3, from `make services`.")
+]
+KeepOption = Annotated[bool, typer.Option("--keep", help="Leave everything running at the end.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of the simulated users.")]
+DemoHomeOption = Annotated[Path | None, typer.Option("--home", help="Home folder. Default: runs/<time>.")]
 console = Console(highlight=False, soft_wrap=True)
 
 
 def demo(
     *,
-    seed: Annotated[int, typer.Option(help="Seed of the simulated users.")] = 1,
+    seed: SeedOption = 1,
     seconds: Annotated[float, typer.Option(help="How long the users work.")] = DEMO_SECONDS,
-    home: Annotated[Path | None, typer.Option(help="Home folder. Default: runs/<time>.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running at the end.")] = False,
+    home: DemoHomeOption = None,
+    keep: KeepOption = False,
     device: DeviceOption = "cpu",
     learning_rate: LearningRateOption = None,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="A run of half a minute. It must lose nothing, and need not learn much.")
-    ] = False,
-    profile: Annotated[
-        str, typer.Option(help="embedded; or services: Kafka, PostgreSQL, Redis and S3, from `make services`.")
-    ] = "embedded",
+    smoke: SmokeOption = False,
+    profile: ProfileOption = "embedded",
     engine: EngineOption = "millrace",
     vllm_python: VllmPythonOption = None,
 ) -> int:
@@ -77,35 +83,54 @@ def demo(
 
     Exit status 0 if every goal was met.
     """
-    started, goals = time.monotonic(), SMOKE_GOALS if smoke else GOALS
+    product = RESERVATIONS._replace(seconds=seconds)
+    if learning_rate is not None:
+        product = product._replace(training={**product.training, "learning_rate": learning_rate})
+    chosen = choose_engine(engine, vllm_python, 2)
+    if chosen.kind == "vllm":
+        product = product._replace(goals=product.goals._replace(seconds=VLLM_SECONDS))
+    return run_demo(product, chosen, seed=seed, home=home, keep=keep, device=device, smoke=smoke, profile=profile)
+
+
+def run_demo(
+    product: DemoProduct,
+    chosen: EngineChoice,
+    *,
+    seed: int,
+    home: Path | None,
+    keep: bool,
+    device: str,
+    smoke: bool,
+    profile: str,
+) -> int:
+    """Run a product in a new home. Returns 0 if every goal was met, else 1."""
+    started, goals = time.monotonic(), product.smoke_goals if smoke else product.goals
     folder = (home or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     with claimed(folder):
-        servers, chosen = servers_of(profile), choose_engine(engine, vllm_python, 2)
-        if chosen.kind == "vllm" and not smoke:
-            goals = goals._replace(seconds=VLLM_SECONDS)
+        servers = servers_of(profile)
         sockets = listen(0, split=servers.is_shared, num_engines=chosen.num_own)
         settings = new_settings(
             folder,
             sockets,
-            name="reservations",
-            base=PRODUCT / "base",
-            tasks=[PRODUCT / "task.toml"],
+            name=product.name,
+            base=product.folder / "base",
+            tasks=[product.folder / "task.toml"],
             device=device,
             servers=servers,
         )
-        sentinels = write_sentinels(folder / "sentinels.jsonl")
-        chosen_rate = {} if learning_rate is None else {"learning_rate": learning_rate}
-        training = make_section("[training]", TrainingSettings, **(DEMO_TRAINING | chosen_rate))
-        release = ReleaseSettings(sentinels=sentinels)
+        release = ReleaseSettings(sentinels=product.write_sentinels(folder / "sentinels.jsonl"))
+        training = make_section("[training]", TrainingSettings, **product.training)
         ready = prepare_home(settings, {"training": training, "release": release, **chosen.sections}, check_policy)
         if ready.app_key is None:
             raise MillraceError(f"{folder} was used before; run the demo in a new folder")
         with running(ready, sockets, servers.replicas, chosen) as supervisor:
             greet(ready)
-            run = _loop(ready, supervisor, seed, SMOKE_SECONDS if smoke else seconds, training.learning_rate)
+            lasting = product._replace(seconds=SMOKE_SECONDS) if smoke else product
+            run = _loop(lasting, ready, supervisor, seed, training.learning_rate)
             elapsed = time.monotonic() - started
             facts = {"seed": seed, "seconds": round(elapsed, 1), "goal_seconds": goals.seconds, "engine": chosen.kind}
             summary = {**facts, **summarise(ready.settings, run), **compare_engines(ready.settings)}
+            summary |= product.further(ready.settings)
             (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
             print_summary(console, summary, run.audit, goals)
             console.print(f"written to {folder / 'summary.json'}")
@@ -147,13 +172,13 @@ def demo_seeds(
     return 0 if not any(missed_goals(summary) for summary in summaries) else 1
 
 
-def _loop(home: Home, supervisor: Supervisor, seed: int, seconds: float, learning_rate: float) -> DemoRun:
+def _loop(product: DemoProduct, home: Home, supervisor: Supervisor, seed: int, learning_rate: float) -> DemoRun:
     """Evaluate the base policy, let the users work, drain the loop, and evaluate the live version."""
     settings, policy = home.settings, home.settings.policy
-    base = evaluate(settings.web_url, home.operator_key, policy, 0)
-    console.print(f"base policy: {base.accuracy:.1%} of the held-out sentences are right")
+    base = product.evaluate(settings.web_url, home.operator_key, policy, 0)
+    console.print(f"base policy: {base.accuracy:.1%} of the held-out cases are right")
     listed = settings.home / "users.jsonl"
-    users = _start_users(home, seed, seconds, listed)
+    users = _start_users(product, home, seed, listed)
     stop = threading.Event()
     watcher = threading.Thread(target=supervisor.watch, args=(stop,), daemon=True)
     watcher.start()
@@ -173,10 +198,10 @@ def _loop(home: Home, supervisor: Supervisor, seed: int, seconds: float, learnin
         users.wait()
         stop.set()
         watcher.join()
-    live = evaluate(settings.web_url, home.operator_key, policy, _live(home, policy))
+    live = product.evaluate(settings.web_url, home.operator_key, policy, _live(home, policy))
     explore = next(iter(load_tasks(settings.tasks).values())).sampling.explore
     share = 0.0 if explore is None else explore.share
-    return DemoRun(base, live, result, read_clients(listed), seconds, learning_rate, share)
+    return DemoRun(base, live, result, read_clients(listed), product.seconds, learning_rate, share)
 
 
 def _drain(home: Home, policy: str, listed: Path) -> Audit:
@@ -198,12 +223,13 @@ def all_judged(database: Database, policy: str) -> bool:
         return set(trained_versions(connection).values()) <= queries.verdicts(connection, policy).keys()
 
 
-def _start_users(home: Home, seed: int, seconds: float, listed: Path) -> subprocess.Popen[bytes]:
+def _start_users(product: DemoProduct, home: Home, seed: int, listed: Path) -> subprocess.Popen[bytes]:
     settings = home.settings
-    command = [sys.executable, "-m", "examples.reservations.users", "--url", settings.web_url]
+    command = [sys.executable, "-m", f"examples.{product.folder.name}.users", "--url", settings.web_url]
     command += ["--feedback-url", settings.feedback_url]
     command += ["--key", str(home.app_key), "--model", settings.policy, "--seed", str(seed)]
-    command += ["--seconds", str(seconds), "--users", str(NUM_USERS), "--pace", str(PACE_SECONDS), "--out", str(listed)]
+    command += ["--seconds", str(product.seconds), "--users", str(product.num_users), "--pace", str(product.pace)]
+    command += ["--out", str(listed)]
     listed.touch()
     with (settings.home / "logs" / "users.log").open("wb") as output:
         return subprocess.Popen(  # noqa: S603 our own interpreter and module
@@ -224,6 +250,20 @@ def write_sentinels(path: Path, count: int = NUM_SENTINELS) -> Path:
     ]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+RESERVATIONS = DemoProduct(
+    name="reservations",
+    folder=PRODUCT,
+    write_sentinels=write_sentinels,
+    evaluate=evaluate,
+    goals=GOALS,
+    smoke_goals=SMOKE_GOALS,
+    training=DEMO_TRAINING,
+    seconds=DEMO_SECONDS,
+    num_users=NUM_USERS,
+    pace=PACE_SECONDS,
+)
 
 
 @contextmanager

@@ -77,6 +77,7 @@ def missed_goals(summary: dict[str, Any], goals: DemoGoals = GOALS) -> list[str]
         "ledger balanced": summary["ledger_balanced"],
         f"within {goals.seconds:.0f} s": summary["seconds"] <= goals.seconds,
         "engines compute with the published weights": summary.get("weights_exact") is not False,
+        "sessions keep their tokens": not summary.get("breaks_unexplained"),
     }
     return [goal for goal, is_met in met.items() if not is_met]
 

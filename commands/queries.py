@@ -7,7 +7,9 @@ from typing import NamedTuple
 from sqlalchemy import Connection, select
 
 from contracts import revocations
-from contracts.tables import api_key, gate_anchor, swap, verdict
+from contracts.records import Generation, decode_shape, unpack_ids
+from contracts.tables import api_key, gate_anchor, generation, swap, verdict
+from contracts.turns import CountedCall
 
 
 class GateVerdict(NamedTuple):
@@ -64,3 +66,18 @@ def swaps(connection: Connection, policy: str, arm: str) -> tuple[list[float], d
     rows = connection.execute(statement.where(swap.c.policy == policy, swap.c.arm == arm)).all()
     gaps = [row.gap_seconds for row in rows if row.gap_seconds is not None]
     return gaps, {row.version: row.pause_seconds for row in rows}
+
+
+def session_calls(connection: Connection) -> dict[str, list[CountedCall]]:
+    """The users' calls of each session, with their lengths; of what is still stored."""
+    found: dict[str, list[CountedCall]] = {}
+    for (wire,) in connection.execute(select(generation.c.record).where(generation.c.purpose == "user")):
+        record = decode_shape(Generation, wire)
+        if record.session_id is None or record.turn is None:
+            continue
+        body = record.open()
+        lengths = len(unpack_ids(body.prompt_ids)), len(unpack_ids(body.completion_ids))
+        found.setdefault(f"{record.tenant}\0{record.session_id}", []).append(
+            CountedCall(record.key, record.turn, *lengths)
+        )
+    return found

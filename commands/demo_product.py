@@ -1,0 +1,37 @@
+"""What a demo shows: a product, its users, and what must be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from commands.demo_summary import DemoGoals
+from examples.reservations.evaluate import Evaluation
+from runtime.settings import Settings
+
+
+def _nothing(_: Settings) -> dict[str, Any]:
+    return {}
+
+
+class DemoProduct(NamedTuple):
+    """A folder of `examples/` with `base`, `task.toml` and a module `users`."""
+
+    name: str
+    """Of the policy."""
+    folder: Path
+    write_sentinels: Callable[[Path], Path]
+    evaluate: Callable[[str, str, str, int], Evaluation]
+    """From the endpoint's address, an operator's key, the policy's name and a version: its accuracy on held-out cases."""
+    goals: DemoGoals
+    smoke_goals: DemoGoals
+    training: Mapping[str, Any]
+    """Of the section [training]."""
+    seconds: float
+    """How long users work."""
+    num_users: int
+    pace: float
+    """Seconds from one piece of work of a user to the next."""
+    further: Callable[[Settings], dict[str, Any]] = _nothing
+    """More figures for the summary, once everything is drained."""

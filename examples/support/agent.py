@@ -1,0 +1,66 @@
+"""A support agent: an ordinary loop over the `openai` SDK that runs the tools which the model calls, over HTTP.
+
+In: what a customer wrote. Out: the reply, and the answers that led to it. Nothing here is about learning: the session's id is all that is
+told.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import httpx
+import openai
+
+from examples.support.shop import OFFERED
+
+MOST_CALLS = 6
+"""After so many answers it gives up."""
+
+
+class AgentAnswer(NamedTuple):
+    """One answer of the model. `at`: UTC epoch seconds."""
+
+    completion_id: str
+    version: int
+    at: float
+
+
+class Worked(NamedTuple):
+    """How a session went. `reply` empty: the agent gave up."""
+
+    reply: str
+    answers: list[AgentAnswer]
+
+
+class Agent:
+    """Works for one shop.
+
+    Args:
+        client: of the endpoint.
+        tools: of the tool server.
+        fields: what every request has, such as the model.
+    """
+
+    def __init__(self, client: openai.AsyncOpenAI, tools: httpx.AsyncClient, **fields: Any) -> None:
+        self._client, self._tools, self._fields = client, tools, fields
+
+    async def work(self, text: str, session_id: str) -> Worked:
+        """Answer a customer. Raises openai.OpenAIError, httpx.TransportError: the endpoint, or a tool, could not be reached."""
+        messages: list[Any] = [{"role": "user", "content": text}]
+        answers: list[AgentAnswer] = []
+        offered: list[Any] = OFFERED
+        metadata = {"session_id": session_id, "task": "support"}
+        while len(answers) < MOST_CALLS:
+            answer: Any = await self._client.chat.completions.create(
+                messages=messages, tools=offered, metadata=metadata, **self._fields
+            )
+            answers.append(AgentAnswer(answer.id, int(answer.policy_version), time.time()))
+            message = answer.choices[0].message
+            if not message.tool_calls:
+                return Worked(message.content or "", answers)
+            messages.append(message.model_dump(exclude_none=True))
+            for call in message.tool_calls:
+                result = await self._tools.post(f"/tools/{call.function.name}", content=call.function.arguments)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result.text})
+        return Worked("", answers)
