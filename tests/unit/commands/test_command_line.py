@@ -39,7 +39,9 @@ def settings(tmp_path: Path) -> Settings:
     )
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["demo-agent"], ["up"], ["policy", "rollback"], ["log", "tail"], ["audit"]])
+@pytest.mark.parametrize(
+    "command", [[], ["demo"], ["demo-agent"], ["up"], ["policy", "rollback"], ["log", "tail"], ["audit"]]
+)
 def test_help_explains(command: list[str]) -> None:
     ran = millrace(*command, "--help")
     assert ran.returncode == 0
