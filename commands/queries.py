@@ -69,7 +69,7 @@ def swaps(connection: Connection, policy: str, arm: str) -> tuple[list[float], d
 
 
 def session_calls(connection: Connection) -> dict[str, list[CountedCall]]:
-    """The users' calls of each session, with their lengths; of what is still stored."""
+    """The users' calls of each session, with their lengths, as far as they are still stored."""
     found: dict[str, list[CountedCall]] = {}
     for (wire,) in connection.execute(select(generation.c.record).where(generation.c.purpose == "user")):
         record = decode_shape(Generation, wire)

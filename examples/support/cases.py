@@ -44,7 +44,7 @@ _APART = 200
 
 
 @dataclass(frozen=True)
-class Case:
+class SupportCase:
     """One customer with one order. `days`: since it came; `returnable`: for how many days it may be returned."""
 
     kind: Kind
@@ -85,7 +85,7 @@ def on_its_way(place: str) -> str:
     return f"Your parcel is in {place}."
 
 
-def cases(split: Split, seed: int) -> Iterator[Case]:
+def cases(split: Split, seed: int) -> Iterator[SupportCase]:
     """Stream cases without end; equal arguments give equal streams. Numbers that were used lately are not used again."""
     pool = "bulk" if split in {"train", "users"} else split
     rng, recent = Random(f"{split}:{seed}"), deque[frozenset[str]](maxlen=_APART)
@@ -97,15 +97,15 @@ def cases(split: Split, seed: int) -> Iterator[Case]:
             yield case
 
 
-def _pool_of(case: Case) -> str:
+def _pool_of(case: SupportCase) -> str:
     bucket = blake2b(f"{case.order} {case.customer}".encode(), digest_size=8).digest()[0] % NUM_BUCKETS
     return {0: "sentinel", 1: "held_out"}.get(bucket, "bulk")
 
 
-def _draw(rng: Random) -> Case:
+def _draw(rng: Random) -> SupportCase:
     kind = rng.choice(KINDS)
     customer, order, parcel = (_number(rng) for _ in range(3))
-    return Case(
+    return SupportCase(
         kind=kind,
         text=rng.choice(WORDS[kind]).format(customer=customer, order=order),
         customer=customer,

@@ -11,7 +11,7 @@ import openai
 
 from examples.reservations.evaluate import Evaluation
 from examples.support.agent import Agent
-from examples.support.cases import Case, cases
+from examples.support.cases import SupportCase, cases
 from examples.support.shop import is_solved
 from examples.support.tool_server import OpenShop, tool_server
 
@@ -34,7 +34,7 @@ async def _evaluate(url: str, key: str, policy: str, version: int, shop: OpenSho
     ):
         agent = Agent(client, tools, model=f"{policy}@v{version}", temperature=0, store=False)
 
-        async def serve(case: Case) -> tuple[bool, float]:
+        async def serve(case: SupportCase) -> tuple[bool, float]:
             async with gate:
                 shop.open(case)
                 worked = await agent.work(case.text, f"held-out-{uuid.uuid4()}")

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from examples.support.cases import cases
-from examples.support.teacher import Step, moves, play
+from examples.support.teacher import ToolStep, moves, play
 
 NUM_SENTINELS = 120
 
@@ -31,7 +31,7 @@ def write_sentinels(path: Path, number: int = NUM_SENTINELS) -> Path:
     return path
 
 
-def _messages(steps: list[Step]) -> Iterator[dict[str, Any]]:
+def _messages(steps: list[ToolStep]) -> Iterator[dict[str, Any]]:
     for number, step in zip(count(), steps, strict=False):
         call = {"name": step.move.tool, "arguments": json.dumps(step.move.arguments)}
         called = {"id": f"call{number}", "type": "function", "function": call}

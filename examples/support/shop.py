@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from examples.support.cases import Case
+from examples.support.cases import SupportCase
 
 ToolResult = dict[str, Any]
 
@@ -23,23 +23,23 @@ class _Tool(NamedTuple):
 
     argument: str
     description: str
-    use: Callable[[Case], ToolResult]
+    use: Callable[[SupportCase], ToolResult]
 
 
 class Shop:
     """The orders of all customers who are being served. Belongs to one thread."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, str], Case] = {}
+        self._held: dict[tuple[str, str], SupportCase] = {}
         self._done: dict[str, list[str]] = {}
 
-    def open(self, case: Case) -> None:
+    def open(self, case: SupportCase) -> None:
         """Take the order of a customer."""
         self._done[case.order] = []
         for argument in ("order", "item", "parcel"):
             self._held[argument, getattr(case, argument)] = case
 
-    def close(self, case: Case) -> tuple[str, ...]:
+    def close(self, case: SupportCase) -> tuple[str, ...]:
         """Forget the order; returns what was done about it: refund, replacement."""
         for argument in ("order", "item", "parcel"):
             del self._held[argument, getattr(case, argument)]
@@ -65,12 +65,12 @@ class Shop:
         return result
 
 
-def is_solved(case: Case, done: tuple[str, ...], reply: str) -> bool:
+def is_solved(case: SupportCase, done: tuple[str, ...], reply: str) -> bool:
     """What the customer finds in the end: the right thing was done, once, and nothing else; and the reply is right."""
     return done == ((case.wants,) if case.wants else ()) and reply == case.reply
 
 
-def _replacement(case: Case) -> ToolResult:
+def _replacement(case: SupportCase) -> ToolResult:
     if not case.stock:
         raise ToolRefused("out of stock")
     return {"done": "replacement"}

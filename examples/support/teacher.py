@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from examples.support.agent import MOST_CALLS
-from examples.support.cases import REFUNDED, REPLACED, SORRY, TOO_LATE, Case, on_its_way
+from examples.support.cases import REFUNDED, REPLACED, SORRY, TOO_LATE, SupportCase, on_its_way
 from examples.support.shop import TOOLS, Shop, ToolRefused
 
 
@@ -36,7 +36,7 @@ class Move(NamedTuple):
         return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
-class Step(NamedTuple):
+class ToolStep(NamedTuple):
     """A call of a tool, and what the tool said."""
 
     move: Move
@@ -47,7 +47,7 @@ Weighted = list[tuple[Move, float]]
 NEEDED = {"refund": "refund_policy", "broken": "check_stock", "where": "track_parcel"}
 
 
-def moves(case: Case, steps: Sequence[Step]) -> Weighted:
+def moves(case: SupportCase, steps: Sequence[ToolStep]) -> Weighted:
     """What the agent may do next; weights add up to 1."""
     known = {step.move.tool: step.result for step in steps if "error" not in step.result}
     failed = any("error" in step.result for step in steps)
@@ -66,7 +66,7 @@ def moves(case: Case, steps: Sequence[Step]) -> Weighted:
     return _decide(case, failed=failed)
 
 
-def _look_further(case: Case, needed: str, *, failed: bool, strayed: bool) -> Weighted:
+def _look_further(case: SupportCase, needed: str, *, failed: bool, strayed: bool) -> Weighted:
     right = Move(needed, getattr(case, TOOLS[needed].argument))
     others = [Move(tool, getattr(case, TOOLS[tool].argument)) for tool in sorted(set(NEEDED.values()) - {needed})]
     if strayed or failed:
@@ -75,7 +75,7 @@ def _look_further(case: Case, needed: str, *, failed: bool, strayed: bool) -> We
     return [(right, 0.45), (others[0], 0.2), (others[1], 0.15), (mistaken, 0.2)]
 
 
-def _decide(case: Case, *, failed: bool) -> Weighted:
+def _decide(case: SupportCase, *, failed: bool) -> Weighted:
     refund, replace = Move("issue_refund", case.order), Move("send_replacement", case.order)
     if case.kind == "where":
         return [(Move(text=on_its_way(case.place)), 0.6), (Move(text=SORRY), 0.25), (Move(text=TOO_LATE), 0.15)]
@@ -90,9 +90,9 @@ def _decide(case: Case, *, failed: bool) -> Weighted:
     return [(Move(text=TOO_LATE), 0.5), (refund, 0.5)]
 
 
-def play(case: Case, rng: Random, mistakes: float = 1.0) -> tuple[list[Step], Move]:
+def play(case: SupportCase, rng: Random, mistakes: float = 1.0) -> tuple[list[ToolStep], Move]:
     """A whole session with mistakes, scaled by `mistakes`: the steps, and the last move (of too many calls: a call)."""
-    shop, steps = Shop(), list[Step]()
+    shop, steps = Shop(), list[ToolStep]()
     shop.open(case)
     while True:
         options = moves(case, steps)
@@ -104,4 +104,4 @@ def play(case: Case, rng: Random, mistakes: float = 1.0) -> tuple[list[Step], Mo
             result = shop.call(move.tool, move.arguments)
         except ToolRefused as refused:
             result = {"error": str(refused)}
-        steps.append(Step(move, result))
+        steps.append(ToolStep(move, result))

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from examples.support.cases import Case
+from examples.support.cases import SupportCase
 from examples.support.shop import Shop, ToolRefused
 
 _PATH = "/tools/"
@@ -28,12 +28,12 @@ class OpenShop:
         self._shop, self._lock = Shop(), threading.Lock()
         self.url = ""
 
-    def open(self, case: Case) -> None:
+    def open(self, case: SupportCase) -> None:
         """See `Shop`."""
         with self._lock:
             self._shop.open(case)
 
-    def close(self, case: Case) -> tuple[str, ...]:
+    def close(self, case: SupportCase) -> tuple[str, ...]:
         """See `Shop`."""
         with self._lock:
             return self._shop.close(case)

@@ -21,7 +21,7 @@ import httpx
 import openai
 
 from examples.support.agent import Agent, Worked
-from examples.support.cases import Case, cases
+from examples.support.cases import SupportCase, cases
 from examples.support.shop import is_solved
 from examples.support.tool_server import OpenShop, tool_server
 
@@ -60,7 +60,7 @@ class Customers:
             rest = pace * self._random.uniform(0.5, 1.5) - (time.monotonic() - started)
             await asyncio.sleep(max(0.0, rest))
 
-    async def _visit(self, case: Case) -> None:
+    async def _visit(self, case: SupportCase) -> None:
         session = f"customer-{case.customer}-{uuid.UUID(int=self._random.getrandbits(128))}"
         self._shop.open(case)
         try:
@@ -80,7 +80,7 @@ class Customers:
             self._later.add(task)
             task.add_done_callback(self._later.discard)
 
-    async def _come_back(self, case: Case, session: str, worked: Worked, *, solved: bool) -> None:
+    async def _come_back(self, case: SupportCase, session: str, worked: Worked, *, solved: bool) -> None:
         """Say how the session ended, until that is acknowledged. The id makes retries idempotent."""
         says = solved and self._random.random() >= GRUMBLER
         seconds = LATER_SECONDS if self._random.random() < LATER else SOON_SECONDS

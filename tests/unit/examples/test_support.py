@@ -12,14 +12,14 @@ import httpx
 import pytest
 
 from examples.support.agent import MOST_CALLS, Agent
-from examples.support.cases import REFUNDED, REPLACED, SORRY, TOO_LATE, Case, cases
+from examples.support.cases import REFUNDED, REPLACED, SORRY, TOO_LATE, SupportCase, cases
 from examples.support.sentinels import sentinels
 from examples.support.shop import OFFERED, TOOLS, Shop, ToolRefused, is_solved
 from examples.support.teacher import moves, play
 from examples.support.tool_server import tool_server
 
 
-def drawn(number: int = 300) -> list[Case]:
+def drawn(number: int = 300) -> list[SupportCase]:
     return list(islice(cases("users", 1), number))
 
 
