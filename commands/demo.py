@@ -130,7 +130,8 @@ def run_demo(
             elapsed = time.monotonic() - started
             facts = {"seed": seed, "seconds": round(elapsed, 1), "goal_seconds": goals.seconds, "engine": chosen.kind}
             summary = {**facts, **summarise(ready.settings, run), **compare_engines(ready.settings)}
-            summary |= product.further(ready.settings)
+            with _database(ready) as database, database.snapshot() as connection:
+                summary |= product.further(connection)
             (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
             print_summary(console, summary, run.audit, goals)
             console.print(f"written to {folder / 'summary.json'}")

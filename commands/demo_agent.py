@@ -9,6 +9,7 @@ import math
 from typing import Annotated, Any
 
 import typer
+from sqlalchemy import Connection
 
 from commands import queries
 from commands.demo import PRODUCT, DemoHomeOption, KeepOption, ProfileOption, SeedOption, SmokeOption, run_demo
@@ -19,7 +20,6 @@ from commands.options import DeviceOption
 from contracts.turns import count_rows
 from examples.support.evaluate import evaluate
 from examples.support.sentinels import write_sentinels
-from runtime.settings import Settings
 
 AGENT_SECONDS = 230.0
 AGENT_GOALS = DemoGoals(accuracy=0.90, accepted=0.90, seconds_to_most=math.inf, versions=5, seconds=300.0)
@@ -30,7 +30,8 @@ AGENT_TRAINING = {
     "publish_samples": 192,
     "publish_seconds": 8.0,
 }
-"""About seven sessions in a step, which may be four times as long as usual: there is one bit of reward for about four answers; sixteen places serve four customers a second, who cause fourteen answers."""
+"""About seven sessions in a step, which may be four times as long as usual: about four answers share one bit of reward. Sixteen
+places serve four customers a second, who cause fourteen answers."""
 
 
 def demo_agent(
@@ -43,7 +44,7 @@ def demo_agent(
     smoke: SmokeOption = False,
     profile: ProfileOption = "embedded",
 ) -> int:
-    """Watch an agent learn from the ends of its sessions: a shop's support with six tools, from a third solved to 90%.
+    """Watch an agent learn from the ends of its sessions: a shop's support with six tools. The goal is 90% solved, which is not reached yet.
 
     Exit status 0 if every goal was met.
     """
@@ -52,15 +53,12 @@ def demo_agent(
     return run_demo(product, chosen, seed=seed, home=home, keep=keep, device=device, smoke=smoke, profile=profile)
 
 
-def session_figures(settings: Settings) -> dict[str, Any]:
+def session_figures(connection: Connection) -> dict[str, Any]:
     """Rows of each session, calls that were rendered anew, and tokens that need not be computed twice.
 
     The agent changes nothing in its conversations, so every break but a session's first call is unexplained.
     """
-    database = settings.database()
-    with database.snapshot() as connection:
-        sessions = queries.session_calls(connection)
-    database.close()
+    sessions = queries.session_calls(connection)
     counted = count_rows([call for calls in sessions.values() for call in calls])
     breaks = {name: number for name, number in counted.branches.items() if name != "first"}
     return {

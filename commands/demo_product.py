@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sqlalchemy import Connection
+
 from commands.demo_summary import DemoGoals
 from examples.reservations.evaluate import Evaluation
-from runtime.settings import Settings
 
 
-def _nothing(_: Settings) -> dict[str, Any]:
+def _nothing(_: Connection) -> dict[str, Any]:
     return {}
 
 
@@ -33,5 +34,5 @@ class DemoProduct(NamedTuple):
     num_users: int
     pace: float
     """Seconds from one piece of work of a user to the next."""
-    further: Callable[[Settings], dict[str, Any]] = _nothing
+    further: Callable[[Connection], dict[str, Any]] = _nothing
     """More figures for the summary, once everything is drained."""

@@ -105,6 +105,8 @@ class SessionShare(msgspec.Struct, frozen=True):
     """Of the line."""
     credit: float
     """In [0, 1]: how much this call learns from the signal."""
+    ended_at: float
+    """When the line's last call ended, UTC epoch seconds: what is said of a session is late or not for all of its calls."""
 
     @property
     def is_derived(self) -> bool:

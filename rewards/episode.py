@@ -29,12 +29,11 @@ class UnpackedEpisode(NamedTuple):
 
     @property
     def share(self) -> SessionShare | None:
-        """The call's part in its session, if nobody spoke of the call itself: of the newest signal with a credit."""
-        signals = self.episode.signals
-        if not signals or any(signal.share is None for signal in signals if signal.submitter.kind == "user"):
-            return None
-        shares = [(signal.at, signal.id, signal.share) for signal in signals if signal.share is not None]
-        return max(shares, key=lambda each: each[:2])[2] if shares else None
+        """The call's part in its session, by the newest signal about the session; None if a user spoke of this call itself."""
+        shared = [signal for signal in self.episode.signals if signal.share is not None]
+        about_it = any(signal.share is None and signal.submitter.kind == "user" for signal in self.episode.signals)
+        newest = max(shared, key=lambda signal: (signal.at, signal.id), default=None)
+        return None if newest is None or about_it else newest.share
 
 
 def unpack_episode(record: LogRecord) -> UnpackedEpisode:

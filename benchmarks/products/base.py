@@ -18,14 +18,13 @@ from random import Random
 from typing import cast
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.paths import EXAMPLE
 from benchmarks.products.questions import ExtraProduct, Question, stream
 from examples.reservations.build_base import MAX_LEARNING_RATE, WARM_UP_STEPS
 from examples.reservations.fitting import fit, padded, save
-from examples.reservations.tokenizer import CHAT_TEMPLATE, END, PAD, ROLES, VOCABULARY_SIZE
+from examples.reservations.tokenizer import CHAT_TEMPLATE, END, ROLES, VOCABULARY_SIZE, as_chat, train_merges
 
 NUM_STEPS, QUICK_STEPS = 1500, 200
 _BATCH_SIZE = 32
@@ -101,32 +100,9 @@ def _row(tokenizer: PreTrainedTokenizerFast, question: Question, rng: Random) ->
 
 def _tokenizer(product: ExtraProduct) -> PreTrainedTokenizerFast:
     """Like the demo's, over the words of this product; any other text falls back to bytes."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_WORD), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE,
-        special_tokens=[PAD, END, *ROLES],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
     texts = [
         text
         for question in islice(stream(product, "train", _SEED), _NUM_TEXTS)
         for text in (question.text, *(answer for answer, _ in question.labels))
     ]
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        additional_special_tokens=list(ROLES),
-        clean_up_tokenization_spaces=False,
-        model_max_length=512,
-        chat_template=CHAT_TEMPLATE,
-    )
+    return as_chat(train_merges(texts, _WORD, ROLES, VOCABULARY_SIZE), ROLES, CHAT_TEMPLATE)

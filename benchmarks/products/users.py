@@ -24,11 +24,11 @@ import openai
 
 from benchmarks.products.catalogue import PRODUCTS
 from benchmarks.products.questions import ExtraProduct, Question, stream
+from examples.feedback import send_signal
 from examples.reservations.users import LATE, LATE_SECONDS, LEAVES, SILENT, SPAMMER, STREAMED, TWICE
 
 _TRIES = 3
 _THUMBS = 0.3
-_POST_SECONDS, _RETRY_SECONDS = 60.0, 0.5
 
 
 class ShownAnswer(NamedTuple):
@@ -156,21 +156,10 @@ class ProductCrowd:
             await self._post(body)
 
     async def _post(self, body: dict[str, Any]) -> bool:
-        give_up, reason = time.monotonic() + _POST_SECONDS, ""
-        while time.monotonic() < give_up:
-            try:
-                answer = await self._feedback.post("/v1/feedback", json=body)
-            except httpx.TransportError as error:
-                reason = f"{type(error).__name__}: {error}"
-            else:
-                if answer.is_success:
-                    return True
-                reason = answer.text
-                if answer.is_client_error:
-                    break
-            await asyncio.sleep(_RETRY_SECONDS)
-        self._note(kind="failed", what=f"feedback: {reason}")
-        return False
+        reason = await send_signal(self._feedback, body)
+        if reason:
+            self._note(kind="failed", what=f"feedback: {reason}")
+        return not reason
 
     def _note(self, **item: object) -> None:
         self._out.write(json.dumps({"at": time.time(), **item}) + "\n")

@@ -9,9 +9,10 @@ from transformers import PreTrainedTokenizerFast
 from examples.reservations.sentences import requests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 VOCABULARY_SIZE = 768
+CONTEXT = 512
 PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 
@@ -30,29 +31,39 @@ CHAT_TEMPLATE = """\
 
 def build_tokenizer(seed: int, num_requests: int = 6000) -> PreTrainedTokenizerFast:
     """Train the merges on training sentences and their answers; any other text falls back to bytes."""
+    return as_chat(train_merges(_corpus(seed, num_requests), WORD, ROLES, VOCABULARY_SIZE), ROLES, CHAT_TEMPLATE)
+
+
+def train_merges(texts: "Iterable[str]", word: str, roles: tuple[str, ...], vocabulary_size: int) -> Tokenizer:
+    """A byte-level BPE whose merges stay within matches of `word`; marks of roles are special tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(WORD), behavior="isolated"),
+            pre_tokenizers.Split(Regex(word), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ],
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE,
-        special_tokens=[PAD, END, *ROLES],
+        vocab_size=vocabulary_size,
+        special_tokens=[PAD, END, *roles],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_corpus(seed, num_requests), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def as_chat(tokenizer: Tokenizer, roles: tuple[str, ...], template: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of a policy, with its chat template."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
-        additional_special_tokens=list(ROLES),
+        additional_special_tokens=list(roles),
         clean_up_tokenization_spaces=False,
-        model_max_length=512,
-        chat_template=CHAT_TEMPLATE,
+        model_max_length=CONTEXT,
+        chat_template=template,
     )
 
 

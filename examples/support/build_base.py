@@ -18,10 +18,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.reservations.fitting import IGNORED, fit, save
+from examples.reservations.tokenizer import CONTEXT
 from examples.support.cases import cases
 from examples.support.shop import TOOLS
 from examples.support.teacher import Move, play
-from examples.support.tokenizer import CONTEXT, build_tokenizer
+from examples.support.tokenizer import build_tokenizer
 
 MAX_LEARNING_RATE = 3e-3
 WARM_UP_STEPS = 100

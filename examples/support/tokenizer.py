@@ -8,16 +8,15 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from examples.reservations.tokenizer import as_chat, train_merges
 from examples.support.cases import PLACES, REPLIES, cases, on_its_way
 from examples.support.shop import TOOLS
 from examples.support.teacher import Move, play
 
 VOCABULARY_SIZE = 832
-CONTEXT = 512
-PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 MARKS = ("<tool_call>", "</tool_call>")
 # A number is two tokens, and what stands between values in JSON is one.
@@ -30,32 +29,10 @@ _TEMPLATE = Path(__file__).parent / "chat_template.jinja"
 
 def build_tokenizer(seed: int, num_cases: int = 3000) -> PreTrainedTokenizerFast:
     """Train the merges on sessions; any other text falls back to bytes."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(WORD), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE,
-        special_tokens=[PAD, END, *ROLES],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_corpus(seed, num_cases), trainer)
+    tokenizer = train_merges(_corpus(seed, num_cases), WORD, ROLES, VOCABULARY_SIZE)
     # What begins and ends a turn is special; what an assistant writes is not, as in Qwen3.
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        additional_special_tokens=list(ROLES),
-        clean_up_tokenization_spaces=False,
-        model_max_length=CONTEXT,
-        chat_template=_TEMPLATE.read_text().rstrip("\n"),
-    )
+    return as_chat(tokenizer, ROLES, _TEMPLATE.read_text().rstrip("\n"))
 
 
 def _corpus(seed: int, num_cases: int) -> Iterator[str]:

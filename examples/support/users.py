@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 import openai
 
+from examples.feedback import send_signal
 from examples.support.agent import Agent, Worked
 from examples.support.cases import SupportCase, cases
 from examples.support.shop import is_solved
@@ -27,7 +28,6 @@ from examples.support.tool_server import OpenShop, tool_server
 
 SILENT, GRUMBLER, LATER = 0.2, 0.01, 0.3
 SOON_SECONDS, LATER_SECONDS = (0.5, 2.0), (4.0, 8.0)
-_RETRY_SECONDS, _LAST_TRY_SECONDS = 0.5, 60.0
 
 
 class Customers:
@@ -97,21 +97,10 @@ class Customers:
             self._note(kind="signal", id=body["id"], key=last, name="solved", positive=says, calls=len(worked.answers))
 
     async def _post(self, body: dict[str, object]) -> bool:
-        give_up, reason = time.monotonic() + _LAST_TRY_SECONDS, ""
-        while time.monotonic() < give_up:
-            try:
-                answer = await self._feedback.post("/v1/feedback", json=body)
-            except httpx.TransportError as error:
-                reason = f"{type(error).__name__}: {error}"
-            else:
-                if answer.is_success:
-                    return True
-                reason = answer.text
-                if answer.is_client_error:
-                    break
-            await asyncio.sleep(_RETRY_SECONDS)
-        self._note(kind="failed", what=f"feedback: {reason}")
-        return False
+        reason = await send_signal(self._feedback, body)
+        if reason:
+            self._note(kind="failed", what=f"feedback: {reason}")
+        return not reason
 
     def _note(self, **item: object) -> None:
         self._out.write(json.dumps({"at": time.time(), **item}) + "\n")

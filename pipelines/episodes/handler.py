@@ -38,7 +38,7 @@ from pipelines.episodes.epochs import repository as epochs_repository
 from pipelines.episodes.epochs.chain import Epochs, entry_of
 from pipelines.episodes.keys import exchange
 from pipelines.episodes.keys import repository as keys_repository
-from pipelines.episodes.keys.rules import session_of
+from pipelines.episodes.keys.rules import KeyName, session_of
 from pipelines.episodes.lifecycle import Facts, Key, SampleState, Step
 from pipelines.episodes.retries.replacing import Replacement, received, replacements
 from pipelines.episodes.retries.repository import lately_repeated, repeated
@@ -127,12 +127,12 @@ class EpisodesHandler:
             return messages
         completion_ids = {key[0] for key in keys}
         samples = repository.load(connection, completion_ids, (), judged=completion_ids)
-        names = {key: session_of(samples.states[key].record) for key in keys}
-        ended_at = keys_repository.last_times(connection, {name for name in names.values() if name})
-        for key, name in names.items():
+        sessions = {key: name for key in keys if (name := self._session(samples.states[key].record))}
+        ended_at = keys_repository.last_times(connection, set(sessions.values()))
+        for key in keys:
             sample = samples.states[key]
-            facts = replace(self._facts(samples, sample, now), session_at=ended_at.get(name) if name else None)
-            messages += _take(samples, lifecycle.close(sample, facts))
+            at = ended_at.get(sessions[key]) if key in sessions else None
+            messages += _take(samples, lifecycle.close(sample, self._facts(samples, sample, now, at)))
         repository.save(connection, samples)
         return messages
 
@@ -193,8 +193,16 @@ class EpisodesHandler:
             messages += _take(samples, step)
         return messages
 
-    def _facts(self, samples: Samples, sample: SampleState, now: float | None = None) -> Facts:
-        return samples.facts(sample, self._tasks.get(sample.record.task), self._clock() if now is None else now)
+    def _facts(
+        self, samples: Samples, sample: SampleState, now: float | None = None, session_at: float | None = None
+    ) -> Facts:
+        task = self._tasks.get(sample.record.task)
+        return samples.facts(sample, task, self._clock() if now is None else now, session_at)
+
+    def _session(self, record: Generation) -> KeyName | None:
+        """The session that the answer waits for; None if its task judges no sessions."""
+        task = self._tasks.get(record.task)
+        return session_of(record) if task is not None and task.credit is not None else None
 
 
 def _take(samples: Samples, step: Step) -> list[Message]:

@@ -30,10 +30,16 @@ def rejection(signal: Signal, about: Generation, task: Task | None) -> str:
     return "other_tenant" if signal.tenant != about.tenant else ""
 
 
-def deadline(generation: Generation, task: Task, name: str | None = None) -> float:
-    """When signals of this name begin to be late; without a name: the end of the task's own window."""
-    rule = task.signals.get(name) if name else None
-    return generation.finished_at + ((rule and rule.window_seconds) or task.window_seconds)
+def deadline(generation: Generation, task: Task, said: Signal | None = None) -> float:
+    """When such a signal begins to be late; without one: the end of the task's own window."""
+    rule = task.signals.get(said.name) if said else None
+    ended_at = _ended_at(generation, [said] if said else [])
+    return ended_at + ((rule and rule.window_seconds) or task.window_seconds)
+
+
+def _ended_at(generation: Generation, signals: Sequence[Signal]) -> float:
+    """When the answer ended, or the last one of the session that a signal is about."""
+    return max(generation.finished_at, *(said.share.ended_at for said in signals if said.share), -math.inf)
 
 
 def first_close(generation: Generation, task: Task, *, is_decided: bool) -> float:
@@ -48,7 +54,7 @@ def first_close(generation: Generation, task: Task, *, is_decided: bool) -> floa
 def idle_at(generation: Generation, task: Task, session_at: float) -> float:
     """When the session of an answer has been idle for the task's window, or is longer than the task's [credit] lets it be.
 
-    `session_at`: when its newest answer ended. Without [credit] an answer does not wait for its session: -inf.
+    `session_at`: when its newest answer ended. Without [credit]: -inf.
     """
     if task.credit is None:
         return -math.inf
@@ -69,7 +75,7 @@ def last_close(generation: Generation, task: Task, signals: Sequence[Signal]) ->
     heard = {signal.name for signal in signals}
     windows = [rule.window_seconds or 0.0 for name, rule in task.signals.items() if name not in heard]
     slowest = max(windows, default=0.0)
-    return generation.finished_at + slowest if slowest > task.window_seconds else None
+    return _ended_at(generation, signals) + slowest if slowest > task.window_seconds else None
 
 
 def state_on_arrival(signal: Signal, closes_at: float) -> SignalState:

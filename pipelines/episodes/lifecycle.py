@@ -72,7 +72,7 @@ class Facts(msgspec.Struct, frozen=True):
     signals: Sequence[Signal]
     now: float
     session_at: float | None = None
-    """When the newest answer of its session ended; None without a session."""
+    """When the newest answer of its session ended; None if it does not wait for its session."""
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -76,9 +76,9 @@ class Samples:
         """Add a signal that the database holds."""
         self.signals.read(self._index(held.record), held)
 
-    def facts(self, sample: SampleState, task: Task | None, now: float) -> Facts:
+    def facts(self, sample: SampleState, task: Task | None, now: float, session_at: float | None = None) -> Facts:
         """What the transitions of a sample may look at."""
-        return Facts(task, [held.record for held in self.signals_of(sample.key, *COUNTING)], now)
+        return Facts(task, [held.record for held in self.signals_of(sample.key, *COUNTING)], now, session_at)
 
     def signals_of(self, key: Key, *states: str) -> list[HeldSignal]:
         """The signals of a sample in the given states, oldest first."""
@@ -160,7 +160,7 @@ class Samples:
             if held.record.id in lost:
                 self._become(held, "conflict", "superseded")
             else:
-                self._become(held, join.state_on_arrival(held.record, join.deadline(about, task, held.record.name)))
+                self._become(held, join.state_on_arrival(held.record, join.deadline(about, task, held.record)))
 
     def _become(self, held: HeldSignal, state: str, reason: str = "") -> None:
         if state != held.state:

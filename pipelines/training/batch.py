@@ -241,7 +241,7 @@ def prompt_of(experience: Experience) -> bytes:
 def episode_of(experience: Experience) -> str:
     """Calls of a session that was judged as a whole have the same one; any other sample is an episode of its own."""
     share = experience.share
-    return experience.key if share is None else f"{experience.tenant}/{experience.task}/{share.session}"
+    return experience.key if share is None else f"{experience.tenant}\0{experience.task}\0{share.session}"
 
 
 def single_version(experience: Experience) -> int | None:

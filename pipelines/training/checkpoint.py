@@ -133,6 +133,10 @@ class CheckpointStore:
         make_folder_durably(folder)
         self._samples = SampleFile(folder / SAMPLES)
 
+    def close(self) -> None:
+        """Close the file of samples; the next call opens it again."""
+        self._samples.close()
+
     def save(self, checkpoint: Checkpoint, keep_versions: Collection[int] = ()) -> str:
         """Write durably while the caller waits, then delete old checkpoints; returns the name. Raises as `write`."""
         pending = self.begin(checkpoint)

@@ -198,6 +198,7 @@ class Trainer:
                 "last decisions are not saved; the next start takes the steps of the journal again",
                 reason=error.message,
             )
+        self._checkpoints.close()
         if self._consumer is not None:
             self._consumer.close()
 

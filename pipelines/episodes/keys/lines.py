@@ -16,11 +16,15 @@ from pipelines.episodes.keys.rules import AnswerRef
 
 
 class SessionCall(NamedTuple):
-    """A call of a session. `parent`: the call that it goes on from, or branches off. `is_cut`: nobody has its whole answer."""
+    """A call of a session. `parent`: the call that it goes on from, or branches off. `is_cut`: nobody has its whole answer.
+
+    `ended_at`: UTC epoch seconds.
+    """
 
     answer: AnswerRef
     parent: AnswerRef | None
     task: str
+    ended_at: float
     is_cut: bool = False
 
 
@@ -72,14 +76,15 @@ def parts_of(
     line = main_line(before)
     if not line:
         return []
-    task = tasks.get(next(call.task for call in before if call.answer == line[-1]))
+    last = next(call for call in before if call.answer == line[-1])
+    task = tasks.get(last.task)
     if task is None or task.credit is None:
         return []
-    oldest, last = received_at - task.credit.longest_seconds, line[-1]
-    reached = [answer for answer in line if answer == last or time_of(answer.completion_id) >= oldest]
+    oldest = received_at - task.credit.longest_seconds
+    reached = [answer for answer in line if answer == last.answer or time_of(answer.completion_id) >= oldest]
     credits_ = [task.credit.of(index, len(reached)) for index in range(len(reached))]
     return [
-        LinePart(answer, SessionShare(session, sample_key(*last), index, len(reached), credit))
+        LinePart(answer, SessionShare(session, sample_key(*last.answer), index, len(reached), credit, last.ended_at))
         for index, (answer, credit) in enumerate(zip(reached, credits_, strict=True))
         if credit > 0.0
     ]

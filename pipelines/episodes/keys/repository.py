@@ -47,6 +47,8 @@ _WAITING = (*_WAITING_ID, waiting_signal.c.record)
 _IN_ORDER = (waiting_signal.c.received_at, *_WAITING_ID)
 
 
+_ROWS_AT_ONCE = 1_000
+"""Databases limit the parameters of a statement; a crowd that judges long sessions makes many signals at once."""
 MOST_CALLS = 2_000
 """Of a session: what is said of it reaches the newest ones."""
 
@@ -188,7 +190,7 @@ def calls_of(connection: Connection, names: Collection[KeyName]) -> dict[KeyName
     found: dict[KeyName, list[SessionCall]] = {}
     for row in connection.execute(select(ranked).where(ranked.c.place <= MOST_CALLS)):
         parent = None if row.parent_id is None else AnswerRef(row.parent_id, row.parent_choice)
-        call = SessionCall(AnswerRef(row.completion_id, row.choice), parent, row.task, row.is_cut)
+        call = SessionCall(AnswerRef(row.completion_id, row.choice), parent, row.task, row.at, row.is_cut)
         found.setdefault(KeyName(row.tenant, SESSION, row.session_id), []).append(call)
     return found
 
@@ -237,8 +239,11 @@ def receive(connection: Connection, said: Sequence[Signal]) -> list[Signal]:
         for item in sorted(said, key=lambda item: (item.tenant, item.id))
     ]
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(received_signal).values(rows).on_conflict_do_nothing().returning(*_RECEIVED_ID)
-    inserted = {(row.tenant, row.id) for row in connection.execute(statement)}
+    inserted: set[tuple[str, str]] = set()
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        values = dialect.insert(received_signal).values(rows[start : start + _ROWS_AT_ONCE])
+        found = connection.execute(values.on_conflict_do_nothing().returning(*_RECEIVED_ID))
+        inserted |= {(row.tenant, row.id) for row in found}
     return [item for item in said if (item.tenant, item.id) in inserted]
 
 

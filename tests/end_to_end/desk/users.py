@@ -17,11 +17,10 @@ from pathlib import Path
 import httpx
 import openai
 
+from examples.feedback import send_signal
 from tests.end_to_end.desk.work import TASKS, Piece
 
 SILENT = 0.3
-_RETRY_SECONDS = 0.5
-_LAST_TRY_SECONDS = 60.0
 
 
 class Crowd:
@@ -80,21 +79,10 @@ class Crowd:
             "name": "accepted",
             "value": right,
         }
-        give_up, reason = time.monotonic() + _LAST_TRY_SECONDS, ""
-        while time.monotonic() < give_up:
-            try:
-                answer = await self._feedback.post("/v1/feedback", json=body)
-            except httpx.TransportError as error:
-                reason = f"{type(error).__name__}: {error}"
-            else:
-                if answer.is_success:
-                    self._note(kind="signal", id=body["id"], key=f"{completion_id}:0", name="accepted", positive=right)
-                    return
-                reason = answer.text
-                if answer.is_client_error:
-                    break
-            await asyncio.sleep(_RETRY_SECONDS)
-        self._note(kind="failed", what=f"feedback: {reason}")
+        if reason := await send_signal(self._feedback, body):
+            self._note(kind="failed", what=f"feedback: {reason}")
+        else:
+            self._note(kind="signal", id=body["id"], key=f"{completion_id}:0", name="accepted", positive=right)
 
     def _note(self, **item: object) -> None:
         self._out.write(json.dumps({"at": time.time(), **item}) + "\n")

@@ -34,7 +34,7 @@ def test_an_episode_that_is_delivered_twice_is_scored_once(database: Database) -
 
 def test_a_calls_credit_is_part_of_its_weight(database: Database) -> None:
     turn, last = a_generation(), a_generation()
-    share = SessionShare("s", last.key, 0, 2, 0.25)
+    share = SessionShare("s", last.key, 0, 2, 0.25, 0.0)
     (experience,), _ = score(database, turn, a_signal(turn, share=share))
     assert (experience.reward, experience.weight, experience.share) == (1.0, 0.25, share)
 

@@ -116,6 +116,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fate = trainer.state.fates[bad.key]
     assert (fate.state, fate.reason) == ("quarantined", SPIKE)
     learn(world, trainer, 8, 101)
+    trainer._checkpoints.close()
     world.close()
     return only_bundle(world)
 

@@ -25,7 +25,7 @@ SEGMENT = segment([1, 2], [3], [-1.0])
 
 
 def call(session: str, index: int, calls: int = 3, credit: float = 1.0, **changes: Any) -> Experience:
-    share = SessionShare(session, "chatcmpl-0:0", index, calls, credit)
+    share = SessionShare(session, "chatcmpl-0:0", index, calls, credit, 0.0)
     values: dict[str, Any] = {"key": f"{session}{index}", "share": share, "weight": credit} | changes
     return experience(changes.pop("row", SEGMENT), **{name: value for name, value in values.items() if name != "row"})
 

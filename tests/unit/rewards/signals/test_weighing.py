@@ -60,7 +60,7 @@ def test_what_a_person_says_of_a_session_is_one_vote_for_all_its_calls(database:
     def of_session(first: int, calls: int) -> list[ScoredSample]:
         items = [an_item(first + number, "ann", 1.0) for number in range(calls)]
         last = items[-1].key
-        shares = [SessionShare("s", last, index, calls, 1.0) for index in range(calls)]
+        shares = [SessionShare("s", last, index, calls, 1.0, 0.0) for index in range(calls)]
         return [
             item._replace(signals=[msgspec.structs.replace(said, share=share) for said in item.signals])
             for item, share in zip(items, shares, strict=True)

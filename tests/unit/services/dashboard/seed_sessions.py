@@ -75,7 +75,7 @@ def seed_session(
             rows["score"].append(_score(record, call))
         if call.credit is not None:
             share = SessionShare(
-                session_id, sample_key(call_id(number, line[-1]), 0), line.index(at), len(line), call.credit
+                session_id, sample_key(call_id(number, line[-1]), 0), line.index(at), len(line), call.credit, now
             )
             rows["signal"].append(_signal(record, share, now))
     with database.transaction() as connection:

@@ -169,6 +169,15 @@ def test_calls_are_forgotten_with_their_keys(join: Join) -> None:
         assert connection.execute(select(session_call)).all() == []
 
 
+def test_a_crowd_that_judges_one_long_session_reaches_every_call(join: Join) -> None:
+    num_calls, num_signals = 120, 50
+    turns = a_line(num_calls, start=0.0)
+    join.hear(*turns)
+    join.receive(*({**SOLVED, "id": f"end {number}"} for number in range(num_signals)), at=122.0)
+    join.wait(140.0)
+    assert join.counts() == {"joined": num_calls * num_signals}
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_in_any_tree_the_order_of_reading_changes_nothing(database: Database, seed: int) -> None:
     """Random trees with titles, retries and cut answers; batches of random sizes; several signals, some taken back."""
@@ -204,6 +213,7 @@ def test_in_any_tree_the_order_of_reading_changes_nothing(database: Database, se
             AnswerRef(each.completion_id, 0),
             AnswerRef(each.turn.parent[:-2], 0) if each.turn and each.turn.parent else None,
             "booking",
+            each.finished_at,
             each.finish_reason == "cancelled",
         )
         for each in turns

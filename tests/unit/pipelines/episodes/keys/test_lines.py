@@ -25,7 +25,9 @@ def at(seconds: float) -> AnswerRef:
 def calls(*parents: int | None, cut: Sequence[int] = (), tasks: str = "") -> list[SessionCall]:
     """One call a second from second 1 on; `parents`: the number of each call's parent, from 1."""
     return [
-        SessionCall(at(number), None if parent is None else at(parent), (tasks or "b" * 99)[number - 1], number in cut)
+        SessionCall(
+            at(number), None if parent is None else at(parent), (tasks or "b" * 99)[number - 1], 0.0, number in cut
+        )
         for number, parent in enumerate(parents, 1)
     ]
 
