@@ -21,7 +21,7 @@ from contracts.tables import agent_session
 ROLE = "session"
 KEPT_SECONDS = 30 * 86_400.0
 """How long a session that is over can still be looked at."""
-_PARTS = 4
+_PARTS, _ID_BYTES = 4, 12
 
 
 class SessionBudget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +51,7 @@ def make_session(
 ) -> tuple[AgentSession, str]:
     """A new session and its key, whose text is the only copy of its secret. `longest`: seconds, without a budget of them."""
     connection.execute(delete(agent_session).where(agent_session.c.expires_at < now - KEPT_SECONDS))
-    session_id, secret = secrets.token_hex(12), secrets.token_hex(24)
+    session_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(24)
     expires_at = now + min(longest, longest if budget.seconds is None else budget.seconds)
     connection.execute(
         insert(agent_session).values(
@@ -104,6 +104,19 @@ def _caller_of_session(connection: Connection, session_id: str, secret: str, now
         raise Unauthorized("this session key is not known here; POST /v1/sessions makes one")
     maker = find_key(connection, row.key_id, now)
     return maker._replace(role="app", scopes=maker.scopes & {"inference"}, session=row.id, task=row.task)
+
+
+def may_be_made(session_id: str) -> bool:
+    """Whether `make_session` may have made this id; clients that name a session themselves choose others."""
+    return len(session_id) == 2 * _ID_BYTES and set(session_id) <= set("0123456789abcdef")
+
+
+def in_session(connection: Connection, caller: Caller, session_id: str) -> Caller:
+    """The caller bound to a session of its tenant, as if with its key; unchanged if there is no such session."""
+    row = _row(connection, session_id)
+    if row is None or row.tenant != caller.tenant:
+        return caller
+    return caller._replace(session=row.id, task=row.task)
 
 
 def reserve_call(connection: Connection, session_id: str, now: float) -> int | None:

@@ -22,7 +22,8 @@ MillraceError
 ├── Unauthorized (401)
 ├── Forbidden (403)             the key is valid, but its role may not do this
 │   ├── MissingScope             the key lacks a scope, which `scope` names
-│   ├── SessionOver              the session of this key was ended, or its budget is used up
+│   ├── SessionOver              the session of this key or URL was ended, or its budget is used up
+│   ├── OtherSession             the URL names another session than the key
 │   └── OriginRefused            the request comes from a web page, which may not use this route
 ├── RateLimited (429)            more requests than the operator allows one key per minute
 │   └── Overloaded               the engine's queue is full; says when to retry
@@ -172,6 +173,10 @@ class MissingScope(Forbidden):
 
 class SessionOver(Forbidden):
     code = "session_over"
+
+
+class OtherSession(Forbidden):
+    code = "other_session"
 
 
 class OriginRefused(Forbidden):

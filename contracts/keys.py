@@ -30,7 +30,7 @@ _PARTS = 4
 
 
 class Caller(NamedTuple):
-    """Who makes a request. `expires_at`: UTC epoch seconds; None: never. `session`, `task`: those of a session's key."""
+    """Who makes a request. `expires_at`: UTC epoch seconds; None: never. `session`, `task`: those of a session's key or URL."""
 
     key_id: str
     role: Role

@@ -23,8 +23,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from contracts.agent_sessions import caller_of_key
-from contracts.errors import InvalidRequest, MillraceError, NotFound, Unauthorized, Unavailable
+from contracts.agent_sessions import caller_of_key, in_session, may_be_made
+from contracts.errors import InvalidRequest, MillraceError, NotFound, OtherSession, Unauthorized, Unavailable
 from contracts.keys import Caller
 from contracts.keys import Scope as KeyScope
 from runtime.database import Database
@@ -37,6 +37,10 @@ _SERVER_ERROR = 500
 _MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
 CLIENT_LEFT = 499
 """The status of a request whose client left, for metrics and logs only; nginx's number for it."""
+SESSION_HEADER = "x-millrace-session"
+URL_SESSION = "millrace.session"
+"""In the scope of a request: the session that its URL names."""
+_MAX_IN_URL = 128
 
 ShapeType = TypeVar("ShapeType")
 
@@ -175,6 +179,7 @@ class KeyRing:
         self._keep = keep_seconds
         self._clock = clock
         self._known: dict[str, tuple[float, Caller]] = {}
+        self._in_sessions: dict[tuple[Caller, str], tuple[float, Caller]] = {}
 
     async def caller(self, authorization: str) -> Caller:
         """The caller with this `Authorization` header.
@@ -202,9 +207,30 @@ class KeyRing:
             raise Unauthorized(f"the key {caller.key_id} has expired; make another with: millrace keys api new")
         return caller
 
+    async def caller_in(self, caller: Caller, session: str) -> Caller:
+        """The caller with the task and budget of the session that a URL names, if it was made for the caller's tenant.
+
+        Raises:
+            Unavailable: the database is unreachable, and the session was not seen a moment ago.
+        """
+        if not may_be_made(session):
+            return caller
+        until, found = self._in_sessions.get((caller, session), (0.0, caller))
+        asked_at = time.monotonic()
+        if until < asked_at:
+            found = await asyncio.to_thread(self._look_up_session, caller, session)
+            if len(self._in_sessions) >= _MAX_KEYS:
+                self._in_sessions.clear()
+            self._in_sessions[caller, session] = (asked_at + self._keep, found)
+        return found
+
     def _look_up(self, authorization: str) -> Caller:
         with self._database.snapshot() as connection:
             return caller_of_key(connection, authorization, self._clock())
+
+    def _look_up_session(self, caller: Caller, session: str) -> Caller:
+        with self._database.snapshot() as connection:
+            return in_session(connection, caller, session)
 
 
 def authorization_of(headers: Mapping[str, str]) -> str:
@@ -222,12 +248,31 @@ def authorization_of(headers: Mapping[str, str]) -> str:
 
 
 async def find_caller(request: Request, scope: KeyScope) -> Caller:
-    """The caller of a request that needs this scope. Raises like `KeyRing.caller`, and MissingScope."""
+    """The caller of a request that needs this scope. Raises like `KeyRing.caller`, and MissingScope.
+
+    A session that the URL names must be a name, and the session of the key and of the header, if they have one: InvalidRequest, OtherSession.
+    """
     keys: KeyRing = request.app.state.keys
     caller = await keys.caller(authorization_of(request.headers))
     structlog.contextvars.bind_contextvars(key=caller.key_id, tenant=caller.tenant)
     caller.require(scope)
-    return caller
+    named = request.scope.get(URL_SESSION)
+    return caller if named is None else await _in_url(keys, caller, named, request.headers.get(SESSION_HEADER))
+
+
+async def _in_url(keys: KeyRing, caller: Caller, named: str, said: str | None) -> Caller:
+    if not (0 < len(named) <= _MAX_IN_URL and named.isascii() and named.isprintable()):
+        raise InvalidRequest(
+            f"the session of a URL has 1 to {_MAX_IN_URL} printable ASCII characters; name others in metadata.session_id",
+            param="session_id",
+        )
+    if said != named:
+        raise InvalidRequest(
+            f"the URL and {SESSION_HEADER} name different sessions; send one of them", param=SESSION_HEADER
+        )
+    if caller.session not in {None, named}:
+        raise OtherSession("this is the key of another session than the one in the URL", param="session_id")
+    return caller if caller.session is not None else await keys.caller_in(caller, named)
 
 
 async def _find_caller(request: Request, needed: SecurityScopes) -> Caller:

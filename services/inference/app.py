@@ -36,6 +36,7 @@ from services.inference.routes import add_hot_load_routes, add_routes
 from services.inference.sessions.budgets import SessionBudgets
 from services.inference.sessions.routes import add_session_routes
 from services.inference.sessions.turns import Turns
+from services.inference.sessions.urls import SessionUrls
 from services.inference.stored.routes import add_stored_routes
 from services.inference.template import load_template
 from services.inference.tokenize import add_tokenize_route
@@ -101,6 +102,7 @@ def create_app(
         database.close()
 
     service = make_service("Millrace inference", lifespan)
+    service.add_middleware(SessionUrls)
     service.state.keys, service.state.engines = KeyRing(database), engine
     service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
     limit = Limit(links.limiter, "requests", settings.requests_per_minute)

@@ -15,6 +15,7 @@ from fastapi import Request, Response
 
 from contracts.errors import InvalidRequest
 from contracts.keys import Caller
+from services.http import SESSION_HEADER
 from services.inference.attempts import attempt_of
 from services.inference.bounds import check_metadata
 from services.inference.endpoint import Endpoint
@@ -23,7 +24,7 @@ from services.inference.replies import ChatReplies, MakeReplies
 from services.inference.requests import ChatRequest
 from services.limits import Limit
 
-LABELS = {"x-millrace-task": "task", "x-millrace-session": "session_id", "x-millrace-join-key": "join_key"}
+LABELS = {"x-millrace-task": "task", SESSION_HEADER: "session_id", "x-millrace-join-key": "join_key"}
 """Headers that say what a key of the metadata says, for clients that cannot send metadata."""
 
 
@@ -58,12 +59,12 @@ class Responder:
 
 
 def with_labels(request: ChatRequest, headers: Mapping[str, str], caller: Caller) -> ChatRequest:
-    """The request with what its headers, and the key of a session, say of task, session and join key.
+    """The request with what its headers, and its session's key or URL, say of task, session and join key.
 
     Args:
         request: as its body says.
         headers: with lower-case names.
-        caller: whose key may be that of a session.
+        caller: whose key or URL may be that of a session that was made.
 
     Raises:
         InvalidRequest: a header is not valid, or two of them say different things; `param` names the key of the metadata.
@@ -71,7 +72,7 @@ def with_labels(request: ChatRequest, headers: Mapping[str, str], caller: Caller
     labels = request.labels
     given = {key: headers[header] for header, key in LABELS.items() if header in headers}
     decided = {"session_id": caller.session, "task": caller.task} if caller.session else {}
-    for source, said in (("a header", given), ("the key of this session", decided)):
+    for source, said in (("a header", given), ("this session", decided)):
         for key, value in said.items():
             if value is not None and labels.get(key, value) != value:
                 raise InvalidRequest(

@@ -16,6 +16,7 @@ from contracts.keys import Caller
 from contracts.tasks import Task
 from runtime.database import Database
 from services.http import InferenceCaller, read_json, reply
+from services.inference.sessions.urls import PREFIX
 from services.limits import Limit
 from services.openapi import takes
 
@@ -56,9 +57,10 @@ def add_session_routes(
     @service.post(_SESSIONS, status_code=_CREATED)
     @takes(SessionRequest, notes=SESSION_NOTES, example=SESSION_EXAMPLE)
     async def create_session(request: Request, caller: InferenceCaller) -> Response:
-        """Make a session with a key of its own: for agents that can be given a URL and a key, and nothing else.
+        """Make a session with a key and a URL of its own: for agents that can be given a URL and a key, and nothing else.
 
-        All calls with its key belong to it. The key ends with its session, and with the key that made it.
+        All calls with its key or under its `base_url` belong to it. The key ends with its session, and with the key that made it.
+        `/sessions/{id}/v1/...` and `/sessions/{id}/tokenize` are the plain routes of answers and models, within that session.
         """
         headers = await limit.check(_maker(caller))
         body = await request.body()
@@ -68,7 +70,7 @@ def add_session_routes(
             raise InvalidRequest(f"no task is called {task[:64]!r}; there are {sorted(tasks)}", param="task")
         _check_budget(budget)
         made, key = await asyncio.to_thread(make, caller, task, budget)
-        base_url = f"{str(request.base_url).rstrip('/')}/v1"
+        base_url = f"{str(request.base_url).rstrip('/')}{PREFIX}{made.id}/v1"
         return reply({**_shown(made), "key": key, "base_url": base_url}, _CREATED, headers)
 
     @service.get(f"{_SESSIONS}/{{session_id}}")

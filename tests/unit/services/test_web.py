@@ -38,6 +38,10 @@ def test_one_port_serves_everything(tmp_path: Path, database: Database, stage: S
         item = {"completion_id": answer.json()["id"], "name": "accepted", "value": True, "submitter": {"id": "u1"}}
         assert answer.json()["choices"][0]["message"]["content"] == "hello"
         assert client.post("/v1/feedback", json=item).status_code == 202
+        assert client.get("/sessions/visit-7/v1/models").json()["data"][0]["id"] == "demo"
+        assert client.get("/sessions?id=visit-7").headers["content-type"].startswith("text/html"), (
+            "the dashboard's page"
+        )
         assert client.get("/").status_code in {200, 303, 307, 401}
         assert client.get("/nowhere").status_code == 404
         assert client.get("/health").json() == {"status": "alive"}
