@@ -38,6 +38,8 @@ class AgentSession(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     task: str
+    group: str | None
+    """Sessions of one group try the same thing: the trainer compares them with each other."""
     budget: SessionBudget
     used_calls: int
     used_tokens: int
@@ -47,7 +49,14 @@ class AgentSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_session(
-    connection: Connection, maker: Caller, task: str, budget: SessionBudget, *, now: float, longest: float
+    connection: Connection,
+    maker: Caller,
+    task: str,
+    budget: SessionBudget,
+    *,
+    now: float,
+    longest: float,
+    group: str | None = None,
 ) -> tuple[AgentSession, str]:
     """A new session and its key, whose text is the only copy of its secret. `longest`: seconds, without a budget of them."""
     connection.execute(delete(agent_session).where(agent_session.c.expires_at < now - KEPT_SECONDS))
@@ -60,6 +69,7 @@ def make_session(
             key_id=maker.key_id,
             secret_hash=_digest(secret),
             task=task,
+            group_name=group,
             max_calls=budget.calls,
             max_tokens=budget.tokens,
             max_seconds=budget.seconds,
@@ -79,6 +89,7 @@ def get_session(connection: Connection, tenant: str, session_id: str) -> AgentSe
     return AgentSession(
         id=row.id,
         task=row.task,
+        group=row.group_name,
         budget=SessionBudget(calls=row.max_calls, tokens=row.max_tokens, seconds=row.max_seconds),
         used_calls=row.num_calls,
         used_tokens=row.num_tokens,
@@ -103,7 +114,7 @@ def _caller_of_session(connection: Connection, session_id: str, secret: str, now
     if row is None or not hmac.compare_digest(row.secret_hash, _digest(secret)):
         raise Unauthorized("this session key is not known here; POST /v1/sessions makes one")
     maker = find_key(connection, row.key_id, now)
-    return maker._replace(role="app", scopes=maker.scopes & {"inference"}, session=row.id, task=row.task)
+    return _bound(maker._replace(role="app", scopes=maker.scopes & {"inference"}), row)
 
 
 def may_be_made(session_id: str) -> bool:
@@ -116,7 +127,7 @@ def in_session(connection: Connection, caller: Caller, session_id: str) -> Calle
     row = _row(connection, session_id)
     if row is None or row.tenant != caller.tenant:
         return caller
-    return caller._replace(session=row.id, task=row.task)
+    return _bound(caller, row)
 
 
 def reserve_call(connection: Connection, session_id: str, now: float) -> int | None:
@@ -153,6 +164,10 @@ def end_session(connection: Connection, tenant: str, session_id: str, now: float
     mine = (table.id == session_id, table.tenant == tenant, table.ended_at.is_(None))
     connection.execute(update(agent_session).where(*mine).values(ended_at=now))
     return get_session(connection, tenant, session_id)
+
+
+def _bound(caller: Caller, row: Row[Any]) -> Caller:
+    return caller._replace(session=row.id, task=row.task, group=row.group_name)
 
 
 def _row(connection: Connection, session_id: str) -> Row[Any] | None:

@@ -30,7 +30,7 @@ _PARTS = 4
 
 
 class Caller(NamedTuple):
-    """Who makes a request. `expires_at`: UTC epoch seconds; None: never. `session`, `task`: those of a session's key or URL."""
+    """Who makes a request. `expires_at`: UTC epoch seconds; None: never. `session`, `task`, `group`: those of a session's key or URL."""
 
     key_id: str
     role: Role
@@ -39,6 +39,7 @@ class Caller(NamedTuple):
     expires_at: float | None = None
     session: str | None = None
     task: str | None = None
+    group: str | None = None
 
     def require(self, scope: Scope) -> None:
         """Raises MissingScope unless the key has this scope."""

@@ -142,7 +142,7 @@ _CHECKS: dict[str, _Check] = {
     **dict.fromkeys(
         ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"), _finite
     ),
-    **dict.fromkeys(("tenant", "policy", "task", "name", "key_id", "branch"), _text(MAX_NAME)),
+    **dict.fromkeys(("tenant", "policy", "task", "name", "key_id", "branch", "group"), _text(MAX_NAME)),
     "id": _text(MAX_ID),
     "arm": _text(MAX_ARM),
     "reason": _text(MAX_REASON),

@@ -91,6 +91,8 @@ class SessionTurn(msgspec.Struct, frozen=True):
     """With how many tokens of its parent's prompt and answer its prompt begins."""
     branch: str = ""
     """Why its prompt was rendered anew, one of `BRANCHES`; empty: it is its parent's tokens, then new messages."""
+    group: str | None = None
+    """Of its session: sessions of one group try the same thing. None: no group, or logged by an older release."""
 
 
 class SessionShare(msgspec.Struct, frozen=True):
@@ -107,6 +109,8 @@ class SessionShare(msgspec.Struct, frozen=True):
     """In [0, 1]: how much this call learns from the signal."""
     ended_at: float
     """When the line's last call ended, UTC epoch seconds: what is said of a session is late or not for all of its calls."""
+    group: str | None = None
+    """Of the session, in an experience: its reward is compared with those of the group's other sessions."""
 
     @property
     def is_derived(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from contracts.errors import InvalidRecord, InvalidRequest
 from contracts.event_log import LogRecord
 from contracts.records import Episode, Generation, GenerationBody, Score, decode
@@ -33,7 +35,9 @@ class UnpackedEpisode(NamedTuple):
         shared = [signal for signal in self.episode.signals if signal.share is not None]
         about_it = any(signal.share is None and signal.submitter.kind == "user" for signal in self.episode.signals)
         newest = max(shared, key=lambda signal: (signal.at, signal.id), default=None)
-        return None if newest is None or about_it else newest.share
+        if newest is None or newest.share is None or about_it:
+            return None
+        return msgspec.structs.replace(newest.share, group=self.turn.turn.group if self.turn.turn else None)
 
 
 def unpack_episode(record: LogRecord) -> UnpackedEpisode:

@@ -180,6 +180,7 @@ agent_session = table(
     Column("key_id", String(32), nullable=False),
     Column("secret_hash", String(64), nullable=False),
     Column("task", String(64), nullable=False),
+    Column("group_name", String(64)),
     Column("max_calls", BigInteger),
     Column("max_tokens", BigInteger),
     Column("max_seconds", Float),

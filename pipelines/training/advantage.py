@@ -35,6 +35,8 @@ class Scored:
     """Confidence in the reward, above 0: the share in every baseline. Staleness is not part of it."""
     episode: str = ""
     """Samples with the same one are calls of one session, with one reward; empty: the sample is alone."""
+    group: str = ""
+    """Sessions with the same one try the same thing; empty: the session is in no group."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,15 @@ class Advantages:
 def advantages(samples: Sequence[Scored], tracker: Tracker, *, whiten: bool) -> Advantages:
     """Reward minus baseline per sample.
 
-    The calls of a session have one baseline: what the tracker expected. For any other sample it is the mean of the *other* samples
-    of the same prompt and version if the batch has any, else what the tracker expected of that version.
+    The calls of a session have one baseline: the mean of the *other* sessions of its group, of any version, if the batch has any,
+    else what the tracker expected. For any other sample it is the mean of the *other* samples of the same prompt and version, or
+    what the tracker expected of that version.
     Whitening divides by at least STD_FLOOR. It skips a lone sample: minus its own mean, its advantage would be 0.
     """
-    groups: dict[tuple[bytes, int], list[Scored]] = defaultdict(list)
+    groups: dict[object, list[Scored]] = defaultdict(list)
     for sample in samples:
-        if not sample.episode:
-            groups[sample.prompt, sample.version].append(sample)
-    raw = np.array(
-        [sample.reward - _baseline(sample, groups[sample.prompt, sample.version], tracker) for sample in samples]
-    )
+        groups[_peers(sample)].append(sample)
+    raw = np.array([sample.reward - _baseline(sample, groups[_peers(sample)], tracker) for sample in samples])
     # The calls of a single session are like a lone sample: minus their own mean, their advantages would be 0.
     is_lone = bool(samples) and bool(samples[0].episode) and len({sample.episode for sample in samples}) == 1
     return whitened(raw, [sample.weight for sample in samples]) if whiten and not is_lone else Advantages(raw)
@@ -120,8 +120,15 @@ def whitened(raw: np.ndarray, weights: Sequence[float]) -> Advantages:
     return Advantages((raw - mean) / deviation, min(1.0 / deviation, math.sqrt(len(raw))), raw - mean)
 
 
+def _peers(sample: Scored) -> object:
+    # A session lasts longer than versions do, so those of a group rarely have the same one.
+    return ("", sample.group or sample.episode) if sample.episode else (sample.prompt, sample.version)
+
+
 def _baseline(sample: Scored, group: Sequence[Scored], tracker: Tracker) -> float:
-    others = [other for other in group if other is not sample]
-    if sample.episode or not others:
+    others = [
+        other for other in group if other is not sample and (not sample.episode or other.episode != sample.episode)
+    ]
+    if not others:
         return tracker.expect(sample.baseline_key, sample.version)
     return sum(other.weight * other.reward for other in others) / sum(other.weight for other in others)

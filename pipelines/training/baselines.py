@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from pipelines.training.advantage import Advantages, Scored, advantages, component_advantages, component_of
-from pipelines.training.batch import episode_of, first_version, prompt_of
+from pipelines.training.batch import episode_of, first_version, group_of, prompt_of
 from pipelines.training.components import parts_of
 from pipelines.training.trackers import BetaTracker, MovingAverageTracker
 
@@ -70,6 +70,7 @@ def _scored(experiences: Sequence[Experience]) -> list[Scored]:
                 versions[episode],
                 weight,
                 episode if item.share is not None else "",
+                group_of(item),
             )
         )
     return found

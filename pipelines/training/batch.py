@@ -244,6 +244,12 @@ def episode_of(experience: Experience) -> str:
     return experience.key if share is None else f"{experience.tenant}\0{experience.task}\0{share.session}"
 
 
+def group_of(experience: Experience) -> str:
+    """Sessions that try the same thing have the same one; empty: in no group."""
+    share = experience.share
+    return f"{experience.tenant}\0{experience.task}\0{share.group}" if share is not None and share.group else ""
+
+
 def single_version(experience: Experience) -> int | None:
     """The version that generated every token, or None if there are several."""
     versions = {span.version for segment in experience.segments for span in segment.spans}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from contracts.records import Experience
-from pipelines.training.batch import episode_of, newest_version, num_tokens
+from pipelines.training.batch import episode_of, group_of, newest_version, num_tokens
 from pipelines.training.intake import is_learnable, worth
 from pipelines.training.state import Fate
 
@@ -88,14 +88,17 @@ def draw(intake: Intake, size: int, is_old: Callable[[Experience], bool] = lambd
     """A batch of `size` waiting samples, in the order of arrival; at most a quarter of `size` (one at least) is old.
 
     Calls of a session that was judged as a whole are taken together, so that their common tokens are computed once and one
-    baseline serves all: the last session may exceed `size`. Old samples that find no place wait for the next batch. If fresh
+    baseline serves all: the last session may exceed `size`. Sessions of one group follow each other, as far as they fit. Old samples that find no place wait for the next batch. If fresh
     samples are missing, the batch is small.
     """
     chosen: dict[str, Experience] = {}
     waiting = [item.experience for item in intake.waiting]
     together: dict[str, list[Experience]] = defaultdict(list)
-    for experience in waiting:
+    groups: dict[str, int] = {}
+    for place, experience in enumerate(waiting):
         together[episode_of(experience)].append(experience)
+        groups.setdefault(group_of(experience) or experience.key, place)
+    waiting.sort(key=lambda each: groups[group_of(each) or each.key])
     places_for_old = max(size // 4, 1)
     for first in waiting:
         if len(chosen) >= size:

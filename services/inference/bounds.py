@@ -130,6 +130,12 @@ def check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     return dict(variables)
 
 
+def check_group(name: str | None, param: str) -> None:
+    """Raises InvalidRequest if a group of sessions cannot have this name."""
+    if name is not None and not (1 <= len(name) <= MAX_NAME and name.isprintable()):
+        raise InvalidRequest(f"{param} takes 1 to {MAX_NAME} printable characters", param=param)
+
+
 def check_metadata(pairs: Mapping[str, str]) -> None:
     """Raises InvalidRequest if there are too many pairs, or one is too long or has a NUL."""
     if len(pairs) > _MAX_PAIRS:
@@ -146,6 +152,7 @@ def check_metadata(pairs: Mapping[str, str]) -> None:
             raise InvalidRequest(
                 f"metadata: {key!r} has a NUL character, which PostgreSQL cannot store; leave it out", param="metadata"
             )
+    check_group(pairs.get("session_group"), "metadata.session_group")
     join_key = pairs.get("join_key")
     if join_key is not None and (not 1 <= len(join_key) <= MAX_KEY or "\0" in join_key):
         raise InvalidRequest(

@@ -24,7 +24,12 @@ from services.inference.replies import ChatReplies, MakeReplies
 from services.inference.requests import ChatRequest
 from services.limits import Limit
 
-LABELS = {"x-millrace-task": "task", SESSION_HEADER: "session_id", "x-millrace-join-key": "join_key"}
+LABELS = {
+    "x-millrace-task": "task",
+    SESSION_HEADER: "session_id",
+    "x-millrace-session-group": "session_group",
+    "x-millrace-join-key": "join_key",
+}
 """Headers that say what a key of the metadata says, for clients that cannot send metadata."""
 
 
@@ -71,7 +76,7 @@ def with_labels(request: ChatRequest, headers: Mapping[str, str], caller: Caller
     """
     labels = request.labels
     given = {key: headers[header] for header, key in LABELS.items() if header in headers}
-    decided = {"session_id": caller.session, "task": caller.task} if caller.session else {}
+    decided = {"session_id": caller.session, "task": caller.task, "session_group": caller.group}
     for source, said in (("a header", given), ("this session", decided)):
         for key, value in said.items():
             if value is not None and labels.get(key, value) != value:

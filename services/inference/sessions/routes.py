@@ -16,6 +16,7 @@ from contracts.keys import Caller
 from contracts.tasks import Task
 from runtime.database import Database
 from services.http import InferenceCaller, read_json, reply
+from services.inference.bounds import check_group
 from services.inference.sessions.urls import PREFIX
 from services.limits import Limit
 from services.openapi import takes
@@ -25,6 +26,7 @@ _MOST = 2**53
 _CREATED = 201
 SESSION_NOTES: Mapping[str, str] = {
     "task": "the task of all its calls; without it the first task",
+    "group": "1 to 64 characters: sessions of one group try the same thing, and training compares them with each other",
     "budget": "`calls`, `tokens` (of answers) and `seconds` that it may use in all; each may be left out",
 }
 SESSION_EXAMPLE: Mapping[str, Any] = {"budget": {"calls": 50, "tokens": 20_000, "seconds": 3600}}
@@ -34,6 +36,7 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The body of `POST /v1/sessions`."""
 
     task: str | None = None
+    group: str | None = None
     budget: SessionBudget | None = None
 
 
@@ -42,9 +45,9 @@ def add_session_routes(
 ) -> None:
     """Add the routes of sessions. `longest`: how long one lives without a budget of seconds."""
 
-    def make(caller: Caller, task: str, budget: SessionBudget) -> tuple[AgentSession, str]:
+    def make(caller: Caller, task: str, budget: SessionBudget, group: str | None) -> tuple[AgentSession, str]:
         with database.transaction() as connection:
-            return make_session(connection, caller, task, budget, now=time.time(), longest=longest)
+            return make_session(connection, caller, task, budget, now=time.time(), longest=longest, group=group)
 
     def find(caller: Caller, session_id: str) -> AgentSession:
         with database.snapshot() as connection:
@@ -69,7 +72,8 @@ def add_session_routes(
         if task not in tasks:
             raise InvalidRequest(f"no task is called {task[:64]!r}; there are {sorted(tasks)}", param="task")
         _check_budget(budget)
-        made, key = await asyncio.to_thread(make, caller, task, budget)
+        check_group(wanted.group, "group")
+        made, key = await asyncio.to_thread(make, caller, task, budget, wanted.group)
         base_url = f"{str(request.base_url).rstrip('/')}{PREFIX}{made.id}/v1"
         return reply({**_shown(made), "key": key, "base_url": base_url}, _CREATED, headers)
 

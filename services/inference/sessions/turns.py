@@ -62,11 +62,13 @@ class Turn(NamedTuple):
     branch: Branch = ""
     """Why its prompt was rendered anew; empty: it is all tokens of the parent, then new messages."""
     has_reasoning: bool = False
+    group: str | None = None
+    """Of its session."""
 
     @property
     def place(self) -> SessionTurn:
         """As it is logged."""
-        return SessionTurn(self.parent, self.parent_tokens, self.branch)
+        return SessionTurn(self.parent, self.parent_tokens, self.branch, self.group)
 
 
 class Turns:
@@ -98,7 +100,7 @@ class Turns:
         session = f"{tenant}\0{session_id}".encode()
         turn = Turn(
             [], session, digests[-1], digests, Setting(digest_of(request.offered_tools), digest_of(dict(options)))
-        )
+        )._replace(group=request.labels.get("session_group"))
         answers = [at for at in range(len(messages) - 1, -1, -1) if messages[at]["role"] == "assistant"]
         names = {at: _name(session, digests[at]) for at in answers[:_MAX_LOOKED_UP]}
         last, *values = await self._place(logged=logged).read([_name(session, b""), *names.values()])

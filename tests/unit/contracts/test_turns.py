@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from contracts.turns import CountedCall, SessionTurn, count_rows
+from contracts.record_checks import problem_of
+from contracts.turns import CountedCall, SessionShare, SessionTurn, count_rows
 
 
 def call(key: str, num_prompt: int, parent: str | None = None, shared: int = 0, branch: str = "") -> CountedCall:
@@ -40,3 +42,15 @@ def test_a_parent_that_is_not_logged_shares_nothing() -> None:
 def test_no_calls() -> None:
     assert count_rows([]) == (0, 0, {}, 0, 0)
     assert count_rows([]).saved == 0
+
+
+def test_places_and_shares_from_before_there_were_groups_are_read() -> None:
+    place = msgspec.msgpack.encode({"parent": None, "parent_tokens": 3, "branch": "first"})
+    assert msgspec.msgpack.decode(place, type=SessionTurn) == SessionTurn(None, 3, "first", None)
+    share = {"session": "s", "last": "c:0", "index": 0, "calls": 1, "credit": 1.0, "ended_at": 2.0}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(share), type=SessionShare).group is None
+
+
+@pytest.mark.parametrize("group", ["x" * 65, "a\0b"])
+def test_a_group_that_no_database_takes_is_a_problem(group: str) -> None:
+    assert "group" in problem_of(SessionTurn(group=group))

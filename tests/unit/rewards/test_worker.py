@@ -5,7 +5,7 @@ import numpy as np
 from contracts.event_log import LogRecord
 from contracts.records import Episode, Experience, Generation, Outcome, Signal, decode, encode
 from contracts.topics import EPISODES, EXPERIENCES
-from contracts.turns import SessionShare
+from contracts.turns import SessionShare, SessionTurn
 from rewards.experience import segment_of
 from rewards.worker import RewardsHandler
 from runtime.database import Database
@@ -37,6 +37,14 @@ def test_a_calls_credit_is_part_of_its_weight(database: Database) -> None:
     share = SessionShare("s", last.key, 0, 2, 0.25, 0.0)
     (experience,), _ = score(database, turn, a_signal(turn, share=share))
     assert (experience.reward, experience.weight, experience.share) == (1.0, 0.25, share)
+
+
+def test_an_experience_of_a_session_has_its_group(database: Database) -> None:
+    for group in ("try-7", None):
+        turn = a_generation(turn=SessionTurn(branch="first", group=group))
+        share = SessionShare("s", turn.key, 0, 1, 1.0, 0.0)
+        (experience,), _ = score(database, turn, a_signal(turn, share=share))
+        assert experience.share == SessionShare("s", turn.key, 0, 1, 1.0, 0.0, group)
 
 
 def test_silence_is_named_and_the_experience_says_why_there_is_no_reward(database: Database) -> None:

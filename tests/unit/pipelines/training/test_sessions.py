@@ -24,8 +24,10 @@ from tests.unit.pipelines.training.test_intake import at
 SEGMENT = segment([1, 2], [3], [-1.0])
 
 
-def call(session: str, index: int, calls: int = 3, credit: float = 1.0, **changes: Any) -> Experience:
-    share = SessionShare(session, "chatcmpl-0:0", index, calls, credit, 0.0)
+def call(
+    session: str, index: int, calls: int = 3, credit: float = 1.0, group: str | None = None, **changes: Any
+) -> Experience:
+    share = SessionShare(session, "chatcmpl-0:0", index, calls, credit, 0.0, group)
     values: dict[str, Any] = {"key": f"{session}{index}", "share": share, "weight": credit} | changes
     return experience(changes.pop("row", SEGMENT), **{name: value for name, value in values.items() if name != "row"})
 
@@ -64,6 +66,31 @@ def test_a_session_counts_once_in_baseline_and_whitening() -> None:
     for reward in (0.0, 1.0):
         one_each.update("task", 0, reward, 1.0)
     assert tracker.expect("task", 0) == pytest.approx(one_each.expect("task", 0), abs=0.06), "not .1, the mean of calls"
+
+
+def test_sessions_of_a_group_are_compared_with_each_other() -> None:
+    """One session of nine calls, one of two, one of one: each counts once in the baseline of the others."""
+    tries = [call("a", index, 9, group="g", reward=0.0) for index in range(9)]
+    tries += [call("b", index, 2, group="g", reward=1.0) for index in range(2)] + [
+        call("c", 0, 1, group="g", reward=0.5)
+    ]
+    others = [call("d", 0, 1, group="alone", reward=1.0), call("e", 0, 1, reward=1.0)]
+    others += [
+        call("f", 0, 1, group="g", reward=1.0, tenant="else"),
+        call("h", 0, 1, group="g", reward=1.0, task="else"),
+    ]
+    tracker = MovingAverageTracker(initial=0.3)
+    found = advantages_of([*tries, *others], tracker, TrainingSettings(whiten=False)).values
+    assert found[:9] == pytest.approx([-0.75] * 9), "0 against the mean of 1 and .5"
+    assert found[9:11] == pytest.approx([0.75] * 2)
+    assert found[11] == pytest.approx(0.0)
+    assert found[12:] == pytest.approx([0.7] * 4), "alone in its group, in none, of another tenant, of another task"
+
+
+def test_sessions_of_a_group_follow_each_other() -> None:
+    waiting = [call("a", 0, group="g"), call("b", 0), call("c", 0), call("d", 0, group="g"), call("a", 1, group="g")]
+    assert draw(read(*waiting), 3).keys == ["a0", "a1", "d0"]
+    assert draw(read(*waiting), 4).keys == ["a0", "a1", "b0", "d0"]
 
 
 def test_a_lone_session_is_not_its_own_mean() -> None:

@@ -66,6 +66,19 @@ def test_all_calls_with_its_key_are_one_session(inference: Inference) -> None:
     assert "key" not in shown
 
 
+def test_its_group_is_in_every_record(inference: Inference) -> None:
+    made = make(inference, group="try-7")
+    assert (made["group"], make(inference)["group"]) == ("try-7", None)
+    ask(agent(made))
+    error = refusal(agent(made), metadata={"session_group": "other"})
+    assert (error.status_code, error.param) == (400, "metadata.session_group")
+    ask(inference.client, metadata={"session_id": "s", "session_group": "named"})
+    ask(inference.client, extra_headers={"x-millrace-session": "t", "x-millrace-session-group": "headed"})
+    ask(inference.client, metadata={"session_id": "u"})
+    groups = [record.turn.group for record in inference.logged() if record.turn]
+    assert groups == ["try-7", "named", "headed", None]
+
+
 def test_a_budget_of_calls_is_kept(inference: Inference) -> None:
     client = agent(make(inference, budget={"calls": 2}))
     ask(client)
@@ -168,7 +181,10 @@ def test_a_call_that_names_another_session_or_task_is_refused(inference: Inferen
         ({"budget": {"tokens": -1}}, "budget.tokens"),
         ({"budget": {"seconds": "1"}}, "budget.seconds"),
         ({"budget": {"money": 1}}, "budget"),
-        ({"group": "g"}, None),
+        ({"group": ""}, "group"),
+        ({"group": "a\0b"}, "group"),
+        ({"group": "x" * 65}, "group"),
+        ({"name": "g"}, None),
     ],
 )
 def test_a_wrong_session_is_refused_by_name(inference: Inference, body: dict[str, Any], param: str | None) -> None:
