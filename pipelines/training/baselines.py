@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from pipelines.training.advantage import Advantages, Scored, advantages, component_advantages, component_of
-from pipelines.training.batch import episode_of, first_version, group_of, prompt_of
+from pipelines.training.batch import episode_of, first_version, group_of, prompt_of, weights_once
 from pipelines.training.components import parts_of
 from pipelines.training.trackers import BetaTracker, MovingAverageTracker
 
@@ -56,12 +55,10 @@ def baseline_samples(experiences: Sequence[Experience], settings: TrainingSettin
 
 def _scored(experiences: Sequence[Experience]) -> list[Scored]:
     """One for each. A session counts as one sample: its calls share one weight, and the version that began its last call."""
-    calls = Counter(episode_of(item) for item in experiences)
     versions = {episode_of(item): first_version(item) for item in sorted(experiences, key=_index)}
     found = []
-    for item in experiences:
+    for item, weight in zip(experiences, weights_once(experiences), strict=True):
         episode = episode_of(item)
-        weight = item.weight if item.share is None else item.weight / item.share.credit / calls[episode]
         found.append(
             Scored(
                 _reward(item),

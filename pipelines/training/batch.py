@@ -7,6 +7,7 @@ token t + 1), M layers with experts, K experts chosen per token. A row is one se
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -248,6 +249,15 @@ def group_of(experience: Experience) -> str:
     """Sessions that try the same thing have the same one; empty: in no group."""
     share = experience.share
     return f"{experience.tenant}\0{experience.task}\0{share.group}" if share is not None and share.group else ""
+
+
+def weights_once(experiences: Sequence[Experience]) -> list[float]:
+    """The weight of each in what counts a session once: its calls, without their credit, share one."""
+    calls = Counter(episode_of(item) for item in experiences)
+    return [
+        item.weight if item.share is None else item.weight / item.share.credit / calls[episode_of(item)]
+        for item in experiences
+    ]
 
 
 def single_version(experience: Experience) -> int | None:

@@ -9,7 +9,7 @@ less expectation, as a share of the range of rewards. A task is suspect if any p
     below -max(LEAST_DROP, ERRORS standard errors)   or   above max(LEAST_RISE, ERRORS standard errors)
 
 A policy learns to earn more, so a rise must be larger. Versions have expectations of their own, so neither a rollback nor a late
-reward is a surprise. A new task, and one whose file changed, has no expectation yet and is not watched until it has. Smaller jumps
+reward is a surprise. A session that was judged as a whole counts once, however many calls it has. A new task, and one whose file changed, has no expectation yet and is not watched until it has. Smaller jumps
 pass: at 64 samples a flip is found if the task earned more than .66 or less than .25 of the range. What passes is limited by the
 release gate, if it has sentinels of the task.
 
@@ -22,7 +22,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipelines.training.batch import first_version
+from pipelines.training.batch import episode_of, first_version, weights_once
 from pipelines.training.components import parts_of
 from pipelines.training.trackers import BetaTracker, tracker_from_json
 
@@ -122,21 +122,26 @@ class RewardWatch:
                 del names[next(iter(names))]
 
     def _surprises(self, samples: Sequence[Experience]) -> dict[str, tuple[str, str, list[float]]]:
-        found: dict[str, tuple[str, str, list[float]]] = {}
+        """By name: the task, the part, and one surprise for each episode."""
+        found: dict[str, tuple[str, str, dict[str, list[float]]]] = {}
         for item in samples:
             version = first_version(item)
             for part, value in self._values(item).items():
                 name = f"{_task(item)}#{part}"
                 if self.levels.evidence(name, version) >= LEAST_EVIDENCE:
                     surprise = (value - self.levels.expect(name, version)) / (self._high - self._low)
-                    found.setdefault(name, (_task(item), part, []))[2].append(surprise)
-        return found
+                    episodes = found.setdefault(name, (_task(item), part, {}))[2]
+                    episodes.setdefault(episode_of(item), []).append(surprise)
+        return {
+            name: (task, part, [sum(calls) / len(calls) for calls in episodes.values()])
+            for name, (task, part, episodes) in found.items()
+        }
 
     def learned(self, samples: Sequence[Experience]) -> None:
         """These samples were trained: they are what to expect from now on."""
-        for item in samples:
+        for item, weight in zip(samples, weights_once(samples), strict=True):
             for part, value in self._values(item).items():
-                self.levels.update(f"{_task(item)}#{part}", first_version(item), value, item.weight)
+                self.levels.update(f"{_task(item)}#{part}", first_version(item), value, weight)
 
     def _values(self, item: Experience) -> dict[str, float]:
         parts = {name: part.value for name, part in parts_of(item, self._low, self._high).items()}

@@ -3,6 +3,7 @@ import pytest
 
 from contracts.records import Experience, Score
 from contracts.sampling import Span
+from contracts.turns import SessionShare
 from pipelines.training.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
 from tests.unit.pipelines.training.builders import experience, segment
 
@@ -92,10 +93,10 @@ def test_one_part_of_a_reward_is_enough() -> None:
         return experience(segment([1, 2], [3], [-1.0]), scores=scores, reward=(value + style) / 2)
 
     watch = RewardWatch(0.0, 1.0, 3600.0)
-    watch.learned([graded(1.0, 0.0)] * 64)
-    (found,) = watch.suspicions([graded(0.0, 1.0)] * 64, 0.0)
+    watch.learned([graded(1.0, 0.0) for _ in range(64)])
+    (found,) = watch.suspicions([graded(0.0, 1.0) for _ in range(64)], 0.0)
     assert found.part in {"truth", "style"}
-    assert watch.suspicions([graded(1.0, 0.0)] * 64, 0.0) == []
+    assert watch.suspicions([graded(1.0, 0.0) for _ in range(64)], 0.0) == []
 
 
 def test_what_it_knows_survives_a_checkpoint() -> None:
@@ -105,3 +106,25 @@ def test_what_it_knows_survives_a_checkpoint() -> None:
     batch = answers(random, 64, 0.1)
     assert again.suspicions(batch, 6.0) == watch.suspicions(batch, 6.0)
     assert again.suspect_since == {"task@hash": 5.0}
+
+
+def sessions(random: np.random.Generator, count: int, share: float, num_calls: int = 40) -> list[Experience]:
+    """Sessions of many calls each, of which a share went well."""
+    made = []
+    for number in range(count):
+        name, reward = f"s{random.integers(1 << 60)}-{number}", float(random.random() < share)
+        for index in range(num_calls):
+            place = SessionShare(name, "last", index, num_calls, 1.0, 0.0)
+            made.append(experience(segment([1, 2], [3], [-1.0]), reward=reward, share=place))
+    return made
+
+
+def test_one_bad_session_of_many_calls_is_one_surprise() -> None:
+    random, watch = np.random.default_rng(3), RewardWatch(0.0, 1.0, 3600.0)
+    for _ in range(10):
+        batch = sessions(random, 3, 0.8)
+        assert watch.suspicions(batch, 0.0) == []
+        watch.learned(batch)
+    assert watch.suspicions(sessions(random, 3, 0.0), 0.0) == [], "three sessions that failed are no flipped grader"
+    found = watch.suspicions(sessions(random, 40, 0.0), 0.0)
+    assert [item.num_samples for item in found] == [40], "forty are"
