@@ -18,10 +18,9 @@ from typing import NamedTuple
 import msgspec
 
 from commands.findings import Finding
+from commands.template_check import template_findings
 from contracts.checkpoints import CheckpointReport
-from contracts.errors import InvalidSettings, MillraceError
-from services.inference.template import load_template
-from services.inference.tools.registry import family_of
+from contracts.errors import InvalidSettings
 
 _TIMEOUT_SECONDS = 600
 _REMEMBERED = "checkpoint.json"
@@ -147,7 +146,7 @@ def findings_of(folder: Path, device: str) -> Iterator[Finding]:
         yield Finding("checkpoint", False, True, f"{problem.code}: {problem.message}")
     if report.num_tensors:
         yield from _described(report, device)
-    yield _template(folder)
+    yield from template_findings(folder)
 
 
 def _described(report: CheckpointReport, device: str) -> Iterator[Finding]:
@@ -188,17 +187,6 @@ def _described(report: CheckpointReport, device: str) -> Iterator[Finding]:
         f"engine {_size(need.engine)}; trainer {_size(need.trainer)}, {_size(need.trainer_peak)} while it saves; "
         f"this machine has {_size(there)}" + ("" if device == "cpu" else " besides the device"),
     )
-
-
-def _template(folder: Path) -> Finding:
-    try:
-        template = load_template(str(folder))
-    except MillraceError as error:
-        return Finding("template", False, True, error.message)
-    tools = "renders tools" if template.takes_tools else "renders no tools"
-    family = family_of(template.source, template.tokenizer)
-    reasoning = "reasoning is told apart" if family.reasoning or family.channels else "no reasoning marks"
-    return Finding("template", True, True, f"family {family.name}: {tools}, {reasoning}")
 
 
 def _size(count: float) -> str:

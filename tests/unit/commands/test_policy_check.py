@@ -71,7 +71,7 @@ def test_doctor_describes_a_policy(tmp_path: Path) -> None:
     assert "slices of 25 parameters" in found["names"].says
     assert "2 layers" in found["experts"].says
     assert "trainer" in found["memory"].says
-    assert found["template"].says.startswith("family unknown: renders no tools")
+    assert found["template"].says.startswith("family unknown, none of those that trl bundles")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.inference.sessions.forecast import next_calls
 from services.inference.sessions.suffixes import keeps_reasoning, suffix_of
 from services.inference.template import ChatTemplate, load_template
 from tests.chat_templates.bundled import make_bundled
@@ -71,6 +72,21 @@ def test_what_templates_do_with_earlier_reasoning_is_found(templates: dict[str, 
     assert keeps_reasoning(template, called(1), [told(1)], {}) is (name not in DROPS_IN_TOOL_CYCLES)
     assert keeps_reasoning(template, ANSWERED, [THANKED], {}) is (name in KEEPS_ALL)
     assert keeps_reasoning(template, called(1), [told(1), ANSWERED, THANKED], {}) is (name in KEEPS_ALL)
+
+
+@pytest.mark.parametrize("name", WITH_CALLS)
+def test_what_a_session_will_do_is_told_before_it_is_served(templates: dict[str, ChatTemplate], name: str) -> None:
+    template = templates[name]
+    stops = [close_of(template, name, is_call=is_call) for is_call in (True, False)]
+    told_calls = {call.follows: call.branch for call in next_calls(template, stops)}
+    assert (told_calls["a question"], told_calls["a tool's result"]) == ("", "")
+    if len(told_calls) > 2:
+        dropped = name in DROPS_IN_TOOL_CYCLES
+        assert told_calls["reasoning and a tool's result"] == ("reasoning_dropped" if dropped else "")
+        assert told_calls["reasoning and a question"] == ("" if name in KEEPS_ALL else "reasoning_dropped")
+    else:
+        assert template.family.reasoning is template.family.channels is None
+    assert {call.branch for call in next_calls(template, [])} == {"template"}
 
 
 def test_an_answer_that_no_template_closes_this_way_has_no_suffix(templates: dict[str, ChatTemplate]) -> None:

@@ -1,0 +1,76 @@
+"""What `millrace doctor --policy` says about a chat template: its family, and whether sessions go on token for token with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from commands.findings import Finding
+from contracts.errors import MillraceError
+from services.inference.sessions.forecast import next_calls
+from services.inference.template import ChatTemplate, load_template
+
+
+def template_findings(folder: Path) -> Iterator[Finding]:
+    """Two findings; one, if the template cannot be used."""
+    try:
+        template = load_template(str(folder))
+    except MillraceError as error:
+        yield Finding("template", False, True, error.message)
+        return
+    tools = "renders tools" if template.takes_tools else "renders no tools"
+    family = template.family
+    reasoning = "reasoning is told apart" if family.reasoning or family.channels else "no reasoning marks"
+    yield Finding("template", True, True, f"family {family.name}, {_origin(folder, template)}: {tools}, {reasoning}")
+    yield _sessions(folder, template)
+
+
+def bundled_name(source: str) -> str | None:
+    """The name under which trl bundles this template, for inference if it can be; None: it does not."""
+    spec = find_spec("trl")  # found, not imported: that would load torch
+    if spec is None or spec.origin is None:
+        return None
+    paths = (Path(spec.origin).parent / "chat_templates").glob("*.jinja")
+    found = [path.stem for path in paths if path.read_text().strip() == source.strip()]
+    return min(found, key=lambda name: (name.endswith("_training"), name), default=None)
+
+
+def _origin(folder: Path, template: ChatTemplate) -> str:
+    known = bundled_name(template.source)
+    if known is not None:
+        return f"the same as {known} of trl"
+    return f"none of those that trl bundles (model_type {_read(folder / 'config.json').get('model_type', 'unknown')})"
+
+
+def _sessions(folder: Path, template: ChatTemplate) -> Finding:
+    stops = _stops(folder, template)
+    calls = next_calls(template, stops)
+    going = [call.follows for call in calls if not call.branch]
+    broken = [f"{call.follows} ({call.branch})" for call in calls if call.branch]
+    says = [f"goes on token for token after {', '.join(going)}"] if going else []
+    if broken:
+        says.append(f"is rendered anew after {', '.join(broken)}, see docs/agents.md")
+    ends = " ".join(str(template.tokenizer.id_to_token(stop)) for stop in stops) or "no token"
+    return Finding("sessions", not broken, False, f"the next call {'; it '.join(says)}; answers end with {ends}")
+
+
+def _stops(folder: Path, template: ChatTemplate) -> list[int]:
+    """The tokens that end an answer, as the engine has them; the tokenizer's own end if no file names one."""
+    for name in ("generation_config.json", "config.json"):
+        ids = _read(folder / name).get("eos_token_id")
+        if ids is not None:
+            return [one for one in (ids if isinstance(ids, list) else [ids]) if isinstance(one, int)]
+    end = _read(folder / "tokenizer_config.json").get("eos_token")
+    found = template.tokenizer.token_to_id(end["content"] if isinstance(end, dict) else str(end))
+    return [] if found is None else [found]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

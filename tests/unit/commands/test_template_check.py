@@ -1,0 +1,60 @@
+"""What doctor says of a template: its family, and whether sessions go on token for token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from commands.findings import Finding
+from commands.template_check import bundled_name, template_findings
+from tests.chat_templates.bundled import bundled_names, bundled_source, make_bundled
+from tests.models import BASE
+
+
+def told(folder: Path, *stops: str) -> dict[str, Finding]:
+    if stops:
+        tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+        ids = {token["content"]: token["id"] for token in tokens}
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [ids[stop] for stop in stops]}))
+    return {finding.name: finding for finding in template_findings(folder)}
+
+
+def test_a_bundled_template_is_named_and_what_breaks_its_sessions_too(tmp_path: Path) -> None:
+    found = told(make_bundled(tmp_path, "qwen3"), "<|im_end|>")
+    assert "the same as qwen3 of trl: renders tools, reasoning is told apart" in found["template"].says
+    assert found["sessions"] == Finding(
+        "sessions",
+        False,
+        False,
+        "the next call goes on token for token after a question, a tool's result, reasoning and a tool's result; it is rendered anew "
+        "after reasoning and a question (reasoning_dropped), see docs/agents.md; answers end with <|im_end|>",
+    )
+
+
+def test_an_end_that_the_template_does_not_write_breaks(tmp_path: Path) -> None:
+    found = told(make_bundled(tmp_path, "gptoss"), "<|return|>", "<|call|>")["sessions"]
+    assert not found.good
+    assert "a question (template)" in found.says
+    assert "goes on token for token after a tool's result" in found.says
+
+
+def test_a_template_of_ones_own_is_named_by_its_model() -> None:
+    found = told(BASE)
+    assert "none of those that trl bundles (model_type " in found["template"].says
+    assert found["sessions"].says.startswith("the next call goes on token for token after a question")
+    assert found["sessions"].good
+
+
+def test_a_template_that_cannot_be_read_has_one_finding(tmp_path: Path) -> None:
+    folder = make_bundled(tmp_path, "qwen3")
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    assert told(folder).keys() == {"template"}
+
+
+@pytest.mark.parametrize("name", bundled_names())
+def test_every_bundled_template_is_found(name: str) -> None:
+    found = bundled_name(bundled_source(name))
+    assert found is not None
+    assert bundled_source(found) == bundled_source(name)
