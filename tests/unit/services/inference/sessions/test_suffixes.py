@@ -85,7 +85,8 @@ def test_what_a_session_will_do_is_told_before_it_is_served(templates: dict[str,
         assert told_calls["reasoning and a tool's result"] == ("reasoning_dropped" if dropped else "")
         assert told_calls["reasoning and a question"] == ("" if name in KEEPS_ALL else "reasoning_dropped")
     else:
-        assert template.family.reasoning is template.family.channels is None
+        assert template.family.reasoning is None
+        assert template.family.channels is None
     assert {call.branch for call in next_calls(template, [])} == {"template"}
 
 
