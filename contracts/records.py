@@ -183,6 +183,8 @@ class Episode(Record, frozen=True, kw_only=True):
     closed_at: float
     provisional: bool = False
     """True while the window of a slower signal is still open."""
+    off_line: bool = False
+    """True if nobody spoke of it, and it does not lead to its session's last answer: no signal about the session reaches it."""
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,8 +283,6 @@ class Outcome(Record, frozen=True, kw_only=True):
 
     def each(self) -> list[Outcome]:
         """One outcome for every sample of this record."""
-        if not self.also:
-            return [self]
         alone = msgspec.structs.replace(self, also=())
         return [alone] + [
             msgspec.structs.replace(alone, key=other.key, revision=other.revision, sequence=other.sequence)

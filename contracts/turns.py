@@ -14,6 +14,7 @@ reasoning_dropped   the chat template removes earlier reasoning once these messa
 answer_cut          the answer before was ended by its length or a stop string, not by the model
 no_new_message      nothing follows the answer
 template            the chat template cannot render the new messages behind an answer
+task_changed        it goes on from an answer of another task: with the same tokens, and for a lesson of its own
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ Branch = Literal[
     "answer_cut",
     "no_new_message",
     "template",
+    "task_changed",
 ]
 BRANCHES: tuple[str, ...] = get_args(Branch)
 
@@ -90,7 +92,7 @@ class SessionTurn(msgspec.Struct, frozen=True):
     parent_tokens: int = 0
     """With how many tokens of its parent's prompt and answer its prompt begins."""
     branch: str = ""
-    """Why its prompt was rendered anew, one of `BRANCHES`; empty: it is its parent's tokens, then new messages."""
+    """Why it begins anew, one of `BRANCHES`; empty: it is its parent's tokens, then new messages."""
     group: str | None = None
     """Of its session: sessions of one group try the same thing. None: no group, or logged by an older release."""
 

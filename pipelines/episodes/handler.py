@@ -38,7 +38,7 @@ from pipelines.episodes.epochs import repository as epochs_repository
 from pipelines.episodes.epochs.chain import Epochs, entry_of
 from pipelines.episodes.keys import exchange
 from pipelines.episodes.keys import repository as keys_repository
-from pipelines.episodes.keys.rules import KeyName, session_of
+from pipelines.episodes.keys.rules import AnswerRef, KeyName, session_of
 from pipelines.episodes.lifecycle import Facts, Key, SampleState, Step
 from pipelines.episodes.retries.replacing import Replacement, received, replacements
 from pipelines.episodes.retries.repository import lately_repeated, repeated
@@ -129,10 +129,19 @@ class EpisodesHandler:
         samples = repository.load(connection, completion_ids, (), judged=completion_ids)
         sessions = {key: name for key in keys if (name := self._session(samples.states[key].record))}
         ended_at = keys_repository.last_times(connection, set(sessions.values()))
+        facts = {
+            key: self._facts(
+                samples, samples.states[key], now, ended_at.get(sessions[key]) if key in sessions else None
+            )
+            for key in keys
+        }
+        silent = {
+            key: name for key, name in sessions.items() if lifecycle.closes_silent(samples.states[key], facts[key])
+        }
+        off_line = exchange.off_line(connection, {AnswerRef(*key): name for key, name in silent.items()})
         for key in keys:
-            sample = samples.states[key]
-            at = ended_at.get(sessions[key]) if key in sessions else None
-            messages += _take(samples, lifecycle.close(sample, self._facts(samples, sample, now, at)))
+            known = replace(facts[key], off_line=True) if AnswerRef(*key) in off_line else facts[key]
+            messages += _take(samples, lifecycle.close(samples.states[key], known))
         repository.save(connection, samples)
         return messages
 

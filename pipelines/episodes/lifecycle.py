@@ -73,6 +73,8 @@ class Facts(msgspec.Struct, frozen=True):
     now: float
     session_at: float | None = None
     """When the newest answer of its session ended; None if it does not wait for its session."""
+    off_line: bool = False
+    """It does not lead to the last answer of its session."""
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -138,6 +140,13 @@ def hear(sample: SampleState, facts: Facts) -> Step:
     if is_decided and join.quarantined_until(record, task) <= facts.now:
         return _send(sample, facts, "decisive")
     return Step(replace(sample, closes_at=join.first_close(record, task, is_decided=is_decided)))
+
+
+def closes_silent(sample: SampleState, facts: Facts) -> bool:
+    """Whether `close` sends it without a signal: its session is not waited for any longer."""
+    if facts.signals or facts.task is None or facts.session_at is None:
+        return False
+    return join.idle_at(sample.record, facts.task, facts.session_at) <= facts.now
 
 
 def close(sample: SampleState, facts: Facts) -> Step:
@@ -214,6 +223,7 @@ def _send(sample: SampleState, facts: Facts, reason: Literal["decisive", "window
         signals=tuple(map(_as_evidence, signals)),
         closed_at=facts.now,
         provisional=closes_at is not None,
+        off_line=facts.off_line and not signals,
     )
     return Step(sent, (episode,))
 

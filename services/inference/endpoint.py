@@ -79,7 +79,11 @@ class Endpoint:
     ) -> RequestPlan:
         """Decide everything about a chat. Raises what each of the decisions raises."""
         return await self._plan(
-            request, caller, purpose_header, attempt, lambda logged: self._turn(request, caller.tenant, logged=logged)
+            request,
+            caller,
+            purpose_header,
+            attempt,
+            lambda logged, task: self._turn(request, caller.tenant, logged=logged, task=task),
         )
 
     async def plan_prompt(
@@ -87,7 +91,7 @@ class Endpoint:
     ) -> RequestPlan:
         """Like `plan`, for a prompt that is no chat."""
         plan = await self._plan(
-            prompt.request, caller, purpose_header, attempt, lambda _logged: self._encode_prompt(prompt)
+            prompt.request, caller, purpose_header, attempt, lambda _logged, _task: self._encode_prompt(prompt)
         )
         return plan._replace(request=with_text(prompt, self.template.tokenizer), new_parser=None)
 
@@ -97,7 +101,7 @@ class Endpoint:
         caller: Caller,
         purpose_header: str | None,
         attempt: Attempt | None,
-        encode: Callable[[bool], Awaitable[list[int] | Turn]],
+        encode: Callable[[bool, str], Awaitable[list[int] | Turn]],
     ) -> RequestPlan:
         version = pinned_version(request.model, self.policy)
         requirement = version_requirement(request.labels, version)
@@ -106,7 +110,7 @@ class Endpoint:
         check_token_ids(request, self.template.tokenizer)
         task = find_task(self.tasks, request)
         logged = may_log(request, task, purpose)
-        encoded = await encode(logged)
+        encoded = await encode(logged, task.name)
         turn = encoded if isinstance(encoded, Turn) else None
         prompt_ids = encoded.prompt_ids if isinstance(encoded, Turn) else encoded
         template = self.template
@@ -196,11 +200,11 @@ class Endpoint:
         )
         return encode() if request.is_short else await asyncio.to_thread(encode)
 
-    async def _turn(self, request: ChatRequest, tenant: str, *, logged: bool) -> list[int] | Turn:
+    async def _turn(self, request: ChatRequest, tenant: str, *, logged: bool, task: str) -> list[int] | Turn:
         if not ((session_id := request.labels.get("session_id")) and request.messages):
             return await self.encode(request)
         options = self.template.options_of(request.template_variables, request.reasoning_effort)
-        return await self.turns.next(request, tenant, session_id, options, logged=logged)
+        return await self.turns.next(request, tenant, session_id, options, logged=logged, task=task)
 
     async def _encode_prompt(self, prompt: Prompt) -> list[int]:
         template = self.template

@@ -25,6 +25,7 @@ from contracts.tasks import Task
 from contracts.topics import SIGNALS
 from pipelines.episodes.join import ORPHAN_SECONDS
 from pipelines.episodes.keys import credit, repository, rules
+from pipelines.episodes.keys.lines import main_line
 from runtime.log.outbox import message
 
 KEY_SECONDS = 30 * 86_400.0
@@ -64,6 +65,13 @@ def settle_sessions(
     """Send waiting signals about sessions. Call it at the end of the log: then the last answers have been read."""
     found = repository.answered(connection, partitions, now - SETTLE_SECONDS, _MAX_SIGNALS)
     return [_sent(signal) for signal in credit.shared(connection, tasks, found)]
+
+
+def off_line(connection: Connection, calls: Mapping[rules.AnswerRef, rules.KeyName]) -> set[rules.AnswerRef]:
+    """Those of these calls, by their sessions, that do not lead to the last answer of their session as it is known now."""
+    found = repository.calls_of(connection, set(calls.values()))
+    known = {name: {call.answer for call in held} - set(main_line(held)) for name, held in found.items()}
+    return {answer for answer, name in calls.items() if answer in known.get(name, ())}
 
 
 def take_back(connection: Connection, retracted: Sequence[Signal], now: float) -> list[Message]:

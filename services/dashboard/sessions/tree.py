@@ -27,6 +27,7 @@ WORDS = {
     "reasoning_dropped": "the template removed earlier reasoning",
     "answer_cut": "the answer before was cut off",
     "no_new_message": "nothing follows the answer",
+    "task_changed": "another task than the answer before",
     "template": "the template cannot render the new messages",
 }
 """Why the prompt of a call was rendered anew, see `contracts/turns.py`."""

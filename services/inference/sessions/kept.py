@@ -34,6 +34,8 @@ class KeptCall(msgspec.Struct, frozen=True, array_like=True):
     """Of any answer among the ids."""
     is_closed: bool
     """The model ended the answer itself."""
+    task: str = ""
+    """Empty: kept by an older release."""
 
 
 class NewestCall(msgspec.Struct, frozen=True, array_like=True):

@@ -64,6 +64,7 @@ class Turn(NamedTuple):
     has_reasoning: bool = False
     group: str | None = None
     """Of its session."""
+    task: str = ""
 
     @property
     def place(self) -> SessionTurn:
@@ -87,7 +88,14 @@ class Turns:
         self._memory = LocalSessionStore()
 
     async def next(
-        self, request: ChatRequest, tenant: str, session_id: str, options: Mapping[str, Any], *, logged: bool
+        self,
+        request: ChatRequest,
+        tenant: str,
+        session_id: str,
+        options: Mapping[str, Any],
+        *,
+        logged: bool,
+        task: str = "",
     ) -> Turn:
         """The turn of a chat.
 
@@ -100,7 +108,7 @@ class Turns:
         session = f"{tenant}\0{session_id}".encode()
         turn = Turn(
             [], session, digests[-1], digests, Setting(digest_of(request.offered_tools), digest_of(dict(options)))
-        )._replace(group=request.labels.get("session_group"))
+        )._replace(group=request.labels.get("session_group"), task=task)
         answers = [at for at in range(len(messages) - 1, -1, -1) if messages[at]["role"] == "assistant"]
         names = {at: _name(session, digests[at]) for at in answers[:_MAX_LOOKED_UP]}
         last, *values = await self._place(logged=logged).read([_name(session, b""), *names.values()])
@@ -115,7 +123,9 @@ class Turns:
         turn = turn._replace(branch=branch, parent=kept.call, parent_name=names[at])
         if not turn.branch:
             turn = await self._continued(turn, kept, ids, messages[at:], options)
-        return await self._rendered(turn, request, options, ids) if turn.branch else _counted(turn)
+        if turn.branch:
+            return await self._rendered(turn, request, options, ids)
+        return _counted(turn if kept.task in {"", task} else turn._replace(branch="task_changed"))
 
     async def keep(self, turn: Turn, completion_id: str, choices: Sequence[Choice], *, logged: bool) -> None:
         """Keep what the next call needs. Call it before the answer ends."""
@@ -132,6 +142,7 @@ class Turns:
                 digest_of(choice.reasoning) if choice.reasoning else b"",
                 turn.has_reasoning or bool(choice.reasoning),
                 choice.is_closed,
+                turn.task,
             )
             values[_name(turn.session, history)] = msgspec.msgpack.encode(kept)
             values[_name(turn.session, b"")] = msgspec.msgpack.encode(NewestCall([*turn.digests, history]))
