@@ -32,6 +32,9 @@ SAMPLED = Counter(
     ["task", "how"],
 )
 TOKENS = Counter("millrace_tokens_total", "Tokens of prompts and completions.", ["kind"])
+CACHED_TOKENS = Counter(
+    "millrace_cached_tokens_total", "Tokens of prompts that an engine had computed before, so that it did not again."
+)
 TURNS = Counter(
     "millrace_session_turns_total", "Calls of sessions: extended, or why the prompt was rendered anew.", ["branch"]
 )

@@ -1,9 +1,10 @@
-"""Sessions of the serving API, over real processes: what they cost, what they hold, what kills and swaps do to them.
+"""Sessions: what they cost the serving API, what it holds, what kills and swaps do to them, and what the engine keeps for them.
 
     python -m benchmarks.sessions cost              what a session adds to a call; the goal is a p50 below 1 ms
     python -m benchmarks.sessions memory            1,000 sessions at once for minutes, while what is kept expires
     python -m benchmarks.sessions kills             100 SIGKILLs of the serving API (--redis URL: its sessions are kept there)
     python -m benchmarks.sessions swaps             weights of the real engine swapped in the middle of sessions of 50 turns
+    python -m benchmarks.sessions prefix            50 turns with kept prefixes and without, on an engine in this process
 
 Prints figures and writes a dated file; with --json one object instead. Exits with 1 if a goal was missed or anything was wrong.
 """
@@ -57,6 +58,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     swaps.add_argument("--swaps", type=int, default=100)
     swaps.add_argument("--turns", type=int, default=50)
     swaps.add_argument("--at-once", type=int, default=4)
+    prefix = subjects.add_parser("prefix", parents=[shared], help="what kept prefixes save")
+    prefix.add_argument("--rounds", type=int, default=5)
+    prefix.add_argument("--turns", type=int, default=50)
     return parser.parse_args(arguments)
 
 
@@ -76,6 +80,10 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         from benchmarks.sessions import kills  # noqa: PLC0415 as above
 
         return kills.run(3 if quick else options.kills, options.at_once, options.turns, options.redis, options.seed)
+    if options.subject == "prefix":
+        from benchmarks.sessions import prefix  # noqa: PLC0415 as above
+
+        return prefix.run(*((2, 4) if quick else (options.rounds, options.turns)))
     from benchmarks.sessions import swaps  # noqa: PLC0415 as above
 
     versions, num, turns, at_once = (

@@ -12,6 +12,7 @@ import msgspec
 
 from contracts.errors import EngineRestarted, MillraceError
 from contracts.sampling import Span
+from services.engine.prefixes import PrefixUse
 from services.engine.sequence import SequenceSampling
 
 
@@ -24,6 +25,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: Literal["stop", "length"] | None = None
     top_logprobs: list[list[tuple[int, float]]] = []
     """For each token, the ids and log-probs asked for: the sampled one first, then in order of rank; empty if none were asked for."""
+    num_cached: int | None = None
+    """In the first chunk: how many tokens of the prompt were not computed, because their keys and values were kept."""
     routed_experts: bytes = b""
     """The experts of every token of prompt and answer except the last, as an .npy file [T - 1, layers, k]; at the end, if recorded."""
     error: MillraceError | None = None
@@ -39,7 +42,14 @@ class ActiveRequest:
     """
 
     def __init__(
-        self, *, request_id: str, num_prompt: int, num_reserved: int, stops: frozenset[int], streaming: bool
+        self,
+        *,
+        request_id: str,
+        num_prompt: int,
+        num_reserved: int,
+        stops: frozenset[int],
+        streaming: bool,
+        prefix: PrefixUse | None = None,
     ) -> None:
         self.request_id = request_id
         self.num_prompt = num_prompt
@@ -51,6 +61,7 @@ class ActiveRequest:
         self.sampling: SequenceSampling | None = None
         """Given when the request enters the batch; before, its grammar may still be compiled."""
         self.stops = stops
+        self.prefix = prefix
         self._streaming = streaming
         self._spans: list[Span] = []
         self._num_sent = 0
@@ -77,6 +88,7 @@ class ActiveRequest:
             spans=self._spans[self._num_spans_sent :],
             finish_reason=("stop" if token_ids[-1] in self.stops else "length") if finished else None,
             top_logprobs=self.sampling.tops[self._num_sent :] if self.sampling is not None else [],
+            num_cached=None if self._num_sent else self.prefix.num_cached if self.prefix is not None else 0,
         )
         self._num_sent, self._num_spans_sent = len(token_ids), len(self._spans)
         return chunk

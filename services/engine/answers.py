@@ -16,7 +16,7 @@ class GeneratedAnswer:
     """Turns the chunks of one request into the bodies of a response, in order.
 
     `weight_versions` stands in every chunk that begins a span, which names only the new ones, and in the last one, which names all.
-    `timings` and `system` are ours; the last chunk has them.
+    `timings` and `system` are ours; the last chunk has them. `usage` stands in the first chunk too, with the `cached_tokens` of the prompt.
     """
 
     def __init__(self, engine: Engine, request: GenerateRequest, active: ActiveRequest) -> None:
@@ -25,10 +25,12 @@ class GeneratedAnswer:
         self._active = active
         self._spans: list[Span] = []
         self._num_made = 0
+        self._num_cached = 0
 
     def part(self, chunk: TokenChunk) -> dict[str, Any]:
         """The body of one chunk."""
         self._num_made += len(chunk.token_ids)
+        self._num_cached = self._num_cached if chunk.num_cached is None else chunk.num_cached
         self._spans += chunk.spans
         is_last = chunk.finish_reason is not None
         told = self._spans if is_last else chunk.spans
@@ -47,10 +49,15 @@ class GeneratedAnswer:
             "model": self._request.model,
             "choices": [choice],
         }
-        if is_last:
+        if is_last or chunk.num_cached is not None:
             num_prompt = self._active.num_prompt
-            usage = {"prompt_tokens": num_prompt, "completion_tokens": self._num_made}
-            body["usage"] = {**usage, "total_tokens": num_prompt + self._num_made}
+            body["usage"] = {
+                "prompt_tokens": num_prompt,
+                "completion_tokens": self._num_made,
+                "total_tokens": num_prompt + self._num_made,
+                "prompt_tokens_details": {"cached_tokens": self._num_cached},
+            }
+        if is_last:
             body["timings"] = self._active.timings()
             body["system"] = self._engine.system()
         return body

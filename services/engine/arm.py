@@ -27,6 +27,7 @@ from services.engine.admission import Bounds, admit
 from services.engine.forwards import ForwardObserver, NoObserver
 from services.engine.grammars import Grammars
 from services.engine.manager import PagedRunner, end_ids, limits_of
+from services.engine.prefixes import PrefixStore, PrefixUse
 from services.engine.runners import Runner, StepOutput, runner_for
 from services.engine.sampling import (
     GenerateRequest,
@@ -75,6 +76,10 @@ class EngineArm:
         self._grammars = grammars
         self._observer = observer or NoObserver()
         self.records_experts = observer is not None
+        keeps = settings.prefix_cache_bytes > 0 and self.runner_kind == "paged" and not self.records_experts
+        self._prefixes = (
+            PrefixStore(settings.prefix_cache_bytes) if keeps else None
+        )  # an answer's experts are of all its tokens
         self._end_ids = end_ids(model)
         self.recent_gaps: deque[float] = deque(maxlen=_NUM_RECENT_GAPS)
         """Seconds between two tokens, of the answers that ended last."""
@@ -173,6 +178,7 @@ class EngineArm:
                 num_reserved=num_tokens,
                 stops=stop_ids(params, self._end_ids),
                 streaming=request.stream,
+                prefix=PrefixUse(request.cache_salt) if self._prefixes is not None and request.cache_salt else None,
             )
             self._active[active.request_id] = active
         return active
@@ -191,6 +197,7 @@ class EngineArm:
                 max_tokens=params.max_tokens,
                 stops=active.stops,
                 sampling=active.sampling,
+                prefix=active.prefix,
             )
             if not accepted:
                 del self._active[active.request_id]
@@ -226,6 +233,7 @@ class EngineArm:
         """
         with self.pause():
             parked_at = perf_counter()
+            self._drop_prefixes()
             apply_patches(patches)
             self.version = version
             in_flight = [
@@ -284,10 +292,18 @@ class EngineArm:
                 return
 
     def _launch(self) -> None:
-        kind = PagedRunner if self.runner_kind == "paged" else SteppedRunner
-        self._runner: Runner = kind(self.model, self._settings, self.receive, self._observer)
+        self._drop_prefixes()  # a runner that died may have kept anything
+        self._runner: Runner = (
+            PagedRunner(self.model, self._settings, self.receive, self._observer, self._prefixes)
+            if self.runner_kind == "paged"
+            else SteppedRunner(self.model, self._settings, self.receive, self._observer)
+        )
         self._runner.start()
         self._started_at = monotonic()
+
+    def _drop_prefixes(self) -> None:
+        if self._prefixes is not None:
+            self._prefixes.drop()
 
     def _supervise(self) -> None:
         quick_deaths = 0

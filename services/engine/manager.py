@@ -14,6 +14,8 @@ from transformers.generation.continuous_batching.continuous_api import OutputRou
 
 from policy.load import context_of
 from services.engine.forwards import ForwardObserver, ForwardPart
+from services.engine.paged_prefixes import USE, PagedPrefixes, can_keep_prefixes
+from services.engine.prefixes import PrefixStore, PrefixUse
 from services.engine.runners import Receive, StepOutput
 from services.engine.sampler import sample
 from services.engine.sampling import ModelLimits
@@ -52,8 +54,15 @@ class Router(OutputRouter):  # type: ignore[misc] # transformers is untyped
 class PagedRunner:
     """transformers' continuous batching over a model; see `Runner` for the methods."""
 
-    def __init__(self, model: Any, settings: EngineSettings, receive: Receive, observer: ForwardObserver) -> None:
-        self.manager = _build_manager(model, settings, receive, observer)
+    def __init__(
+        self,
+        model: Any,
+        settings: EngineSettings,
+        receive: Receive,
+        observer: ForwardObserver,
+        prefixes: PrefixStore | None = None,
+    ) -> None:
+        self.manager = _build_manager(model, settings, receive, observer, prefixes)
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -69,6 +78,7 @@ class PagedRunner:
         max_tokens: int,
         stops: Collection[int],
         sampling: SequenceSampling,
+        prefix: PrefixUse | None = None,
     ) -> bool:
         """See `Runner`."""
         accepted = self.manager.add_request(
@@ -78,6 +88,7 @@ class PagedRunner:
             streaming=True,  # the router sees every token; the active request decides what to send
             eos_token_id=list(stops) or [-1],
             sampling=sampling,
+            **({} if prefix is None else {USE: prefix}),
         )
         return accepted is not None
 
@@ -108,13 +119,15 @@ class PagedRunner:
         return self.manager.is_running() and self.manager.background_thread_status.can_accept_new_requests() is None
 
 
-def _build_manager(model: Any, settings: EngineSettings, receive: Receive, observer: ForwardObserver) -> Any:
+def _build_manager(
+    model: Any, settings: EngineSettings, receive: Receive, observer: ForwardObserver, prefixes: PrefixStore | None
+) -> Any:
     config = ContinuousBatchingConfig(
         page_size=settings.page_size,
         num_blocks=settings.cache_tokens // settings.page_size,
         max_batch_tokens=settings.max_batch_tokens,
         max_requests_per_batch=min(settings.max_in_flight, settings.max_batch_tokens),
-        allow_block_sharing=False,  # a prefix computed by one version must not be used by another
+        allow_block_sharing=False,  # a prefix must not be used by another version or tenant: see paged_prefixes.py
         use_async_batching=False,  # a step in flight during a swap would get the wrong version
         return_logprobs=True,
         per_request_processors=True,
@@ -124,14 +137,14 @@ def _build_manager(model: Any, settings: EngineSettings, receive: Receive, obser
     defaults = GenerationConfig(do_sample=True, eos_token_id=-1)
     manager = model.init_continuous_batching(generation_config=defaults, continuous_batching_config=config)
     manager.logit_processor.clear()
-    manager.logit_processor.supported_keys["sampling"] = SequenceSampling
+    manager.logit_processor.supported_keys |= {"sampling": SequenceSampling, USE: PrefixUse}
     manager.output_router = Router(receive)
-    _hook(manager, observer)
+    _hook(manager, observer, prefixes)
     return manager
 
 
-def _hook(manager: Any, observer: ForwardObserver) -> None:
-    """Sample with our sampler, and tell the observer of each forward."""
+def _hook(manager: Any, observer: ForwardObserver, prefixes: PrefixStore | None) -> None:
+    """Sample with our sampler, tell the observer of each forward, and keep prefixes."""
     create = manager._create_batch_processor  # noqa: SLF001 the runner exists only after the generation thread has started
 
     def create_hooked() -> Any:
@@ -155,6 +168,8 @@ def _hook(manager: Any, observer: ForwardObserver) -> None:
 
         runner.compute_batch = compute_observed
         runner._sample = sample_rows  # noqa: SLF001 there is no public hook
+        if prefixes is not None and can_keep_prefixes(list(processor.cache.cache_allocators)):
+            PagedPrefixes(processor, prefixes)
         return processor
 
     manager._create_batch_processor = create_hooked  # noqa: SLF001 as above

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from contracts.errors import InvalidSettings
 from policy.load import is_paged
+from services.engine.prefixes import PrefixUse
 from services.engine.sequence import SequenceSampling
 
 RunnerKind = Literal["paged", "stepped"]
@@ -48,8 +49,12 @@ class Runner(Protocol):
         max_tokens: int,
         stops: Collection[int],
         sampling: SequenceSampling,
+        prefix: PrefixUse | None = None,
     ) -> bool:
-        """Take in a request; it ends after `max_tokens` or a token of `stops`. False if the runner takes none any more."""
+        """Take in a request; it ends after `max_tokens` or a token of `stops`. False if the runner takes none any more.
+
+        With `prefix` it may start from keys and values that are kept, and its own are kept, if the runner can do so.
+        """
 
     def cancel(self, request_id: str) -> None:
         """End a request without output; nothing happens if it has ended."""

@@ -28,6 +28,7 @@ _MOST_BIAS, _MOST_PENALTY, _MOST_REPETITION = 100.0, 2.0, 100.0
 _MOST_DIGITS = 10
 _SEEDS = range(-(2**63), 2**63)
 _OUTPUTS = "structured_outputs"
+_MOST_SALT = 128
 _JSON_OBJECT = '{"type":"object"}'
 
 
@@ -85,6 +86,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_made: int = 0
     """How many of the prompt's last tokens belong to the answer: it continues after a restart. They count for penalties, and the
     grammar goes on after them. vLLM ignores this field."""
+    cache_salt: str | None = None
+    """Which requests may share the beginnings of their prompts: those with the same text; without one, none. As vLLM's field."""
     priority: int = 0
     """Above 0: not a user's request; accepted only while half of the engine's bounds are free."""
 
@@ -111,6 +114,8 @@ def check_request(request: GenerateRequest, limits: ModelLimits) -> None:
         raise InvalidRequest(
             "`stop` is not supported by this engine; leave it out and apply it to the answer", param="stop"
         )
+    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= _MOST_SALT:
+        raise InvalidRequest(f"cache_salt takes 1 to {_MOST_SALT} characters", param="cache_salt")
     if params.n != 1:
         raise InvalidRequest("the engine makes one choice per request; send `n` requests", param="n")
 

@@ -28,6 +28,8 @@ class EngineSettings(Section):
     """Tokens per step; a longer prompt is prefilled over several steps."""
     cache_tokens: int = Field(default=16_384, ge=256)
     """Key-value cache of one arm, tokens; the mask beside it takes 4 * max_batch_tokens * cache_tokens bytes on CPU."""
+    prefix_cache_bytes: int = Field(default=2**28, ge=0)
+    """Memory of one arm for keys and values of prompts and answers that ended, so that a prompt with the same beginning needs not compute them again; 0: none."""
     max_in_flight: int = Field(default=256, ge=1)
     """Requests per step; further ones wait."""
     max_open_requests: int = Field(default=512, ge=1)

@@ -19,6 +19,7 @@ import torch
 
 from services.engine.batch_cache import BatchCache, has_keys, is_joinable, new_cache
 from services.engine.forwards import ForwardObserver, ForwardPart
+from services.engine.prefixes import PrefixUse
 from services.engine.runners import Receive, StepOutput, cache_argument
 from services.engine.sampler import sample
 from services.engine.sequence import SequenceSampling
@@ -90,6 +91,7 @@ class SteppedRunner:
         max_tokens: int,
         stops: Collection[int],
         sampling: SequenceSampling,
+        prefix: PrefixUse | None = None,  # noqa: ARG002 of the protocol: a recurrent state cannot be cut where two prompts part
     ) -> bool:
         """See `Runner`."""
         with self._condition:

@@ -101,6 +101,9 @@ class Choice:
         self._num_told = 0
         self._parser = parser
         self.experts: RecordedExperts | None = None
+        self.num_cached = 0
+        """How many tokens of the prompt the engine had computed before, as far as it says so."""
+        self._has_told_cached = False
         self.system: System | None = None
         """What made the tokens; known with the first one."""
         self._lost_versions = False
@@ -154,6 +157,10 @@ class Choice:
             self.spans = []
         elif piece.spans:
             self.spans += [span for span in piece.spans if span.start < len(self.tokens)]
+        if (
+            piece.num_cached is not None and not self._has_told_cached
+        ):  # of the first engine, if several made the answer
+            self.num_cached, self._has_told_cached = piece.num_cached, True
         if piece.system is not None:
             self.system = piece.system.joined(self.system)
         self.experts = piece.experts or self.experts

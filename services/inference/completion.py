@@ -164,6 +164,7 @@ class Completion:
             with_support=plan.logged and plan.sampling.is_truncated,
             arm=plan.arm.name,
             session=plan.request.labels.get("session_id"),
+            cache_scope=plan.cache_scope,
             any_version=plan.request.model == plan.policy and plan.requirement.exact is None,
         )
         held: Piece | None = None

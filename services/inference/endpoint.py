@@ -42,6 +42,7 @@ from services.inference.engine.pool import EnginePool
 from services.inference.parts import PlainParser
 from services.inference.plan import (
     RequestPlan,
+    cache_scope_of,
     check_token_ids,
     decide_purpose,
     decide_refusal,
@@ -145,6 +146,7 @@ class Endpoint:
             grammar=answering.grammar,
             new_parser=answering.new_parser,
             turn=turn,
+            cache_scope=cache_scope_of(caller, purpose),
             budget=caller.session,
         )
 

@@ -48,6 +48,8 @@ class RequestPlan(NamedTuple):
     """Makes the parser of a choice; None: every answer is all content."""
     turn: Turn | None = None
     """Its place in its session; None without a session."""
+    cache_scope: str = ""
+    """Whose prompts an engine may answer from the same computed beginnings; empty: nobody else's."""
     budget: str | None = None
     """The session whose budget pays for it; None: its key is not that of a session."""
 
@@ -118,6 +120,14 @@ def decide_purpose(header: str | None, caller: Caller) -> Purpose:
                 caller.require_operator()
             return purpose  # type: ignore[no-any-return] # get_args is untyped
     raise InvalidRequest(f"x-millrace-purpose is one of {', '.join(get_args(Purpose))}, not {header!r}")
+
+
+def cache_scope_of(caller: Caller, purpose: Purpose) -> str:
+    """Who may share computed beginnings of prompts with a caller: the keys of its tenant that have its role, with the same purpose.
+
+    So neither time nor usage tells a tenant what another one asked, and sentinels and operators are strangers to users.
+    """
+    return f"{caller.role}\0{purpose}\0{caller.tenant}"
 
 
 def decide_sampling(

@@ -24,8 +24,8 @@ from contracts.sampling import ExpertShape, Sampling
 from contracts.support import pack_support
 from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
+from runtime.metrics import CACHED_TOKENS, NOT_LOGGED, SAMPLED, TOKENS
 from runtime.metrics import GENERATIONS as GENERATIONS_ENDED
-from runtime.metrics import NOT_LOGGED, SAMPLED, TOKENS
 from services.inference.answer import Choice
 from services.inference.engine.wire import RecordedExperts
 from services.inference.plan import RequestPlan
@@ -105,6 +105,7 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
     GENERATIONS_ENDED.labels(plan.arm.name, plan.purpose, choice.finish_reason or "cancelled").inc()
     PROMPT_TOKENS.inc(len(plan.prompt_ids))
     COMPLETION_TOKENS.inc(len(choice.tokens))
+    CACHED_TOKENS.inc(choice.num_cached)
     if plan.purpose == "user":
         SAMPLED.labels(plan.task.name, _how(plan.sampling)).inc()
     request = plan.request

@@ -152,10 +152,19 @@ def head(plans: Sequence[RequestPlan], kind: str, choices: Sequence[Choice]) -> 
     return shown
 
 
-def usage(plans: Sequence[RequestPlan], choices: Sequence[Choice]) -> dict[str, int]:
-    """The numbers of tokens of prompts and answers."""
+def usage(plans: Sequence[RequestPlan], choices: Sequence[Choice]) -> dict[str, Any]:
+    """The numbers of tokens of prompts and answers. A prompt counts once however many choices it has, and so do its cached tokens."""
     num_prompt, num_made = sum(len(plan.prompt_ids) for plan in plans), sum(len(choice.tokens) for choice in choices)
-    return {"prompt_tokens": num_prompt, "completion_tokens": num_made, "total_tokens": num_prompt + num_made}
+    each = plans[0].request.num_choices
+    num_cached = sum(
+        min(choice.num_cached for choice in choices[start : start + each]) for start in range(0, len(choices), each)
+    )
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_made,
+        "total_tokens": num_prompt + num_made,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
+    }
 
 
 def usage_chunk(plans: Sequence[RequestPlan], kind: str, choices: Sequence[Choice]) -> dict[str, Any]:

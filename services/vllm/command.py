@@ -32,6 +32,7 @@ def serve_command(settings: VllmSettings, name: str, base: Path, *, port: int, i
         "--structured-outputs-config", json.dumps({"backend": "guidance"}),
         "--generation-config", "vllm",
         "--scheduling-policy", "priority",
+        "--enable-prompt-tokens-details",  # it tells how much of a prompt its prefix cache had
         "--enable-scale-out",
         "--disable-uvicorn-access-log",
         "--worker-extension-cls", "policy.vllm_engine.WorkerExtension",

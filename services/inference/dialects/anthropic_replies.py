@@ -116,10 +116,12 @@ class MessageReplies(NamedEvents):
         return shown
 
     def _usage(self, num_made: int) -> dict[str, int]:
+        num_cached = self._choice.num_cached
         return {
-            "input_tokens": len(self._plan.prompt_ids),
+            "input_tokens": len(self._plan.prompt_ids)
+            - num_cached,  # Anthropic's excludes those that were read from a cache
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
+            "cache_read_input_tokens": num_cached,
             "output_tokens": num_made,
         }
 

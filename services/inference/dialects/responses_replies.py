@@ -170,7 +170,7 @@ class ResponsesReplies(NamedEvents):
         num_prompt, num_made = len(self._plan.prompt_ids), len(self._choice.tokens)
         return {
             "input_tokens": num_prompt,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self._choice.num_cached, "cache_write_tokens": 0},
             "output_tokens": num_made,
             "output_tokens_details": {"reasoning_tokens": self._choice.num_reasoning},
             "total_tokens": num_prompt + num_made,

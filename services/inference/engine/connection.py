@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator
 
 from contracts.errors import EngineFailed, EngineSilent, MillraceError, Unavailable
 from runtime.engine_key import authorization
@@ -21,6 +21,7 @@ from services.inference.engine.wires import VLLM_WIRE, Wire
 
 _STATE_SECONDS = 2.0
 _REFUSAL_SECONDS, _REFUSAL_BYTES = 5.0, 2**16
+_LAST_EVENT_SECONDS = 0.5
 _OK, _UNAVAILABLE = 200, 503
 ASK_LATER = "the request was not sent again; try again later"
 
@@ -72,12 +73,15 @@ class EngineConnection:
             silent_since, held = 0.0, Lines()
             while arrived := await exchange.read():
                 has_spoken = False
-                for line in held.split(arrived):
+                lines = iter(held.split(arrived))
+                for line in lines:
                     data = line[6:] if line.startswith(b"data: {") else data_of(line) if line else None
                     if data is None:
                         continue
                     piece = read(data)
                     ended = piece.finish_reason is not None
+                    if ended and wire.tells_usage_last:
+                        piece = piece._replace(num_cached=await _told_last(exchange, held, lines, read))
                     if piece.tokens or ended:
                         has_spoken = True
                         yield piece
@@ -132,6 +136,26 @@ class EngineConnection:
             raise EngineSilent(f"the engine did not accept the request within {seconds:g} s; {ASK_LATER}") from error
         except Broken as error:
             raise _failure(error) from error
+
+
+async def _told_last(
+    exchange: Exchange, held: Lines, lines: Iterator[bytes], read: Callable[[bytes], Piece]
+) -> int | None:
+    """How much of the prompt was computed before, as the event behind the last token says it.
+
+    None if no such event comes, or another one: an answer that has ended is never lost for it.
+    """
+    try:
+        async with asyncio.timeout(_LAST_EVENT_SECONDS):
+            while True:
+                for line in lines:
+                    if (data := data_of(line)) is not None:
+                        return read(data).num_cached
+                if not (arrived := await exchange.read()):
+                    return None
+                lines = iter(held.split(arrived))
+    except (Broken, MillraceError, TimeoutError):
+        return None
 
 
 async def _refusal(exchange: Exchange) -> bytes:

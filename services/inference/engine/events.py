@@ -25,6 +25,7 @@ _SHOWN_CHARACTERS = 300
 _FIELDS = (b"event:", b"id:", b"retry:")
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+CachedTokens = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _NEVER_DRAWN = -9999.0
 """What vLLM writes for a log-prob of minus infinity."""
 LogProb = Annotated[float, msgspec.Meta(gt=_NEVER_DRAWN, le=1e-2)]
@@ -68,8 +69,17 @@ class _Choice(msgspec.Struct):
     routed_experts: str | None = None
 
 
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: CachedTokens | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _PromptDetails | None = None
+
+
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
+    usage: _Usage | None = None
     system: System | None = None
     error: EngineFault | None = None
 
@@ -138,10 +148,12 @@ def read_event(data: bytes, offset: int, num_top: int = 0, *, with_support: bool
     if event.error is not None:
         kind = _FAULTS.get(str(event.error.code), EngineFailed)
         raise kind(f"the engine failed: {event.error.message[:_SHOWN_CHARACTERS]}")
+    details = None if event.usage is None else event.usage.prompt_tokens_details
+    num_cached = None if details is None else details.cached_tokens
     if len(event.choices) != 1:
         if event.choices:
             raise EngineFailed(f"the engine sent {len(event.choices)} choices to a request for one")
-        return Piece([], [], None, system=event.system)  # for example an event with the usage
+        return Piece([], [], None, system=event.system, num_cached=num_cached)
     choice = event.choices[0]
     if choice.finish_reason == "abort":
         raise EngineRestarted("the engine aborted the request")
@@ -152,6 +164,7 @@ def read_event(data: bytes, offset: int, num_top: int = 0, *, with_support: bool
         choice.finish_reason,
         _experts(choice.routed_experts) if choice.routed_experts else None,
         event.system,
+        num_cached=num_cached,
     )
 
 

@@ -199,7 +199,8 @@ class EnginePool:
         seconds = self._patience if is_alone else min(_ACCEPT_SECONDS, self._patience)
         if "support" not in member.row.abilities:
             progress.request = progress.request._replace(with_support=False)
-        body = wire.body(progress.request, progress.made, slot.model if slot else None)
+        request = progress.request.salted(slot.version if slot else None)
+        body = wire.body(request, progress.made, slot.model if slot else None)
         with member.working():
             async with aclosing(member.connection.attempt(progress, body, seconds, wire)) as pieces:
                 async for piece in pieces:

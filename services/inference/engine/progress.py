@@ -51,6 +51,8 @@ class Progress:
         if piece.system is None and self._system is not None:
             piece = piece._replace(system=self._system)
         self._system = None
+        if piece.num_cached is not None:  # an engine that continues an answer may have had more than the prompt
+            piece = piece._replace(num_cached=min(piece.num_cached, len(self.request.prompt_ids)))
         if piece.finish_reason is not None:
             self._note_loss()
             if self._began_at > 0 and piece.experts is not None:

@@ -17,7 +17,7 @@ import msgspec
 
 from contracts.errors import EngineFailed, EngineRestarted, InvalidRequest
 from contracts.sampling import Sampling, Span
-from services.inference.engine.events import UNREADABLE, EngineFault, LogProb, TokenId, shown, version_of
+from services.inference.engine.events import UNREADABLE, CachedTokens, EngineFault, LogProb, TokenId, shown, version_of
 from services.inference.engine.wire import EngineRequest, Piece, SampledToken, System
 
 PATH = "/generate"
@@ -42,6 +42,7 @@ class _Meta(msgspec.Struct):
     output_token_logprobs: list[tuple[LogProb, TokenId, str | None]] = []
     output_top_logprobs: list[list[tuple[float, TokenId, str | None]] | None] = []
     weight_versions: list[_WeightVersion] | None = None
+    cached_tokens: CachedTokens | None = None
 
 
 class _Event(msgspec.Struct):
@@ -86,6 +87,8 @@ def sglang_body(request: EngineRequest, made: Sequence[int], model: str | None =
         "top_logprobs_num": request.num_top,
         "stream": True,
     }
+    if request.cache_salt is not None:
+        body["extra_key"] = request.cache_salt
     return msgspec.json.encode(body)
 
 
@@ -125,7 +128,7 @@ class SglangReader:
         tokens = self._new(event.output_ids, meta)
         reason = None if meta.finish_reason is None else meta.finish_reason.type
         spans = self._spans(meta) if reason is not None else []
-        return Piece(tokens, spans, reason if reason != "abort" else None)
+        return Piece(tokens, spans, reason if reason != "abort" else None, num_cached=meta.cached_tokens)
 
     def _new(self, ids: list[int], meta: _Meta) -> list[SampledToken]:
         count = meta.completion_tokens - self._num_seen

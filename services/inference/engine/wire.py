@@ -7,6 +7,7 @@ token in the last event only; our engine names it in each event that begins a sp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -65,6 +66,8 @@ class Piece(NamedTuple):
     """In the first piece of each engine that works on the answer, and wherever the engine says it."""
     lost_versions: bool = False
     """True: nobody can tell the versions of some tokens any more, so the answer has no spans at all."""
+    num_cached: int | None = None
+    """How many tokens of the prompt the engine had computed before, where it says so: ours in the first piece, others in the last."""
 
 
 class EngineRequest(NamedTuple):
@@ -89,6 +92,17 @@ class EngineRequest(NamedTuple):
     """Requests of one session go to one replica while it serves."""
     any_version: bool = True
     """Whether another version of the arm may make or continue the answer; False if the caller named one."""
+    cache_scope: str = ""
+    """Who may share the beginnings of prompts with this one; empty: nobody."""
+    cache_salt: str | None = None
+    """The same for one version, as engines are told it: see `salted`."""
+
+    def salted(self, version: int | None) -> EngineRequest:
+        """The request for an engine that holds a version. Engines take up to 128 characters without slashes, so it is a hash."""
+        if not self.cache_scope:
+            return self
+        named = f"{version}\0{self.model.partition('@v')[0]}\0{self.cache_scope}"
+        return self._replace(cache_salt=blake2b(named.encode(), digest_size=24).hexdigest())
 
     @property
     def num_logprobs(self) -> int:
@@ -98,8 +112,12 @@ class EngineRequest(NamedTuple):
         return self.num_top + 1 if self.num_top else 0
 
 
-def request_body(request: EngineRequest, made: Sequence[int] = (), model: str | None = "") -> bytes:
+def request_body(
+    request: EngineRequest, made: Sequence[int] = (), model: str | None = "", *, tells_usage: bool = False
+) -> bytes:
     """The JSON body of a request whose answer has the tokens `made` already; `model` None: the engine has only one.
+
+    `tells_usage`: ask for an event behind the last token that tells how much of the prompt was computed before.
 
     Every parameter with a default in a model's generation configuration is given, because vLLM takes them from there.
     """
@@ -135,7 +153,12 @@ def request_body(request: EngineRequest, made: Sequence[int] = (), model: str | 
         body["num_made"] = len(made)  # our engine's: penalties and grammar go on where they were
     if request.background:
         body["priority"] = 1
-    return msgspec.json.encode(body)
+    return msgspec.json.encode(body | _about_caches(request, tells_usage=tells_usage))
+
+
+def _about_caches(request: EngineRequest, *, tells_usage: bool) -> dict[str, Any]:
+    salt = {} if request.cache_salt is None else {"cache_salt": request.cache_salt}
+    return salt | ({"stream_options": {"include_usage": True}} if tells_usage else {})
 
 
 def new_spans(known: Sequence[Span], told: Sequence[Span]) -> list[Span]:
@@ -167,6 +190,7 @@ def together(first: Piece | None, second: Piece) -> Piece:
         second.experts,
         second.system or first.system,
         first.lost_versions or second.lost_versions,
+        second.num_cached if first.num_cached is None else first.num_cached,
     )
 
 

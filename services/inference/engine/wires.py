@@ -23,6 +23,8 @@ class Wire(NamedTuple):
     """Reads one stream, whose first token has this number in the answer."""
     system: Callable[[System, Sampling], System]
     """What is recorded of the engine for an answer that was sampled so."""
+    tells_usage_last: bool = False
+    """True: an event after the last token tells how much of the prompt was computed before."""
 
 
 VLLM_WIRE = Wire(
@@ -33,9 +35,10 @@ VLLM_WIRE = Wire(
     ),
     lambda system, _: system,
 )
+_UPSTREAM_WIRE = VLLM_WIRE._replace(body=partial(request_body, tells_usage=True), tells_usage_last=True)
 _SGLANG_WIRE = Wire(sglang.PATH, sglang.sglang_body, sglang.SglangReader, sglang.sglang_system)
 
 
 def wire_of(kind: EngineKind) -> Wire:
     """The wire of a kind of engine."""
-    return _SGLANG_WIRE if kind == "sglang" else VLLM_WIRE
+    return {"millrace": VLLM_WIRE, "vllm": _UPSTREAM_WIRE, "sglang": _SGLANG_WIRE}[kind]

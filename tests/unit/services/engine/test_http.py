@@ -88,7 +88,8 @@ def test_a_completion_carries_its_provenance(served: Served, store: MemoryStore)
     assert choice["finish_reason"] == "length"
     assert answer["request_id"] == "mine"
     assert choice["weight_versions"] == [{"version": "v1", "start": 0, "end": 10}]
-    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 10, "total_tokens": 14}
+    cached = {"prompt_tokens_details": {"cached_tokens": 0}}
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 10, "total_tokens": 14, **cached}
     assert answer["system"] == {"engine": ENGINE, "dtype": "float32"}
     assert 0 < answer["timings"]["first_token_seconds"] <= answer["timings"]["seconds"]
 

@@ -94,7 +94,7 @@ def logprobs_of(model: Any, prompt: list[int], answer: list[int], temperature: f
 
 def ask(prompt: list[int], **fields: Any) -> GenerateRequest:
     """A request that stops only at its length; `fields` of the request or of its sampling parameters."""
-    head = {name: fields.pop(name) for name in ("model", "stream", "priority") if name in fields}
+    head = {name: fields.pop(name) for name in ("model", "stream", "priority", "cache_salt") if name in fields}
     params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **fields})
     return GenerateRequest(**{"model": POLICY, **head}, token_ids=prompt, sampling_params=params)
 
@@ -108,6 +108,7 @@ async def complete(engine: Engine, request: GenerateRequest) -> TokenChunk:
         logprobs=[logprob for part in parts for logprob in part.logprobs],
         spans=[span for part in parts for span in part.spans],
         finish_reason=parts[-1].finish_reason,
+        num_cached=parts[0].num_cached,
         top_logprobs=[top for part in parts for top in part.top_logprobs],
     )
 

@@ -143,6 +143,29 @@ def text_of(answer: Any, *, stream: bool) -> str:
     return str(answer.choices[0].message.content)
 
 
+def test_what_vllm_says_behind_the_last_token_is_read_and_nothing_waits_for_it(replicas: Replicas) -> None:
+    for name, engine in replicas.engines.items():
+        engine.tells_cached_last = True
+        replicas.tell(name, kind="vllm")
+    for stream in (False, True):
+        for cached in ([], [12]):
+            for engine in replicas.engines.values():
+                engine.cached = cached
+            options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+            answer = replicas.ask(**options)
+            usage = list(answer)[-1].usage if stream else answer.usage
+            assert usage.prompt_tokens_details.cached_tokens == sum(cached)
+    assert replicas.out() == {}
+    sent = [request for engine in replicas.engines.values() for request in engine.requests]
+    assert {request["stream_options"]["include_usage"] for request in sent} == {True}
+    assert len({request["cache_salt"] for request in sent}) == 1
+    before = time.monotonic()
+    for engine in replicas.engines.values():
+        engine.tells_cached_last, engine.cached = False, []  # only [DONE] comes
+    assert replicas.ask().usage.prompt_tokens_details.cached_tokens == 0
+    assert time.monotonic() - before < 5
+
+
 def test_both_replicas_are_asked_and_a_session_stays(replicas: Replicas) -> None:
     for number in range(12):
         replicas.ask(metadata={"session_id": f"one-{number}"})

@@ -69,6 +69,14 @@ class TestWire:
         assert (first.finish_reason, last.finish_reason) == (None, "length")
         assert (first.spans, last.spans) == ([], [Span(2, 4), Span(3, 5)])
 
+    def test_it_is_told_whose_prompt_it_is_and_tells_what_it_had(self) -> None:
+        assert "extra_key" not in msgspec.json.decode(sglang_body(REQUEST, []))
+        request = REQUEST._replace(cache_scope="one").salted(3)
+        assert msgspec.json.decode(sglang_body(request, []))["extra_key"] == request.cache_salt
+        assert SglangReader(REQUEST, 0)(event([70], 1)).num_cached is None
+        meta = {"completion_tokens": 1, "output_token_logprobs": [[-0.5, 70, None]], "cached_tokens": 2}
+        assert SglangReader(REQUEST, 0)(msgspec.json.encode({"output_ids": [70], "meta_info": meta})).num_cached == 2
+
     def test_a_label_of_nobodys_version_gives_no_spans(self) -> None:
         for label in ("default", "v1-to-v2"):
             told = event([70], 1, {"type": "stop"}, weight_versions=[{"version": label, "start": 0, "end": 1}])

@@ -55,6 +55,40 @@ def test_every_sampling_option_is_sent_as_vllm_reads_it() -> None:
     }  # fmt: skip
 
 
+def test_a_salt_parts_scopes_versions_and_policies_and_says_none_of_them() -> None:
+    assert "cache_salt" not in json.loads(request_body(REQUEST.salted(3)))
+    request = REQUEST._replace(cache_scope="app/user@acme")
+    salts = [
+        request.salted(3).cache_salt,
+        request.salted(4).cache_salt,
+        request.salted(None).cache_salt,
+        request._replace(cache_scope="app/user@acm").salted(3).cache_salt,
+        request._replace(model="other").salted(3).cache_salt,
+    ]
+    assert len(set(salts)) == 5
+    assert request._replace(model="demo@v3").salted(3).cache_salt == salts[0], "one name of the version or another"
+    assert all(salt is not None and salt.isalnum() and len(salt) <= 128 for salt in salts)  # as vLLM takes them
+    body = json.loads(request_body(request.salted(3), tells_usage=True))
+    assert (body["cache_salt"], body["stream_options"]) == (salts[0], {"include_usage": True})
+
+
+def test_cached_tokens_are_read_where_they_are_told_and_are_of_the_prompt_alone() -> None:
+    def told(number: object) -> bytes:
+        details = {"prompt_tokens_details": {"cached_tokens": number}}
+        return json.dumps({**json.loads(event(5)), "usage": {"prompt_tokens": 9, **details}}).encode()
+
+    assert read_event(told(7), 0).num_cached == 7
+    assert read_event(event(5), 0).num_cached is None
+    assert read_event(told(None), 0).num_cached is None
+    assert read_event(b'{"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 1}}}', 0).num_cached == 1
+    for wrong in (-1, "7", 2**31):
+        with pytest.raises(EngineFailed):
+            read_event(told(wrong), 0)
+    progress = Progress(REQUEST)
+    progress.begin(None)
+    assert progress.add(read_event(told(7), 0)).num_cached == 2, "the prompt has two tokens; the rest was made before"
+
+
 def test_a_support_is_the_tokens_with_a_probability() -> None:
     def told(*logprobs: float) -> bytes:
         top = [{"token_id": 5 + place, "logprob": value} for place, value in enumerate(logprobs)]

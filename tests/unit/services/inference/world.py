@@ -64,6 +64,8 @@ class FakeEngine:
         refusal: the error with which every request is refused, with status 400.
         mute: requests are read and not answered, as by a socket that outlives its process.
         num_drawable: how many tokens a truncated answer could be drawn from.
+        cached: of each answer, how many tokens of the prompt it had computed before; its last number is for all others.
+        tells_cached_last: it says so as vLLM does, behind the last token, if asked for the usage.
     """
 
     def __init__(self, says: str, version: int = 3) -> None:
@@ -76,6 +78,8 @@ class FakeEngine:
         self.serving = True
         self.mute = False
         self.num_drawable = 1000
+        self.cached: list[int] = []
+        self.tells_cached_last = False
         self.die_after: int | None = None
         self.stays_dead = False
         self.survives = False
@@ -102,7 +106,7 @@ class FakeEngine:
         asked = await request.json()
         if not self.serving:
             return _error(503, "unavailable", "restarting")
-        version = asked["model"].partition("@v")[2]
+        version = asked.get("model", "").partition("@v")[2]
         if version and int(version) not in self.resident:
             return _error(404, "version_not_resident", f"{asked['model']} is not resident")
         self.requests.append(asked)
@@ -114,6 +118,10 @@ class FakeEngine:
 
     async def _stream(self, asked: dict[str, Any]) -> AsyncIterator[str]:
         offset = asked.get("num_made", 0)
+        number = next(number for number, request in enumerate(self.requests) if request is asked)
+        cached = self.cached[min(number, len(self.cached) - 1)] if self.cached else None
+        usage = {"usage": {"prompt_tokens_details": {"cached_tokens": cached}}}
+        told_first = usage if cached is not None and not self.tells_cached_last else {}
         rest = self.answer[offset:][: asked["sampling_params"]["max_tokens"]]
         try:
             for place, token_id in enumerate(rest):
@@ -130,7 +138,10 @@ class FakeEngine:
                     await asyncio.sleep(0.005)
                 spans = [(0, self.version)] if place == 0 else []
                 num_top = min(asked["sampling_params"]["logprobs"], self.num_drawable)
-                yield event_of(token_id, spans, self._reason(place, rest), num_top)
+                more = told_first if place == 0 else {}
+                yield event_of(token_id, spans, self._reason(place, rest), num_top, **more)
+            if self.tells_cached_last and asked.get("stream_options") == {"include_usage": True}:
+                yield f"data: {json.dumps({'choices': []} | (usage if cached is not None else {}))}\n\n"
             yield "data: [DONE]\n\n"
         finally:
             self.num_closed += 1
@@ -141,14 +152,14 @@ class FakeEngine:
         return "stop" if rest[-1] == self.end else "length"
 
 
-def event_of(token_id: int, spans: Sequence[tuple[int, int]], reason: str | None, num_top: int = 0) -> str:
-    """One token as our engine sends it; `spans`: start and version of those that begin."""
+def event_of(token_id: int, spans: Sequence[tuple[int, int]], reason: str | None, num_top: int = 0, **more: Any) -> str:
+    """One token as our engine sends it; `spans`: start and version of those that begin; `more` fields of the event."""
     top = [{"token_id": token_id + place, "logprob": -0.5 - place} for place in range(num_top)]
     logprobs = {"content": [{"token_id": token_id, "logprob": -0.5, "top_logprobs": top}]}
     choice: dict[str, Any] = {"index": 0, "token_ids": [token_id], "logprobs": logprobs, "finish_reason": reason}
     if spans:
         choice["weight_versions"] = [{"version": f"v{number}", "start": at, "end": at + 1} for at, number in spans]
-    content: dict[str, Any] = {"choices": [choice]}
+    content: dict[str, Any] = {"choices": [choice], **more}
     if reason:
         content["system"] = {"engine": "fake/1", "dtype": "float32"}
     return f"data: {json.dumps(content)}\n\n"

@@ -72,7 +72,7 @@ def test_the_command_asks_for_log_probs_of_what_was_sampled_from(tmp_path: Path)
     ):
         at = command.index(words[0])
         assert command[at : at + 2] == words
-    assert {"--enforce-eager", "--enable-scale-out"} <= set(command)
+    assert {"--enforce-eager", "--enable-scale-out", "--enable-prompt-tokens-details"} <= set(command)
     assert command[-2:] == ["--max-num-seqs", "4"]
     assert "--enable-return-routed-experts" not in command, "vLLM has no way to record them on CPU"
     on_a_gpu = serve_command(settings, "demo", tmp_path, port=8000, is_cpu=False)
