@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from tests.unit.services.serving import wait_until
 
 ASKED = [{"role": "user", "content": "hi"}]
 MORE = {"role": "user", "content": "ok"}
+AGENTS: list[openai.OpenAI] = []
 
 
 def call(inference: Inference, method: str, path: str = "", key: str = "", **fields: Any) -> httpx.Response:
@@ -32,9 +34,18 @@ def make(inference: Inference, **fields: Any) -> dict[str, Any]:
     return made
 
 
+@pytest.fixture(autouse=True)
+def agents() -> Iterator[None]:
+    """Closes the clients of a test."""
+    yield
+    while AGENTS:
+        AGENTS.pop().close()
+
+
 def agent(made: dict[str, Any]) -> openai.OpenAI:
     """An unmodified client that knows a URL and a key, and nothing of sessions."""
-    return openai.OpenAI(base_url=made["base_url"], api_key=made["key"], max_retries=0)
+    AGENTS.append(openai.OpenAI(base_url=made["base_url"], api_key=made["key"], max_retries=0))
+    return AGENTS[-1]
 
 
 def ask(client: openai.OpenAI, messages: list[Any] = ASKED, **fields: Any) -> Any:

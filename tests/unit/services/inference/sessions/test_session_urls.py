@@ -67,7 +67,8 @@ def test_the_url_of_a_made_session_has_its_task_and_budget_for_any_key_of_its_te
     made = make(inference, budget={"calls": 2})
     assert made["base_url"] == f"{inference.url}/sessions/{made['id']}/v1"
     for key in (made["key"], inference.key):
-        openai.OpenAI(base_url=made["base_url"], api_key=key).chat.completions.create(model="demo", messages=ASKED)
+        with openai.OpenAI(base_url=made["base_url"], api_key=key) as client:
+            client.chat.completions.create(model="demo", messages=ASKED)
     assert {(record.session_id, record.task) for record in inference.logged()} == {(made["id"], made["task"])}
     target = f"/sessions/{made['id']}/v1/chat/completions"
     assert told(send(inference, target)) == (403, None, "session_over")
