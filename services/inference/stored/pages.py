@@ -46,7 +46,7 @@ def page_body(page: StoredPage) -> dict[str, Any]:
 
 
 def completion_body(choices: Sequence[StoredChoice]) -> dict[str, Any]:
-    """A completion as it was answered, with the parameters that were used."""
+    """A completion as it was answered, with the parameters that were used. How much of its prompt was cached is not stored."""
     record, body = choices[0]
     version = max((span.version for choice in choices for span in choice.record.spans), default=None)
     num_prompt, num_made = _num_ids(body.prompt_ids), sum(_num_ids(choice.body.completion_ids) for choice in choices)
