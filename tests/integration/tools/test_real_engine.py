@@ -229,6 +229,8 @@ def test_without_calls_the_model_does_not_see_tools(qwen: Served) -> None:
     with_tools = qwen.ask("§go", tools=TOOLS, tool_choice="none", seed=1, n=8, max_tokens=60)
     without = qwen.ask("§go", seed=1, n=8, max_tokens=60)
     assert with_tools.usage.prompt_tokens == without.usage.prompt_tokens
+    known = (without.usage.prompt_tokens - 1) // 16 * 16
+    assert without.usage.prompt_tokens_details.cached_tokens == known, "the engine has just computed this prompt"
     assert all(not choice.message.tool_calls for choice in with_tools.choices)
     assert [choice.message.content for choice in with_tools.choices] == [
         choice.message.content for choice in without.choices
