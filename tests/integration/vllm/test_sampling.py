@@ -151,3 +151,26 @@ def test_what_inference_sends_is_what_the_server_takes(world: VllmWorld) -> None
     assert pieces[-1].finish_reason in {"stop", "length"}
     assert [(span.start, span.version) for piece in pieces for span in piece.spans] == [(0, 2)]
     assert all(len(token.top) == 3 for piece in pieces for token in piece.tokens)
+
+
+def test_the_prefixes_of_a_salt_are_its_own_and_told_behind_the_last_token(world: VllmWorld) -> None:
+    """Of one tenant and version; after a swap there are none."""
+    world.bring(0)
+    prompt = (PROMPT * 100)[:300]
+
+    def cached(scope: str, version: int) -> int | None:
+        sampling = Sampling(temperature=1.0, max_tokens=2)
+        request = EngineRequest("reservations", prompt, sampling, "t-2", cache_scope=scope).salted(version)
+        with world.client() as client:
+            body, headers = request_body(request, tells_usage=True), {"content-type": "application/json"}
+            answer = client.post("/inference/v1/generate", content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+        return read_event(lines[-1].encode(), 0).num_cached
+
+    assert cached("one", 0) == 0
+    assert (cached("one", 0) or 0) > 0
+    assert cached("two", 0) == 0
+    assert cached("one", 1) == 0, "a version of its own, whatever the server holds"
+    world.bring(1)
+    assert cached("one", 0) == cached("two", 0) == 0, "the swap emptied it"
