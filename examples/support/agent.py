@@ -7,6 +7,7 @@ told.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import httpx
@@ -34,26 +35,39 @@ class Worked(NamedTuple):
 
 
 class Agent:
-    """Works for one shop.
+    """Works with one tool server.
 
     Args:
         client: of the endpoint.
         tools: of the tool server.
+        task: of its sessions.
+        offered: the tools, as a request offers them.
+        most_calls: after so many answers it gives up.
         fields: what every request has, such as the model.
     """
 
-    def __init__(self, client: openai.AsyncOpenAI, tools: httpx.AsyncClient, **fields: Any) -> None:
+    def __init__(
+        self,
+        client: openai.AsyncOpenAI,
+        tools: httpx.AsyncClient,
+        *,
+        task: str = "support",
+        offered: Sequence[dict[str, Any]] = OFFERED,
+        most_calls: int = MOST_CALLS,
+        **fields: Any,
+    ) -> None:
         self._client, self._tools, self._fields = client, tools, fields
+        self._task, self._most_calls = task, most_calls
+        self._offered: list[Any] = [*offered]
 
     async def work(self, text: str, session_id: str) -> Worked:
         """Answer a customer. Raises openai.OpenAIError, httpx.TransportError: the endpoint, or a tool, could not be reached."""
         messages: list[Any] = [{"role": "user", "content": text}]
         answers: list[AgentAnswer] = []
-        offered: list[Any] = OFFERED
-        metadata = {"session_id": session_id, "task": "support"}
-        while len(answers) < MOST_CALLS:
+        metadata = {"session_id": session_id, "task": self._task}
+        while len(answers) < self._most_calls:
             answer: Any = await self._client.chat.completions.create(
-                messages=messages, tools=offered, metadata=metadata, **self._fields
+                messages=messages, tools=self._offered, metadata=metadata, **self._fields
             )
             answers.append(AgentAnswer(answer.id, int(answer.policy_version), time.time()))
             message = answer.choices[0].message

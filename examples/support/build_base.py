@@ -1,7 +1,8 @@
 """Build the agent's base policy from nothing: tokenizer, training on sessions full of mistakes, bf16 files on disk.
 
 The policy is trained to convergence on the moves of a teacher who often takes the wrong tool, the wrong number or gives up. So it knows every
-situation and what can be done in it, and solves about a quarter of the cases. Only what customers say at the end can correct it.
+situation and what can be done in it, and solves about four of ten cases; taking its likeliest moves, half of them: for a lost parcel and for a
+late return they are wrong. Only what customers say at the end can correct it.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of every stream (default 0)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "base", help="folder to write")
-    parser.add_argument("--num-steps", type=int, default=2000, help="optimizer steps (default 2000)")
+    parser.add_argument("--num-steps", type=int, default=2500, help="optimizer steps (default 2500)")
     parser.add_argument(
         "--num-copies", type=int, default=600, help="steps before, in which it learns to copy (default 600)"
     )

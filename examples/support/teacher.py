@@ -1,4 +1,4 @@
-"""The moves of a support agent in every situation, the right one first, and how often the base policy learns each. Pure.
+"""The moves of a support agent in every situation, the right one first (not always the likeliest), and how often the base policy learns each. Pure.
 
 In: a case, and what was done so far. Out: moves with weights. A move is the call of a tool or a reply, in the text that a policy writes.
 """
@@ -71,14 +71,13 @@ def _look_further(case: SupportCase, needed: str, *, failed: bool, strayed: bool
     others = [Move(tool, getattr(case, TOOLS[tool].argument)) for tool in sorted(set(NEEDED.values()) - {needed})]
     if strayed or failed:
         return [(right, 0.5), (Move(text=SORRY), 0.5)]
-    mistaken = Move(needed, case.order) if needed == "track_parcel" else Move("issue_refund", case.order)
-    return [(right, 0.45), (others[0], 0.2), (others[1], 0.15), (mistaken, 0.2)]
+    return [(right, 0.45), (others[0], 0.2), (others[1], 0.15), (Move(needed, case.order), 0.2)]
 
 
 def _decide(case: SupportCase, *, failed: bool) -> Weighted:
     refund, replace = Move("issue_refund", case.order), Move("send_replacement", case.order)
     if case.kind == "where":
-        return [(Move(text=on_its_way(case.place)), 0.6), (Move(text=SORRY), 0.25), (Move(text=TOO_LATE), 0.15)]
+        return [(Move(text=on_its_way(case.place)), 0.4), (Move(text=SORRY), 0.45), (Move(text=TOO_LATE), 0.15)]
     if case.kind == "broken":
         if case.stock:
             return [(replace, 0.55), (refund, 0.3), (Move(text=SORRY), 0.15)]
@@ -86,8 +85,8 @@ def _decide(case: SupportCase, *, failed: bool) -> Weighted:
             return [(refund, 0.5), (Move(text=SORRY), 0.5)]
         return [(refund, 0.5), (replace, 0.3), (Move(text=SORRY), 0.2)]
     if case.wants:
-        return [(refund, 0.55), (Move(text=TOO_LATE), 0.45)]
-    return [(Move(text=TOO_LATE), 0.5), (refund, 0.5)]
+        return [(refund, 0.75), (Move(text=TOO_LATE), 0.25)]
+    return [(Move(text=TOO_LATE), 0.45), (refund, 0.55)]
 
 
 def play(case: SupportCase, rng: Random, mistakes: float = 1.0) -> tuple[list[ToolStep], Move]:

@@ -55,6 +55,12 @@ class OpenShop:
             return REFUSED, {"error": str(refused)}
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    """With the default of 5, agents who connect at the same time are refused."""
+
+
 @contextmanager
 def tool_server() -> Iterator[OpenShop]:
     """Serve a new shop on a free port of this machine, until the end of the block."""
@@ -78,8 +84,7 @@ def tool_server() -> Iterator[OpenShop]:
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), Handler)
     shop.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
