@@ -109,7 +109,7 @@ class SessionShare(msgspec.Struct, frozen=True):
     """Of the line."""
     credit: float
     """In [0, 1]: how much this call learns from the signal."""
-    ended_at: float
+    ended_at: float = 0.0
     """When the line's last call ended, UTC epoch seconds: what is said of a session is late or not for all of its calls."""
     group: str | None = None
     """Of the session, in an experience: its reward is compared with those of the group's other sessions."""

@@ -7,7 +7,7 @@ from contracts.records import Experience, Generation, GenerationBody, Outcome, S
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, OUTCOMES
 from rewards.episode import UnpackedEpisode
-from rewards.rubric import SILENT, RewardVerdict
+from rewards.rubric import RewardVerdict
 from rewards.weight import WeightedVerdict
 from runtime.log.outbox import message
 
@@ -52,9 +52,7 @@ def experience_of(task: Task, item: UnpackedEpisode, weighted: WeightedVerdict, 
 
 
 def outcome_message(item: UnpackedEpisode, verdict: RewardVerdict, at: float) -> Message:
-    """Why an episode has no reward. Nobody can be expected to speak of a call that is not on its session's main line."""
-    if verdict == SILENT and item.episode.off_line:
-        verdict = verdict._replace(reason="off_line")
+    """Why an episode has no reward."""
     outcome = Outcome(
         key=item.episode.key,
         revision=item.episode.revision,

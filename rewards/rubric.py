@@ -28,11 +28,15 @@ class RewardVerdict(NamedTuple):
 
 SILENT = RewardVerdict(None, "unlabelled", "none", "silence")
 """No user said anything about the answer, and the task gives that no value."""
+OFF_LINE = RewardVerdict(None, "unlabelled", "none", "off_line")
+"""Nobody spoke of a call that is not on its session's main line, and nobody can be expected to: that is no silence."""
 NOTHING_TO_WEIGH = RewardVerdict(None, "unlabelled", "none", "nothing_to_weigh")
 
 
-def verdict_of(task: Task, components: Components) -> RewardVerdict:
-    """The verdict before votes are weighed."""
+def verdict_of(task: Task, components: Components, *, off_line: bool = False) -> RewardVerdict:
+    """The verdict before votes are weighed. `off_line`: see `Episode`."""
+    if off_line and task.signals_weight > 0:
+        return OFF_LINE
     return combine(task, components.graders, components.signals)
 
 

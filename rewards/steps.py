@@ -52,7 +52,10 @@ class ScoringSteps:
         tasks = [self._tasks[item.turn.task] for item in items]
         clusters = [self._clusters[item.turn.task].of(words_of(item.body.messages)) for item in items]
         components = list(map(components_of, tasks, items))
-        verdicts = list(map(verdict_of, tasks, components))
+        verdicts = [
+            verdict_of(task, made, off_line=item.episode.off_line)
+            for task, made, item in zip(tasks, components, items, strict=True)
+        ]
         weights = self._weights(connection, items, map(sample_of, tasks, items, components, verdicts, clusters))
         learned = list(map(weighted, tasks, components, verdicts, weights))
         messages = [messages_of(*step, at) for step in zip(tasks, items, learned, strict=True)]

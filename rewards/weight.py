@@ -36,7 +36,7 @@ def sample_of(
     audits = [score.value for score in components.graders if task.audit is not None and score.name == task.audit.judge]
     # Only tasks that give silence a value from what others said need these two.
     grade = said = None
-    if task.silence == "expected":
+    if task.silence == "expected" and not episode.off_line:
         grade, said = grade_of(task, components.graders), users_value(task, components.graders, components.signals)
     return ScoredSample(
         task=task.name,

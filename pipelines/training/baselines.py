@@ -54,8 +54,8 @@ def baseline_samples(experiences: Sequence[Experience], settings: TrainingSettin
 
 
 def _scored(experiences: Sequence[Experience]) -> list[Scored]:
-    """One for each. A session counts as one sample: its calls share one weight, and the version that began its last call."""
-    versions = {episode_of(item): first_version(item) for item in sorted(experiences, key=_index)}
+    """One for each. A session counts as one sample: its calls share one weight, and version and group of its last call."""
+    last = {episode_of(item): item for item in sorted(experiences, key=_index)}
     found = []
     for item, weight in zip(experiences, weights_once(experiences), strict=True):
         episode = episode_of(item)
@@ -64,10 +64,10 @@ def _scored(experiences: Sequence[Experience]) -> list[Scored]:
                 _reward(item),
                 item.baseline_key,
                 prompt_of(item),
-                versions[episode],
+                first_version(last[episode]),
                 weight,
                 episode if item.share is not None else "",
-                group_of(item),
+                group_of(last[episode]),
             )
         )
     return found

@@ -62,7 +62,7 @@ class Replay:
 
     def _graded(self, item: UnpackedEpisode) -> GradedRevision:
         components = components_of(self._task, item)
-        verdict = verdict_of(self._task, components)
+        verdict = verdict_of(self._task, components, off_line=item.episode.off_line)
         return GradedRevision(verdict.reward, verdict.status, verdict.fault, components.scores)
 
     def _episodes(self, since: float) -> Iterator[UnpackedEpisode]:

@@ -53,14 +53,26 @@ class Responder:
         headers, body = await self.limit.check(caller), await client.body()
         request, replies = await read(body)
         request = with_labels(request, client.headers, caller)
-        attempt = attempt_of(client.headers, body)
+        scope, asked = identity_of(client.headers, caller, body)
+        attempt = attempt_of(client.headers, asked)
         plan = await self.endpoint.plan(request, caller, client.headers.get("x-millrace-purpose"), attempt)
         # An answer that may not be logged is not kept for repeats either.
         key = client.headers.get("idempotency-key") if plan.logged else None
         answer = self.endpoint.stream if request.stream else self.endpoint.answer
-        response = await self.repeats.once(key, caller.tenant, body, lambda: answer([plan], client, replies))
+        response = await self.repeats.once(key, scope, asked, lambda: answer([plan], client, replies))
         response.headers.update(headers)
         return response
+
+
+def identity_of(headers: Mapping[str, str], caller: Caller, body: bytes) -> tuple[str, bytes]:
+    """In which scope idempotency keys are one's own, and what tells a request from others.
+
+    The sessions of a group ask the same, each at its own URL: these are different requests.
+    """
+    session = caller.session or headers.get(SESSION_HEADER)
+    if session is None:
+        return caller.tenant, body
+    return f"{caller.tenant}\0{session}", body + b"\0" + session.encode()
 
 
 def with_labels(request: ChatRequest, headers: Mapping[str, str], caller: Caller) -> ChatRequest:
@@ -86,5 +98,6 @@ def with_labels(request: ChatRequest, headers: Mapping[str, str], caller: Caller
         labels = labels | {key: value for key, value in said.items() if value is not None}
     if labels == request.labels:
         return request
-    check_metadata(labels)
+    # The body's own pairs were checked when it was read, and only they are counted.
+    check_metadata({key: value for key, value in labels.items() if key not in request.labels})
     return msgspec.structs.replace(request, metadata=labels)

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request, Response
 
-from contracts.errors import InvalidRequest, NotFound, Unsupported
+from contracts.errors import Forbidden, InvalidRequest, NotFound, Unsupported
+from contracts.keys import Caller
 from contracts.record_checks import is_completion_id
 from runtime.database import Database
 from services.http import InferenceCaller, reply
@@ -65,7 +66,7 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
 
         `metadata[KEY]=VALUE` keeps those with this pair. A completion appears a moment after its answer.
         """
-        headers = await requests.check(caller)
+        headers = await requests.check(_outside_sessions(caller))
         _check_parameters(request)
         search = StoredSearch(
             tenant=caller.tenant,
@@ -81,7 +82,7 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
     @service.get(_ONE)
     async def retrieve_stored_completion(completion_id: str, caller: InferenceCaller) -> Response:
         """One stored completion, with every choice."""
-        headers = await requests.check(caller)
+        headers = await requests.check(_outside_sessions(caller))
         found = await asyncio.to_thread(choices_of, caller.tenant, completion_id)
         return reply(completion_body(found), headers=headers)
 
@@ -94,7 +95,7 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
         order: str | None = None,
     ) -> Response:
         """The messages of the request of a stored completion."""
-        headers = await requests.check(caller)
+        headers = await requests.check(_outside_sessions(caller))
         num, newest_first = read_limit(limit), read_order(order)
         choices = await asyncio.to_thread(choices_of, caller.tenant, completion_id)
         return reply(messages_body(choices, after, num, newest_first=newest_first), headers=headers)
@@ -132,3 +133,10 @@ def _check_parameters(request: Request) -> None:
                 f"`{name[:_SHOWN]}` is not a parameter here; there are {', '.join(_PARAMETERS)}, metadata[KEY]",
                 param=name[:_SHOWN],
             )
+
+
+def _outside_sessions(caller: Caller) -> Caller:
+    """An agent with the key of one session must not read what others of its tenant wrote."""
+    if caller.session is not None:
+        raise Forbidden("the key or URL of a session shows no stored completions; use an app key at the plain URL")
+    return caller

@@ -54,3 +54,9 @@ def test_places_and_shares_from_before_there_were_groups_are_read() -> None:
 @pytest.mark.parametrize("group", ["x" * 65, "a\0b"])
 def test_a_group_that_no_database_takes_is_a_problem(group: str) -> None:
     assert "group" in problem_of(SessionTurn(group=group))
+
+
+def test_a_share_that_an_earlier_release_logged_is_still_read() -> None:
+    logged = {"session": "s", "last": "chatcmpl-1:0", "index": 0, "calls": 2, "credit": 0.5}
+    share = msgspec.convert(logged, SessionShare)
+    assert (share.ended_at, share.group) == (0.0, None)

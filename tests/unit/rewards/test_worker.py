@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from contracts.event_log import LogRecord
 from contracts.records import Episode, Experience, Generation, Outcome, Signal, decode, encode
+from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES
 from contracts.turns import SessionShare, SessionTurn
 from rewards.experience import segment_of
@@ -14,10 +16,19 @@ from tests.fakes import BOOKING_TASK, a_generation, a_signal
 Sent = tuple[list[Experience], list[Outcome]]
 
 
-def score(database: Database, turn: Generation, *signals: Signal, times: int = 1) -> Sent:
+def score(
+    database: Database,
+    turn: Generation,
+    *signals: Signal,
+    times: int = 1,
+    task: Task = BOOKING_TASK,
+    off_line: bool = False,
+) -> Sent:
     """What the worker sends for an episode that is delivered so many times."""
-    handler = RewardsHandler({"booking": BOOKING_TASK}, lambda: 200.0)
-    episode = Episode(key=turn.key, revision=1, reason="window", turns=(turn,), signals=signals, closed_at=111.0)
+    handler = RewardsHandler({"booking": task}, lambda: 200.0)
+    episode = Episode(
+        key=turn.key, revision=1, reason="window", turns=(turn,), signals=signals, closed_at=111.0, off_line=off_line
+    )
     record = LogRecord(EPISODES, 0, 0, episode.key, encode(episode), 0.0)
     with database.transaction() as connection:
         sent = handler.handle(connection, handler.prepare([handler.read(record)] * times))
@@ -51,6 +62,14 @@ def test_silence_is_named_and_the_experience_says_why_there_is_no_reward(databas
     (experience,), (outcome,) = score(database, a_generation())
     assert (experience.reward, experience.status) == (None, "unlabelled")
     assert (outcome.state, outcome.reason, outcome.writer, outcome.revision) == ("unlabelled", "silence", "rewards", 1)
+
+
+@pytest.mark.parametrize("silence", ["unlabelled", "renormalise", "expected", -0.5])
+def test_silence_about_a_call_off_the_main_line_has_no_value(database: Database, silence: str | float) -> None:
+    task = Task.model_validate(BOOKING_TASK.model_dump(exclude_unset=True) | {"silence": silence})
+    (experience,), (outcome,) = score(database, a_generation(), task=task, off_line=True)
+    assert (experience.reward, experience.status) == (None, "unlabelled")
+    assert (outcome.state, outcome.reason) == ("unlabelled", "off_line")
 
 
 def test_a_sentinel_is_scored_but_its_state_is_not_ours_to_say(database: Database) -> None:

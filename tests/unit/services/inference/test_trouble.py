@@ -260,7 +260,7 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing(inference: I
     inference.engine.hold_after = 0
     for stream in (False, True):
         with pytest.raises(openai.APITimeoutError):
-            inference.client.with_options(timeout=0.3).chat.completions.create(
+            inference.client.with_options(timeout=1.0).chat.completions.create(
                 model="demo", messages=[{"role": "user", "content": "hi"}], stream=stream
             )
 

@@ -129,3 +129,35 @@ def test_an_id_may_have_an_encoded_slash(inference: Inference) -> None:
 )
 def test_nothing_else_is_under_a_session(inference: Inference, target: str) -> None:
     assert send(inference, f"/sessions/a/{target}", key=inference.operator.api_key).status_code == 404
+
+
+def test_the_same_request_in_two_sessions_is_two_requests(inference: Inference) -> None:
+    """The tries of a group ask the same, each at its own URL."""
+    for headers in ({"idempotency-key": "step-1"}, {"x-stainless-retry-count": "0"}):
+        for session in ("a", "b"):
+            answer = send(inference, f"/sessions/{session}/v1/chat/completions", **headers)
+            assert answer.status_code == 200
+            assert "x-millrace-replayed" not in answer.headers
+    again = send(inference, "/sessions/b/v1/chat/completions", **{"idempotency-key": "step-1"})
+    assert again.headers["x-millrace-replayed"] == "true"
+    records = inference.logged()
+    assert [record.session_id for record in records] == ["a", "b", "a", "b"]
+    assert len({record.attempt.request for record in records if record.attempt}) == 2
+
+
+def test_the_key_of_a_session_reads_nothing_that_others_wrote(inference: Inference) -> None:
+    made = make(inference)
+    headers = {"authorization": f"Bearer {made['key']}"}
+    for target in ("", "/chatcmpl-1", "/chatcmpl-1/messages"):
+        for url in ("", f"/sessions/{made['id']}"):
+            answer = httpx.get(f"{inference.url}{url}/v1/chat/completions{target}", headers=headers, timeout=10.0)
+            assert answer.status_code == 403
+            assert "shows no stored completions" in answer.json()["error"]["message"]
+
+
+def test_a_session_takes_no_place_among_the_pairs_of_metadata(inference: Inference) -> None:
+    made = make(inference, group="issue 812")
+    body = {**PLAIN, "metadata": {f"pair {number}": "x" for number in range(16)}}
+    assert send(inference, f"/sessions/{made['id']}/v1/chat/completions", body).status_code == 200
+    (record,) = inference.logged()
+    assert len(record.open().metadata) >= 16
