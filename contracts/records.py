@@ -283,7 +283,7 @@ class Outcome(Record, frozen=True, kw_only=True):
 
     def each(self) -> list[Outcome]:
         """One outcome for every sample of this record."""
-        alone = msgspec.structs.replace(self, also=())
+        alone = msgspec.structs.replace(self, also=()) if self.also else self
         return [alone] + [
             msgspec.structs.replace(alone, key=other.key, revision=other.revision, sequence=other.sequence)
             for other in self.also

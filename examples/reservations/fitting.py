@@ -14,10 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 IGNORED = -100
 _PRINT_STEPS = 50
+
+
+def untrained(tokenizer: PreTrainedTokenizerFast, seed: int, *, context: int, **sizes: int) -> LlamaForCausalLM:
+    """A small Llama with tied embeddings for this tokenizer. `sizes`: further fields of its configuration."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=math.ceil(len(tokenizer) / 64) * 64,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        **sizes,
+    )
+    return LlamaForCausalLM(config)
 
 
 def padded(rows: Sequence[tuple[list[int], list[int]]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:

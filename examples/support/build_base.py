@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, cast
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from examples.reservations.fitting import IGNORED, fit, save
+from examples.reservations.fitting import IGNORED, fit, save, untrained
 from examples.reservations.tokenizer import CONTEXT
 from examples.support.cases import cases
 from examples.support.shop import TOOLS
@@ -34,21 +33,16 @@ WITHOUT_TOOLS = 0.15
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
     """Create the untrained policy, about 0.4 million parameters with tied embeddings."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=math.ceil(len(tokenizer) / 64) * 64,
+    return untrained(
+        tokenizer,
+        seed,
+        context=CONTEXT,
         hidden_size=96,
         intermediate_size=288,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
     )
-    return LlamaForCausalLM(config)
 
 
 def written(pieces: list[tuple[str, bool]], tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:

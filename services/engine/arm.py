@@ -76,10 +76,9 @@ class EngineArm:
         self._grammars = grammars
         self._observer = observer or NoObserver()
         self.records_experts = observer is not None
+        # An answer's experts are of all its tokens, so all of them must be computed.
         keeps = settings.prefix_cache_bytes > 0 and self.runner_kind == "paged" and not self.records_experts
-        self._prefixes = (
-            PrefixStore(settings.prefix_cache_bytes) if keeps else None
-        )  # an answer's experts are of all its tokens
+        self._prefixes = PrefixStore(settings.prefix_cache_bytes) if keeps else None
         self._end_ids = end_ids(model)
         self.recent_gaps: deque[float] = deque(maxlen=_NUM_RECENT_GAPS)
         """Seconds between two tokens, of the answers that ended last."""

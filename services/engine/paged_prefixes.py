@@ -38,9 +38,8 @@ class PagedPrefixes:
         [self._pages] = self._cache.cache_allocators.values()
         self._stream = processor.inputs_and_outputs.compute_stream
         self._finish, self._clear = self._scheduler.finish_request, self._scheduler.clear_cancelled_requests
-        self._cache.use_prefix_sharing = (
-            True  # the scheduler asks `search_prefix_match` for each request that it takes in
-        )
+        # The scheduler asks `search_prefix_match` for each request that it takes in.
+        self._cache.use_prefix_sharing = True
         self._cache.search_prefix_match = self._take
         self._cache.count_new_complete_blocks = lambda _state, _length: {}
         self._scheduler.finish_request = self._keep_and_finish

@@ -9,8 +9,7 @@ Feedback looks for the answer, and the join looks for waiting signals. Each may 
 looks again each minute.
 
 A signal about a session always waits: it means the last answer that existed when it came, or all calls that led to it (`credit.py`).
-That is known when a later answer
-arrives, or when the join has been at the end of the log at least `SETTLE_SECONDS` later.
+That is known when a later answer arrives, or when the join has been at the end of the log at least `SETTLE_SECONDS` later.
 """
 
 from __future__ import annotations

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import torch
 from tokenizers import AddedToken
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from examples.reservations.fitting import IGNORED, fit, padded, save
+from examples.reservations.fitting import IGNORED, fit, padded, save, untrained
 from examples.reservations.tokenizer import as_chat, train_merges
 from tests.end_to_end.rounds.hall import DONE, GIVEN_UP, KEEP, NUM_SHELVES, OFFERED, REPAIR, RIGHT, Hall, written
 
@@ -42,22 +41,17 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 def build(out: Path, seed: int = 0) -> Path:
     """Write the policy into `out`."""
-    torch.manual_seed(seed)
     tokenizer = build_tokenizer()
-    config = LlamaConfig(
-        vocab_size=math.ceil(len(tokenizer) / 64) * 64,
+    model = untrained(
+        tokenizer,
+        seed,
+        context=CONTEXT,
         hidden_size=64,
         intermediate_size=192,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
     )
-    model = LlamaForCausalLM(config)
     fit(model, _batches(tokenizer, seed), NUM_STEPS, LEARNING_RATE, 30)
     save(model, tokenizer, out)
     return out

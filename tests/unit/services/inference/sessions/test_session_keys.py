@@ -124,6 +124,7 @@ def test_an_answer_whose_client_left_is_counted(inference: Inference) -> None:
     next(iter(stream))
     stream.close()
     wait_until(lambda: call(inference, "GET", f"/{made['id']}").json()["used_tokens"] > 0, 10.0)
+    assert call(inference, "GET", f"/{made['id']}").json()["used_calls"] == 1
 
 
 def test_a_repeat_is_not_counted_again(inference: Inference) -> None:
