@@ -1,7 +1,10 @@
 """Which version serves which arm: one pointer per arm, moved by compare-and-set.
 
-    candidate   set by training when a version's bytes are durable; cleared by release after its verdict
-    live        set by release on acceptance, by operators on promotion and rollback
+    candidate   set by training when a version's bytes are durable; cleared by release after the gate's verdict
+    learning    the newest version that passed the gate, for a small share of the users: it keeps the trainer fresh
+    canary      the version that the release train proves now, for a growing share of the users
+    live        the blessed version, for everybody else: set by release when a train arrives, by operators
+    holdout     a frozen version for a small share of the users, set by operators: the lift is measured against it
     training    set by release or an operator: the trainer rolls back to this version and continues from it
 
 An arm names a version *and* its root, the hash of all its tensors: an engine refuses other weights under the same number. A version
@@ -23,7 +26,12 @@ from contracts.tables.statements import insert_new
 
 LIVE = "live"
 CANDIDATE = "candidate"
+LEARNING = "learning"
+CANARY = "canary"
+HOLDOUT = "holdout"
 TRAINING = "training"
+SLOTS = (LIVE, CANDIDATE, LEARNING, CANARY, HOLDOUT)
+"""Arms that engines can hold. All but the first two may be missing: the train is then shorter."""
 
 MOVED = "assignments"
 """The bell to ring after a move is committed: processes that follow the assignments read them at once, not at their next poll."""

@@ -28,6 +28,10 @@ training                     training_step; training_lease, training_epoch: who 
                              doomed: what training will delete or has deleted. A process that points an arm at a version removes
                              the version's row, unless deletion has begun
 release                      verdict; sentinel_answer, gate_anchor: answers to the gate's questions, versions to compare with
+                             train, train_point: the release trains, and what each look found; train_answer: the answers that a
+                             train compares, as the log reports them; webhook_delivery: moves of arms to tell others of
+release, command line,       train_hold: an operator froze or pinned the arms
+and dashboard
 release and operators        revocation: versions that never serve, compare or pass the gate again
 training, release, operators assignment, assignment_change, weight_snapshot (`millrace keys renew`), by compare-and-set
 """
@@ -62,11 +66,16 @@ from contracts.tables.serving import (
     revocation as revocation,
     sentinel_answer as sentinel_answer,
     swap as swap,
+    train as train,
+    train_answer as train_answer,
+    train_hold as train_hold,
+    train_point as train_point,
     training_epoch as training_epoch,
     training_lease as training_lease,
     training_step as training_step,
     verdict as verdict,
     version_claim as version_claim,
+    webhook_delivery as webhook_delivery,
     weight_snapshot as weight_snapshot,
 )
 from contracts.tables.stream import (

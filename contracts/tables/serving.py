@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Integer, LargeBinary, String, Text
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, String, Text
 
-from contracts.tables.base import BIG_SERIAL, table
+from contracts.tables.base import BIG_SERIAL, SORTED_KEY, table
 
 training_step = table(
     "training_step",
@@ -44,6 +44,78 @@ gate_anchor = table(
     Column("version", Integer, primary_key=True),
     Column("at", Float, nullable=False),
     Column("reason", Text, nullable=False),
+)
+
+train = table(
+    "train",
+    Column("id", BIG_SERIAL, primary_key=True, autoincrement=True),
+    Column("policy", String(64), nullable=False, index=True),
+    Column("version", Integer, nullable=False),
+    Column("blessed", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("stage", Integer, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("stage_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("reason", Text, nullable=False),
+    Column("settings", JSON, nullable=False),
+    Column("evidence", JSON, nullable=False),
+)
+
+train_answer = table(
+    "train_answer",
+    Column("key", SORTED_KEY, primary_key=True),
+    Column("policy", String(64), nullable=False),
+    Column("arm", String(16), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("compared_with", Integer, nullable=False),
+    Column("task", String(64), nullable=False),
+    Column("unit", String(32), nullable=False),
+    Column("unit_kind", String(8), nullable=False),
+    Column("cluster", String(64), nullable=False, server_default=""),
+    Column("sampling", String(16), nullable=False),
+    Column("probability", Float, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("metrics", JSON, nullable=False),
+    Column("reward", Float),
+    Column("status", String(16), nullable=False, server_default=""),
+    Column("scored_at", Float),
+    Column("changed", BigInteger, nullable=False),
+    Index("ix_train_answer_changed", "policy", "changed"),
+    Index("ix_train_answer_at", "at"),
+)
+
+train_point = table(
+    "train_point",
+    Column("policy", String(64), primary_key=True),
+    Column("subject", String(32), primary_key=True),
+    Column("at", Float, primary_key=True),
+    Column("values", JSON, nullable=False),
+)
+
+train_hold = table(
+    "train_hold",
+    Column("policy", String(64), primary_key=True),
+    Column("kind", String(8), nullable=False),
+    Column("version", Integer),
+    Column("until", Float),
+    Column("writer", String(64), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+webhook_delivery = table(
+    "webhook_delivery",
+    Column("id", String(64), primary_key=True),
+    Column("url", Text, primary_key=True),
+    Column("policy", String(64), nullable=False),
+    Column("content", JSON, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("num_tries", Integer, nullable=False),
+    Column("next_at", Float, nullable=False),
+    Column("delivered_at", Float),
+    Column("problem", Text, nullable=False, server_default=""),
 )
 
 swap = table(

@@ -1,0 +1,84 @@
+"""The arms of a policy that answer users, and the draw that gives each person one of them. Pure.
+
+    holdout    a frozen version, for the lift over it; the same people for years
+    learning   the newest gated version, which keeps the trainer fresh; the same people all the time
+    canary     the version that the release train proves now; other people for each train
+    live       the blessed version: everybody else
+
+The draws are nested in this order, so the probabilities of one unit add up to 1. The *unit* is what is drawn: a person if the app
+names one, else a session, else an answer. A unit keeps its arm as long as the shares stay, and a growing share only adds units.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Literal, NamedTuple
+
+from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, Assignment
+
+UnitKind = Literal["user", "session", "answer"]
+DRAWN = (HOLDOUT, LEARNING, CANARY)
+"""Arms with a share, in the order of their draws."""
+_NUM_BYTES = 8
+
+
+class Unit(NamedTuple):
+    """What an arm is drawn for. `name` contains the tenant: equal names of two tenants are two units."""
+
+    kind: UnitKind
+    name: str
+
+
+class Draw(NamedTuple):
+    """An arm, and the probability with which the draw gives it to any unit."""
+
+    arm: str
+    probability: float
+
+
+def unit_of(wanted: UnitKind, *, tenant: str, person: str | None, session_id: str | None, completion_id: str) -> Unit:
+    """The unit of an answer: the wanted kind if the request has it, else the next smaller one."""
+    if wanted == "user" and person is not None:
+        return Unit("user", f"{tenant}/{person}")
+    if wanted != "answer" and session_id is not None:
+        return Unit("session", f"{tenant}/{session_id}")
+    return Unit("answer", completion_id)
+
+
+def draw_arm(arms: Mapping[str, Assignment], unit: str, served: Collection[str] = DRAWN) -> Draw:
+    """The arm of a unit. `served`: arms that some engine has a slot for; nothing is drawn for the others."""
+    rest = 1.0
+    for name in DRAWN:
+        arm = arms.get(name)
+        if arm is None or arm.version is None or arm.share <= 0.0 or name not in served:
+            continue
+        if position_of(unit, salt_of(arm)) < arm.share:
+            return Draw(name, rest * arm.share)
+        rest *= 1.0 - arm.share
+    return Draw(LIVE, rest)
+
+
+def salt_of(arm: Assignment) -> str:
+    """Hold-out and learning arm keep their people; each canary draws anew."""
+    return f"canary v{arm.version}" if arm.arm == CANARY else arm.arm
+
+
+def position_of(unit: str, salt: str) -> float:
+    """A number in [0, 1) that depends on both, uniform over units and independent between salts."""
+    digest = hashlib.blake2b(unit.encode(), digest_size=_NUM_BYTES, person=b"arm", key=salt.encode()[:64]).digest()
+    # 53 bits fit a float exactly, so the number stays below 1.
+    return (int.from_bytes(digest) >> 11) / 2.0**53
+
+
+def is_control(unit: str, version: int, canary_share: float, ratio: float) -> bool:
+    """Whether a unit of `live` is compared with the canary: a sample with `ratio` times as many units as the canary.
+
+    A growing share only adds units.
+    """
+    return position_of(unit, f"control v{version}") < control_fraction(canary_share, ratio)
+
+
+def control_fraction(canary_share: float, ratio: float) -> float:
+    """The part of the units of `live` that are compared with the canary."""
+    return min(1.0, ratio * canary_share / (1.0 - canary_share)) if canary_share < 1.0 else 1.0

@@ -1,0 +1,60 @@
+"""Settings of the release train: the section [train]. Inference draws by them, release proves by them."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from runtime.settings import Section
+
+HALF_HOUR = 1800.0
+
+
+class TrainSettings(Section):
+    """How a version that passed the gate is proven on users before everybody gets it."""
+
+    enabled: bool = True
+    """False, or no engine with a canary slot: a version that passed the gate goes live at once."""
+    unit: Literal["user", "session", "answer"] = "user"
+    """What gets an arm. A request without it is drawn by the next smaller one."""
+    learning_share: float = Field(default=0.05, ge=0, le=0.5)
+    """Share of the users who get the newest gated version, for the trainer. Needs a learning slot."""
+    stages: tuple[float, ...] = (0.01, 0.05, 0.2, 0.5)
+    """Shares of the canary, rising; after the last one everybody gets the version."""
+    stage_seconds: float = Field(default=60.0, ge=0)
+    """The shortest time in a stage."""
+    stage_units: int = Field(default=100, ge=2)
+    """Fewest units of the canary that were heard of before a stage ends."""
+    patience_seconds: float = Field(default=14_400.0, gt=0)
+    """A train that proved nothing after this time is withdrawn: not revoked, and the next version gets the track."""
+    silence_seconds: float = Field(default=300.0, gt=0)
+    """Without new evidence for so long the train stops; after as long again it is withdrawn."""
+    shadow_prompts: int = Field(default=500, ge=0)
+    """Recent prompts that both versions answer before any user meets the new one. 0: no shadow."""
+    level: float = Field(default=0.002, gt=0, lt=0.5)
+    """Chance that a version which is not worse is rolled back, over all looks and metrics of its train."""
+    proof_level: float = Field(default=0.05, gt=0, lt=0.5)
+    """Chance that a version which is worse by the margin arrives."""
+    margin: float = Field(default=0.03, gt=0, lt=1)
+    """Largest loss of reward, as a share of the reward's range, that a version may have and still arrive."""
+    guardrail_margin: float = Field(default=0.05, gt=0, lt=1)
+    """The same for the share of answers that are refusals, cut off, misshapen, or not heard of again."""
+    length_margin: float = Field(default=0.25, gt=0)
+    """The same for tokens and seconds of an answer, as a share of them."""
+    age_seconds: float | None = Field(default=None, gt=0)
+    """Age at which all answers are compared. Default: the longest window of the task's signals."""
+    stratum_seconds: float = Field(default=HALF_HOUR, gt=0)
+    """Answers are compared within so much time."""
+    control_ratio: float = Field(default=4.0, ge=1)
+    """Units of the blessed version that are compared with each unit of the canary, at most."""
+    tuned_units: int = Field(default=5000, ge=10)
+    """Units of each arm at which the confidence sequences are narrowest."""
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        if not self.stages or list(self.stages) != sorted(set(self.stages)):
+            raise ValueError("stages must rise")
+        if not (self.stages[0] > 0.0 and self.stages[-1] < 1.0):
+            raise ValueError("stages must lie between 0 and 1: at 1 there is nobody left to compare with")
+        return self
