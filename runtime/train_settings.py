@@ -25,7 +25,7 @@ class TrainSettings(Section):
     stage_seconds: float = Field(default=60.0, ge=0)
     """The shortest time in a stage."""
     stage_units: int = Field(default=100, ge=2)
-    """Fewest units of the canary that were heard of before a stage ends."""
+    """Fewest units of the canary that must have been heard of when a stage ends."""
     patience_seconds: float = Field(default=14_400.0, gt=0)
     """A train that proved nothing after this time is withdrawn: not revoked, and the next version gets the track."""
     silence_seconds: float = Field(default=300.0, gt=0)
@@ -56,5 +56,5 @@ class TrainSettings(Section):
         if not self.stages or list(self.stages) != sorted(set(self.stages)):
             raise ValueError("stages must rise")
         if not (self.stages[0] > 0.0 and self.stages[-1] < 1.0):
-            raise ValueError("stages must lie between 0 and 1: at 1 there is nobody left to compare with")
+            raise ValueError("stages must lie between 0 and 1: at 1 no user is left to compare with")
         return self
