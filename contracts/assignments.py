@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, case, insert, select, update
 
 from contracts import revocations
 from contracts.deletions import refer_to_version
@@ -32,6 +32,8 @@ HOLDOUT = "holdout"
 TRAINING = "training"
 SLOTS = (LIVE, CANDIDATE, LEARNING, CANARY, HOLDOUT)
 """Arms that engines can hold. All but the first two may be missing: the train is then shorter."""
+IN_ORDER = (CANDIDATE, LEARNING, CANARY, HOLDOUT, LIVE, TRAINING)
+"""A transaction that moves several arms moves them in this order, so that no two can deadlock."""
 
 MOVED = "assignments"
 """The bell to ring after a move is committed: processes that follow the assignments read them at once, not at their next poll."""
@@ -57,6 +59,15 @@ def read(connection: Connection, policy: str) -> dict[str, Assignment]:
     return {
         row.arm: Assignment(row.policy, row.arm, row.version, row.share, row.epoch, row.root, row.run) for row in rows
     }
+
+
+def lock(connection: Connection, policy: str) -> dict[str, Assignment]:
+    """All arms, by name; nobody else moves one of them until the transaction ends."""
+    order = case({arm: place for place, arm in enumerate(IN_ORDER)}, value=assignment.c.arm, else_=len(IN_ORDER))
+    connection.execute(
+        select(assignment.c.arm).where(assignment.c.policy == policy).order_by(order).with_for_update()
+    ).all()
+    return read(connection, policy)
 
 
 def root_of_version(connection: Connection, policy: str, version: int) -> str | None:

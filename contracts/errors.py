@@ -17,6 +17,7 @@ MillraceError
 │   └── Conflict (409)           not in the present state: for example an idempotency key with other content
 │       ├── LeaseHeld            another trainer of this policy is running; names it, its machine and its start
 │       ├── StillRunning         the first request under this idempotency key has not ended
+│       ├── Held                 an operator froze the arms or pinned a version
 │       ├── VersionRevoked       a rollback revoked the version permanently
 │       └── VersionNotServed     the requested version does not serve now; a retry may succeed
 ├── Unauthorized (401)
@@ -141,6 +142,10 @@ class LeaseHeld(Conflict):
 class StillRunning(Conflict):
     code = "still_running"
     headers = MappingProxyType({"retry-after": "1"})
+
+
+class Held(Conflict):
+    code = "held"
 
 
 class VersionRevoked(Conflict):

@@ -1,7 +1,8 @@
-"""Rollback to an earlier version: which one, which versions it revokes, and the moves that do it.
+"""Rollback to an earlier version: which one, which versions it revokes, and the moves that do it. And the way forward: promotion.
 
-In: an operator's request, from the dashboard or the command line. Out, in one transaction: the revoked versions, `live` and `training`
-at the chosen version, and no candidate. Waits for: nothing; of two concurrent rollbacks, the second fails with `StaleWrite`.
+In: an operator's request, from the dashboard, the command line or a hot load. Out, in one transaction: the revoked versions, `live` and
+`training` at the chosen version, no candidate, no arm with a revoked version. Waits for: nothing; of two concurrent rollbacks, the
+second fails with `StaleWrite`. A rollback goes through frozen arms, and ends a pin; a promotion is refused while they are held.
 
 By default a rollback revokes every version between the chosen one and the live one that descends from the chosen one; or only the
 versions that the operator names. Descendants of a revoked version, also a waiting candidate, are revoked too. The trainer obeys the arm
@@ -10,16 +11,17 @@ versions that the operator names. Descendants of a revoked version, also a waiti
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
-from contracts import revocations
-from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment, move, read
+from contracts import holds, revocations
+from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, TRAINING, Assignment, move, read
 from contracts.errors import InvalidRequest, InvalidValue, NotFound, StaleWrite
 from contracts.revocations import Treatment
-from contracts.tables import assignment_change, verdict
+from contracts.version_history import read_accepted, read_known, read_live_history, require_heard
 from contracts.version_parents import BASE, Parents
 
 
@@ -89,23 +91,13 @@ def versions_to_revoke(
     return tuple(sorted(parents.descendants(named)))
 
 
-def read_live_history(connection: Connection, policy: str) -> list[int | None]:
-    """The versions that `live` pointed at, oldest first."""
-    statement = (
-        select(assignment_change.c.version)
-        .where(assignment_change.c.policy == policy, assignment_change.c.arm == LIVE)
-        .order_by(assignment_change.c.epoch)
-    )
-    return list(connection.execute(statement).scalars())
-
-
 def read_target(connection: Connection, policy: str) -> int | None:
     """The version to which a rollback would go now; None if the base is live."""
     live = read(connection, policy).get(LIVE)
     if live is None or live.version is None:
         return None
     history, revoked = read_live_history(connection, policy), revocations.read(connection, policy)
-    return rollback_target(live.version, _accepted(connection, policy), history, revoked)
+    return rollback_target(live.version, read_accepted(connection, policy), history, revoked)
 
 
 def read_plan(
@@ -123,7 +115,9 @@ def read_plan(
     target = read_target(connection, policy) if to is None else _check_target(connection, policy, live.version, to)
     if target is None:
         raise InvalidRequest(f"the base of {policy!r} is already live; there is no older version", policy=policy)
-    known = Parents(_known(connection, policy), {**(parents or {}), **revocations.claimed_parents(connection, policy)})
+    known = Parents(
+        read_known(connection, policy), {**(parents or {}), **revocations.claimed_parents(connection, policy)}
+    )
     wanted = versions_to_revoke(known, live=live.version, target=target, named=revoke)
     before = revocations.read(connection, policy)
     revoked = tuple(version for version in wanted if version not in before)
@@ -150,8 +144,8 @@ def roll_back(
 
     Raises:
         InvalidRequest: no version is live, or the base is.
-        InvalidValue: `to` is not below the live version, was never accepted or is revoked; or a version of `revoke` does not
-            exist, or would serve.
+        InvalidValue: `to` is not below the live version, or was neither accepted nor live before; or a version of `revoke` does
+            not exist, or would serve.
         StaleWrite: another writer moved an arm meanwhile; nothing was changed.
     """
     arms = read(connection, policy)
@@ -162,11 +156,20 @@ def roll_back(
         )
     plan = read_plan(connection, policy, to=to, revoke=revoke, parents=parents)
     revocations.revoke(connection, policy, plan.revoked, treatment=treatment, writer=writer, reason=reason)
-    # In the order in which release moves them after a verdict, so that the two cannot deadlock.
-    for arm, version in ((CANDIDATE, None), (LIVE, plan.target), (TRAINING, plan.target)):
+    revoked = revocations.read(connection, policy)
+    for arm, version in (
+        (CANDIDATE, None),
+        (LEARNING, None),
+        (CANARY, None),
+        (HOLDOUT, None),
+        (LIVE, plan.target),
+        (TRAINING, plan.target),
+    ):
         held = arms.get(arm, Assignment(policy, arm, None, 0.0, 0))
-        # All three move, even to the same version. The new epoch of `training` tells the trainer to restart from there. The
-        # new epoch of `candidate` refuses a version that the trainer was about to offer before it knew.
+        # Candidate, live and training move, even to the same version. The new epoch of `training` tells the trainer to restart from
+        # there. The new epoch of `candidate` refuses a version that the trainer was about to offer before it knew.
+        if arm in (LEARNING, CANARY, HOLDOUT) and held.version not in revoked:
+            continue
         move(
             connection,
             policy=policy,
@@ -175,8 +178,9 @@ def roll_back(
             expected_epoch=held.epoch,
             writer=writer,
             reason=reason,
-            share=held.share,
+            share=held.share if version is not None else 0.0,
         )
+    holds.end_pin(connection, policy, writer=writer, reason=f"rolled back to v{plan.target}: {reason}")
     return plan
 
 
@@ -186,6 +190,7 @@ def promote(
     """Point `live` at a version that is not older than the live one, whatever its verdict.
 
     Raises:
+        Held: the arms are frozen, or a version is pinned.
         NotFound: no version is live yet.
         InvalidValue: the version is below the live one.
         VersionRevoked: a rollback revoked it.
@@ -214,26 +219,12 @@ def promote(
         reason=reason,
         share=1.0,
     )
+    holds.refuse(connection, policy, time.time())
 
 
 def _check_target(connection: Connection, policy: str, live: int, to: int) -> int:
     revocations.refuse(connection, policy, to)
     if not BASE <= to < live:
         raise InvalidValue(f"version {to} is not below the live version {live}", param="to")
-    if to != BASE and to not in _accepted(connection, policy):
-        raise InvalidValue(f"version {to} of {policy!r} was never accepted; choose one that was", param="to")
+    require_heard(connection, policy, to, "to")
     return to
-
-
-def _accepted(connection: Connection, policy: str) -> set[int]:
-    statement = select(verdict.c.version).where(verdict.c.policy == policy, verdict.c.accepted.is_(True))
-    return set(connection.execute(statement).scalars())
-
-
-def _known(connection: Connection, policy: str) -> set[int]:
-    """Versions that have a verdict, or that an arm ever pointed at."""
-    judged = select(verdict.c.version).where(verdict.c.policy == policy)
-    named = select(assignment_change.c.version).where(
-        assignment_change.c.policy == policy, assignment_change.c.version.is_not(None)
-    )
-    return {*connection.execute(judged).scalars(), *connection.execute(named.distinct()).scalars()}

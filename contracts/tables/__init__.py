@@ -30,7 +30,7 @@ training                     training_step; training_lease, training_epoch: who 
 release                      verdict; sentinel_answer, gate_anchor: answers to the gate's questions, versions to compare with
                              train, train_point: the release trains, and what each look found; train_answer: the answers that a
                              train compares, as the log reports them; webhook_delivery: moves of arms to tell others of
-release, command line,       train_hold: an operator froze or pinned the arms
+release, command line,       train_hold: every time that operators froze the arms, pinned a version, or resumed
 and dashboard
 release and operators        revocation: versions that never serve, compare or pass the gate again
 training, release, operators assignment, assignment_change, weight_snapshot (`millrace keys renew`), by compare-and-set

@@ -97,12 +97,14 @@ train_point = table(
 train_hold = table(
     "train_hold",
     Column("policy", String(64), primary_key=True),
+    Column("epoch", BigInteger, primary_key=True),
     Column("kind", String(8), nullable=False),
     Column("version", Integer),
     Column("until", Float),
     Column("writer", String(64), nullable=False),
     Column("reason", Text, nullable=False),
     Column("at", Float, nullable=False),
+    Column("live_epoch", BigInteger),
 )
 
 webhook_delivery = table(

@@ -62,12 +62,14 @@ def upgrade() -> None:
     op.create_table(
         "train_hold",
         sa.Column("policy", sa.String(64), primary_key=True),
+        sa.Column("epoch", sa.BigInteger, primary_key=True),
         sa.Column("kind", sa.String(8), nullable=False),
         sa.Column("version", sa.Integer, nullable=True),
         sa.Column("until", sa.Float, nullable=True),
         sa.Column("writer", sa.String(64), nullable=False),
         sa.Column("reason", sa.Text, nullable=False),
         sa.Column("at", sa.Float, nullable=False),
+        sa.Column("live_epoch", sa.BigInteger, nullable=True),
     )
     op.create_table(
         "webhook_delivery",

@@ -28,6 +28,7 @@ from contracts.tables import (
     training_step,
     verdict,
 )
+from contracts.version_history import read_live_history
 from runtime.log.dead_letters import OPEN
 from runtime.log.loss_acceptance import num_written_off
 
@@ -131,7 +132,7 @@ def read_loop(connection: Connection, policy: str) -> LoopRows:
     return LoopRows(
         arms=assignments.read(connection, policy),
         rollback_to=rollback.read_target(connection, policy),
-        live_history=rollback.read_live_history(connection, policy),
+        live_history=read_live_history(connection, policy),
         revoked=revocations.read(connection, policy),
         positions=_positions(connection),
         dead_letters=_dead_letters(connection),
