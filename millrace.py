@@ -39,7 +39,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
     "audit": Entry("commands.audit:run_audit", "Account for every generation and signal.", _LOOK),
     "log": Entry("commands.log:app", "Print records of the log; go on after a lost log.", _LOOK),
     "dead-letters": Entry("commands.dead_letters:app", "List, retry or skip records that no worker could process.", _LOOK),
-    "policy": Entry("commands.policy:app", "List versions, promote one, roll back.", _CHANGE),
+    "policy": Entry("commands.policy:app", "List versions, promote one, roll back; freeze or pin the arms.", _CHANGE),
     "keys": Entry("commands.keys:app", "Make API keys; manage the keys that sign versions.", _CHANGE),
     "database": Entry("commands.database:app", "Drop old days from the database.", _CHANGE),
     "score": Entry("commands.rewards.score:score", "Grade answers from standard input with a verifier or task.", _REWARDS),

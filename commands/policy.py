@@ -1,4 +1,4 @@
-"""`millrace policy list|promote|rollback`: the versions of a policy."""
+"""`millrace policy`: the versions of a policy, and which of them serves whom."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from commands import queries
+from commands import holds, queries
 from commands.home_gates import gates_of_home
+from commands.operators import WRITER, wake_followers
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts import assignments, revocations
+from contracts import holds as held_arms
 from contracts import rollback as rollback_plan
-from contracts.assignments import MOVED
+from contracts.arms import DRAWN
+from contracts.assignments import LIVE, SLOTS, Assignment
 from contracts.errors import InvalidValue, NotFound, WeightsRefused
+from contracts.holds import Hold
 from contracts.revocations import Revocation, Treatment, claimed_parents
 from contracts.rollback_effects import describe, describe_treatment, read_effects
 from contracts.version_parents import BASE, stored_parents
-from runtime.settings import Settings, load_settings
+from runtime.settings import load_settings
 from weights.stores.opening import open_weight_store
 
 EVIDENCE: Treatment = "evidence"
-_WRITER = "operator"
-app = typer.Typer(help="List versions, promote one, roll back.", no_args_is_help=True)
+app = typer.Typer(
+    help="List versions, promote one, roll back; freeze or pin the arms, hold users out.", no_args_is_help=True
+)
 
 
 @app.command("list")
@@ -40,7 +45,7 @@ def print_versions(home: HomeOption = DEFAULT_HOME) -> None:
         verdicts = queries.verdicts(connection, policy)
         anchors = queries.anchors(connection, policy)
         revoked = revocations.read(connection, policy)
-    serving = {arm.version: name for name, arm in arms.items() if arm.version is not None and name != "training"}
+        held = held_arms.read(connection, policy, time.time())
     table = Table("version", "parent", "made", "samples", "density", "delta", "verdict", "serves")
     for version in reversed(store.versions(policy)):
         try:
@@ -56,9 +61,11 @@ def print_versions(home: HomeOption = DEFAULT_HOME) -> None:
             f"{manifest.density:.3f}",
             f"{manifest.payload_bytes / 1000:.0f} kB",
             _verdict_text(verdicts.get(version)),
-            _serves(version, serving, anchors, is_revoked=version in revoked),
+            _serves(version, arms, anchors, is_revoked=version in revoked),
         )
     Console().print(table)
+    for line in arm_lines(arms, held):
+        print(line)
     for line in _revoked_lines(revoked.values()):
         print(line)
     for gate in gates_of_home(settings):
@@ -70,14 +77,22 @@ def promote(
     version: Annotated[int, typer.Argument(help="Version to make live.")],
     home: HomeOption = DEFAULT_HOME,
     reason: Annotated[str, typer.Option(help="Kept in the history.")] = "promoted by an operator",
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before a rollback.")] = False,
 ) -> None:
-    """Make a newer version live, whatever the gate's verdict. A revoked version is refused."""
+    """Make a version live, whatever the gate's verdict. Below the live one it is a rollback. A revoked version is refused."""
     settings = load_settings(home)
-    policy = settings.policy
+    policy, database = settings.policy, settings.database()
     open_weight_store(settings).manifest(policy, version)
-    with settings.database().transaction() as connection:
-        rollback_plan.promote(connection, policy=policy, to=version, writer=_WRITER, reason=reason)
-    _wake_followers(settings)
+    with database.snapshot() as connection:
+        live = assignments.read(connection, policy).get(LIVE)
+    if live is not None and live.version is not None and version < live.version:
+        print(f"v{version} is below v{live.version}, which is live: this is a rollback.")
+        roll_back(home, version, reason, ask=None if yes or not sys.stdin.isatty() else typer.confirm)
+        return
+    with database.transaction() as connection:
+        rollback_plan.promote(connection, policy=policy, to=version, writer=WRITER, reason=reason)
+    wake_followers(settings)
     print(f"v{version} is live now")
 
 
@@ -108,6 +123,12 @@ def rollback(
     """Go back to an older live version and revoke the versions above it. The trainer goes on from the older one."""
     ask = None if yes or not sys.stdin.isatty() else typer.confirm
     roll_back(home, to, reason, treatment=treatment, revoke=set(revoke or ()) or None, dry_run=dry_run, ask=ask)
+
+
+app.command("freeze")(holds.freeze)
+app.command("pin")(holds.pin)
+app.command("resume")(holds.resume)
+app.command("holdout")(holds.holdout)
 
 
 def roll_back(
@@ -150,7 +171,7 @@ def roll_back(
         done = rollback_plan.roll_back(
             connection,
             policy=policy,
-            writer=_WRITER,
+            writer=WRITER,
             reason=reason,
             to=plan.target,
             treatment=chosen,
@@ -158,7 +179,7 @@ def roll_back(
             parents=parents,
             seen_live=plan.live,
         )
-    _wake_followers(settings)
+    wake_followers(settings)
     print(f"v{done.target} is live now, and the trainer goes on from it")
 
 
@@ -169,26 +190,29 @@ def _treatment(text: str) -> Treatment:
     raise InvalidValue(f"--treatment is {' or '.join(get_args(Treatment))}, not {text!r}", param="treatment")
 
 
-def _wake_followers(settings: Settings) -> None:
-    """Tell replicas and gateways that the assignments moved."""
-    bell = settings.replica_links().bell
-    bell.ring(MOVED)
-    bell.close()
-
-
 def _verdict_text(verdict: queries.GateVerdict | None) -> str:
     if verdict is None:
         return "not judged"
     return f"{'accepted' if verdict.accepted else 'refused'}: {verdict.reason}"
 
 
-def _serves(version: int, serving: Mapping[int, str], anchors: Mapping[int, list[str]], *, is_revoked: bool) -> str:
-    """The arm that serves a version, and the tasks on which candidates are compared with it."""
+def _serves(version: int, arms: Mapping[str, Assignment], anchors: Mapping[int, list[str]], *, is_revoked: bool) -> str:
+    """The arms that serve a version, and the tasks on which candidates are compared with it."""
     if is_revoked:
         return "revoked"
-    return ", ".join(
-        filter(None, [serving.get(version, ""), *(f"anchor of {task}" for task in anchors.get(version, ()))])
-    )
+    served = (name for name in SLOTS if name in arms and arms[name].version == version)
+    return ", ".join([*served, *(f"anchor of {task}" for task in anchors.get(version, ()))])
+
+
+def arm_lines(arms: Mapping[str, Assignment], held: Hold | None) -> list[str]:
+    """Which version each arm serves and to which share of the users, and why nothing moves."""
+    serving = [
+        f"{name} v{arm.version}" + (f" ({arm.share:.1%} of the users)" if name in DRAWN else "")
+        for name in SLOTS
+        if (arm := arms.get(name)) is not None and arm.version is not None
+    ]
+    lines = [f"arms: {', '.join(serving) or 'none'}"]
+    return lines if held is None else [*lines, f"{held.words}: nothing moves. To go on: millrace policy resume"]
 
 
 def _revoked_lines(found: Iterable[Revocation]) -> list[str]:

@@ -66,7 +66,7 @@ class HoldChange(NamedTuple):
 def read(connection: Connection, policy: str, now: float) -> Hold | None:
     """The hold in force at a time; None if there is none, or its time is over."""
     last = _last(connection, policy)
-    if last is None or last.kind == _RESUME or (last.until is not None and last.until <= now):
+    if last is None or last.kind == "resume" or (last.until is not None and last.until <= now):
         return None
     return Hold(last.kind, last.version, last.until, last.writer, last.reason, last.at)
 

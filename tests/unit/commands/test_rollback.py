@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,26 +12,16 @@ from contracts import assignments, revocations
 from contracts.assignments import LIVE
 from contracts.errors import InvalidValue, NotFound, StaleWrite, VersionRevoked
 from contracts.revocations import Treatment
-from runtime.settings import write_settings
 from tests.command_line import run_here as millrace
-from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, seed, settings_of
+from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, settings_of
 
 NEWEST = NUM_VERSIONS - 1
 """Live in the home of these tests; the candidate is one above."""
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("template") / "home"
-    seed(home, num_generations=400)
-    return home
-
-
 @pytest.fixture
-def home(template: Path, tmp_path: Path) -> Path:
-    home = Path(shutil.copytree(template, tmp_path / "home"))
-    write_settings(settings_of(home), {"millrace": settings_of(home)})
-    return home
+def home(seeded_home: Path) -> Path:
+    return seeded_home
 
 
 def live(home: Path) -> int | None:
@@ -108,10 +97,32 @@ def test_what_was_revoked_comes_back_by_no_command(home: Path) -> None:
     assert live(home) == 5
 
 
-def test_promoting_does_not_go_back(home: Path) -> None:
-    with pytest.raises(InvalidValue, match="roll back instead, with `millrace policy rollback --to 3`"):
-        promote(3, home, "better then")
-    assert live(home) == NEWEST
+def test_promoting_a_lower_version_is_a_rollback(home: Path) -> None:
+    ran = millrace("policy", "promote", "7", "--home", str(home), "--reason", "it had more")
+    assert ran.returncode == 0, ran.stderr
+    said = ran.stdout.splitlines()
+    assert said[0] == f"v7 is below v{NEWEST}, which is live: this is a rollback."
+    assert said[1] == f"Users get v7 instead of v{NEWEST}, and training goes on from v7."
+    assert "learned samples are undone" in ran.stdout
+    assert said[-1] == "v7 is live now, and the trainer goes on from it"
+    assert (live(home), revoked(home)) == (7, dict.fromkeys((8, 9, 10), "evidence"))
+
+
+def test_a_promotion_of_a_lower_version_asks_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.confirm", asked.append)
+    promote(7, home, "it had more")
+    assert asked == ["Roll back to v7?"]
+    assert (live(home), revoked(home)) == (NEWEST, {})
+    promote(7, home, "it had more", yes=True)
+    assert live(home) == 7
+
+
+def test_a_refused_version_is_no_way_back(home: Path) -> None:
+    with pytest.raises(InvalidValue, match="never accepted"):
+        promote(6, home, "better then")
+    assert (live(home), revoked(home)) == (NEWEST, {})
 
 
 def test_the_list_says_what_was_revoked_and_why(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
