@@ -14,7 +14,7 @@ belongs to one run, and keeps the root under which it was first published. `assi
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from sqlalchemy import Connection, case, insert, select, update
 
@@ -30,7 +30,8 @@ LEARNING = "learning"
 CANARY = "canary"
 HOLDOUT = "holdout"
 TRAINING = "training"
-SLOTS = (LIVE, CANDIDATE, LEARNING, CANARY, HOLDOUT)
+Slot = Literal["live", "candidate", "learning", "canary", "holdout"]
+SLOTS: tuple[Slot, ...] = get_args(Slot)
 """Arms that engines can hold. All but the first two may be missing: the train is then shorter."""
 IN_ORDER = (CANDIDATE, LEARNING, CANARY, HOLDOUT, LIVE, TRAINING)
 """A transaction that moves several arms moves them in this order, so that no two can deadlock."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from runtime.settings import Settings
+from runtime.settings import Settings, load_section
+from runtime.train_settings import TrainSettings
 from services.dashboard.app import create_app as create_dashboard
 from services.engine_ready import engine_check
 from services.feedback.app import create_app as create_feedback
@@ -20,7 +21,7 @@ CHECKS = {"storage": storage_check, "engine": engine_check, "clock": clock_check
 def make(settings: Settings) -> dict[str, FastAPI]:
     """The applications of one home, by the prefix of their paths."""
     links = settings.replica_links()
-    inference = create_inference(settings, links=links)
+    inference = create_inference(settings, links=links, unit=load_section(settings.home, "train", TrainSettings).unit)
     return {
         "/v1/feedback": create_feedback(settings, links=links),
         "/v1/": inference,

@@ -96,8 +96,8 @@ class Engine:
         self._paused = False
         self._control = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-control")
 
-    def resolve(self, model: str) -> EngineArm:
-        """The arm that serves `POLICY` (live) or `POLICY@vN` (an arm that holds version N now).
+    def resolve(self, model: str, wanted: str | None = None) -> EngineArm:
+        """The arm that serves `POLICY` (live) or `POLICY@vN` (an arm that holds version N now; `wanted`, if it does).
 
         A swap may follow before the first token or between two tokens; the spans of the answer show it.
 
@@ -111,7 +111,7 @@ class Engine:
             raise UnknownModel(
                 f"{model!r} is not served here; ask for {self.policy} or {self.policy}@vN", param="model"
             )
-        for name in self.slots:
+        for name in sorted(self.slots, key=lambda name: name != wanted):
             arm = self.arms.get(name)
             if arm is not None and (arm.version == int(version) if at else name == LIVE):
                 return arm
@@ -270,4 +270,4 @@ class Engine:
 
 
 def _ignore() -> None:
-    """A candidate that gave up stays down until its next version; live goes on."""
+    """Another slot that gave up stays down until its next version; live goes on."""

@@ -68,7 +68,7 @@ def _add_generate(router: APIRouter, engine: Engine) -> None:
     @router.post("/inference/v1/generate")
     async def generate(client: Request) -> Response:
         request = read_json(GenerateRequest, await client.body())
-        arm = engine.resolve(request.model)
+        arm = engine.resolve(request.model, request.arm)
         active = await arm.open(request)
         answer = GeneratedAnswer(engine, request, active)
         if request.stream:

@@ -86,6 +86,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_made: int = 0
     """How many of the prompt's last tokens belong to the answer: it continues after a restart. They count for penalties, and the
     grammar goes on after them. vLLM ignores this field."""
+    arm: str | None = None
+    """The slot that answers if it holds the version that `model` names; else any slot that does. vLLM ignores this field."""
     cache_salt: str | None = None
     """Which requests may share the beginnings of their prompts: those with the same text; without one, none. As vLLM's field."""
     priority: int = 0

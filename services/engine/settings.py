@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pydantic import Field, field_validator
 
-from pydantic import Field
-
+from contracts.assignments import Slot
 from runtime.settings import Section
 
 
@@ -18,8 +17,9 @@ class EngineSettings(Section):
     """Where inference reaches this replica, if not at `engine_host` and its port."""
     weights: str | None = Field(default=None, pattern=r"^(https?|s3)://")
     """Where this replica reads versions, if not in the home's store: `http://HOST:PORT/PREFIX` of its region's `millrace cache`."""
-    slots: tuple[Literal["live", "candidate"], ...] = Field(default=("live", "candidate"), min_length=1)
-    """The arms that this replica holds, each a copy of the model. Without any candidate slot nothing can be gated."""
+    slots: tuple[Slot, ...] = Field(default=("live", "candidate"), min_length=1)
+    """The arms that this replica holds, each a copy of the model. Without any candidate slot nothing can be gated; without a canary
+    slot no version is proven on a few users first."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of one step; a trainer usually computes on the same machine."""
     page_size: int = Field(default=128, ge=16)
@@ -38,3 +38,10 @@ class EngineSettings(Section):
     """The same limit in tokens of prompts and longest possible answers; the default is four times `cache_tokens`."""
     grammar_seconds: float = Field(default=5.0, gt=0)
     """The longest time that the schema or grammar of a request may take to compile; a longer one is refused."""
+
+    @field_validator("slots")
+    @classmethod
+    def _once(cls, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+        if len(set(slots)) < len(slots):
+            raise ValueError(f"slots names an arm twice: {', '.join(slots)}")
+        return slots

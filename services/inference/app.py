@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from contracts.arms import UnitKind
 from contracts.assignments import MOVED
 from contracts.event_log import EventLog
 from contracts.tasks.loading import load_tasks
@@ -36,6 +37,7 @@ from services.inference.routes import add_hot_load_routes, add_routes
 from services.inference.sessions.budgets import SessionBudgets
 from services.inference.sessions.routes import add_session_routes
 from services.inference.sessions.turns import Turns
+from services.inference.sessions.units import SessionUnits
 from services.inference.sessions.urls import SessionUrls
 from services.inference.stored.routes import add_stored_routes
 from services.inference.template import load_template
@@ -49,12 +51,14 @@ def create_app(
     event_log: EventLog | None = None,
     links: ReplicaLinks | None = None,
     list_versions: Callable[[], Collection[int]] | None = None,
+    unit: UnitKind = "user",
     patience_seconds: float = PATIENCE_SECONDS,
     silence_seconds: float = READ_SECONDS,
 ) -> FastAPI:
     """The application of one home; `event_log`, `links` and `list_versions` (of the weight store) replace the home's own.
 
-    `patience_seconds`: how long the engine may be unreachable; `silence_seconds`: the longest time without a token.
+    `unit`: what gets an arm; `patience_seconds`: how long the engine may be unreachable; `silence_seconds`: the longest time
+    without a token.
 
     Raises:
         InvalidSettings: the base policy's folder lacks a file, or the URL of Redis is not valid.
@@ -82,6 +86,7 @@ def create_app(
         engine=engine,
         recorder=recorder,
         turns=Turns(template, links.sessions, settings.session_seconds),
+        units=SessionUnits(unit, links.sessions, settings.session_seconds),
         budgets=budgets,
     )
 

@@ -1,24 +1,30 @@
-"""Which arm answers a request: assignments, read again every 0.2 seconds, and a random draw that is fixed for a session."""
+"""Which arm answers a request: assignments, read again every 0.2 seconds, and a draw that is fixed for a person, a session or an answer.
+
+Only requests of users are drawn. Whoever names a version, or the oldest that will do, gets it with probability 1; other purposes get
+live.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import structlog
 
-from contracts.assignments import CANDIDATE, LIVE, Assignment, read
+from contracts.arms import DRAWN, draw_arm
+from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS, Assignment, read
 from contracts.errors import Unavailable, UnknownModel
 from runtime.database import Database
 from services.inference.versions import NUMBER
 
 PINNED = "pinned"
 _READ_SECONDS = 0.2
+_NEWER = (CANARY, LEARNING, HOLDOUT, CANDIDATE)
+"""Arms that may answer where live is too old, in the order of what is known of them."""
+_MOST_LEARNED = 8
 _log = structlog.get_logger(__name__)
 
 
@@ -50,55 +56,90 @@ def pinned_version(model: str, policy: str) -> int | None:
 def choose_arm(
     assignments: Mapping[str, Assignment],
     policy: str,
-    version: int | None,
-    draw: float,
-    minimum: int | None = None,
     *,
-    has_candidate: bool = True,
+    unit: str | None = None,
+    version: int | None = None,
+    minimum: int | None = None,
+    served: Collection[str] = SLOTS,
 ) -> ChosenArm:
-    """The arm of a request: the one that holds its version, else drawn by share; `draw` lies in [0, 1).
+    """The arm of a request: one that holds the version it names, else one that is new enough, else that of its unit.
 
-    A request with a minimum version is not drawn: it goes to live, unless only the candidate is known to be new enough. Nothing is
-    drawn for a candidate that no engine has a slot for (`has_candidate` False).
+    Args:
+        assignments: all arms of the policy.
+        policy: its name.
+        unit: what is drawn, see `contracts.arms`; None: nothing is drawn, so the answer is live's.
+        version: the only one that may answer.
+        minimum: the oldest one that may answer. Live answers, unless only another arm is known to be new enough.
+        served: arms that an engine can answer for now, see `served_arms`; nothing is drawn for the others.
     """
+    versions = {name: arm.version for name, arm in assignments.items() if arm.version is not None}
     if version is not None:
-        holders = [name for name, arm in assignments.items() if arm.version == version and name in (LIVE, CANDIDATE)]
-        return ChosenArm(LIVE if LIVE in holders else holders[0] if holders else PINNED, 1.0, f"{policy}@v{version}")
-    candidate = assignments.get(CANDIDATE) if has_candidate else None
+        holders = [name for name in SLOTS if versions.get(name) == version]
+        ready = [name for name in holders if name in served]
+        return ChosenArm(next(iter([*ready, *holders]), PINNED), 1.0, f"{policy}@v{version}")
     if minimum is not None:
-        held = {name: arm.version for name, arm in assignments.items() if arm.version is not None}
-        if has_candidate and held.get(LIVE, minimum) < minimum <= held.get(CANDIDATE, -1):
-            return ChosenArm(CANDIDATE, 1.0, f"{policy}@v{held[CANDIDATE]}")
+        if versions.get(LIVE, minimum) < minimum:
+            for name in _NEWER:
+                if name in served and versions.get(name, -1) >= minimum:
+                    return ChosenArm(name, 1.0, f"{policy}@v{versions[name]}")
         return ChosenArm(LIVE, 1.0, policy)
-    share = candidate.share if candidate and candidate.version is not None else 0.0
-    if candidate and draw < share:
-        return ChosenArm(CANDIDATE, share, f"{policy}@v{candidate.version}")
-    return ChosenArm(LIVE, 1.0 - share, policy)
+    if unit is None:
+        return ChosenArm(LIVE, 1.0, policy)
+    drawn = draw_arm(assignments, unit, served)
+    model = policy if drawn.arm == LIVE else f"{policy}@v{versions[drawn.arm]}"
+    return ChosenArm(drawn.arm, drawn.probability, model)
 
 
-def draw_of(session_id: str | None) -> float:
-    """A number in [0, 1): the same for all requests of a session, random without a session."""
-    if session_id is None:
-        return random.random()  # noqa: S311 shares of traffic need no secret
-    digest = hashlib.blake2b(session_id.encode(), digest_size=6, person=b"arm").digest()
-    return int.from_bytes(digest) / 2**48
+def has_draw(assignments: Mapping[str, Assignment]) -> bool:
+    """True if an arm beside live has a share."""
+    return any(name in DRAWN and arm.version is not None and arm.share > 0.0 for name, arm in assignments.items())
+
+
+def served_arms(
+    assignments: Mapping[str, Assignment], slots: Mapping[str, Collection[int]], learned: Collection[int] = ()
+) -> frozenset[str]:
+    """The arms that an engine can answer for now. Nothing is drawn for another arm, so nobody waits for a version that loads.
+
+    This hangs on the engines alone, never on who asks: at each moment every unit has the probability that is logged for it, and
+    answers are compared only with others of the same time and probability.
+
+    Args:
+        assignments: all arms of the policy.
+        slots: arm to the versions that its slots hold now.
+        learned: versions that may still answer for the learning arm, see `Assignments.learned`. The canary and the hold-out are one
+            version each, so only a slot that holds it counts.
+    """
+    found = {LIVE}
+    for name, arm in assignments.items():
+        held = slots.get(name, ())
+        if arm.version in held or (name == LEARNING and not set(learned).isdisjoint(held)):
+            found.add(name)
+    return frozenset(found)
 
 
 class Assignments:
-    """The assignments of one policy, at most 0.2 seconds old while the database is reachable."""
+    """The assignments of one policy, at most 0.2 seconds old while the database is reachable.
+
+    Attributes:
+        learned: the versions of the learning arm since it was last empty, oldest first, as far as they were seen. It moves often, so the
+            version before answers while an engine loads the next one. A rollback empties the arm, so that no revoked version does.
+    """
 
     def __init__(self, database: Database, policy: str) -> None:
         self._database = database
         self._policy = policy
         self._held: dict[str, Assignment] = {}
         self._read_at = float("-inf")
+        self.learned: tuple[int, ...] = ()
 
     async def held(self) -> Mapping[str, Assignment]:
         """All arms by name. While the database is unreachable, the last known ones: users do not wait for it."""
         if time.monotonic() - self._read_at > _READ_SECONDS:
             self._read_at = time.monotonic()
             try:
-                self._held = await asyncio.to_thread(self._read)
+                found = await asyncio.to_thread(self._read)
+                self.learned = _learned(self.learned, self._held.get(LEARNING), found.get(LEARNING))
+                self._held = found
             except Unavailable as error:
                 _log.warning("assignments not read", reason=error.message)
         return self._held
@@ -110,3 +151,11 @@ class Assignments:
     def _read(self) -> dict[str, Assignment]:
         with self._database.snapshot() as connection:
             return read(connection, self._policy)
+
+
+def _learned(known: tuple[int, ...], before: Assignment | None, now: Assignment | None) -> tuple[int, ...]:
+    if now is None or now.version is None:
+        return ()
+    if before is None or before.version is None or now.epoch - before.epoch not in {0, 1}:
+        return (now.version,)  # it may have been empty in between
+    return known if now.version == before.version else (*known, now.version)[-_MOST_LEARNED:]

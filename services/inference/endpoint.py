@@ -29,14 +29,13 @@ import msgspec
 import structlog
 from fastapi import Request, Response
 
-from contracts.assignments import CANDIDATE
 from contracts.ids import new_completion_id
 from contracts.keys import Caller
 from contracts.records import Attempt
 from contracts.tasks import Task
 from services.http import CLIENT_LEFT, reply
 from services.inference.answering import decide_answering
-from services.inference.arms import Assignments, choose_arm, draw_of, pinned_version
+from services.inference.arms import Assignments, choose_arm, has_draw, pinned_version, served_arms
 from services.inference.completion import Completion
 from services.inference.engine.pool import EnginePool
 from services.inference.parts import PlainParser
@@ -57,6 +56,7 @@ from services.inference.replies import ChatReplies, MakeReplies
 from services.inference.requests import ChatRequest
 from services.inference.sessions.budgets import SessionBudgets
 from services.inference.sessions.turns import Turn, Turns
+from services.inference.sessions.units import SessionUnits
 from services.inference.streams import ClientPresence, CompletionStream, completion_events
 from services.inference.template import ChatTemplate
 from services.inference.versions import version_requirement
@@ -73,6 +73,7 @@ class Endpoint:
     engine: EnginePool
     recorder: Recorder
     turns: Turns
+    units: SessionUnits
     budgets: SessionBudgets
 
     async def plan(
@@ -120,12 +121,20 @@ class Endpoint:
         if answering.constraint:
             sampling = msgspec.structs.replace(sampling, constraint=answering.constraint)
         session_id = request.labels.get("session_id")
-        arms = await self.assignments.held()
-        has_candidate = CANDIDATE not in arms or await self.engine.serves(CANDIDATE)
-        arm = choose_arm(
-            arms, self.policy, version, draw_of(session_id), requirement.minimum, has_candidate=has_candidate
-        )
         completion_id = new_completion_id(session_id, stored=logged)
+        arms = await self.assignments.held()
+        unit = None
+        if purpose == "user" and version is None and requirement.minimum is None and has_draw(arms):
+            unit = await self.units.unit_of(request, caller.tenant, completion_id, logged=logged)
+        served = served_arms(arms, await self.engine.slots(), self.assignments.learned)
+        arm = choose_arm(
+            arms,
+            self.policy,
+            unit=unit.name if unit else None,
+            version=version,
+            minimum=requirement.minimum,
+            served=served,
+        )
         held = arms.get(arm.name)
         structlog.contextvars.bind_contextvars(completion=completion_id, version=held.version if held else version)
         return RequestPlan(

@@ -96,7 +96,7 @@ class ChatRequest(ServedFields, frozen=True, kw_only=True):
     @property
     def person(self) -> str | None:
         """The app's id of its user."""
-        return self.safety_identifier or self.user
+        return self.safety_identifier or self.user or None
 
     @property
     def includes_usage(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from contracts.assignments import CANDIDATE, LIVE
+from contracts.assignments import Slot
 from runtime.settings import Section
 
 
@@ -15,8 +15,9 @@ class SglangSettings(Section):
 
     urls: tuple[str, ...] = Field(min_length=1)
     """Of servers on this host, one per slot: they read the files of versions from its disk."""
-    slots: tuple[str, ...] = Field(default=(LIVE, CANDIDATE), min_length=1)
-    """The arm that each server serves. Without `candidate` nothing can be gated."""
+    slots: tuple[Slot, ...] = Field(default=("live", "candidate"), min_length=1)
+    """The arm that each server serves. Without `candidate` nothing can be gated; without `canary` no version is proven on a few users
+    first."""
     name: str = Field(default="sglang", pattern=r"^[a-z0-9][a-z0-9._-]*$")
     """Beginning of the names of the replicas; another one for each host."""
     region: str | None = None

@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from contracts.assignments import CANDIDATE, LIVE
+from contracts.assignments import Slot
 from runtime.settings import Section
 
 
@@ -16,8 +16,9 @@ class VllmSettings(Section):
 
     python: Path | None = None
     """The interpreter of the environment in which vLLM is installed; `make vllm` makes one. Not needed with `urls`."""
-    slots: tuple[str, ...] = Field(default=(LIVE, CANDIDATE), min_length=1)
-    """The arm that each server serves. Without `candidate` nothing can be gated."""
+    slots: tuple[Slot, ...] = Field(default=("live", "candidate"), min_length=1)
+    """The arm that each server serves. Without `candidate` nothing can be gated; without `canary` no version is proven on a few users
+    first."""
     urls: tuple[str, ...] = ()
     """Servers that run already on this host, one per slot. They are followed, and neither started nor stopped."""
     name: str = Field(default="vllm", pattern=r"^[a-z0-9][a-z0-9._-]*$")

@@ -1,7 +1,7 @@
 """Which replica answers a request. Pure.
 
 A replica can answer if a slot holds what is asked for and it has the abilities that the request needs. Among those, in this order:
-replicas of the own region, one that holds the version that made the answer so far, and then the session's replica or the one with
+one whose slot for the arm holds the version that was drawn, replicas of the own region, one that holds the version that made the answer so far, and then the session's replica or the one with
 the fewest requests in flight.
 """
 
@@ -13,11 +13,14 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NamedTuple
 
+from contracts.assignments import CANARY, HOLDOUT, SLOTS
 from contracts.engines import Ability, EngineReplica
 from services.inference.engine.members import Member
 from services.inference.engine.wire import EngineRequest
 
 _PINNED = re.compile(r".*@v([0-9]+)")
+_ONE_VERSION = (CANARY, HOLDOUT)
+"""Arms that are judged: no other version answers for them."""
 
 
 class ServingSlot(NamedTuple):
@@ -55,10 +58,16 @@ def slot_of(row: EngineReplica, request: EngineRequest) -> ServingSlot | None:
         if not request.any_version:
             return None
     held = row.slots.get(request.arm)
-    if held is None:
+    if held is None or (named is not None and request.arm in _ONE_VERSION):
         return None
     model = request.model if named is None else f"{row.policy}@v{held}"
     return ServingSlot(held, model if row.kind == "millrace" else None)
+
+
+def _is_elsewhere(row: EngineReplica, request: EngineRequest) -> bool:
+    """True if the slot of the request's arm does not hold the version that was drawn: another slot may be swapped at any moment."""
+    named = version_named(request)
+    return named is not None and request.arm in SLOTS and row.slots.get(request.arm) != named
 
 
 def version_named(request: EngineRequest) -> int | None:
@@ -94,7 +103,11 @@ def choose(
             continue
         if is_continued and not can_continue(member.row, request):
             continue
-        rank = (member.row.region != region, last_version is not None and slot.version != last_version)
+        rank = (
+            _is_elsewhere(member.row, request),
+            member.row.region != region,
+            last_version is not None and slot.version != last_version,
+        )
         able.append((rank, member))
     if not able:
         return None

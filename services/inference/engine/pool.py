@@ -16,11 +16,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import NamedTuple
 
 import structlog
 
-from contracts.assignments import Assignment
+from contracts.arms import DRAWN
+from contracts.assignments import CANDIDATE, LIVE, SLOTS, Assignment
 from contracts.errors import (
     EngineFailed,
     EngineRestarted,
@@ -35,11 +35,19 @@ from contracts.errors import (
 from contracts.sampling import Span
 from runtime.metrics import ENGINE_REQUESTS_MOVED
 from services.inference.engine.choosing import choose, needed, slot_of, version_named
-from services.inference.engine.connection import ASK_LATER, EngineConnection, LostRequest
-from services.inference.engine.members import Member, Reason
+from services.inference.engine.connection import ASK_LATER, EngineConnection
+from services.inference.engine.losses import (
+    KEEPS_IT,
+    OTHERS_MAY,
+    ClosedReplica,
+    RequestLosses,
+    WrongVersion,
+    reason_of,
+)
+from services.inference.engine.members import Member
 from services.inference.engine.progress import Progress
 from services.inference.engine.rows import ReplicaRows
-from services.inference.engine.state import Health, RequestNotTaken
+from services.inference.engine.state import Health
 from services.inference.engine.wire import EngineRequest, Piece, new_spans
 from services.inference.engine.wires import wire_of
 
@@ -51,56 +59,9 @@ _ACCEPT_SECONDS = 5.0
 _MOVE_SECONDS = 10.0
 """A replica that has said for so long that it does not serve, or nothing at all, loses its requests to others."""
 _POLL_SECONDS = 0.2
-_RENEWED_SECONDS = 1.5  # by the replica's clock: it renewed its row twice
 _ANNOUNCED_SECONDS = 1.2
 """After this time a replica has announced a version that it began to serve."""
 _log = structlog.get_logger(__name__)
-
-
-class _WrongVersion(Exception):
-    """A replica named a version for its tokens that nobody assigned and that its row does not name."""
-
-
-_KEEPS_IT = (LostRequest, EngineSilent, EngineFailed)
-"""After these the replica may still work on the request, or would fail again."""
-_OTHERS_MAY = (*_KEEPS_IT, Unavailable, Overloaded, VersionNotResident, UnknownModel)
-"""After these another replica may be asked. `EngineRestarted` is an `Unavailable`."""
-
-
-class _Closed(NamedTuple):
-    """A replica that may still work on a request: its instance, and when it had renewed its row."""
-
-    instance: str
-    seen_at: float
-
-
-class _Turn:
-    """What happened to one request so far."""
-
-    def __init__(self) -> None:
-        self.avoided: set[str] = set()
-        """Replicas that refused it; asked again once no other is left."""
-        self.closed: dict[str, _Closed] = {}
-        """Replicas that never get it again unless they are started again."""
-        self.suspects: list[tuple[Member, str]] = []
-        self.num_lost = 0
-        self.deadline: float | None = None
-        self.error: MillraceError | None = None
-
-    def has_closed(self, member: Member) -> bool:
-        """True if this start of a replica never gets the request again."""
-        closed = self.closed.get(member.name)
-        return closed is not None and closed.instance == member.instance
-
-    def is_hopeless(self, member: Member) -> bool:
-        """True if, besides, it is alive. After a lost connection it may be started again: it is alive once it says so."""
-        if not self.has_closed(member):
-            return False
-        if not isinstance(self.error, LostRequest):
-            return True
-        if member.row.kind == "millrace":
-            return member.reason is None  # it came back, and named its instance
-        return not member.is_stale and member.row.seen_at > self.closed[member.name].seen_at + _RENEWED_SECONDS
 
 
 class EnginePool:
@@ -151,7 +112,7 @@ class EnginePool:
             Unavailable: no replica came back in time.
         """
         await self._look()
-        progress, turn = Progress(request), _Turn()
+        progress, turn = Progress(request), RequestLosses()
         while not progress.is_full:
             member = await self._next(progress, turn)
             instance, seen_at = member.instance, member.row.seen_at
@@ -161,8 +122,8 @@ class EnginePool:
                         yield piece
                         if piece.finish_reason is not None:
                             return
-            except (MillraceError, _WrongVersion) as error:
-                self._note(member, turn, error, progress, _Closed(instance, seen_at))
+            except (MillraceError, WrongVersion) as error:
+                self._note(member, turn, error, progress, ClosedReplica(instance, seen_at))
         yield progress.cut()
 
     async def models(self) -> list[str]:
@@ -187,12 +148,21 @@ class EnginePool:
             raise Unavailable("; ".join(problems) or self._why_none())
         return healths
 
-    async def serves(self, arm: str) -> bool:
-        """True if a replica has a slot with a version for this arm."""
-        await self._look()
-        return any(member.serves and member.row.serves(arm) for member in self._members.values())
+    async def slots(self) -> Mapping[str, set[int]]:
+        """Arm to the versions that its slots hold, at the replicas that serve.
 
-    async def _ask(self, member: Member, progress: Progress, turn: _Turn) -> AsyncGenerator[Piece]:
+        Of those in this region alone, if there are any: else the users of an arm would wait longer than others, for the distance.
+        """
+        await self._look()
+        rows = [member.row for member in self._members.values() if member.serves]
+        held: dict[str, set[int]] = {}
+        for row in [row for row in rows if row.region == self._region] or rows:
+            for arm, version in row.slots.items():
+                if version is not None:
+                    held.setdefault(arm, set()).add(version)
+        return held
+
+    async def _ask(self, member: Member, progress: Progress, turn: RequestLosses) -> AsyncGenerator[Piece]:
         slot, wire = slot_of(member.row, progress.request), wire_of(member.row.kind)
         progress.begin(wire.system(member.system, progress.request.sampling))
         is_alone = len(self._in_rotation()) < 2  # noqa: PLR2004 there must be another one
@@ -207,7 +177,7 @@ class EnginePool:
                     if piece.spans:
                         spans = new_spans(progress.spans, piece.spans)
                         if spans and not await self._is_honest(member, spans):
-                            raise _WrongVersion(f"tokens of v{spans[-1].version}")
+                            raise WrongVersion(f"tokens of v{spans[-1].version}")
                     turn.deadline = None
                     told = progress.add(piece)
                     if piece.finish_reason is not None:  # the caller asks for no more once it has the last piece
@@ -216,7 +186,7 @@ class EnginePool:
                             suspect.failed("unusable_answer", message)
                     yield told
 
-    async def _next(self, progress: Progress, turn: _Turn) -> Member:
+    async def _next(self, progress: Progress, turn: RequestLosses) -> Member:
         """The replica to ask now; waits until there is one.
 
         Raises:
@@ -234,6 +204,9 @@ class EnginePool:
             found = choose(fresh, request, self._region, last_version, is_continued=bool(progress.made))
             if found is not None:
                 return found
+            if self._falls_back(progress, turn):
+                request = progress.request
+                continue
             self._refuse(request, turn)
             if turn.deadline is None:
                 turn.deadline = time.monotonic() + self._patience
@@ -248,7 +221,25 @@ class EnginePool:
             await asyncio.sleep(_POLL_SECONDS)
             await self._look()
 
-    def _refuse(self, request: EngineRequest, turn: _Turn) -> None:
+    def _falls_back(self, progress: Progress, turn: RequestLosses) -> bool:
+        """Let live make, or continue, an answer of a drawn arm that no replica can make any more. False if live cannot, either.
+
+        The answer stays one of its arm: an arm is judged by all units that were drawn for it, whatever became of their answers.
+        """
+        request = progress.request
+        if request.arm not in DRAWN or not request.any_version:
+            return False
+        live = request._replace(arm=LIVE, model=self._policy)
+        able = [member for member in self._in_rotation() if not turn.has_closed(member)]
+        if choose(able, live, self._region, None, is_continued=bool(progress.made)) is None:
+            return False
+        _log.warning("live answers for an arm", request_id=request.request_id, arm=request.arm, model=request.model)
+        ENGINE_REQUESTS_MOVED.labels("arm_not_held").inc()
+        progress.request = live
+        turn.avoided.clear()
+        return True
+
+    def _refuse(self, request: EngineRequest, turn: RequestLosses) -> None:
         """Raise if waiting cannot help."""
         error = turn.error
         if isinstance(error, Overloaded | UnknownModel) or (
@@ -265,8 +256,9 @@ class EnginePool:
         named = version_named(request)
         is_known = bool(self._resident()) and not any(member.is_stale for member in self._members.values())
         if named is not None and not holding and is_known:  # while every replica loads, nobody knows what it will hold
-            has_slot = any("candidate" in member.row.slots for member in self._members.values())
-            why = "" if has_slot else "; no engine has a slot for a candidate: add it to [engine] slots"
+            arm = request.arm if request.arm in SLOTS else CANDIDATE
+            has_slot = any(arm in member.row.slots for member in self._members.values())
+            why = "" if has_slot else f"; no engine has a slot for the arm {arm}: add it to [engine] slots"
             raise VersionNotResident(
                 f"{request.model} is not resident; resident: {self._resident()}{why}", param="model"
             )
@@ -277,26 +269,25 @@ class EnginePool:
     def _note(
         self,
         member: Member,
-        turn: _Turn,
-        error: MillraceError | _WrongVersion,
+        turn: RequestLosses,
+        error: MillraceError | WrongVersion,
         progress: Progress,
-        asked: _Closed,
+        asked: ClosedReplica,
     ) -> None:
         """Decide what a failure says about the replica and the request. Raises it if no other replica may be asked."""
-        if not isinstance(error, (*_OTHERS_MAY, _WrongVersion)) or (
-            isinstance(error, EngineFailed) and progress.is_full
-        ):
+        if not isinstance(error, (*OTHERS_MAY, WrongVersion)) or (isinstance(error, EngineFailed) and progress.is_full):
             raise error
         message = error.message if isinstance(error, MillraceError) else str(error)
-        if isinstance(error, _KEEPS_IT):
+        if isinstance(error, KEEPS_IT):
             turn.closed[member.name] = asked
-        if isinstance(error, (*_KEEPS_IT, EngineRestarted)):
+        if isinstance(error, (*KEEPS_IT, EngineRestarted)):
             turn.num_lost += 1
         if isinstance(error, EngineFailed):
             # It may be the request's fault: it counts against the replica only if another one can answer it.
             turn.suspects.append((member, message))
-        reason = _reason_of(error)
-        if reason is not None:
+        reason = reason_of(error)
+        # A slot that gave up says so too, while the replica serves live.
+        if reason is not None and (reason != "not_serving" or progress.request.arm not in (*DRAWN, CANDIDATE)):
             member.failed(reason, message)
         turn.avoided.add(member.name)
         turn.error = (
@@ -382,19 +373,3 @@ class EnginePool:
             for member in self._members.values()
         ]
         return ", ".join(said) or "no engine has announced itself"
-
-
-_REASONS: tuple[tuple[type[Exception], Reason | None], ...] = (
-    (_WrongVersion, "wrong_version"),
-    (EngineSilent, "silent"),
-    (LostRequest, "lost"),
-    (RequestNotTaken, "not_serving"),
-    (EngineRestarted, None),
-    (Unavailable, "unreachable"),
-)
-"""The first class that fits decides: those before `Unavailable` are special cases of it."""
-
-
-def _reason_of(error: MillraceError | _WrongVersion) -> Reason | None:
-    """Why a replica leaves the rotation; None if it stays."""
-    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)

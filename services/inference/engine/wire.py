@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from contracts.assignments import LIVE, SLOTS
 from contracts.errors import EngineFailed
 from contracts.sampling import ExpertShape, Sampling, Span
 from contracts.support import MOST_IDS
@@ -149,6 +150,8 @@ def request_body(
     }
     if model is not None:
         body["model"] = model or request.model
+        if request.arm in SLOTS and request.arm != LIVE:
+            body["arm"] = request.arm  # our engine's: two slots may hold the version, and only this one keeps it
     if made:
         body["num_made"] = len(made)  # our engine's: penalties and grammar go on where they were
     if request.background:

@@ -32,6 +32,10 @@ class Inference:
         headers = {"authorization": f"Bearer {self.key}", **headers}
         return httpx.post(f"{self.url}/v1/chat/completions", content=body, headers=headers, timeout=10.0)
 
+    def holds(self, version: int) -> bool:
+        """Whether the endpoint knows by now that an engine holds a version."""
+        return f"demo@v{version}" in [model.id for model in self.client.models.list()]
+
     def ask(self, **changes: Any) -> Any:
         arguments = {"model": "demo", "messages": [{"role": "user", "content": "table for 4"}]} | changes
         return self.client.chat.completions.create(**arguments)

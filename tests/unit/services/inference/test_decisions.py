@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from contracts.assignments import Assignment
 from contracts.errors import ContextLengthExceeded, UnknownModel
@@ -16,43 +14,11 @@ from contracts.ids import new_completion_id
 from contracts.sampling import Sampling
 from contracts.tasks import ExploreRule, SamplingRule
 from runtime.database import Database
-from services.inference.arms import Assignments, ChosenArm, choose_arm, draw_of, pinned_version
+from services.inference.arms import Assignments, pinned_version
 from services.inference.plan import decide_sampling, explored
 from services.inference.requests import ChatRequest
 
 LIVE = Assignment("demo", "live", 7, 0.0, 1)
-
-
-def candidate(version: int | None, share: float) -> Assignment:
-    return Assignment("demo", "candidate", version, share, 1)
-
-
-def test_a_pinned_request_goes_to_whoever_holds_the_version() -> None:
-    arms = {"live": LIVE, "candidate": candidate(8, 0.0)}
-
-    assert choose_arm(arms, "demo", 7, 0.0) == ChosenArm("live", 1.0, "demo@v7")
-    assert choose_arm(arms, "demo", 8, 0.9) == ChosenArm("candidate", 1.0, "demo@v8")
-    assert choose_arm(arms, "demo", 6, 0.0) == ChosenArm("pinned", 1.0, "demo@v6")
-
-
-@given(st.floats(0, 1, exclude_max=True), st.floats(0, 1))
-def test_an_arm_is_chosen_with_the_probability_that_is_recorded(draw: float, share: float) -> None:
-    arm = choose_arm({"live": LIVE, "candidate": candidate(8, share)}, "demo", None, draw)
-
-    assert arm == (ChosenArm("candidate", share, "demo@v8") if draw < share else ChosenArm("live", 1.0 - share, "demo"))
-
-
-def test_no_candidate_means_live() -> None:
-    for arms in ({}, {"live": LIVE}, {"live": LIVE, "candidate": candidate(None, 0.5)}):
-        assert choose_arm(arms, "demo", None, 0.0) == ChosenArm("live", 1.0, "demo")
-
-
-def test_a_session_always_draws_the_same() -> None:
-    draws = [draw_of(f"session {number}") for number in range(400)]
-
-    assert draws == [draw_of(f"session {number}") for number in range(400)]
-    assert 0.4 < sum(draws) / len(draws) < 0.6
-    assert draw_of(None) != draw_of(None)
 
 
 @pytest.mark.parametrize("model", ["other", "demo@", "demo@v", "demo@vx", "demo@v-1", "demo@v01", "demo@v1 ", "Demo"])
@@ -131,13 +97,6 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ContextLengthExceeded, match="an answer of 6") as error:
         decide_sampling(request(max_tokens=6), CALLER_RULE, "user", 95, 100)
     assert error.value.param == "max_tokens"
-
-
-def test_nothing_is_drawn_for_a_candidate_that_no_engine_has_a_slot_for() -> None:
-    arms = {"live": LIVE, "candidate": candidate(8, 0.5)}
-    assert choose_arm(arms, "demo", None, 0.0, has_candidate=False) == ChosenArm("live", 1.0, "demo")
-    assert choose_arm(arms, "demo", None, 0.0, 8, has_candidate=False) == ChosenArm("live", 1.0, "demo")
-    assert choose_arm(arms, "demo", 8, 0.0, has_candidate=False).name == "candidate", "the refusal names the slot"
 
 
 def test_a_share_of_users_answers_explores() -> None:

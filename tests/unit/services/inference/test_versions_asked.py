@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.assignments import CANDIDATE, LIVE, Assignment, move, read
+from contracts.assignments import CANDIDATE, LIVE, move, read
 from contracts.errors import InvalidRequest, VersionNotServed
 from contracts.sampling import Span
 from runtime.database import Database
-from services.inference.arms import ChosenArm, choose_arm
 from services.inference.idempotency import REPLAYED
 from services.inference.versions import VersionRequirement, version_requirement
 from tests.unit.services.inference.conftest import Inference
@@ -54,7 +53,7 @@ def engine() -> SwappingEngine:
     return SwappingEngine(TEXT)
 
 
-def assign(database: Database, version: int, arm: str = LIVE, share: float = 1.0) -> None:
+def assign(database: Database, version: int | None, arm: str = LIVE, share: float = 1.0) -> None:
     with database.transaction() as connection:
         held = read(connection, "demo").get(arm)
         epoch = held.epoch if held else 0
@@ -121,33 +120,6 @@ def test_tokens_of_an_unknown_version_meet_no_requirement() -> None:
         VersionRequirement(minimum=0).check([None])
 
 
-@pytest.mark.parametrize(
-    ("live", "candidate", "arm"),
-    [
-        (7, None, ChosenArm("live", 1.0, "demo")),
-        (9, 10, ChosenArm("live", 1.0, "demo")),
-        (6, 7, ChosenArm("candidate", 1.0, "demo@v7")),
-        (6, 5, ChosenArm("live", 1.0, "demo")),
-        (6, None, ChosenArm("live", 1.0, "demo")),
-        (None, 8, ChosenArm("live", 1.0, "demo")),
-    ],
-)
-def test_a_minimum_goes_to_live_unless_only_the_candidate_meets_it(
-    live: int | None, candidate: int | None, arm: ChosenArm
-) -> None:
-    arms = {
-        "live": Assignment("demo", "live", live, 1.0, 1),
-        "candidate": Assignment("demo", "candidate", candidate, 0.5, 1),
-        "training": Assignment("demo", "training", 50, 0.0, 1),
-    }
-
-    assert choose_arm(arms, "demo", None, 0.0, minimum=7) == arm
-
-
-def test_without_assignments_a_minimum_asks_whatever_is_live() -> None:
-    assert choose_arm({}, "demo", None, 0.0, minimum=7) == ChosenArm("live", 1.0, "demo")
-
-
 def test_a_wish_that_is_met_changes_nothing_about_the_answer(inference: Inference, database: Database) -> None:
     assign(database, 3)
     wishes = {"min_version": "3"}, {"min_version": "0"}, {"exact_version": "3"}
@@ -190,8 +162,10 @@ def test_an_engine_that_has_not_followed_yet_is_found_out_by_its_first_token(
 def test_the_candidate_answers_where_only_it_is_new_enough(inference: Inference, database: Database) -> None:
     assign(database, 3)
     assign(database, 8, CANDIDATE, 0.0)
-    inference.engine.version, inference.engine.resident = 8, {3, 8}
+    inference.engine.slots, inference.engine.resident = {"live": 3, "candidate": 8}, {3, 8}
+    wait_until(lambda: inference.holds(8))
 
+    inference.engine.swaps = {0: 8}  # type: ignore[attr-defined]
     assert inference.ask(metadata={"min_version": "7"}).system_fingerprint == "demo@v8"
     [record] = inference.logged()
     assert (record.arm, record.arm_probability) == ("candidate", 1.0)

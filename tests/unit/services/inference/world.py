@@ -61,6 +61,7 @@ class FakeEngine:
         survives: it breaks off without dying.
         hold_after: answers wait for `go` after so many tokens.
         serving: what /state says.
+        slots: arm to version, as /state says it; None: live, and the lowest other version that is resident as candidate.
         refusal: the error with which every request is refused, with status 400.
         mute: requests are read and not answered, as by a socket that outlives its process.
         num_drawable: how many tokens a truncated answer could be drawn from.
@@ -75,6 +76,7 @@ class FakeEngine:
         self.answer: list[int] = [*tokenizer.encode(says).ids, self.end]
         self.version = version
         self.resident = {version}
+        self.slots: dict[str, int | None] | None = None
         self.serving = True
         self.mute = False
         self.num_drawable = 1000
@@ -97,7 +99,7 @@ class FakeEngine:
 
     async def health(self) -> Response:
         others = self.resident - {self.version}
-        held = {"live": self.version, "candidate": min(others, default=None)}
+        held = self.slots or {"live": self.version, "candidate": min(others, default=None)}
         content = {"engine": "fake/1", "dtype": "float32", "instance": f"start {self.num_starts}", "versions": held}
         status, code = ("serving", 200) if self.serving else ("restarting", 503)
         return JSONResponse({"status": status, **content}, status_code=code)
@@ -122,6 +124,7 @@ class FakeEngine:
         cached = self.cached[min(number, len(self.cached) - 1)] if self.cached else None
         usage = {"usage": {"prompt_tokens_details": {"cached_tokens": cached}}}
         told_first = usage if cached is not None and not self.tells_cached_last else {}
+        named = asked.get("model", "").partition("@v")[2]
         rest = self.answer[offset:][: asked["sampling_params"]["max_tokens"]]
         try:
             for place, token_id in enumerate(rest):
@@ -136,7 +139,7 @@ class FakeEngine:
                     return
                 while self.hold_after == place and not self.go.is_set():  # noqa: ASYNC110 tests set it from their thread
                     await asyncio.sleep(0.005)
-                spans = [(0, self.version)] if place == 0 else []
+                spans = [(0, int(named or self.version))] if place == 0 else []
                 num_top = min(asked["sampling_params"]["logprobs"], self.num_drawable)
                 more = told_first if place == 0 else {}
                 yield event_of(token_id, spans, self._reason(place, rest), num_top, **more)

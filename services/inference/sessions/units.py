@@ -1,0 +1,59 @@
+"""What an arm is drawn for: a person, a session or one answer, and the same for all calls of a session.
+
+An agent names its user in some of its calls and not in others. The first call that is drawn decides for the whole session, so that
+nobody changes arms in the middle of one.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+
+from contracts.arms import Unit, UnitKind, unit_of
+from runtime.replicas import SessionStore
+from runtime.replicas.in_process import LocalSessionStore
+from services.inference.requests import ChatRequest
+
+
+class SessionUnits:
+    """See the module. Belongs to one event loop.
+
+    Args:
+        wanted: the kind of unit that is drawn where the request has it.
+        store: what all replicas read. Without an answer from it, a call is drawn by what it names itself.
+        seconds: how long the unit of a session is kept, from its first call.
+    """
+
+    def __init__(self, wanted: UnitKind, store: SessionStore, seconds: float) -> None:
+        self._wanted = wanted
+        self._store = store
+        self._seconds = seconds
+        self._memory = LocalSessionStore()
+
+    async def unit_of(self, request: ChatRequest, tenant: str, completion_id: str, *, logged: bool) -> Unit:
+        """The unit of a request. `logged` False: nothing of it may be stored, so its session is known to this process alone."""
+        session = request.labels.get("session_id")
+        unit = unit_of(
+            self._wanted, tenant=tenant, person=request.person, session_id=session, completion_id=completion_id
+        )
+        if self._wanted != "user" or session is None:
+            return unit
+        name = "unit:" + blake2b(f"{tenant}\0{session}".encode(), digest_size=16).hexdigest()
+        places = (self._memory, self._store) if logged else (self._memory,)
+        for place in places:
+            [value] = await place.read([name])
+            if (kept := _read(value)) is not None:
+                if place is not self._memory:
+                    await self._memory.write({name: msgspec.msgpack.encode(kept)}, self._seconds)
+                return kept
+        for place in places:
+            await place.write({name: msgspec.msgpack.encode(unit)}, self._seconds)
+        return unit
+
+
+def _read(value: bytes | None) -> Unit | None:
+    try:
+        return None if value is None else msgspec.msgpack.decode(value, type=Unit)
+    except msgspec.MsgspecError:
+        return None  # another release wrote it in a form of its own

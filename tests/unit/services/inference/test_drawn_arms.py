@@ -1,0 +1,180 @@
+"""Users of the endpoint get their arm by a draw that sticks; engines that do not hold it cost nobody an error or a wait."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from contracts.arms import draw_arm, unit_of
+from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, read
+from contracts.records import Generation
+from contracts.sampling import Span
+from runtime.database import Database
+from services.inference.app import create_app
+from tests.unit.services.inference.conftest import Inference
+from tests.unit.services.inference.test_versions_asked import assign
+from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog
+from tests.unit.services.serving import make_home, serve, wait_until
+
+SLOTS: dict[str, int | None] = {LIVE: 3, "candidate": None, LEARNING: 6, CANARY: 5, HOLDOUT: 1}
+HELD = {3, 6, 5, 1}
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    engine = FakeEngine("ok")
+    engine.slots, engine.resident = SLOTS, HELD
+    return engine
+
+
+@pytest.fixture
+def drawn(inference: Inference, database: Database) -> Inference:
+    """An endpoint with a hold-out of 20%, a learning arm of 20% and a canary of 50%."""
+    for arm, version, share in ((LIVE, 3, 0.0), (HOLDOUT, 1, 0.2), (LEARNING, 6, 0.2), (CANARY, 5, 0.5)):
+        assign(database, version, arm, share)
+    wait_until(lambda: inference.holds(5))
+    time.sleep(0.25)  # the endpoint reads the assignments again
+    return inference
+
+
+def newest(inference: Inference, number: int = 1) -> list[Generation]:
+    """The newest records, oldest first."""
+    return inference.logged()[-number:]
+
+
+def test_people_keep_the_arm_of_the_draw_and_its_version_answers(drawn: Inference, database: Database) -> None:
+    with database.snapshot() as connection:
+        arms = read(connection, "demo")
+    found = Counter[str]()
+    for number in range(60):
+        person = f"person {number}"
+        drawn.ask(user=person)
+        drawn.ask(extra_body={"safety_identifier": person})
+        first, second = newest(drawn, 2)
+        assert (first.arm, first.arm_probability) == (second.arm, second.arm_probability)
+        unit = unit_of("user", tenant=first.tenant, person=person, session_id=None, completion_id=first.completion_id)
+        assert (first.arm, first.arm_probability) == draw_arm(arms, unit.name)
+        held = SLOTS[first.arm]
+        assert held is not None
+        assert first.spans == (Span(0, held),)
+        asked = drawn.engine.requests[-1]
+        assert (asked["model"], asked.get("arm")) == (
+            ("demo", None) if first.arm == LIVE else (f"demo@v{held}", first.arm)
+        )
+        found[first.arm] += 1
+    assert set(found) == {LIVE, LEARNING, CANARY, HOLDOUT}
+
+
+def test_a_session_has_one_arm_whoever_its_calls_name(drawn: Inference) -> None:
+    for number in range(8):
+        session = {"session_id": f"visit {number}"}
+        drawn.ask(metadata=session)
+        drawn.ask(metadata=session, user=f"anna {number}")
+        drawn.ask(metadata=session, user=f"ben {number}", store=False)
+        drawn.ask(metadata=session)
+    records = newest(drawn, 24)
+    for number in range(8):
+        assert len({(one.arm, one.arm_probability) for one in records if one.session_id == f"visit {number}"}) == 1
+    assert len({record.arm for record in records}) > 1
+
+
+def test_without_a_person_or_a_session_each_answer_is_drawn(drawn: Inference) -> None:
+    for _ in range(40):
+        drawn.ask()
+    records = newest(drawn, 40)
+    shares = {record.arm: record.arm_probability for record in records}
+    assert shares == pytest.approx({LIVE: 0.32, CANARY: 0.32, LEARNING: 0.16, HOLDOUT: 0.2})
+
+
+def test_messages_of_anthropics_form_are_drawn_by_their_user_id(drawn: Inference) -> None:
+    body = {"model": "demo", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
+    arms = {}
+    for number in range(12):
+        sent = body | {"metadata": {"user_id": f"anna {number}"}}
+        answer = httpx.post(f"{drawn.url}/v1/messages", json=sent, headers={"x-api-key": drawn.key}, timeout=10.0)
+        assert answer.status_code == 200
+        drawn.ask(user=f"anna {number}")
+        one, other = newest(drawn, 2)
+        assert one.arm == other.arm
+        arms[number] = one.arm
+    assert len(set(arms.values())) > 1
+
+
+def test_whoever_names_a_version_is_not_drawn(drawn: Inference) -> None:
+    for version, arm in ((3, LIVE), (5, CANARY), (6, LEARNING), (1, HOLDOUT)):
+        drawn.ask(model=f"demo@v{version}", user="anna")
+        drawn.ask(metadata={"exact_version": str(version)}, user="anna")
+        for record in newest(drawn, 2):
+            assert (record.arm, record.arm_probability, record.spans) == (arm, 1.0, (Span(0, version),))
+    drawn.ask(metadata={"min_version": "2"}, user="anna")
+    assert newest(drawn)[0].arm == LIVE
+    drawn.ask(metadata={"min_version": "6"}, user="anna")
+    assert (newest(drawn)[0].arm, newest(drawn)[0].arm_probability) == (LEARNING, 1.0)
+
+
+@pytest.mark.parametrize("purpose", ["rollout", "sentinel", "shadow"])
+def test_only_users_are_drawn(drawn: Inference, purpose: str) -> None:
+    for number in range(6):
+        drawn.operator.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "hi"}],
+            user=f"person {number}",
+            extra_headers={"x-millrace-purpose": purpose},
+        )
+    assert {(record.purpose, record.arm, record.arm_probability) for record in newest(drawn, 6)} == {
+        (purpose, LIVE, 1.0)
+    }
+
+
+def test_a_version_that_loads_gets_nobody_until_a_slot_holds_it(drawn: Inference, database: Database) -> None:
+    engine = drawn.engine
+    assign(database, 7, CANARY, 0.5)  # the engine still holds v5
+    time.sleep(0.25)
+    for number in range(12):
+        drawn.ask(user=f"person {number}")
+    arms = {record.arm: round(record.arm_probability, 3) for record in newest(drawn, 12)}
+    assert arms == {name: {LIVE: 0.64, LEARNING: 0.16, HOLDOUT: 0.2}[name] for name in arms}
+    engine.slots, engine.resident = SLOTS | {CANARY: 7}, HELD | {7}
+    wait_until(lambda: drawn.holds(7))
+    for number in range(12):
+        drawn.ask(user=f"person {number}")
+    assert (Span(0, 7),) in [record.spans for record in newest(drawn, 12)]
+
+
+def test_without_a_slot_an_arm_gets_nobody(drawn: Inference) -> None:
+    drawn.engine.slots, drawn.engine.resident = {LIVE: 3, "candidate": None}, {3}
+    wait_until(lambda: not drawn.holds(5))
+    for number in range(12):
+        drawn.ask(user=f"person {number}")
+    assert {(record.arm, record.arm_probability) for record in newest(drawn, 12)} == {(LIVE, 1.0)}
+
+
+def test_live_answers_for_an_arm_that_was_lost_and_the_record_keeps_the_draw(drawn: Inference) -> None:
+    """The endpoint does not know yet that the canary is gone when it draws."""
+    drawn.engine.resident = {3}
+    records = []
+    for number in range(12):
+        begun = time.monotonic()
+        drawn.ask(user=f"person {number}")
+        assert time.monotonic() - begun < 1.0, "nobody waits"
+        records += newest(drawn)
+    assert {record.arm for record in records} > {LIVE}
+    assert {record.spans for record in records} == {(Span(0, 3),)}
+
+
+@pytest.fixture
+def by_session(drawn: Inference, tmp_path: Path, stage: Stage) -> Iterator[Inference]:
+    log = StubbornLog(tmp_path / "another log")
+    with serve(create_app(make_home(tmp_path, stage.url), event_log=log, unit="session")) as url:
+        yield Inference(drawn.engine, log, url, drawn.key, "")
+
+
+def test_the_unit_is_a_setting(by_session: Inference) -> None:
+    for number in range(12):
+        by_session.ask(user="always anna", metadata={"session_id": f"visit {number}"})
+    assert len({record.arm for record in newest(by_session, 12)}) > 1
