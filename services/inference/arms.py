@@ -23,7 +23,7 @@ from services.inference.versions import NUMBER
 PINNED = "pinned"
 _READ_SECONDS = 0.2
 _NEWER = (CANARY, LEARNING, HOLDOUT, CANDIDATE)
-"""Arms that may answer where live is too old, in the order of what is known of them."""
+"""Arms that may answer where live is too old; those that proved most come first."""
 _MOST_LEARNED = 8
 _log = structlog.get_logger(__name__)
 
