@@ -117,16 +117,17 @@ def pin(
     writer: str,
     reason: str,
     now: float | None = None,
+    seen_live: int | None = None,
 ) -> Hold:
     """Give everybody one published version until a time. A second pin of the same version replaces the first.
 
-    The hold-out keeps its users and its version.
+    The hold-out keeps its users and its version. `seen_live`: the live version when the operator decided.
 
     Raises:
         Held: the arms are frozen, or another version is pinned.
         InvalidValue: the gate never accepted the version and it never was live; `until` is over, or more than 30 days away.
         NotFound: the bytes of the version were removed; or nothing is live yet.
-        StaleWrite: another operator was faster, or an arm just moved.
+        StaleWrite: another operator was faster, or `seen_live` is no longer live.
         VersionRevoked: a rollback revoked it.
     """
     now = time.time() if now is None else now
@@ -134,6 +135,8 @@ def pin(
     arms = assignments.lock(connection, policy)
     if LIVE not in arms:
         raise NotFound("no version is live yet; start with: millrace up")
+    if seen_live not in {None, arms[LIVE].version}:
+        raise StaleWrite(f"v{seen_live} is no longer live, v{arms[LIVE].version} is; check the versions again")
     held = read(connection, policy, now)
     if held is not None and (held.kind, held.version) != ("pin", version):
         raise Held(f"{held.words}. To pin v{version} instead: millrace policy resume", policy=policy)

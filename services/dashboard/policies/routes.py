@@ -1,11 +1,11 @@
-"""The Policies pages, and the two decisions of an operator: back to an accepted version, or on to a published one.
+"""The Policies pages, and two decisions of an operator: back to an accepted version, or on to a published one.
 
 Transactions begin and end here.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 from urllib.parse import urlencode
 
 import msgspec
@@ -18,6 +18,8 @@ from contracts.record_checks import MAX_INT32, is_sample_key
 from contracts.revocations import Treatment, claimed_parents
 from contracts.rollback_effects import describe, describe_treatment, read_effects
 from contracts.version_parents import BASE, stored_parents
+from services.dashboard.policies import holds
+from services.dashboard.policies.bodies import InBody, Reason
 from services.dashboard.policies.gates import read_gates
 from services.dashboard.policies.queries import Key, count_learned, list_learned, newest_details, read_facts
 from services.dashboard.signin.access import Body, OperatorReader, OperatorWriter, OwnPage, Policy
@@ -33,8 +35,6 @@ pages = APIRouter(prefix="/policies", route_class=PageRoute)
 
 InPath = Annotated[int, Path(ge=0, le=MAX_INT32)]
 InQuery = Annotated[int | None, Query(ge=0, le=MAX_INT32)]
-InBody = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
-Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
 
 
 class RollbackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +51,7 @@ class RollbackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PromoteRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`to` is published and above `live`. An operator may overrule the gate's verdict on it."""
+    """`to` is published: above `live`, an operator may overrule the gate's verdict on it; below, this is a rollback."""
 
     live: InBody
     reason: Reason
@@ -125,33 +125,28 @@ def preview(
 def roll_back(request: Request, session: OperatorWriter, policy: Policy, body: Body) -> Response:
     """Go back to an accepted version, once a person has confirmed it."""
     wanted = read_json(RollbackRequest, body)
-    with request.app.state.database.snapshot() as connection:
-        claimed = claimed_parents(connection, policy)
-    parents = stored_parents(request.app.state.store, policy, BASE, claimed)
-    with request.app.state.database.transaction() as connection:
-        plan = rollback.roll_back(
-            connection,
-            policy=policy,
-            writer=session.name,
-            reason=wanted.reason,
-            to=wanted.to,
-            treatment=wanted.treatment,
-            revoke=wanted.revoke,
-            parents=parents,
-            seen_live=wanted.live,
-        )
-    request.app.state.bell.ring(MOVED)
-    return reply({"live": plan.target, "revoked": list(plan.revoked)})
+    return _roll_back(
+        request,
+        policy=policy,
+        writer=session.name,
+        reason=wanted.reason,
+        to=wanted.to,
+        treatment=wanted.treatment,
+        revoke=wanted.revoke,
+        seen_live=wanted.live,
+    )
 
 
 @router.post("/api/promote")
 @takes(PromoteRequest)
 def promote(request: Request, session: OperatorWriter, policy: Policy, body: Body) -> Response:
-    """Serve a newer published version, once a person has confirmed it."""
+    """Serve a published version, once a person has confirmed it. A version below the live one is gone back to, as by a rollback."""
     wanted = read_json(PromoteRequest, body)
-    if wanted.to <= wanted.live:
-        raise InvalidValue(f"v{wanted.to} is not above v{wanted.live}, which is live: roll back instead", param="to")
     request.app.state.store.manifest(policy, wanted.to)
+    if wanted.to < wanted.live:
+        return _roll_back(
+            request, policy=policy, to=wanted.to, writer=session.name, reason=wanted.reason, seen_live=wanted.live
+        )
     with request.app.state.database.transaction() as connection:
         rollback.promote(
             connection,
@@ -162,10 +157,25 @@ def promote(request: Request, session: OperatorWriter, policy: Policy, body: Bod
             seen_live=wanted.live,
         )
     request.app.state.bell.ring(MOVED)
-    return reply({"live": wanted.to})
+    return reply({"live": wanted.to, "revoked": [], "says": [f"Users get v{wanted.to} instead of v{wanted.live}."]})
 
 
 router.include_router(pages)
+router.include_router(holds.router)
+
+
+def _roll_back(request: Request, *, policy: str, **decision: Any) -> Response:
+    """Roll back, and say what was done. `decision`: the other arguments of `rollback.roll_back`."""
+    database, store = request.app.state.database, request.app.state.store
+    with database.snapshot() as connection:
+        claimed = claimed_parents(connection, policy)
+    parents = stored_parents(store, policy, BASE, claimed)
+    with database.transaction() as connection:
+        plan = rollback.roll_back(connection, policy=policy, parents=parents, **decision)
+    request.app.state.bell.ring(MOVED)
+    with database.snapshot() as connection:
+        effects = read_effects(connection, plan)
+    return reply({"live": plan.target, "revoked": list(plan.revoked), "says": describe(plan, effects)})
 
 
 def _manifest(store: WeightStore, policy: str, version: int) -> tuple[Manifest | None, str]:

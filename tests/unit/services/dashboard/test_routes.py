@@ -115,7 +115,9 @@ def test_a_key_in_the_address_opens_nothing(client: TestClient, small: Settings)
 def test_an_operator_rolls_back(client: TestClient, small: Settings) -> None:
     sign_in(client, small, "operator")
     answer = roll_back(client)
-    assert (answer.status_code, answer.json()) == (200, {"live": LIVE - 1, "revoked": [LIVE, LIVE + 1]})
+    did = answer.json()
+    assert (answer.status_code, did["live"], did["revoked"]) == (200, LIVE - 1, [LIVE, LIVE + 1])
+    assert did["says"][0].startswith(f"Users get v{LIVE - 1} instead of v{LIVE}")
     assert live_of(small) == LIVE - 1
     decision = client.get("/api/state").json()["decisions"][0]
     assert decision["reason"] == "complaints"
@@ -130,12 +132,37 @@ def promote(client: TestClient, **content: Any) -> Any:
 def test_an_operator_promotes_a_published_version(client: TestClient, small: Settings) -> None:
     sign_in(client, small, "operator")
     answer = promote(client)
-    assert (answer.status_code, answer.json()) == (200, {"live": NUM_VERSIONS})
+    did = answer.json()
+    assert (answer.status_code, did["live"], did["revoked"]) == (200, NUM_VERSIONS, [])
+    assert did["says"] == [f"Users get v{NUM_VERSIONS} instead of v{LIVE}."]
     assert live_of(small) == NUM_VERSIONS
 
 
+def test_promoting_a_lower_version_is_a_rollback_and_says_so(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "operator")
+    did = promote(client, to=7).json()
+    assert (did["live"], did["revoked"]) == (7, [8, 9, 10])
+    says = " ".join(did["says"])
+    assert f"Users get v7 instead of v{LIVE}, and training goes on from v7." in says
+    assert "Revoked for good: v8, v9, v10." in says
+    assert live_of(small) == 7
+    database = small.database()
+    with database.snapshot() as connection:
+        arms = assignments.read(connection, POLICY)
+    database.close()
+    assert (arms["training"].version, arms["candidate"].version) == (7, None)
+    assert promote(client, live=7, to=8).json()["error"]["code"] == "version_revoked"
+
+
 @pytest.mark.parametrize(
-    ("content", "status"), [({"to": 99}, 404), ({"to": 3}, 422), ({"live": 1}, 409), ({"reason": ""}, 400)]
+    ("content", "status"),
+    [
+        ({"to": 99}, 404),
+        ({"to": 6}, 422),
+        ({"live": LIVE + 1, "to": 7}, 409),
+        ({"live": 1}, 409),
+        ({"reason": ""}, 400),
+    ],
 )
 def test_a_promotion_that_makes_no_sense_is_refused(
     client: TestClient, small: Settings, content: dict[str, Any], status: int
@@ -192,7 +219,7 @@ def test_without_a_session_there_is_no_preview_of_a_rollback(client: TestClient)
 
 def test_the_operator_chooses_poison_and_the_versions(client: TestClient, small: Settings) -> None:
     sign_in(client, small, "operator")
-    assert roll_back(client, to=5, treatment="poison", revoke=[8]).json() == {"live": 5, "revoked": [8, 9, 10]}
+    assert roll_back(client, to=5, treatment="poison", revoke=[8]).json()["revoked"] == [8, 9, 10]
     rows = {row["version"]: row for row in client.get("/api/state").json()["versions"]}
     assert (rows[9]["status"], rows[9]["treatment"]) == ("revoked", "poison")
     assert rows[9]["revoked"].endswith(": complaints")
