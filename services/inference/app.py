@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -12,6 +12,7 @@ from contracts.arms import UnitKind
 from contracts.assignments import MOVED
 from contracts.event_log import EventLog
 from contracts.tasks.loading import load_tasks
+from contracts.version_parents import BASE, stored_parents
 from runtime.base_policy import fingerprint
 from runtime.engine_key import engine_key
 from runtime.log.spool import Spool
@@ -122,6 +123,7 @@ def create_app(
         policy=policy,
         database=database,
         list_versions=list_versions or (lambda: _durable_versions(settings, policy)),
+        read_parents=lambda known: _parents(settings, policy, known),
         bell=links.bell,
         assignments=assignments,
         engine=engine,
@@ -140,3 +142,9 @@ def _durable_versions(settings: Settings, policy: str) -> list[int]:
     from weights.stores.opening import open_weight_store  # noqa: PLC0415 its codecs are only for readers of weights
 
     return open_weight_store(settings, measures=WeightStoreMetrics()).versions(policy)
+
+
+def _parents(settings: Settings, policy: str, known: Mapping[int, int]) -> Mapping[int, int]:
+    from weights.stores.opening import open_weight_store  # noqa: PLC0415 as above
+
+    return stored_parents(open_weight_store(settings, measures=WeightStoreMetrics()), policy, BASE, known)

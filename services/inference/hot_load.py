@@ -7,24 +7,26 @@ The shapes are those of Fireworks (docs.fireworks.ai/fine-tuning/rl-rollout-inte
 up when `readiness` is true and `current_snapshot_identity` is the requested identity; its Python SDK also reads
 `loading_state.stage`. `arc_v2` and `alder32` are spelled like this there.
 
-In: an operator's request. Out: the arm `live`, moved. Waits for: the weight store's list and the database; never for the engine,
-which follows on its own. The bytes are in the weight store before the request, and the engine verifies them when it loads them. So the
-formats named in a request change nothing; they are checked so that a request for another format fails. The trainer of this
-home is not told: to set training back too, use `millrace policy rollback`.
+In: an operator's request. Out: the arm `live`, moved; to a lower version that is a rollback, as by `millrace policy rollback`. Waits
+for: the weight store's list and the database; never for the engine, which follows on its own. The bytes are in the weight store
+before the request, and the engine verifies them when it loads them. So the formats named in a request change nothing; they are checked
+so that a request for another format fails.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
-from contracts.assignments import LIVE, MOVED, move, read
+from contracts import rollback
+from contracts.assignments import LIVE, MOVED, read
 from contracts.errors import Conflict, InvalidRequest, NotFound, Unavailable, Unsupported
 from contracts.keys import Caller
+from contracts.revocations import claimed_parents
 from runtime.database import Database
 from runtime.replicas import Bell
 from services.inference.arms import Assignments
@@ -68,19 +70,24 @@ class HotLoad:
     database: Database
     list_versions: Callable[[], Collection[int]]
     """The durable versions of the policy; called on a thread."""
+    read_parents: Callable[[Mapping[int, int]], Mapping[int, int]]
+    """Adds the parents that manifests name to those that are known; called on a thread, and only for a rollback."""
     bell: Bell
     assignments: Assignments
     engine: EnginePool
 
     def point(self, signal: HotLoadRequest, caller: Caller) -> dict[str, Any]:
-        """Point `live` at the requested version; nothing happens if it is live already.
+        """Point `live` at the requested version; nothing happens if it is live already. A lower version is rolled back to.
 
         Raises:
             InvalidRequest: an identity is not of the form `vN`.
+            InvalidValue: the version is below the live one, and was neither accepted nor live before.
             Unsupported: the format is not one of ours.
             NotFound: there is no such version, or nothing is live yet.
             Conflict: the live version is not the previous version that the request names.
+            Held: the arms are frozen, or a version is pinned, and the version is above the live one.
             StaleWrite: somebody else moved `live` at the same moment.
+            VersionRevoked: a rollback revoked the version.
         """
         version, previous = version_of(signal.identity, "identity"), _previous_version(signal)
         versions = self.list_versions()
@@ -89,27 +96,40 @@ class HotLoad:
             raise NotFound(
                 f"policy {self.policy!r} has no v{version}; it has {held or 'no versions'}", param="identity"
             )
+        with self.database.snapshot() as connection:
+            arm, claimed = read(connection, self.policy).get(LIVE), claimed_parents(connection, self.policy)
+        live = None if arm is None else arm.version
+        if live is None:
+            raise NotFound("nothing is live yet; start with: millrace up")
+        told: dict[str, Any] = {"accepted": True, "identity": signal.identity, "already_current": live == version}
+        if live == version:
+            return told
+        if previous not in (None, live):
+            raise Conflict(f"v{live} is live, not v{previous}; see the live version with GET", param=_PREVIOUS)
+        parents = self.read_parents(claimed) if version < live else {}
         with self.database.transaction() as connection:
-            live = read(connection, self.policy).get(LIVE)
-            if live is None or live.version is None:
-                raise NotFound("nothing is live yet; start with: millrace up")
-            if live.version != version:
-                if previous not in (None, live.version):
-                    raise Conflict(
-                        f"v{live.version} is live, not v{previous}; see the live version with GET", param=_PREVIOUS
-                    )
-                move(
+            if version < live:
+                plan = rollback.roll_back(
                     connection,
                     policy=self.policy,
-                    arm=LIVE,
-                    version=version,
-                    expected_epoch=live.epoch,
+                    to=version,
                     writer=caller.key_id,
                     reason="hot_load",
-                    share=1.0,
+                    parents=parents,
+                    seen_live=live,
+                )
+                told["revoked"] = [identity_of(number) for number in plan.revoked]
+            else:
+                rollback.promote(
+                    connection,
+                    policy=self.policy,
+                    to=version,
+                    writer=caller.key_id,
+                    reason="hot_load",
+                    seen_live=live,
                 )
         self.bell.ring(MOVED)
-        return {"accepted": True, "identity": signal.identity, "already_current": live.version == version}
+        return told
 
     async def state(self) -> dict[str, Any]:
         """The version that `live` is pointed at, and the state of each engine replica."""

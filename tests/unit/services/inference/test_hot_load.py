@@ -12,8 +12,9 @@ from fastapi import Response
 from sqlalchemy import select
 from starlette.responses import JSONResponse
 
-from contracts.assignments import LIVE, move, read
+from contracts.assignments import CANDIDATE, LIVE, TRAINING, move, read
 from contracts.errors import InvalidRequest
+from contracts.holds import freeze
 from contracts.revocations import revoke
 from contracts.tables import assignment_change
 from runtime.database import Database
@@ -147,10 +148,49 @@ def test_a_signal_that_is_sent_again_moves_nothing(pool: Pool, database: Databas
     assert num_moves(database) == 2
 
 
-def test_a_full_snapshot_may_go_anywhere_that_exists(pool: Pool, database: Database) -> None:
-    for version in (8, 0, 7):
-        assert pool.signal(f"v{version}").status_code == 200
-        assert live(database) == version
+def test_a_full_snapshot_may_skip_versions(pool: Pool, database: Database) -> None:
+    assert pool.signal("v8").status_code == 200
+    assert live(database) == 8
+
+
+def test_a_lower_version_is_a_rollback_and_the_answer_says_so(pool: Pool, database: Database) -> None:
+    for version in (7, 8):
+        assert "revoked" not in pool.signal(f"v{version}").json()
+
+    answer = pool.signal("v6")
+
+    assert answer.json() == {
+        "accepted": True,
+        "identity": "v6",
+        "already_current": False,
+        "revoked": ["v7", "v8"],
+    }
+    with database.snapshot() as connection:
+        arms = read(connection, "demo")
+        assert {name: arms[name].version for name in (LIVE, TRAINING, CANDIDATE)} == {
+            LIVE: 6,
+            TRAINING: 6,
+            CANDIDATE: None,
+        }
+    assert refusal(pool.signal("v8"))[:2] == (409, "version_revoked")
+
+
+def test_a_lower_version_that_nobody_ever_accepted_is_no_way_back(pool: Pool, database: Database) -> None:
+    pool.signal("v8")
+    assert refusal(pool.signal("v7")) == (422, "invalid_value", "to")
+    assert live(database) == 8
+
+
+def test_while_the_arms_are_held_only_the_way_back_is_open(pool: Pool, database: Database) -> None:
+    pool.signal("v7")
+    with database.transaction() as connection:
+        freeze(connection, policy="demo", until=None, writer="ann", reason="the launch")
+    answer = pool.signal("v8")
+    assert refusal(answer)[:2] == (409, "held")
+    assert "millrace policy resume" in answer.json()["error"]["message"]
+    assert live(database) == 7
+    assert pool.signal("v6").status_code == 200
+    assert live(database) == 6
 
 
 def test_a_version_that_the_store_lacks_is_refused_with_what_there_is(pool: Pool, database: Database) -> None:
