@@ -1,4 +1,4 @@
-"""Puts the process `release` together: the gate, with the graders of `rewards`. Siblings do not import each other."""
+"""Puts the process `release` together: gate and train, with the graders and marks of `rewards`. Siblings do not import each other."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import threading
 from pathlib import Path
 
 from pipelines.release import __main__ as release
+from rewards.fast_marks import FastMarks
 from rewards.gate_graders import GateGraders
 
 
 def main(home: Path, stop: threading.Event) -> None:
     """Judge candidates until `stop` is set."""
-    release.main(home, stop, GateGraders)
+    release.main(home, stop, GateGraders, FastMarks)

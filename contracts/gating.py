@@ -9,6 +9,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from contracts.records import FinishReason, GenerationBody
+
 _SEED_BYTES = 4
 _MAX_SEED = 2**31 - 1
 
@@ -36,6 +38,16 @@ class Grade(Protocol):
 
     def __call__(self, task: str, answers: Sequence[GateAnswer]) -> Sequence[GateScore]:
         """A score for each answer, in order."""
+
+
+class MarkAnswer(Protocol):
+    """Looks at the form of an answer alone: cheap, without a reference, a judge or a sandbox."""
+
+    def __call__(self, task: str, body: GenerationBody, finish_reason: FinishReason) -> Mapping[str, float]:
+        """Marks by name, each in [0, 1], 0 is good. A mark that could not be given is missing.
+
+        `refuses`, `invalid_tool_call`, `empty`; and `misshapen`, if the task checks the form of its answers.
+        """
 
 
 class Sentinel(NamedTuple):

@@ -106,6 +106,12 @@ NULL_SHARE = Gauge(
     ["task", "among"],
 )
 
+# Release: what its trains compare.
+TRAIN_ANSWERS = Counter("millrace_train_answers_total", "Users' answers that a train or the lift compares.", ["arm"])
+TRAIN_LEFT_OUT = Counter(
+    "millrace_train_left_out_total", "Users' answers of a compared arm that are no evidence, by reason.", ["reason"]
+)
+
 # Training.
 TRAINING_STEPS = Counter("millrace_training_steps_total", "Optimizer steps.")
 TRAINING_SAMPLES = Counter("millrace_training_samples_total", "Samples by final state.", ["state"])

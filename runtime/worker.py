@@ -27,9 +27,9 @@ from functools import partial
 from typing import Generic, Protocol
 
 import structlog
-from sqlalchemy import ColumnElement, Connection, select, update
+from sqlalchemy import ColumnElement, Connection, delete, select, update
 
-from contracts.errors import StaleWrite, TooManyDeadLetters, Unavailable
+from contracts.errors import PositionLost, StaleWrite, TooManyDeadLetters, Unavailable
 from contracts.event_log import EventLog, LogRecord, Message
 from contracts.faults import FaultPoint, no_fault
 from contracts.tables import position
@@ -105,11 +105,27 @@ class Worker(Generic[Item]):
         *,
         clock: Callable[[], float] = time.time,
         fault: FaultPoint = no_fault,
+        follows: bool = False,
+        done: Callable[[], None] = step_done,
     ) -> None:
+        """Join the consumer group of the handler.
+
+        Args:
+            handler: does the work.
+            database: has the positions.
+            event_log: has the records.
+            clock: UTC epoch seconds.
+            fault: fault points for crash tests.
+            follows: it may skip records. It begins at the end of the log, and goes there when the log lost its position.
+            done: called after each step of `run`.
+        """
         self._handler = handler
         self._database = database
         self._clock = clock
         self._fault = fault
+        self._log = event_log
+        self._follows = follows
+        self._done = done
         self._positions: dict[tuple[str, int], int] = {}
         self._limit = handler.batch_size
         self._consumer = event_log.consumer(handler.name, handler.topics, self._load_position)
@@ -121,20 +137,26 @@ class Worker(Generic[Item]):
             try:
                 self.step(TICK_SECONDS)
                 HALTED.labels(self._handler.name).set(0)
-                step_done()
+                self._done()
             except StaleWrite as error:
                 LOST_PARTITIONS.labels(self._handler.name).inc()
                 log.warning("partition lost", process=self._handler.name, reason=error.message)
                 self._start_over()
+            except PositionLost as error:
+                if not self._follows:
+                    raise
+                log.warning("records skipped", process=self._handler.name, reason=error.message)
+                self._forget_position(str(error.facts["topic"]), int(str(error.facts["partition"])))
+                self._start_over()
             except Unavailable as error:
                 # The loop works. Restarting this process would not bring back the log or the database.
-                step_done()
+                self._done()
                 WAITS.labels(self._handler.name).inc()
                 log.warning("waiting", process=self._handler.name, reason=error.message)
                 self._start_over()
                 stop.wait(RETRY_SECONDS)
             except TooManyDeadLetters as error:
-                step_done()
+                self._done()
                 HALTED.labels(self._handler.name).set(1)
                 log.error("halted", process=self._handler.name, reason=error.message)  # noqa: TRY400 the records are at fault, not this code
                 self._start_over()
@@ -235,12 +257,17 @@ class Worker(Generic[Item]):
         with self._database.snapshot() as connection:
             stored = connection.execute(statement).scalar_one_or_none()
         if stored is None:
-            row = {"consumer_group": self._handler.name, "topic": topic, "partition": partition, "next_offset": 0}
+            first = self._log.ends(topic)[partition] if self._follows else 0
+            row = {"consumer_group": self._handler.name, "topic": topic, "partition": partition, "next_offset": first}
             with self._database.transaction() as connection:
                 insert_new(connection, position, row)
-            stored = 0
+                stored = int(connection.execute(statement).scalar_one())
         self._positions[topic, partition] = stored
         return stored
+
+    def _forget_position(self, topic: str, partition: int) -> None:
+        with self._database.transaction() as connection:
+            connection.execute(delete(position).where(*self._is(topic, partition)))
 
     def _hold(self, connection: Connection, partitions: set[int]) -> None:
         """Lock these partitions of every topic until the transaction ends.

@@ -81,6 +81,7 @@ train_answer = table(
     Column("reward", Float),
     Column("status", String(16), nullable=False, server_default=""),
     Column("scored_at", Float),
+    Column("revision", Integer, nullable=False, server_default="0"),
     Column("changed", BigInteger, nullable=False),
     Index("ix_train_answer_changed", "policy", "changed"),
     Index("ix_train_answer_at", "at"),

@@ -48,6 +48,7 @@ def upgrade() -> None:
         sa.Column("reward", sa.Float, nullable=True),
         sa.Column("status", sa.String(16), nullable=False, server_default=""),
         sa.Column("scored_at", sa.Float, nullable=True),
+        sa.Column("revision", sa.Integer, nullable=False, server_default="0"),
         sa.Column("changed", sa.BigInteger, nullable=False),
     )
     op.create_index("ix_train_answer_changed", "train_answer", ["policy", "changed"])

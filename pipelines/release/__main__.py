@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from contracts.engines import EngineReplica, fitting
-from contracts.gating import Grade
+from contracts.gating import Grade, MarkAnswer
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from pipelines.release.asking import SentinelClient
@@ -17,22 +17,37 @@ from pipelines.release.releaser import Releaser
 from pipelines.release.renewal import renewal
 from pipelines.release.settings import ReleaseSettings
 from pipelines.release.train import rules as train_rules  # noqa: F401 the conductor of the train decides by them
+from pipelines.release.train.evidence.intake import TrainIntake, read_evidence
 from runtime.base_policy import fingerprint
 from runtime.engine_rows import read_engines
 from runtime.sentinels import read_sentinels
-from runtime.settings import load_section, load_settings
+from runtime.settings import Settings, load_section, load_settings
+from runtime.train_settings import TrainSettings
 
 _ANSWER_SECONDS = 60.0
 
 
-def main(home: Path, stop: threading.Event, make_grade: Callable[[Mapping[str, Task]], Grade]) -> None:
-    """Judge candidates until `stop` is set. `make_grade` builds the graders of the gated tasks."""
+def main(
+    home: Path,
+    stop: threading.Event,
+    make_grade: Callable[[Mapping[str, Task]], Grade],
+    make_marks: Callable[[Mapping[str, Task]], MarkAnswer],
+) -> None:
+    """Judge candidates and prove them until `stop` is set.
+
+    Args:
+        home: the home folder.
+        stop: ends it.
+        make_grade: builds the graders of the gated tasks.
+        make_marks: builds the fast marks of all tasks.
+    """
     settings = load_settings(home)
     policy = settings.policy
     own = load_section(home, "release", ReleaseSettings)
     tasks = load_tasks(settings.tasks)
     sentinels = read_sentinels(own.sentinels, tasks)
     grade = make_grade({name: tasks[name] for name in sentinels.tasks})
+    reading = _start_reading(settings, tasks, make_marks(tasks), stop)
     database, base = settings.database(), fingerprint(settings.base)
 
     def engines() -> list[EngineReplica]:
@@ -63,3 +78,19 @@ def main(home: Path, stop: threading.Event, make_grade: Callable[[Mapping[str, T
             each_look=renewal(settings, database, policy),
         ).run(stop)
         bell.close()
+    reading.join()
+
+
+def _start_reading(
+    settings: Settings, tasks: Mapping[str, Task], mark: MarkAnswer, stop: threading.Event
+) -> threading.Thread:
+    """Read what the trains compare, in a thread of its own."""
+    database = settings.database()
+    intake = TrainIntake(
+        database, tasks, mark, policy=settings.policy, settings=load_section(settings.home, "train", TrainSettings)
+    )
+    reading = threading.Thread(
+        target=read_evidence, args=(intake, database, settings.event_log(), stop), name="evidence", daemon=True
+    )
+    reading.start()
+    return reading

@@ -33,7 +33,7 @@ from contracts.tables import (
 from contracts.tables.statements import add_to_count, insert_or_update
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
-from runtime.log.loss_detection import LostRange, PositionKey, read_positions, write_known
+from runtime.log.loss_detection import EVIDENCE, LostRange, PositionKey, read_positions, write_known
 from runtime.log.outbox import message, put
 
 MOVED = "moved"
@@ -104,6 +104,7 @@ def _move_positions(connection: Connection, lost: Sequence[LostRange], found: Ma
             _store_position(connection, place, wanted)
             moved += wanted - offset if place[:2] == (_JOIN, GENERATIONS) else 0
     add_to_count(connection, generation_count, MOVED, moved)
+    connection.execute(delete(position).where(position.c.consumer_group == EVIDENCE))  # it begins at the end
     # The trainer's positions are in its checkpoint. At its next start it begins here or earlier.
     for item in lost:
         if item.topic == EXPERIENCES:

@@ -28,6 +28,8 @@ PositionKey = tuple[str, str, int]
 """Consumer group, topic, partition."""
 READERS = {GENERATIONS: "episodes", SIGNALS: "episodes", OUTCOMES: "episodes", EPISODES: "rewards"}
 """Topic to the group that reads it, if its positions are in the database. The trainer's positions are in its checkpoint."""
+EVIDENCE = "release"
+"""The group that reads what the release train compares. It may skip records, so nothing is lost with its positions."""
 NOTE_SECONDS = 60.0
 _EXPIRED = "expired"
 _MEANING = {
@@ -192,10 +194,9 @@ def read_known(connection: Connection) -> dict[str, KnownTopic]:
 
 
 def read_positions(connection: Connection) -> dict[PositionKey, int]:
-    """The next offset of each worker, without the trainer, whose positions are in its checkpoint."""
-    return {
-        (row.consumer_group, row.topic, row.partition): row.next_offset for row in connection.execute(select(position))
-    }
+    """The next offset of each worker that must read every record, without the trainer, whose positions are in its checkpoint."""
+    statement = select(position).where(position.c.consumer_group != EVIDENCE)
+    return {(row.consumer_group, row.topic, row.partition): row.next_offset for row in connection.execute(statement)}
 
 
 def keep_noting(database: Database, event_log: EventLog, stop: threading.Event, home: object) -> None:

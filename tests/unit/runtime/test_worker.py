@@ -10,7 +10,15 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import Connection, delete, func, select, text
 
-from contracts.errors import InvalidRecord, NewerSchema, RecordTooLarge, StaleWrite, TooManyDeadLetters, Unavailable
+from contracts.errors import (
+    InvalidRecord,
+    NewerSchema,
+    PositionLost,
+    RecordTooLarge,
+    StaleWrite,
+    TooManyDeadLetters,
+    Unavailable,
+)
 from contracts.event_log import LoadPosition, LogRecord, Message
 from contracts.tables import dead_letter, outbox, position
 from runtime.database import Database
@@ -381,3 +389,36 @@ def test_a_worker_waits_while_the_log_is_away_and_repeats_nothing(
     flaky.close()
     assert flaky.away == 0
     assert sorted(record.value for record in everything(event_log, "outcomes")) == [b"a", b"b"]
+
+
+def test_a_worker_that_follows_begins_at_the_end_and_goes_on_where_it_stood(
+    database: Database, event_log: LocalLog
+) -> None:
+    event_log.append(messages(b"old", b"older"))
+    assert Worker(Echo(), database, event_log, follows=True).step() == 0
+    event_log.append(messages(b"new"))
+    assert Worker(Echo(), database, event_log, follows=True).step() == 1
+    assert [record.value for record in everything(event_log, "outcomes")] == [b"new"]
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_only_a_worker_that_follows_gives_up_a_lost_position(
+    database: Database, event_log: LocalLog, *, follows: bool
+) -> None:
+    event_log.create_topics()
+    Worker(Echo(), database, event_log).step()
+    with database.transaction() as connection:
+        connection.execute(position.update().values(next_offset=9))
+    stop, steps = threading.Event(), list[int]()
+
+    def done() -> None:
+        steps.append(1)
+        stop.set()
+
+    worker = Worker(Echo(), database, event_log, follows=follows, done=done)
+    if follows:
+        worker.run(stop)
+    else:
+        with pytest.raises(PositionLost):
+            worker.run(stop)
+    assert len(steps) == follows

@@ -1,0 +1,59 @@
+"""Which version and which share an arm had at a time, from the moves of the arms. Pure.
+
+Answers are read from the log some time after they were drawn, perhaps after the arm moved on. What they are compared with depends on
+the time of the draw alone, so a slow reader takes the same sample as a fast one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from contracts.assignments import CANARY, HOLDOUT
+
+
+class ArmMove(NamedTuple):
+    """One move of an arm. `version` None: it was emptied. `at`: UTC epoch seconds."""
+
+    arm: str
+    version: int | None
+    share: float
+    at: float
+
+
+class Served(NamedTuple):
+    """What an arm served at a time."""
+
+    version: int
+    share: float
+
+
+class ArmHistory:
+    """The moves of some arms, each arm's oldest first."""
+
+    def __init__(self, moves: Iterable[ArmMove] = ()) -> None:
+        self._moves: dict[str, list[ArmMove]] = {}
+        for move in moves:
+            self._moves.setdefault(move.arm, []).append(move)
+        # A clock that was set back must not hide a later move: times never fall.
+        self._times: Mapping[str, Sequence[float]] = {
+            arm: list(accumulate((move.at for move in found), max)) for arm, found in self._moves.items()
+        }
+
+    def at(self, arm: str, time: float) -> Served | None:
+        """What the arm served; None if it was empty, or if nothing is known about that time."""
+        place = bisect_right(self._times.get(arm, ()), time) - 1
+        if place < 0 or (move := self._moves[arm][place]).version is None:
+            return None
+        return Served(move.version, move.share)
+
+    def drawn(self, arm: str, time: float) -> Served | None:
+        """The same; also None if the arm had no share, so that nobody was given it."""
+        found = self.at(arm, time)
+        return found if found is not None and found.share > 0.0 else None
+
+    def compares(self, time: float) -> bool:
+        """Whether answers of that time are compared: a canary or a hold-out had a share."""
+        return self.drawn(CANARY, time) is not None or self.drawn(HOLDOUT, time) is not None

@@ -1,0 +1,234 @@
+"""Reads the answers that are compared, and their scores, from the log into `train_answer`.
+
+    generations ──read, prepare: is it compared? facts and marks of its text──▶╮
+                                                                               ├──▶ train_answer ──▶ what the train looks at
+    experiences ──▶ reward, status ─────────────────────────────────────────▶──╯
+                        ╰── its answer was not read yet: the join's table has it
+
+In: answers of users and their experiences. Out: rows, exactly once, because the positions move in the same transaction. Waits for:
+records; nobody waits for it. It starts at the end of the log: a home of an older release has a month of answers that nothing compares.
+
+It buries no record: who owns a record does that. One that it cannot read is counted, and is evidence of nothing. A position that the log
+no longer has is given up for the end of the log: the train then sees fewer answers, and says so by its sample ratio and its silence.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import structlog
+from sqlalchemy import Connection
+
+from contracts.clusters import Clusters, words_of
+from contracts.errors import InvalidRecord, InvalidRequest, MillraceError, NewerSchema
+from contracts.event_log import EventLog, LogRecord, Message
+from contracts.gating import MarkAnswer
+from contracts.records import Experience, Generation, GenerationBody, decode, decode_shape
+from contracts.tasks import Task
+from contracts.topics import EXPERIENCES, GENERATIONS, route_of_key
+from pipelines.release.train.evidence import repository
+from pipelines.release.train.evidence.arm_history import ArmHistory
+from pipelines.release.train.evidence.sampling import (
+    Evidence,
+    LeftOut,
+    evidence_of,
+    facts_of,
+    heard_row,
+    sampling_hash,
+)
+from runtime.database import Database
+from runtime.log.loss_detection import EVIDENCE
+from runtime.metrics import TRAIN_ANSWERS, TRAIN_LEFT_OUT
+from runtime.operations import trouble
+from runtime.train_settings import TrainSettings
+from runtime.worker import BATCH, Worker
+
+KEEP_SECONDS = 14 * 86_400.0
+_LOOK_SECONDS = 0.5
+_SWEEP_SECONDS, _MAX_SWEPT = 60.0, 5_000
+_RETRY_SECONDS = 10.0
+_UNTOLD = frozenset(("cancelled", "error"))
+
+log = structlog.get_logger()
+
+
+class ReadEvidence(NamedTuple):
+    """A record, and the row that it becomes. No record: it is of no interest here."""
+
+    record: Generation | Experience | None
+    row: dict[str, Any] | None = None
+
+
+class TrainIntake:
+    """See the module. `mark`: the fast marks of `rewards`; `clock`: UTC epoch seconds."""
+
+    name = EVIDENCE
+    topics = (GENERATIONS, EXPERIENCES)
+    batch_size = BATCH
+
+    def __init__(
+        self,
+        database: Database,
+        tasks: Mapping[str, Task],
+        mark: MarkAnswer,
+        *,
+        policy: str,
+        settings: TrainSettings,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._database = database
+        self._tasks = tasks
+        self._mark = mark
+        self._policy = policy
+        self._settings = settings
+        self._clock = clock
+        self._clusters = {name: Clusters(task.curation.topics) for name, task in tasks.items()}
+        self._history, self._read_at = ArmHistory(), float("-inf")
+        self._sweeps_at = 0.0
+
+    def read(self, record: LogRecord) -> ReadEvidence:
+        """See `Handler.read`. Raises NewerSchema."""
+        kind: type[Generation | Experience] = Generation if record.topic == GENERATIONS else Experience
+        try:
+            found = decode(kind, record.value)
+            route_of_key(found.key)
+        except NewerSchema:
+            raise
+        except (InvalidRecord, InvalidRequest, ValueError):
+            TRAIN_LEFT_OUT.labels("unreadable").inc()
+            return ReadEvidence(None)
+        return ReadEvidence(found if found.policy == self._policy and found.purpose == "user" else None)
+
+    def prepare(self, items: Sequence[ReadEvidence]) -> Sequence[ReadEvidence]:
+        """Choose the answers that are compared, and mark their texts."""
+        self._look()
+        return [
+            item._replace(row=self._row(item.record)) if isinstance(item.record, Generation) else item for item in items
+        ]
+
+    def handle(self, connection: Connection, items: Sequence[ReadEvidence]) -> list[Message]:
+        """See `Handler.handle`. Answers go first: a batch may hold one behind its score."""
+        self._add(connection, [item.row for item in items if item.row is not None])
+        said = [
+            item.record for item in items if isinstance(item.record, Experience) and item.record.task in self._tasks
+        ]
+        if said:
+            self._hear(connection, said)
+        return []
+
+    def tick(
+        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
+    ) -> list[Message]:
+        """Forget answers that are too old to be compared."""
+        del partitions, is_at_end
+        if now >= self._sweeps_at:
+            num = repository.forget(connection, now - KEEP_SECONDS, _MAX_SWEPT)
+            self._sweeps_at = now if num == _MAX_SWEPT else now + _SWEEP_SECONDS
+        return []
+
+    def _look(self) -> None:
+        if time.monotonic() - self._read_at >= _LOOK_SECONDS:
+            with self._database.snapshot() as connection:
+                self._history = ArmHistory(repository.read_moves(connection, self._policy))
+            self._read_at = time.monotonic()
+
+    def _add(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+        rows = list({row["key"]: row for row in rows}.values())
+        if repository.add(connection, rows):
+            for row in rows:
+                TRAIN_ANSWERS.labels(row["arm"]).inc()
+
+    def _hear(self, connection: Connection, said: Sequence[Experience]) -> None:
+        """Apply scores, in the order of the log."""
+        known = repository.read(connection, {record.key for record in said})
+        recent = {record.key for record in said if self._history.compares(record.generated_at)}
+        if early := self._read_early(connection, recent - known.keys()):
+            self._add(connection, early)
+            known |= {row["key"]: row for row in early}
+        changes: dict[str, dict[str, Any]] = {}
+        for record in said:
+            if (row := known.get(record.key)) is None:
+                continue
+            task = self._tasks[record.task]
+            if (change := heard_row(row, record, task, self._settings.age_seconds)) is not None:
+                changes[record.key] = change
+                known[record.key] = {**row, **change}
+        repository.write(connection, changes, self._now_ms())
+
+    def _read_early(self, connection: Connection, keys: set[str]) -> list[dict[str, Any]]:
+        """Answers that are compared and were scored before they were read here: topics are read independently.
+
+        All others that the table lacks are not sampled, or were appended before the first start.
+        """
+        rows = []
+        for wire in repository.read_records(connection, keys).values():
+            record = decode_shape(Generation, wire)
+            if record.policy == self._policy and (row := self._row(record, again=True)) is not None:
+                rows.append(row)
+        return rows
+
+    def _row(self, record: Generation, *, again: bool = False) -> dict[str, Any] | None:
+        """The row of an answer; None if it is not compared. `again`: it was counted or will be."""
+        found = evidence_of(record, self._history, self._tasks, self._settings.unit, self._settings.control_ratio)
+        if found is None or isinstance(found, str):
+            if found is not None and not again:
+                _leave_out(found)
+            return None
+        return self._described(record, found)
+
+    def _described(self, record: Generation, found: Evidence) -> dict[str, Any]:
+        body: GenerationBody | None = None
+        try:
+            body = record.open()
+        except InvalidRecord:
+            _leave_out("unreadable")
+        marks: Mapping[str, float] = {}
+        cluster = ""
+        if body is not None:
+            # The first message alone: later ones follow answers, which the arms gave.
+            cluster = self._clusters[record.task].of(words_of(body.messages[:2]))
+            if record.finish_reason not in _UNTOLD:
+                marks = self._mark(record.task, body, record.finish_reason)
+        held = record.spans[0].version if record.spans else found.compared_with
+        return {
+            "key": record.key,
+            "policy": record.policy,
+            "arm": record.arm,
+            "version": held,
+            "compared_with": found.compared_with,
+            "task": record.task,
+            "unit": found.unit,
+            "unit_kind": found.unit_kind,
+            "cluster": cluster,
+            "sampling": sampling_hash(record.sampling),
+            "probability": record.arm_probability,
+            "at": record.finished_at,
+            "metrics": {**facts_of(record, body), **marks},
+            "reward": None,
+            "status": "",
+            "scored_at": None,
+            "revision": 0,
+            "changed": self._now_ms(),
+        }
+
+    def _now_ms(self) -> int:
+        return round(self._clock() * 1000)
+
+
+def read_evidence(intake: TrainIntake, database: Database, event_log: EventLog, stop: threading.Event) -> None:
+    """Read until `stop` is set. A fault makes this process not ready, and is tried again; the gate goes on meanwhile."""
+    while not stop.is_set():
+        try:
+            # The health of this process is its main loop's, the gate's. How far this loop is behind is told by its metrics.
+            Worker(intake, database, event_log, follows=True, done=lambda: trouble("evidence", None)).run(stop)
+        except Exception as error:  # a fault here must not end the gate
+            trouble("evidence", error.message if isinstance(error, MillraceError) else repr(error))
+            log.exception("evidence not read")
+            stop.wait(_RETRY_SECONDS)
+
+
+def _leave_out(reason: LeftOut) -> None:
+    TRAIN_LEFT_OUT.labels(reason).inc()

@@ -1,0 +1,72 @@
+"""SQL of the intake: moves of the arms, answers that are compared, and answers whose score came first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from contracts.assignments import CANARY, HOLDOUT, LIVE
+from contracts.ids import parse_sample_key, sample_key
+from contracts.tables import assignment_change, generation, train_answer
+from contracts.tables.statements import among, delete_free, insert_all_new, update_all
+from pipelines.release.train.evidence.arm_history import ArmMove
+
+Row = dict[str, Any]
+_MOVES = 200
+"""Newest moves of each arm that are read: answers of older times are not compared any more."""
+
+
+def read_moves(connection: Connection, policy: str) -> list[ArmMove]:
+    """The newest moves of the arms that are compared, oldest first."""
+    columns = assignment_change.c
+    found: list[ArmMove] = []
+    for arm in (LIVE, CANARY, HOLDOUT):
+        statement = (
+            select(columns.version, columns.share, columns.at)
+            .where(columns.policy == policy, columns.arm == arm)
+            .order_by(columns.epoch.desc())
+            .limit(_MOVES)
+        )
+        found += [ArmMove(arm, row.version, row.share, row.at) for row in reversed(connection.execute(statement).all())]
+    return found
+
+
+def add(connection: Connection, rows: Sequence[Row]) -> int:
+    """Add answers, unless they are there; returns how many were new."""
+    return insert_all_new(connection, train_answer, rows)
+
+
+def read(connection: Connection, keys: Collection[str]) -> dict[str, Row]:
+    """By key: what the table holds of some answers, as far as a score may change it."""
+    if not keys:
+        return {}
+    columns = train_answer.c
+    statement = select(columns.key, columns.at, columns.metrics, columns.revision).where(
+        among(connection, columns.key, keys)
+    )
+    return {row.key: dict(row._mapping) for row in connection.execute(statement)}  # noqa: SLF001 SQLAlchemy's public name
+
+
+def write(connection: Connection, rows: Mapping[str, Row], changed: int) -> None:
+    """Store the changed columns of some answers, by key. `changed`: UTC epoch milliseconds."""
+    update_all(connection, train_answer, [{"key": key, **row, "changed": changed} for key, row in rows.items()])
+
+
+def read_records(connection: Connection, keys: Collection[str]) -> dict[str, bytes]:
+    """By key: the records of answers that the join knows."""
+    if not keys:
+        return {}
+    columns = generation.c
+    names = {parse_sample_key(key) for key in keys}
+    statement = select(columns.completion_id, columns.choice, columns.record).where(
+        among(connection, columns.completion_id, {completion_id for completion_id, _ in names})
+    )
+    found = {sample_key(row.completion_id, row.choice): row.record for row in connection.execute(statement)}
+    return {key: found[key] for key in keys if key in found}
+
+
+def forget(connection: Connection, before: float, limit: int) -> int:
+    """Delete up to `limit` answers that ended before a time; returns how many."""
+    return delete_free(connection, train_answer, train_answer.c.at < before, limit=limit)

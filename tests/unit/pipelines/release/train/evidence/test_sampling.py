@@ -1,0 +1,192 @@
+"""Which answers are compared, and what is known of them at an age."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from contracts.arms import control_fraction, draw_arm, unit_of
+from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, Assignment
+from contracts.records import Generation, Score
+from contracts.sampling import Sampling, Span
+from pipelines.release.train.evidence.arm_history import ArmHistory, ArmMove, Served
+from pipelines.release.train.evidence.sampling import (
+    Evidence,
+    comparing_age,
+    evidence_of,
+    facts_of,
+    hash_of,
+    heard_row,
+    sampling_hash,
+)
+from tests.fakes import BOOKING_TASK, a_generation
+from tests.hostile import an_experience
+
+TASKS = {"booking": BOOKING_TASK}
+TRAIN = ArmHistory([ArmMove(LIVE, 4, 1.0, 0.0), ArmMove(CANARY, 5, 0.0, 10.0), ArmMove(CANARY, 5, 0.05, 50.0)])
+LIFT = ArmHistory([ArmMove(LIVE, 4, 1.0, 0.0), ArmMove(HOLDOUT, 0, 0.02, 10.0)])
+
+
+def an_answer(arm: str = CANARY, version: int = 5, probability: float = 0.05, **changes: Any) -> Generation:
+    return a_generation(arm=arm, arm_probability=probability, spans=(Span(0, version),), **changes)
+
+
+def found(record: Generation, history: ArmHistory = TRAIN, ratio: float = 4.0) -> Evidence | str | None:
+    return evidence_of(record, history, TASKS, "user", ratio)
+
+
+def test_an_arm_is_known_at_every_time_even_if_a_clock_was_set_back() -> None:
+    history = ArmHistory(
+        [ArmMove(CANARY, 5, 0.01, 10.0), ArmMove(CANARY, 5, 0.05, 9.0), ArmMove(CANARY, None, 0.0, 20.0)]
+    )
+    assert [history.at(CANARY, at) for at in (9.5, 10.0, 20.0)] == [None, Served(5, 0.05), None]
+    assert history.at(HOLDOUT, 10.0) is None
+    assert [TRAIN.compares(at) for at in (20.0, 50.0)] == [False, True]
+
+
+def test_every_answer_of_the_canary_is_compared_whenever_it_is_read() -> None:
+    record = an_answer(person="ann", tenant="acme")
+    assert found(record) == Evidence(5, hash_of("acme/ann"), "user")
+    later = ArmHistory([*(ArmMove(LIVE, 4, 1.0, 0.0), ArmMove(CANARY, 5, 0.05, 50.0)), ArmMove(CANARY, 6, 0.01, 200.0)])
+    assert found(record, later) == found(record)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (an_answer(probability=1.0), "not_drawn"),
+        (an_answer(version=4), "other_version"),
+        (a_generation(arm=CANARY, arm_probability=0.05, spans=(Span(0, 5), Span(3, 6))), "other_version"),
+        (an_answer(task="gone"), "unknown_task"),
+        (an_answer(purpose="shadow"), None),
+        (an_answer(LEARNING), None),
+        (an_answer("pinned", probability=1.0), None),
+        (an_answer(created_at=20.0), None),
+    ],
+)
+def test_what_was_not_drawn_or_not_by_one_version_is_left_out(record: Generation, reason: str | None) -> None:
+    assert found(record) == reason
+
+
+def test_controls_are_sampled_by_unit_alone_and_four_times_as_many_as_the_canary() -> None:
+    arms = {arm: Assignment("p", arm, version, share, 1) for arm, version, share in ((LIVE, 4, 1.0), (CANARY, 5, 0.05))}
+    people = [f"person {number}" for number in range(20_000)]
+    drawn = {name: draw_arm(arms, f"default/{name}") for name in people}
+    live = [name for name in people if drawn[name].arm == LIVE]
+    controls = {
+        name
+        for name in live
+        if found(an_answer(LIVE, 4, drawn[name].probability, person=name))
+        == Evidence(5, hash_of(f"default/{name}"), "user")
+    }
+    wanted = control_fraction(0.05, 4.0)
+    assert len(controls) / len(live) == pytest.approx(wanted, abs=4 * math.sqrt(wanted / len(live)))
+    assert len(controls) / (len(people) - len(live)) == pytest.approx(4.0, rel=0.1)
+    # Neither the answer nor how it ended decides, and a later stage keeps the units of an earlier one.
+    worse = {name for name in live if found(an_answer(LIVE, 4, 0.95, person=name, finish_reason="length")) is not None}
+    wide = ArmHistory([ArmMove(LIVE, 4, 1.0, 0.0), ArmMove(CANARY, 5, 0.2, 50.0)])
+    kept = {name for name in live if found(an_answer(LIVE, 4, 0.8, person=name), wide) is not None}
+    assert worse == controls
+    assert controls < kept
+
+
+def test_another_train_compares_other_units() -> None:
+    next_train = ArmHistory([ArmMove(LIVE, 4, 1.0, 0.0), ArmMove(CANARY, 6, 0.05, 50.0)])
+    people = [f"person {number}" for number in range(3_000)]
+
+    def controls(history: ArmHistory) -> set[str]:
+        return {name for name in people if found(an_answer(LIVE, 4, 0.95, person=name), history) is not None}
+
+    both = controls(TRAIN) & controls(next_train)
+    assert len(both) == pytest.approx(3_000 * control_fraction(0.05, 4.0) ** 2, rel=0.4)
+
+
+def test_the_lift_compares_as_many_of_live_as_the_hold_out_has() -> None:
+    assert found(an_answer(HOLDOUT, 0, 0.02, person="ann"), LIFT) == Evidence(0, hash_of("default/ann"), "user")
+    people = [f"person {number}" for number in range(10_000)]
+    seen = [found(an_answer(LIVE, 4, 0.98, person=name), LIFT) for name in people]
+    controls = [item for item in seen if isinstance(item, Evidence)]
+    assert {item.compared_with for item in controls} == {0}
+    assert len(controls) / len(people) == pytest.approx(0.02 / 0.98, rel=0.25)
+
+
+def test_the_unit_of_a_request_without_a_person_is_smaller_and_no_name_is_kept() -> None:
+    session, alone = found(an_answer(session_id="s1")), found(an_answer())
+    assert isinstance(session, Evidence)
+    assert isinstance(alone, Evidence)
+    assert (session.unit_kind, alone.unit_kind) == ("session", "answer")
+    name = unit_of("user", tenant="acme", person="ann@example.com", session_id=None, completion_id="c").name
+    assert len(hash_of(name)) == 16
+    assert "ann" not in hash_of(name)
+
+
+def test_answers_are_compared_at_equal_sampling() -> None:
+    hashes = [
+        sampling_hash(Sampling(max_tokens=9, temperature=1.0, seed=3)),
+        sampling_hash(Sampling(max_tokens=16, temperature=1.0)),
+        sampling_hash(Sampling(max_tokens=16, temperature=0.5)),
+        sampling_hash(Sampling(max_tokens=16, temperature=1.0, constraint="json_schema")),
+    ]
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 3
+
+
+def test_an_answer_that_ended_early_says_nothing_about_lengths() -> None:
+    record = a_generation(finish_reason="length", created_at=100.0, finished_at=102.0)
+    assert facts_of(record, record.open()) == {
+        "truncated": 1.0,
+        "errors": 0.0,
+        "seconds": math.log(2.0),
+        "tokens": math.log1p(2),
+    }
+    assert facts_of(record, None).keys() == {"truncated", "errors", "seconds"}
+    for reason, errors in (("cancelled", 0.0), ("error", 1.0)):
+        assert facts_of(a_generation(finish_reason=reason), None) == {"truncated": 0.0, "errors": errors}
+
+
+class TestScores:
+    row = {"at": 100.0, "revision": 0, "metrics": {"empty": 0.0}}  # noqa: RUF012 never changed
+
+    def test_a_reward_is_normalised_and_clipped(self) -> None:
+        wide = BOOKING_TASK.model_copy(update={"reward": BOOKING_TASK.reward.model_copy(update={"low": -1.0})})
+        for reward, expected in ((1.0, 1.0), (0.0, 0.5), (-3.0, 0.0), (None, None)):
+            change = heard_row(self.row, an_experience(reward=reward, scored_at=105.0), wide, None)
+            assert change is not None
+            assert change["reward"] == expected
+
+    def test_silence_is_not_a_word_of_a_user(self) -> None:
+        silent = an_experience(reward=0.5, scored_at=111.0, scores=(Score(name="shape", grader="x", value=1.0),))
+        spoken = an_experience(reward=None, scored_at=111.0, status="unlabelled", scores=an_experience().scores)
+        changes = [heard_row(self.row, said, BOOKING_TASK, None) for said in (silent, spoken)]
+        assert [change and change["metrics"]["heard"] for change in changes] == [0.0, 1.0]
+
+    @pytest.mark.parametrize(
+        ("held", "revision", "scored_at", "age", "counts"),
+        [
+            (0, 1, 111.0, None, True),
+            (0, 1, 900.0, None, True),  # late graders: the content is that of the task's window
+            (1, 2, 111.0, None, True),
+            (1, 2, 900.0, None, False),  # a user who spoke after the age
+            (2, 1, 111.0, None, False),
+            (1, 1, 111.0, None, False),
+            (0, 1, 900.0, 5.0, False),
+            (0, 1, 104.0, 5.0, True),
+            (1, 2, 900.0, 1000.0, True),
+        ],
+    )
+    def test_only_what_was_known_at_the_age_counts(
+        self, *, held: int, revision: int, scored_at: float, age: float | None, counts: bool
+    ) -> None:
+        said = an_experience(revision=revision, scored_at=scored_at)
+        assert (heard_row({**self.row, "revision": held}, said, BOOKING_TASK, age) is not None) == counts
+
+    def test_the_age_is_that_of_the_slowest_signal(self) -> None:
+        slow = BOOKING_TASK.signals["stars"].model_copy(update={"window_seconds": 500.0})
+        task = BOOKING_TASK.model_copy(update={"signals": {**BOOKING_TASK.signals, "stars": slow}})
+        assert [comparing_age(BOOKING_TASK, None), comparing_age(task, None), comparing_age(task, 60.0)] == [
+            10.0,
+            500.0,
+            60.0,
+        ]
