@@ -5,15 +5,13 @@ A value of at least one half passes. Sensitivity and specificity compare passes;
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from contracts.intervals import share_interval
 from contracts.tasks.section import TaskSection
 
-Z = 1.959964
-"""Quantile of a two-sided 95% interval."""
 PASSES = 0.5
 _NUM_RESAMPLES = 2000
 
@@ -54,13 +52,8 @@ def wilson(num: int, total: int) -> Figure | None:
     """A share with its score interval (Wilson 1927); None if `total` is 0."""
     if total == 0:
         return None
-    share = num / total
-    scale = 1.0 + Z * Z / total
-    middle = (share + Z * Z / (2 * total)) / scale
-    half = Z * math.sqrt(share * (1 - share) / total + Z * Z / (4 * total * total)) / scale
-    low = 0.0 if num == 0 else middle - half
-    high = 1.0 if num == total else middle + half
-    return Figure(value=share, low=max(0.0, low), high=min(1.0, high))
+    low, high = share_interval(num / total, total)
+    return Figure(value=num / total, low=low, high=high)
 
 
 def sensitivity(labels: Sequence[float], verdicts: Sequence[float]) -> Figure | None:

@@ -26,6 +26,7 @@ from services.dashboard.live.shutdown import stop_on_signal
 from services.dashboard.live.watcher import Watcher
 from services.dashboard.policies.routes import router as policies
 from services.dashboard.rewards.routes import router as rewards
+from services.dashboard.rollout.routes import router as rollout
 from services.dashboard.sessions.routes import router as sessions
 from services.dashboard.signin.routes import router as signin
 from services.dashboard.signin.sessions import Sessions
@@ -60,7 +61,7 @@ def create_app(settings: Settings, *, links: ReplicaLinks | None = None) -> Fast
     app.state.settings, app.state.policy = settings, settings.policy
     app.state.bell = links.bell
     app.state.token_texts = TokenTexts(settings.base)
-    for room in (signin, live, policies, generations, sessions, rewards):
+    for room in (signin, live, rollout, policies, generations, sessions, rewards):
         app.include_router(room)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
     app.add_middleware(SafeHeaders)

@@ -25,6 +25,7 @@ from services.dashboard.signin.sessions import TOKEN_FILE
 from tests.end_to_end.chromium import BROWSER, Chromium
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, POLICY, SCRIPT, key_of, seed, settings_of
 from tests.unit.services.dashboard.seed_rewards import seed_rewards
+from tests.unit.services.dashboard.seed_rollout import CANARY_VERSION, seed_rollout
 from tests.unit.services.dashboard.seed_sessions import SeededCall, call_id, linear, seed_session
 
 pytestmark = [
@@ -37,6 +38,22 @@ SCROLL = "document.scrollingElement.scrollWidth - innerWidth"
 FOCUSED = "document.activeElement.getAttribute('href')"
 CONFIRMABLE = "!document.querySelector('#decision button.danger').disabled"
 MAX_TABS = 60
+MOST_SHIFT = 0.1
+"""A page that moves more under its reader is a bad page (web.dev, Cumulative Layout Shift)."""
+SHIFT = """new Promise((done) => {
+  let [worst, sum, first, last] = [0, 0, 0, 0];
+  const observer = new PerformanceObserver((list) => {
+    for (const entry of list.getEntries().filter((one) => !one.hadRecentInput)) {
+      if (entry.startTime - last > 1000 || entry.startTime - first > 5000) [sum, first] = [0, entry.startTime];
+      last = entry.startTime;
+      sum += entry.value;
+      worst = Math.max(worst, sum);
+    }
+  });
+  observer.observe({ type: "layout-shift", buffered: true });
+  setTimeout(() => done(worst), 1500);
+})"""
+"""Cumulative layout shift: the largest sum of a window of at most 5 s without a pause of 1 s."""
 HOSTILE_PAGE = f"/generations/{key_of(HOSTILE_NUMBER)}/0"
 FIGURES = {
     "/": {
@@ -51,7 +68,17 @@ FIGURES = {
         "#lags .lag": 5,
         "#alarm:not([hidden])": 0,
     },
-    "/policies": {"#arms .arm": 2, "#tree .node": NUM_VERSIONS + 1, "#tree .branch": NUM_VERSIONS, "#decisions li": 12},
+    "/rollout": {
+        "#metrics .metric": 8,
+        "#metrics svg.interval": 8,
+        "#points canvas": 1,
+        ".way li": 6,
+        ".way [aria-current]": 1,
+        "#past tbody tr": 4,
+        "#hold:not([hidden])": 0,
+    },
+    "/lift": {"#lift svg.interval": 1, "#points canvas": 1, "#tasks tbody tr": 1, "#no-holdout:not([hidden])": 0},
+    "/policies": {"#arms .arm": 5, "#tree .node": NUM_VERSIONS + 1, "#tree .branch": NUM_VERSIONS, "#decisions li": 12},
     "/policies/3": {"h1": 1, ".dense tbody tr": 37, ".lineage a": 3},
     "/generations": {".found li": 40, ".search input, .search select": 6, ".paging a": 1},
     HOSTILE_PAGE: {".event": 5, ".messages li": 2, "script[src], main img": 1},
@@ -108,6 +135,7 @@ class Site:
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     made = seed(tmp_path_factory.mktemp("home"), num_generations=800)
     seed_rewards(made)
+    seed_rollout(made, time.time())
     database = made.database()
     with database.transaction() as connection:
         place = {"consumer_group": "rewards", "topic": "outcomes", "partition": 2, "offset": 7}
@@ -160,6 +188,48 @@ def test_every_page_is_drawn_and_nothing_overflows(
         picture = tmp_path / f"{path.strip('/').replace('/', '-') or 'loop'}-{width}{'-dark' if dark else ''}.png"
         page.screenshot(picture)
         assert picture.stat().st_size > 10_000, path
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_no_page_moves_while_it_fills(page: Chromium, site: Site, settings: Settings, width: int) -> None:
+    page.resize(width, 900)
+    enter_by_link(page, site, settings)
+    shifts = {}
+    for path in ("/", "/rollout", "/lift", "/policies", "/rewards", "/ledger"):
+        page.open(site.url + path)
+        page.wait_for(READY)
+        shifts[path] = page.evaluate(SHIFT)
+    assert {path: shift for path, shift in shifts.items() if shift > MOST_SHIFT} == {}
+
+
+def test_the_train_is_told_in_words_and_figures(page: Chromium, site: Site, settings: Settings) -> None:
+    page.resize(400, 900)
+    enter_by_link(page, site, settings)
+    tab_to(page, "/rollout")
+    page.press("Enter", 13, "\r")
+    page.wait_for(f"location.pathname === '/rollout' && {READY}")
+    said = page.evaluate("document.querySelector('main').innerText")
+    for words in (
+        f"v{CANARY_VERSION}",
+        "stage 2 of 4",
+        "nobody sends `user`",
+        "[\N{MINUS SIGN}2.9, +5.3] points, margin 3.0 points",
+        "canary 84.2 % of 412, live 83.0 % of 1,648",
+        "About 3,100 units of the canary decide it.",
+        "5 trains in the last year",
+    ):
+        assert words in said
+    assert page.evaluate("document.querySelector('.verdict-worse').innerText.includes('<img src=x onerror')")
+    assert count(page, "main img") == 0
+    bar = "document.querySelector('.verdict-worse svg')"
+    places = f"['.zero', '.point', '.margin'].map((name) => {bar}.querySelector(name).getBoundingClientRect().left)"
+    zero, point, margin = page.evaluate(places)
+    assert zero < margin < point, "worse: beyond the margin, on the bad side of 0"
+    page.open(f"{site.url}/lift")
+    page.wait_for(READY)
+    said = page.evaluate("document.querySelector('#lift .value').innerText")
+    assert said == "Lift over the base: +10.9 [+8.5, +13.2] points, 15,522 people"
+    assert page.errors == []
 
 
 @pytest.mark.parametrize("width", [1280, 950, 400])
@@ -254,6 +324,8 @@ def test_an_empty_home_says_what_to_do(page: Chromium, tmp_path: Path) -> None:
             "/policies": "Nothing is assigned yet",
             "/generations": "curl http://127.0.0.1",
             "/rewards": "curl http://127.0.0.1",
+            "/rollout": "No train has ended yet",
+            "/lift": "millrace policy holdout",
             "/ledger": "None: every",
         }
         for path, words in {"/": "No answer has completed the loop", **said}.items():

@@ -11,6 +11,10 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 
+from sqlalchemy import Connection
+
+from contracts import train_points
+from contracts.assignments import Assignment
 from contracts.errors import InvalidSettings, NotFound, Unavailable, WeightsRefused
 from contracts.event_log import EventLog
 from runtime.database import Database
@@ -33,6 +37,8 @@ from services.dashboard.live.state import Flow, State, build_state
 from services.dashboard.live.throttled import ThrottledValue
 from services.dashboard.live.timeline import Published
 from services.dashboard.live.traffic import CONSUMERS, UNTRACKED, Traffic, TrafficReader
+from services.dashboard.rollout.queries import read_rollout
+from services.dashboard.rollout.state import Rollout, Series, build_rollout
 from weights.stores.store import WeightStore
 
 
@@ -48,6 +54,8 @@ class StateReader:
         self._totals: ThrottledValue[Totals] = ThrottledValue()
         self._flow: ThrottledValue[Flow] = ThrottledValue()
         self._listed: ThrottledValue[dict[int, Published]] = ThrottledValue()
+        self._series: ThrottledValue[Series] = ThrottledValue()
+        self._subject = ""
         self._looked_at = time.monotonic()
         LEDGER_LOOK_AGE.labels(policy).set_function(lambda: time.monotonic() - self._looked_at)
 
@@ -61,6 +69,7 @@ class StateReader:
         with self._database.snapshot() as connection:
             rows = read_loop(connection, self._policy)
             totals = self._totals.get(lambda: read_totals(connection))
+            rollout = self._read_rollout(connection, rows.arms, now)
         # The log is read after the positions: records appended between the two count as waiting.
         topics = {
             topic: self._traffic.read(topic, group, rows.positions, now, tracked=topic not in UNTRACKED)
@@ -76,9 +85,21 @@ class StateReader:
             versions,
             identities=both,
             flow=flow,
+            rollout=rollout,
             policy=self._policy,
             now=now,
         )
+
+    def _read_rollout(self, connection: Connection, arms: Mapping[str, Assignment], now: float) -> Rollout:
+        found = read_rollout(connection, self._policy, now)
+        subject = train_points.primary_of(found.trains[0].version) if found.trains else ""
+
+        def read_series() -> Series:
+            return Series(*(train_points.read(connection, self._policy, name) for name in (subject, train_points.LIFT)))
+
+        if subject != self._subject:
+            self._subject, self._series = subject, ThrottledValue()
+        return build_rollout(found, arms, self._series.get(read_series), now)
 
     def _read_flow(self, rows: LoopRows, versions: dict[int, Published], now: float) -> Flow:
         start, live = window_start(now), newest_live(rows.changes)

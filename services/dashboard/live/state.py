@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from contracts.assignments import CANDIDATE, LIVE, TRAINING
+from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, TRAINING
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from services.dashboard.live.answers import Columns, answers_over_time
 from services.dashboard.live.freshness import Leg
@@ -16,6 +16,7 @@ from services.dashboard.live.queries import LoopRows, Rows
 from services.dashboard.live.tiles import Tile, loop_tiles
 from services.dashboard.live.timeline import Published, Version, timeline
 from services.dashboard.live.traffic import RATE_SECONDS, Lag, Traffic, lags
+from services.dashboard.rollout.state import Rollout
 
 CURVES = (
     "loss", "ess", "k3", "anchor_kl", "ratio_max", "gradient_norm", "entropy", "noise_scale", "divergence/0",
@@ -82,6 +83,7 @@ class State(Overview, frozen=True, kw_only=True):
     freshness: list[Leg]
     lags: list[Lag]
     dead_letters: list[dict[str, Any]]
+    rollout: Rollout
 
 
 class Flow(NamedTuple):
@@ -98,6 +100,7 @@ def build_state(
     *,
     identities: Identities,
     flow: Flow,
+    rollout: Rollout,
     policy: str,
     now: float,
 ) -> State:
@@ -123,6 +126,7 @@ def build_state(
         freshness=flow.freshness,
         lags=lags(traffic),
         dead_letters=[row._asdict() for row in rows.dead_letters],
+        rollout=rollout,
     )
 
 
@@ -181,7 +185,7 @@ def _live_edge(loop: LoopRows) -> Edge:
 
 def _arms(loop: LoopRows) -> list[ArmStatus]:
     found = []
-    for arm in (LIVE, CANDIDATE, TRAINING):
+    for arm in (LIVE, CANARY, LEARNING, HOLDOUT, CANDIDATE, TRAINING):
         if held := loop.arms.get(arm):
             moved = next((row for row in loop.changes if row.arm == arm), None)
             swapped = [row.at for row in loop.swaps if row.arm == arm and row.version == held.version]

@@ -22,11 +22,13 @@ const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14
 // Where `at` are versions: whole numbers only.
 const VERSION_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000];
 const versions = (ticks) => ticks.map((tick) => version(tick));
+const BAND_ALPHA = "2e";
+const WHISKER_APART = 5;
 const faint = (value) => ({ stroke: value, width: 1 });
 
 export class Chart {
-  // options: title, unit, format(value), share (the values are shares), height, range [low, high] or none, empty (a sentence), sync (a name) or none,
-  // byVersion (`at` are versions), series: [{ name, column, colour, dash, points }]
+  // options: title, unit, format(value), tickFormat(value) if the axis needs it shorter, share (the values are shares), height, range [low, high] or none, empty (a sentence), sync (a name) or none,
+  // byVersion (`at` are versions), series: [{ name, column, colour, dash, points, band: [low column, high column] or none }]
   constructor(container, options) {
     this.options = options;
     this.columns = { at: [] };
@@ -55,7 +57,34 @@ export class Chart {
   }
 
   data() {
-    return [this.columns.at, ...this.options.series.map((series) => this.columns[series.column])];
+    return [this.columns.at, ...this.options.series.map((series) => this.columns[series.column]), ...this.banded().flatMap((series) => series.band.map((column) => this.columns[column]))];
+  }
+
+  banded() {
+    return this.options.series.filter((series) => series.band);
+  }
+
+  // The bounds are series of their own, which only their band shows: lines have an area, versions have whiskers.
+  bands() {
+    const first = this.options.series.length + 1;
+    return this.banded().map((series, place) => ({ series: [first + 2 * place + 1, first + 2 * place], fill: `${colour(series.colour)}${BAND_ALPHA}` }));
+  }
+
+  whiskers(plot) {
+    const { ctx } = plot;
+    this.banded().forEach((series, place) => {
+      const [low, high] = series.band.map((column) => this.columns[column]);
+      ctx.strokeStyle = colour(series.colour);
+      ctx.lineWidth = devicePixelRatio;
+      this.columns.at.forEach((at, index) => {
+        if (low[index] == null) return;
+        const x = plot.valToPos(at, "x", true) + place * WHISKER_APART * devicePixelRatio;
+        ctx.beginPath();
+        ctx.moveTo(x, plot.valToPos(low[index], "y", true));
+        ctx.lineTo(x, plot.valToPos(high[index], "y", true));
+        ctx.stroke();
+      });
+    });
   }
 
   resize() {
@@ -68,7 +97,7 @@ export class Chart {
     if (!this.columns.at.length) return;
     const [ink, line] = [colour("--quiet"), colour("--line")];
     const axis = { stroke: ink, grid: faint(line), ticks: faint(line), font: "11px system-ui, sans-serif" };
-    const { range, share, format, sync, byVersion } = this.options;
+    const { range, share, format, tickFormat, sync, byVersion } = this.options;
     const along = byVersion
       ? { incrs: VERSION_STEPS, space: 40, values: (_plot, ticks) => versions(ticks) }
       : { incrs: STEPS, space: (_plot, _axis, from, to) => (to - from < SECONDS_SHOWN ? 74 : 52), values: (_plot, ticks) => times(ticks) };
@@ -82,7 +111,7 @@ export class Chart {
         scales: { x: { time: !byVersion }, y: range ? { range: () => range } : {} },
         axes: [
           { ...axis, ...along, size: 30 },
-          { ...axis, space: 28, size: 56, values: (_plot, ticks) => (share ? ticks.map((tick) => format(tick)) : round(ticks)) },
+          { ...axis, space: 28, size: 56, values: (_plot, ticks) => (share ? ticks.map((tick) => (tickFormat ?? format)(tick)) : round(ticks)) },
         ],
         series: [
           {},
@@ -97,8 +126,10 @@ export class Chart {
                 ? { show: true, size: 4, fill: colour(series.colour) }
                 : { show: this.columns.at.length < 2 },
           })),
+          ...this.banded().flatMap((series) => series.band.map(() => ({ stroke: "transparent", width: 0, spanGaps: true, points: { show: false } }))),
         ],
-        hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)] },
+        bands: byVersion ? [] : this.bands(),
+        hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)], draw: byVersion ? [(plot) => this.whiskers(plot)] : [] },
       },
       this.data(),
       this.canvas,
@@ -110,8 +141,10 @@ export class Chart {
     const { at } = this.columns;
     this.options.series.forEach((series, place) => {
       const values = this.columns[series.column] ?? [];
-      const value = index == null ? values.findLast((item) => item != null) : values[index];
-      this.readouts[place].textContent = this.options.format(value);
+      const shown = index ?? values.findLastIndex((item) => item != null);
+      const bounds = (series.band ?? []).map((column) => this.columns[column]?.[shown]);
+      const interval = bounds.length && bounds.every((bound) => bound != null) ? ` [${bounds.map(this.options.tickFormat ?? this.options.format).join(", ")}]` : "";
+      this.readouts[place].textContent = `${this.options.format(values[shown])}${interval}`;
     });
     this.when.textContent = index == null || at[index] == null ? "" : this.options.byVersion ? version(at[index]) : clock(at[index]);
   }

@@ -90,3 +90,15 @@ export function offerRollback(tile) {
     Object.assign(button.dataset, { live: state.live, to: state.rollback_to });
   };
 }
+
+// The buttons of the Rollout page: back to the last accepted version.
+export function offerTrain(place, current) {
+  const back = element("button", { className: "small" }, "Roll back");
+  back.addEventListener("click", () => open("rollback", { live: current().live, to: current().rollback_to }));
+  const hint = element("span", { className: "quiet" }, "operators can freeze, pin and roll back");
+  place.append(...(mayDecide ? [back] : [hint]));
+  return (state) => {
+    back.disabled = state.rollback_to == null;
+    back.textContent = state.rollback_to == null ? "Roll back" : `Roll back to ${version(state.rollback_to)}`;
+  };
+}

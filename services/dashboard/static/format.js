@@ -9,6 +9,12 @@ export const percent = (share, digits = 1) => (share == null ? MISSING : `${(sha
 
 export const points = (share) => (share == null ? MISSING : `${(share * 100).toFixed(1)} points`);
 
+export const change = (share) => (share == null ? MISSING : `${share < 0 ? "−" : "+"}${points(Math.abs(share))}`);
+
+export const shortChange = (share) => `${share < 0 ? "−" : share > 0 ? "+" : ""}${Math.abs(share * 100).toFixed(1)}`;
+
+export const interval = (low, high) => (low == null && high == null ? "no interval yet" : `[${low == null ? "−∞" : shortChange(low)}, ${high == null ? "∞" : shortChange(high)}] points`);
+
 export const times = (ratio) => `${ratio.toFixed(ratio < 10 ? 1 : 0)}×`;
 
 export function figure(value, digits = 3) {
@@ -36,6 +42,8 @@ export function seconds(value) {
 }
 
 export const clock = (at) => (at == null ? MISSING : new Date(at * 1000).toLocaleTimeString("en-GB"));
+
+export const moment = (at) => (at == null ? MISSING : new Date(at * 1000).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }));
 
 export const version = (number) => (number == null ? "none" : number < 0 ? "no version" : `v${number}`);
 

@@ -37,3 +37,4 @@ if (find("by-version")) {
   drawRewards(find("rewards"));
   drawShares(find("shares"));
 }
+document.documentElement.dataset.drawn = "1";

@@ -1,0 +1,66 @@
+"""What the Rollout and Lift pages ask the database. Every list has a limit."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, select
+
+from contracts.engines import EngineReplica, read_replicas
+from contracts.tables import assignment_change, train, train_hold
+
+MAX_TRAINS = 20
+MAX_YEAR = 20_000
+YEAR_SECONDS = 365 * 86_400.0
+
+
+class RolloutRows(NamedTuple):
+    """The rows of one policy's trains at one moment."""
+
+    trains: list[Row[Any]]
+    """Newest first, without their evidence."""
+    evidence: Any
+    """Of the newest train, as release wrote it; None without a train."""
+    hold: Any
+    """kind, version, until, writer, reason of the newest decision; None without one."""
+    levels: list[float]
+    """The level of each train of the last year: its chance of a false rollback."""
+    engines: list[EngineReplica]
+    holdout_since: float | None
+    """When the hold-out was pointed at the version that it has now."""
+
+
+def read_rollout(connection: Connection, policy: str, now: float) -> RolloutRows:
+    """Trains, hold, slots and budget of a policy."""
+    columns = train.c[
+        "id", "version", "blessed", "state", "stage", "started_at", "stage_at", "ended_at", "reason", "settings"
+    ]
+    newest = select(*columns).where(train.c.policy == policy).order_by(train.c.id.desc()).limit(MAX_TRAINS)
+    trains = list(connection.execute(newest))
+    evidence = None
+    if trains:
+        evidence = connection.execute(select(train.c.evidence).where(train.c.id == trains[0].id)).scalar_one()
+    held = select(*train_hold.c["kind", "version", "until", "writer", "reason"]).where(train_hold.c.policy == policy)
+    year = select(train.c.settings).where(train.c.policy == policy, train.c.started_at >= now - YEAR_SECONDS)
+    return RolloutRows(
+        trains,
+        evidence,
+        connection.execute(held.order_by(train_hold.c.at.desc()).limit(1)).first(),
+        [float(found.get("level", 0.0)) for found in connection.execute(year.limit(MAX_YEAR)).scalars()],
+        read_replicas(connection, policy),
+        _holdout_since(connection, policy),
+    )
+
+
+def _holdout_since(connection: Connection, policy: str) -> float | None:
+    columns = assignment_change.c
+    moves = select(columns.version, columns.at).where(columns.policy == policy, columns.arm == "holdout")
+    since: float | None = None
+    version = None
+    for row in connection.execute(moves.order_by(columns.epoch.desc()).limit(MAX_TRAINS)):
+        if since is None:
+            version = row.version
+        if row.version != version or version is None:
+            break
+        since = row.at  # a change of the share does not end it
+    return since

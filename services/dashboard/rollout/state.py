@@ -1,0 +1,224 @@
+"""Rows become what the Rollout and Lift pages draw. Pure. What release wrote and this page cannot read is left out and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from contracts.assignments import Assignment
+from services.dashboard.faults import note_fault
+from services.dashboard.rollout.queries import RolloutRows
+from services.dashboard.rollout.words import budget_sentence, hold_sentence, slot_sentences, unit_sentence
+
+Columns = dict[str, list[float | None]]
+Points = Sequence[tuple[float, Mapping[str, Any]]]
+RUNNING = frozenset({"shadow", "canary", "stopped"})
+NO_SHARE = 0.0
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+
+
+class RolloutMetric(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of one task: canary minus live, with the bounds that hold at every look. See `pipelines/release/train/`."""
+
+    name: str
+    task: str = ""
+    kind: str = "guardrail"
+    better: str = "higher"
+    canary: float | None = None
+    live: float | None = None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    margin: float | None = None
+    num_canary: int = 0
+    num_live: int = 0
+    needed_units: int | None = None
+    verdict: str = "unknown"
+    says: str = ""
+
+
+class SampleRatio(msgspec.Struct, frozen=True, kw_only=True):
+    """The canary's share of the compared units: what the draw promises, and what was seen."""
+
+    expected: float | None = None
+    seen: float | None = None
+    low: float | None = None
+    high: float | None = None
+    num: int = 0
+    verdict: str = "unknown"
+
+
+class RunningTrain(msgspec.Struct, frozen=True, kw_only=True):
+    """The train on the track. Times are UTC epoch seconds."""
+
+    version: int
+    blessed: int
+    state: str
+    stage: int
+    stages: list[float]
+    share: float
+    started_at: float
+    stage_at: float
+    stage_until: float | None
+    """The earliest end of this stage; None: more units must be heard of first, and nobody knows when."""
+    deadline: float | None
+    """A train that has proved nothing until then is withdrawn."""
+    reason: str
+    says: str
+    units: str
+    num_canary_units: int
+    num_control_units: int
+    newest_at: float | None
+    """When the newest answer that is compared was given."""
+    at: float | None
+    """When release last looked."""
+    metrics: list[RolloutMetric]
+    sample_ratio: SampleRatio | None
+
+
+class PastTrain(msgspec.Struct, frozen=True, kw_only=True):
+    """A train that has ended, and how."""
+
+    version: int
+    blessed: int
+    state: str
+    stage: int
+    num_stages: int
+    started_at: float
+    ended_at: float | None
+    reason: str
+
+
+class LiftNow(msgspec.Struct, frozen=True, kw_only=True):
+    """What everybody gets, compared with the hold-out's version, as release last measured it. Differences are of rewards in [0, 1]."""
+
+    version: int | None
+    """The hold-out's version; None: there is no hold-out."""
+    share: float
+    since: float | None
+    at: float | None = None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    num_holdout: int = 0
+    num_live: int = 0
+    unit_kinds: dict[str, int] = {}
+    tasks: dict[str, dict[str, float | None]] = {}
+
+
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the two pages draw."""
+
+    train: RunningTrain | None
+    past: list[PastTrain]
+    hold: str
+    """What is frozen or pinned, by whom and why; empty: nothing is."""
+    held: str
+    """`freeze`, `pin`, or empty."""
+    held_until: float | None
+    slots: list[str]
+    slots_say: list[str]
+    budget: str
+    points: Columns
+    lift: LiftNow
+    lift_points: Columns
+
+
+class Series(NamedTuple):
+    """The two series of points: of the running train's main metric, and of the lift."""
+
+    primary: Points
+    lift: Points
+
+
+def build_rollout(rows: RolloutRows, arms: Mapping[str, Assignment], series: Series, now: float) -> Rollout:
+    """What the pages draw, from one look at the database."""
+    running = rows.trains[0] if rows.trains and rows.trains[0].state in RUNNING else None
+    slots = sorted({arm for engine in rows.engines if engine.is_fresh(now) for arm in engine.slots})
+    held = rows.hold if rows.hold is not None and rows.hold.kind != "resume" else None
+    held = held if held is not None and (held.until is None or held.until > now) else None
+    return Rollout(
+        train=None if running is None else _running(running, rows.evidence, arms),
+        past=[_past(row) for row in rows.trains if row is not running],
+        hold="" if held is None else hold_sentence(held.kind, held.version, held.writer, held.reason),
+        held="" if held is None else held.kind,
+        held_until=None if held is None else held.until,
+        slots=slots,
+        slots_say=slot_sentences(slots, num_engines=sum(1 for engine in rows.engines if engine.is_fresh(now))),
+        budget=budget_sentence(rows.levels),
+        points=_columns(series.primary),
+        lift=_lift(arms, rows.holdout_since, series.lift),
+        lift_points=_columns(series.lift),
+    )
+
+
+def _running(row: Any, evidence: Any, arms: Mapping[str, Assignment]) -> RunningTrain:
+    facts = evidence if isinstance(evidence, dict) else {}
+    settings, canary = row.settings, arms.get("canary")
+    patience = settings.get("patience_seconds")
+    metrics = [_read(item, RolloutMetric) for item in facts.get("metrics") or []]
+    ratio = facts.get("sample_ratio")
+    return RunningTrain(
+        version=row.version,
+        blessed=row.blessed,
+        state=row.state,
+        stage=row.stage,
+        stages=list(settings.get("stages", [])),
+        share=canary.share if canary is not None and canary.version == row.version else NO_SHARE,
+        started_at=row.started_at,
+        stage_at=row.stage_at,
+        stage_until=facts.get("stage_ready_at"),
+        deadline=None if patience is None else row.started_at + patience,
+        reason=row.reason,
+        says=str(facts.get("says") or ""),
+        units=unit_sentence(settings.get("unit", "user"), facts.get("unit_kinds") or {}),
+        num_canary_units=facts.get("num_canary_units") or 0,
+        num_control_units=facts.get("num_control_units") or 0,
+        newest_at=facts.get("newest_at"),
+        at=facts.get("at"),
+        metrics=[metric for metric in metrics if metric is not None],
+        sample_ratio=None if ratio is None else _read(ratio, SampleRatio),
+    )
+
+
+def _past(row: Any) -> PastTrain:
+    return PastTrain(
+        version=row.version,
+        blessed=row.blessed,
+        state=row.state,
+        stage=row.stage,
+        num_stages=len(row.settings.get("stages", [])),
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        reason=row.reason,
+    )
+
+
+def _lift(arms: Mapping[str, Assignment], since: float | None, points: Points) -> LiftNow:
+    held = arms.get("holdout")
+    if held is None or held.version is None:
+        return LiftNow(version=None, share=NO_SHARE, since=None)
+    # Points of an earlier hold-out say nothing about this one.
+    mine = [(at, facts) for at, facts in points if facts.get("version") in {None, held.version}]
+    known: dict[str, Any] = {"version": held.version, "share": held.share, "since": since}
+    if not mine:
+        return LiftNow(**known)
+    at, facts = mine[-1]
+    return _read({**facts, "at": at, **known}, LiftNow) or LiftNow(**known)
+
+
+def _read(content: Any, kind: type[_Struct]) -> _Struct | None:
+    try:
+        return msgspec.convert(content, kind, strict=False)
+    except msgspec.ValidationError as error:
+        note_fault("evidence", error)
+        return None
+
+
+def _columns(points: Points) -> Columns:
+    return {
+        "at": [at for at, _ in points],
+        **{name: [facts.get(name) for _, facts in points] for name in ("difference", "low", "high")},
+    }

@@ -1,0 +1,60 @@
+"""Sentences of the Rollout page: what a person should know and no figure says. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from services.dashboard.formatting import percent, version
+
+
+def unit_sentence(wanted: str, kinds: Mapping[str, int]) -> str:
+    """What was drawn, from how many units of each kind were heard of."""
+    drawn = {kind: number for kind, number in kinds.items() if number}
+    if not drawn:
+        return f"an arm is drawn for each {wanted}; nobody was heard of yet"
+    if set(drawn) == {wanted}:
+        return f"an arm is drawn for each {wanted}"
+    if wanted not in drawn:
+        return f"drawn by {' and '.join(sorted(drawn))}: nobody sends `{wanted}`"
+    total = sum(drawn.values())
+    others = ", ".join(f"{percent(drawn[kind] / total, 0)} by {kind}" for kind in sorted(drawn) if kind != wanted)
+    return f"an arm is drawn for each {wanted}; {others}, because those requests have no `{wanted}`"
+
+
+def slot_sentences(slots: Collection[str], *, num_engines: int) -> list[str]:
+    """What the train lacks because no engine has a slot for it; empty: nothing."""
+    if num_engines == 0:
+        return ["No engine has announced itself in the last seconds, so nothing is known about its slots."]
+    lacks = []
+    if "canary" not in slots:
+        lacks.append(
+            "No engine has a canary slot: there is no train, and a version that passed the gate goes live at once."
+        )
+    if "learning" not in slots:
+        lacks.append("No engine has a learning slot: the trainer learns only from the live version and the canary.")
+    if "holdout" not in slots:
+        lacks.append("No engine has a hold-out slot: the lift over the base cannot be measured.")
+    return lacks
+
+
+def hold_sentence(kind: str, number: int | None, writer: str, reason: str) -> str:
+    """What an operator holds, by whom and why; its end is a time, which the page adds."""
+    what = (
+        "Frozen: nothing moves by itself"
+        if kind == "freeze"
+        else f"Pinned to {version(number)}: nothing moves by itself"
+    )
+    return f"{what}. {writer}: {reason}"
+
+
+def budget_sentence(levels: Sequence[float]) -> str:
+    """What the trains of a year may cost: the chance of any false rollback among them."""
+    if not levels:
+        return "No train has left in the last year."
+    chance = 1.0 - math.prod(1.0 - level for level in levels)
+    trains = "1 train" if len(levels) == 1 else f"{len(levels):,} trains"
+    return (
+        f"{trains} in the last year: the chance that any of them rolled back a version that was not worse is at most "
+        f"{percent(chance)}, {percent(levels[0], 2)} for the newest."
+    )

@@ -1,0 +1,193 @@
+import time
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import insert, update
+
+from contracts import assignments
+from contracts.assignments import HOLDOUT
+from contracts.tables import engine_replica, train, train_hold
+from runtime.settings import Settings
+from services.dashboard.app import create_app
+from services.dashboard.rollout.state import Rollout
+from services.dashboard.rollout.words import budget_sentence, slot_sentences, unit_sentence
+from tests.unit.services.dashboard.conftest import ReaderOf
+from tests.unit.services.dashboard.seed import POLICY
+from tests.unit.services.dashboard.seed_rollout import (
+    BLESSED,
+    CANARY_VERSION,
+    NUM_POINTS,
+    SHARE,
+    add_train,
+    evidence,
+    seed_rollout,
+)
+from tests.unit.services.dashboard.test_routes import sign_in
+
+
+def rollout_of(settings: Settings, reader_of: ReaderOf, now: float) -> Rollout:
+    return reader_of(settings).read(now).rollout
+
+
+def change(settings: Settings, *statements: Any) -> None:
+    database = settings.database()
+    with database.transaction() as connection:
+        for statement in statements:
+            connection.execute(statement)
+    database.close()
+
+
+def test_the_train_on_the_track_is_shown_with_its_evidence(small: Settings, reader_of: ReaderOf) -> None:
+    now = time.time()
+    seed_rollout(small, now)
+    found = rollout_of(small, reader_of, now)
+    running = found.train
+    assert running is not None
+    assert (running.version, running.blessed, running.state, running.stage, running.share) == (
+        CANARY_VERSION,
+        BLESSED,
+        "canary",
+        1,
+        SHARE,
+    )
+    assert running.stages == [0.01, 0.05, 0.2, 0.5]
+    assert (running.stage_at, running.stage_until, running.deadline) == (now - 90, now + 200, now - 400 + 14_400)
+    assert running.units == "drawn by answer: nobody sends `user`"
+    reward = next(metric for metric in running.metrics if metric.name == "reward")
+    assert (reward.kind, reward.num_canary, reward.num_live, reward.needed_units) == ("primary", 412, 1648, 3100)
+    assert reward.low == pytest.approx(0.012 - 0.041)
+    assert reward.high == pytest.approx(0.012 + 0.041)
+    assert running.sample_ratio is not None
+    assert (running.sample_ratio.expected, running.sample_ratio.verdict) == (0.2, "fine")
+    assert [(row.version, row.state) for row in found.past] == [
+        (7, "shipped"),
+        (6, "revoked"),
+        (5, "withdrawn"),
+        (4, "shipped"),
+    ]
+    assert len(found.points["at"]) == NUM_POINTS
+    assert found.slots_say == []
+    assert found.budget.startswith("5 trains in the last year: ")
+
+
+def test_a_train_that_ended_is_not_on_the_track(small: Settings, reader_of: ReaderOf) -> None:
+    now = time.time()
+    database = small.database()
+    with database.transaction() as connection:
+        add_train(connection, now, state="revoked", ended_at=now, evidence=evidence(now))
+    database.close()
+    found = rollout_of(small, reader_of, now)
+    assert found.train is None
+    assert [row.state for row in found.past] == ["revoked"]
+
+
+def test_a_share_is_that_of_the_arm_not_of_a_guess(small: Settings, reader_of: ReaderOf) -> None:
+    now = time.time()
+    database = small.database()
+    with database.transaction() as connection:
+        add_train(connection, now, state="shadow", stage=-1)
+    database.close()
+    found = rollout_of(small, reader_of, now)
+    assert found.train is not None
+    assert (found.train.share, found.train.metrics, found.train.stage_until) == (0.0, [], None)
+
+
+def test_evidence_of_another_form_hides_nothing_else(small: Settings, reader_of: ReaderOf) -> None:
+    now = time.time()
+    seed_rollout(small, now)
+    odd = {**evidence(now), "sample_ratio": "fine"}
+    odd["metrics"] = [{"name": 7}, *odd["metrics"][:1]]
+    change(small, update(train).where(train.c.version == CANARY_VERSION).values(evidence=odd))
+    found = rollout_of(small, reader_of, now)
+    assert found.train is not None
+    assert [metric.name for metric in found.train.metrics] == ["reward"]
+    assert found.train.sample_ratio is None
+
+
+def test_slots_are_those_of_engines_that_are_there(small: Settings, reader_of: ReaderOf) -> None:
+    now = time.time()
+    seed_rollout(small, now)
+    change(small, update(engine_replica).values(slots={"live": 1, "candidate": None}))
+    found = rollout_of(small, reader_of, now)
+    assert found.slots == ["candidate", "live"]
+    assert [line.split(":")[0] for line in found.slots_say] == [
+        "No engine has a canary slot", "No engine has a learning slot", "No engine has a hold-out slot",
+    ]  # fmt: skip
+    found = rollout_of(small, reader_of, now + 60)
+    assert found.slots == []
+    assert len(found.slots_say) == 1
+
+
+@pytest.mark.parametrize(("until", "held"), [(None, "freeze"), (5.0, "freeze"), (-5.0, "")])
+def test_a_hold_is_said_until_it_ends(small: Settings, reader_of: ReaderOf, until: float | None, held: str) -> None:
+    now = time.time()
+    end = None if until is None else now + until
+    row = {"policy": POLICY, "kind": "freeze", "until": end, "writer": "ann", "reason": "a launch", "at": now}
+    change(small, insert(train_hold).values(**row))
+    found = rollout_of(small, reader_of, now)
+    assert (found.held, "ann: a launch" in found.hold) == (held, bool(held))
+
+
+def test_the_lift_is_that_of_the_holdout_of_today(small: Settings, reader_of: ReaderOf) -> None:
+    now = time.time()
+    seed_rollout(small, now)
+    lift = rollout_of(small, reader_of, now).lift
+    assert (lift.version, lift.share, lift.num_holdout, lift.num_live) == (0, 0.02, 8 * 39, 390 * 39)
+    assert lift.low is not None
+    assert lift.high is not None
+    assert lift.low < (lift.difference or 0) < lift.high
+    assert list(lift.tasks) == [POLICY]
+    assert lift.since == pytest.approx(time.time(), abs=60)
+    database = small.database()
+    with database.transaction() as connection:
+        for version, share in ((0, 0.03), (4, 0.03)):
+            held = assignments.read(connection, POLICY)[HOLDOUT]
+            assignments.move(connection, policy=POLICY, arm=HOLDOUT, version=version, share=share, expected_epoch=held.epoch,
+                             writer="ann", reason="again")  # fmt: skip
+    database.close()
+    lift = rollout_of(small, reader_of, now).lift
+    assert (lift.version, lift.difference, lift.num_holdout) == (4, None, 0), "points of v0 say nothing about v4"
+
+
+def test_without_a_holdout_there_is_no_lift(small: Settings, reader_of: ReaderOf) -> None:
+    assert rollout_of(small, reader_of, time.time()).lift.version is None
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        ({}, "an arm is drawn for each user; nobody was heard of yet"),
+        ({"user": 9}, "an arm is drawn for each user"),
+        ({"answer": 4, "session": 2}, "drawn by answer and session: nobody sends `user`"),
+        (
+            {"user": 75, "answer": 25},
+            "an arm is drawn for each user; 25 % by answer, because those requests have no `user`",
+        ),
+    ],
+)
+def test_the_unit_is_what_was_drawn(kinds: dict[str, int], said: str) -> None:
+    assert unit_sentence("user", kinds) == said
+
+
+def test_the_budget_adds_up_over_the_trains() -> None:
+    assert budget_sentence([]) == "No train has left in the last year."
+    assert "at most 18.1 %" in budget_sentence([0.002] * 100)
+    assert budget_sentence([0.002]).startswith("1 train in")
+
+
+def test_nothing_is_missing_with_all_slots() -> None:
+    assert slot_sentences({"live", "candidate", "learning", "canary", "holdout"}, num_engines=1) == []
+    assert "goes live at once" in slot_sentences({"live", "candidate"}, num_engines=1)[0]
+
+
+def test_the_pages_are_for_operators(small: Settings) -> None:
+    with TestClient(create_app(small), follow_redirects=False) as client:
+        for path in ("/rollout", "/lift"):
+            assert "data-csrf" not in client.get(path).text
+        sign_in(client, small, "app")
+        assert {client.get(path).status_code for path in ("/rollout", "/lift")} == {403}
+        sign_in(client, small, "operator")
+        for path, words in (("/rollout", "Earlier trains"), ("/lift", "millrace policy holdout")):
+            page = client.get(path)
+            assert (page.status_code, words in page.text) == (200, True)
