@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, select
 
+from contracts import holds
 from contracts.engines import EngineReplica, read_replicas
-from contracts.tables import assignment_change, train, train_hold
+from contracts.holds import Hold
+from contracts.tables import assignment_change, train
 
 MAX_TRAINS = 20
 MAX_YEAR = 20_000
@@ -21,8 +23,8 @@ class RolloutRows(NamedTuple):
     """Newest first, without their evidence."""
     evidence: Any
     """Of the newest train, as release wrote it; None without a train."""
-    hold: Any
-    """kind, version, until, writer, reason of the newest decision; None without one."""
+    hold: Hold | None
+    """In force now."""
     levels: list[float]
     """The level of each train of the last year: its chance of a false rollback."""
     engines: list[EngineReplica]
@@ -40,12 +42,11 @@ def read_rollout(connection: Connection, policy: str, now: float) -> RolloutRows
     evidence = None
     if trains:
         evidence = connection.execute(select(train.c.evidence).where(train.c.id == trains[0].id)).scalar_one()
-    held = select(*train_hold.c["kind", "version", "until", "writer", "reason"]).where(train_hold.c.policy == policy)
     year = select(train.c.settings).where(train.c.policy == policy, train.c.started_at >= now - YEAR_SECONDS)
     return RolloutRows(
         trains,
         evidence,
-        connection.execute(held.order_by(train_hold.c.at.desc()).limit(1)).first(),
+        holds.read(connection, policy, now),
         [float(found.get("level", 0.0)) for found in connection.execute(year.limit(MAX_YEAR)).scalars()],
         read_replicas(connection, policy),
         _holdout_since(connection, policy),

@@ -137,12 +137,11 @@ def build_rollout(rows: RolloutRows, arms: Mapping[str, Assignment], series: Ser
     """What the pages draw, from one look at the database."""
     running = rows.trains[0] if rows.trains and rows.trains[0].state in RUNNING else None
     slots = sorted({arm for engine in rows.engines if engine.is_fresh(now) for arm in engine.slots})
-    held = rows.hold if rows.hold is not None and rows.hold.kind != "resume" else None
-    held = held if held is not None and (held.until is None or held.until > now) else None
+    held = rows.hold
     return Rollout(
         train=None if running is None else _running(running, rows.evidence, arms),
         past=[_past(row) for row in rows.trains if row is not running],
-        hold="" if held is None else hold_sentence(held.kind, held.version, held.writer, held.reason),
+        hold="" if held is None else hold_sentence(held),
         held="" if held is None else held.kind,
         held_until=None if held is None else held.until,
         slots=slots,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from contracts.holds import Hold
 from services.dashboard.formatting import percent, version
 
 
@@ -38,14 +39,10 @@ def slot_sentences(slots: Collection[str], *, num_engines: int) -> list[str]:
     return lacks
 
 
-def hold_sentence(kind: str, number: int | None, writer: str, reason: str) -> str:
+def hold_sentence(hold: Hold) -> str:
     """What an operator holds, by whom and why; its end is a time, which the page adds."""
-    what = (
-        "Frozen: nothing moves by itself"
-        if kind == "freeze"
-        else f"Pinned to {version(number)}: nothing moves by itself"
-    )
-    return f"{what}. {writer}: {reason}"
+    what = "Frozen" if hold.version is None else f"Everybody is pinned to {version(hold.version)}"
+    return f"{what}: nothing moves by itself. {hold.writer}: {hold.reason}"
 
 
 def budget_sentence(levels: Sequence[float]) -> str:

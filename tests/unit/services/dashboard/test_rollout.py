@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import insert, update
+from sqlalchemy import update
 
-from contracts import assignments
+from contracts import assignments, holds
 from contracts.assignments import HOLDOUT
-from contracts.tables import engine_replica, train, train_hold
+from contracts.tables import engine_replica, train
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.rollout.state import Rollout
@@ -123,8 +123,10 @@ def test_slots_are_those_of_engines_that_are_there(small: Settings, reader_of: R
 def test_a_hold_is_said_until_it_ends(small: Settings, reader_of: ReaderOf, until: float | None, held: str) -> None:
     now = time.time()
     end = None if until is None else now + until
-    row = {"policy": POLICY, "kind": "freeze", "until": end, "writer": "ann", "reason": "a launch", "at": now}
-    change(small, insert(train_hold).values(**row))
+    database = small.database()
+    with database.transaction() as connection:
+        holds.freeze(connection, policy=POLICY, until=end, writer="ann", reason="a launch", now=now - 10)
+    database.close()
     found = rollout_of(small, reader_of, now)
     assert (found.held, "ann: a launch" in found.hold) == (held, bool(held))
 
