@@ -61,7 +61,7 @@ def seed_rollout(settings: Settings, now: float, *, with_holdout: bool = True) -
         _trains(connection, now)
         for arm, version, share in ((CANARY, CANARY_VERSION, SHARE), (LEARNING, CANARY_VERSION, 0.05)):
             _point(connection, arm, version, share)
-        slots = dict.fromkeys(SLOTS, 0)
+        slots: dict[str, int | None] = dict.fromkeys(map(str, SLOTS), 0)
         engines.announce(connection, EngineReplica(
             "engine", POLICY, "http://engine", "millrace", "here", "serving", slots, frozenset(), "i", "millrace/1", "BF16", now,
         ))  # fmt: skip
