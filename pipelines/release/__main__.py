@@ -17,7 +17,7 @@ from pipelines.release.releaser import Releaser
 from pipelines.release.renewal import renewal
 from pipelines.release.settings import ReleaseSettings
 from pipelines.release.train import rules as train_rules  # noqa: F401 the conductor of the train decides by them
-from pipelines.release.train.evidence.intake import TrainIntake, read_evidence
+from pipelines.release.train.reading.intake import TrainIntake, read_evidence
 from runtime.base_policy import fingerprint
 from runtime.engine_rows import read_engines
 from runtime.sentinels import read_sentinels

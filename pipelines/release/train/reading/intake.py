@@ -29,9 +29,9 @@ from contracts.gating import MarkAnswer
 from contracts.records import Experience, Generation, GenerationBody, decode, decode_shape
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, GENERATIONS, route_of_key
-from pipelines.release.train.evidence import repository
-from pipelines.release.train.evidence.arm_history import ArmHistory
-from pipelines.release.train.evidence.sampling import (
+from pipelines.release.train.reading import repository
+from pipelines.release.train.reading.arm_history import ArmHistory
+from pipelines.release.train.reading.sampling import (
     Evidence,
     LeftOut,
     evidence_of,
@@ -46,9 +46,7 @@ from runtime.operations import trouble
 from runtime.train_settings import TrainSettings
 from runtime.worker import BATCH, Worker
 
-KEEP_SECONDS = 14 * 86_400.0
 _LOOK_SECONDS = 0.5
-_SWEEP_SECONDS, _MAX_SWEPT = 60.0, 5_000
 _RETRY_SECONDS = 10.0
 _UNTOLD = frozenset(("cancelled", "error"))
 
@@ -87,7 +85,6 @@ class TrainIntake:
         self._clock = clock
         self._clusters = {name: Clusters(task.curation.topics) for name, task in tasks.items()}
         self._history, self._read_at = ArmHistory(), float("-inf")
-        self._sweeps_at = 0.0
 
     def read(self, record: LogRecord) -> ReadEvidence:
         """See `Handler.read`. Raises NewerSchema."""
@@ -122,11 +119,8 @@ class TrainIntake:
     def tick(
         self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
     ) -> list[Message]:
-        """Forget answers that are too old to be compared."""
-        del partitions, is_at_end
-        if now >= self._sweeps_at:
-            num = repository.forget(connection, now - KEEP_SECONDS, _MAX_SWEPT)
-            self._sweeps_at = now if num == _MAX_SWEPT else now + _SWEEP_SECONDS
+        """Nothing: who compares the answers forgets them."""
+        del connection, now, partitions, is_at_end
         return []
 
     def _look(self) -> None:
@@ -144,7 +138,7 @@ class TrainIntake:
     def _hear(self, connection: Connection, said: Sequence[Experience]) -> None:
         """Apply scores, in the order of the log."""
         known = repository.read(connection, {record.key for record in said})
-        recent = {record.key for record in said if self._history.compares(record.generated_at)}
+        recent = {record.key for record in said if self._history.compared(record.generated_at)}
         if early := self._read_early(connection, recent - known.keys()):
             self._add(connection, early)
             known |= {row["key"]: row for row in early}
@@ -161,12 +155,14 @@ class TrainIntake:
     def _read_early(self, connection: Connection, keys: set[str]) -> list[dict[str, Any]]:
         """Answers that are compared and were scored before they were read here: topics are read independently.
 
-        All others that the table lacks are not sampled, or were appended before the first start.
+        All others that the table lacks are not sampled, were appended before the first start, or belong to a train that has ended.
         """
         rows = []
+        wanted = self._history.compared(self._clock())
         for wire in repository.read_records(connection, keys).values():
             record = decode_shape(Generation, wire)
-            if record.policy == self._policy and (row := self._row(record, again=True)) is not None:
+            row = self._row(record, again=True) if record.policy == self._policy else None
+            if row is not None and row["compared_with"] in wanted:
                 rows.append(row)
         return rows
 

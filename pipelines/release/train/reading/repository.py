@@ -10,8 +10,8 @@ from sqlalchemy import Connection, select
 from contracts.assignments import CANARY, HOLDOUT, LIVE
 from contracts.ids import parse_sample_key, sample_key
 from contracts.tables import assignment_change, generation, train_answer
-from contracts.tables.statements import among, delete_free, insert_all_new, update_all
-from pipelines.release.train.evidence.arm_history import ArmMove
+from contracts.tables.statements import among, insert_all_new, update_all
+from pipelines.release.train.reading.arm_history import ArmMove
 
 Row = dict[str, Any]
 _MOVES = 200
@@ -65,8 +65,3 @@ def read_records(connection: Connection, keys: Collection[str]) -> dict[str, byt
     )
     found = {sample_key(row.completion_id, row.choice): row.record for row in connection.execute(statement)}
     return {key: found[key] for key in keys if key in found}
-
-
-def forget(connection: Connection, before: float, limit: int) -> int:
-    """Delete up to `limit` answers that ended before a time; returns how many."""
-    return delete_free(connection, train_answer, train_answer.c.at < before, limit=limit)

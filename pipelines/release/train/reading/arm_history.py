@@ -54,6 +54,6 @@ class ArmHistory:
         found = self.at(arm, time)
         return found if found is not None and found.share > 0.0 else None
 
-    def compares(self, time: float) -> bool:
-        """Whether answers of that time are compared: a canary or a hold-out had a share."""
-        return self.drawn(CANARY, time) is not None or self.drawn(HOLDOUT, time) is not None
+    def compared(self, time: float) -> set[int]:
+        """The versions that answers of that time are compared with: those of a canary and of a hold-out that had a share."""
+        return {found.version for arm in (CANARY, HOLDOUT) if (found := self.drawn(arm, time)) is not None}

@@ -11,8 +11,8 @@ from contracts.arms import control_fraction, draw_arm, unit_of
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, Assignment
 from contracts.records import Generation, Score
 from contracts.sampling import Sampling, Span
-from pipelines.release.train.evidence.arm_history import ArmHistory, ArmMove, Served
-from pipelines.release.train.evidence.sampling import (
+from pipelines.release.train.reading.arm_history import ArmHistory, ArmMove, Served
+from pipelines.release.train.reading.sampling import (
     Evidence,
     comparing_age,
     evidence_of,
@@ -43,7 +43,7 @@ def test_an_arm_is_known_at_every_time_even_if_a_clock_was_set_back() -> None:
     )
     assert [history.at(CANARY, at) for at in (9.5, 10.0, 20.0)] == [None, Served(5, 0.05), None]
     assert history.at(HOLDOUT, 10.0) is None
-    assert [TRAIN.compares(at) for at in (20.0, 50.0)] == [False, True]
+    assert [TRAIN.compared(at) for at in (20.0, 50.0)] == [set(), {5}]
 
 
 def test_every_answer_of_the_canary_is_compared_whenever_it_is_read() -> None:

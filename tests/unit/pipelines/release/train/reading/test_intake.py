@@ -22,8 +22,8 @@ from contracts.sampling import Span
 from contracts.tables import assignment_change, dead_letter, position, train_answer
 from contracts.topics import EXPERIENCES, GENERATIONS
 from pipelines.episodes.handler import EpisodesHandler
-from pipelines.release.train.evidence import intake as module
-from pipelines.release.train.evidence.intake import KEEP_SECONDS, TrainIntake, read_evidence
+from pipelines.release.train.reading import intake as module
+from pipelines.release.train.reading.intake import TrainIntake, read_evidence
 from runtime.database import Database
 from runtime.log.local import LocalLog
 from runtime.log.loss_detection import read_positions
@@ -272,12 +272,17 @@ def test_what_is_left_out_is_counted_by_reason(world: EvidenceWorld) -> None:
     assert world.rows() == {}
 
 
-def test_old_answers_are_forgotten(world: EvidenceWorld) -> None:
-    world.append(an_answer(finished_at=NOW - KEEP_SECONDS - 1.0), kept := an_answer())
-    world.run()
+def test_a_late_score_brings_no_answer_of_an_ended_train_back(world: EvidenceWorld) -> None:
+    record = an_answer(created_at=NOW - 5.0)
+    join = EpisodesHandler(TASKS, lambda: NOW)
     with world.database.transaction() as connection:
-        world.intake().tick(connection, NOW, frozenset())
-    assert world.rows().keys() == {kept.key}
+        join.handle(connection, [join.read(as_record(message(GENERATIONS, record.key, record)))])
+    world.move(CANARY, None, 0.0, 1, at=NOW - 1.0)
+    world.move(CANARY, 6, 0.5, 2, at=NOW - 0.5)
+    world.worker = world.restarted()
+    world.append(said_of(record, generated_at=NOW - 5.0))
+    world.run()
+    assert world.rows() == {}
 
 
 def as_record(item: Message) -> LogRecord:

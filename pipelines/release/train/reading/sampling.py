@@ -26,7 +26,7 @@ from contracts.records import Experience, Generation, GenerationBody
 from contracts.sampling import Sampling
 from contracts.tasks import Task
 from pipelines.release.train.answers import known_until
-from pipelines.release.train.evidence.arm_history import ArmHistory
+from pipelines.release.train.reading.arm_history import ArmHistory
 
 LeftOut = Literal["not_drawn", "other_version", "unknown_task", "unreadable"]
 _BYTES_PER_ID = 4
@@ -48,7 +48,7 @@ def evidence_of(
 ) -> Evidence | LeftOut | None:
     """Whether an answer is compared; None if it is not sampled, or if there is nothing to compare."""
     at = record.created_at
-    if record.purpose != "user" or record.arm not in {CANARY, HOLDOUT, LIVE} or not history.compares(at):
+    if record.purpose != "user" or record.arm not in {CANARY, HOLDOUT, LIVE} or not history.compared(at):
         return None
     drawn = unit_of(
         unit,
