@@ -7,12 +7,24 @@ A row may be put again with more in it (its reward came): the later one counts. 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.release.train.metrics import NAMES
 
 CANARY, LIVE = "canary", "live"
+_ARMS = {CANARY, LIVE}
 _LEAST_GRACE, _MOST_GRACE, _GRACE_SHARE = 2.0, 60.0, 0.1
+_FIRST_ROWS = 256
+_DIGITS = 12
+"""Of a probability: two that differ by rounding are one."""
+_STATUS = {"": 0, "scored": 1, "unlabelled": 2, "unscored": 3}
+SILENT, SCORED, UNLABELLED, UNSCORED = range(4)
 
 
 class AnswerRow(NamedTuple):
@@ -31,7 +43,7 @@ class AnswerRow(NamedTuple):
     """With which the draw gives this arm to any unit, as it was logged."""
     at: float
     metrics: Mapping[str, float]
-    """Fast facts; a fact that the answer does not have is absent."""
+    """Fast facts by the names of `GUARDRAILS`; a fact that the answer does not have is absent."""
     reward: float | None
     """In [0, 1], as it was known at the comparing age: see `known_until`."""
     status: str
@@ -48,23 +60,155 @@ class TaskRule(NamedTuple):
     """The age at which the rewards of both arms are compared."""
 
 
+class Columns(NamedTuple):
+    """The rows as arrays of one length. Names are codes: their places in `Answers.names`."""
+
+    at: NDArray[np.float64]
+    is_canary: NDArray[np.bool_]
+    task: NDArray[np.int64]
+    unit: NDArray[np.int64]
+    unit_kind: NDArray[np.int64]
+    cluster: NDArray[np.int64]
+    sampling: NDArray[np.int64]
+    probability: NDArray[np.int64]
+    metrics: NDArray[np.float64]
+    """[rows, names of `NAMES`]; NaN where absent."""
+    reward: NDArray[np.float64]
+    status: NDArray[np.int64]
+    scored_at: NDArray[np.float64]
+    """NaN: not scored."""
+
+
+def grace_seconds(age_seconds: float) -> float:
+    """How long after its age a reward may come, because it takes time to be computed."""
+    return min(_MOST_GRACE, max(_LEAST_GRACE, _GRACE_SHARE * age_seconds))
+
+
 def known_until(at: float, age_seconds: float) -> float:
-    """Until when a reward of an answer at `at` counts: its age, and some time to be computed. Later knowledge is ignored in both arms."""
-    return at + age_seconds + min(_MOST_GRACE, max(_LEAST_GRACE, _GRACE_SHARE * age_seconds))
+    """Until when a reward of an answer at `at` counts. Later knowledge is ignored in both arms."""
+    return at + age_seconds + grace_seconds(age_seconds)
 
 
 class Answers:
-    """The answers of one train, by key."""
+    """The answers of one train, by key. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, AnswerRow] = {}
-        self.left_out: Counter[str] = Counter()
-        """Rows that can never be evidence, by reason."""
+        self._places: dict[str, int] = {}
+        self._rejected: dict[str, str] = {}
+        self._codes: dict[str, dict[Any, int]] = {
+            name: {} for name in ("task", "unit", "unit_kind", "cluster", "sampling", "probability")
+        }
+        self._columns = _room(_FIRST_ROWS)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._places)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many rows can never be evidence, by reason."""
+        return dict(Counter(self._rejected.values()))
+
+    def names(self, column: str) -> list[Any]:
+        """The names behind the codes of a column, by code."""
+        return list(self._codes[column])
+
+    def columns(self) -> Columns:
+        """Views of the stored rows, until the next `put`."""
+        num = len(self._places)
+        return Columns(*(column[:num] for column in self._columns))  # type: ignore[arg-type] # of the same types
 
     def put(self, rows: Iterable[AnswerRow]) -> None:
         """Add rows, or replace those with the same key."""
+        places, values = list[int](), list[tuple[Any, ...]]()
+        facts = list[list[float]]()
         for row in rows:
-            self._rows[row.key] = row
+            if reason := _problem_of(row):
+                if row.key not in self._places:
+                    self._rejected[row.key] = reason
+                continue
+            self._rejected.pop(row.key, None)
+            places.append(self._places.setdefault(row.key, len(self._places)))
+            values.append(self._coded(row))
+            facts.append([_finite(row.metrics.get(name, math.nan)) for name in NAMES])
+        if not places:
+            return
+        self._grow()
+        # Of two rows with one key, numpy keeps the later one.
+        at, is_canary, task, unit, unit_kind, cluster, sampling, probability, reward, status, scored_at = zip(
+            *values, strict=True
+        )
+        ordered = (
+            at,
+            is_canary,
+            task,
+            unit,
+            unit_kind,
+            cluster,
+            sampling,
+            probability,
+            facts,
+            reward,
+            status,
+            scored_at,
+        )
+        for column, new in zip(self._columns, ordered, strict=True):
+            column[places] = new
+
+    def _coded(self, row: AnswerRow) -> tuple[Any, ...]:
+        codes = self._codes
+        return (
+            row.at,
+            row.arm == CANARY,
+            _code(codes["task"], row.task),
+            _code(codes["unit"], row.unit),
+            _code(codes["unit_kind"], row.unit_kind),
+            _code(codes["cluster"], row.cluster),
+            _code(codes["sampling"], row.sampling),
+            _code(codes["probability"], round(row.probability, _DIGITS)),
+            math.nan if row.reward is None else row.reward,
+            _STATUS[row.status],
+            math.nan if row.scored_at is None else row.scored_at,
+        )
+
+    def _grow(self) -> None:
+        wanted, room = len(self._places), len(self._columns.at)
+        if wanted <= room:
+            return
+        larger = _room(max(wanted, 2 * room))
+        for new, old in zip(larger, self._columns, strict=True):
+            new[:room] = old
+        self._columns = larger
+
+
+def _problem_of(row: AnswerRow) -> str:
+    """Why a row cannot be evidence; empty if it can."""
+    if row.arm not in _ARMS or row.status not in _STATUS:
+        return "of another arm" if row.arm not in _ARMS else "with an unknown status"
+    if not row.unit or not math.isfinite(row.at):
+        return "without a unit" if not row.unit else "without a time"
+    if not 0.0 < row.probability <= 1.0:
+        return "without a probability between 0 and 1"
+    if row.reward is not None and not 0.0 <= row.reward <= 1.0:
+        return "with a reward outside 0 and 1"
+    return ""
+
+
+def _finite(number: float) -> float:
+    return number if math.isfinite(number) else math.nan
+
+
+def _code(codes: dict[Any, int], name: Any) -> int:
+    return codes.setdefault(name, len(codes))
+
+
+def _room(num: int) -> Columns:
+    def codes() -> NDArray[np.int64]:
+        return np.zeros(num, np.int64)
+
+    def numbers() -> NDArray[np.float64]:
+        return np.zeros(num)
+
+    return Columns(
+        numbers(), np.zeros(num, np.bool_), codes(), codes(), codes(), codes(), codes(), codes(),
+        np.zeros((num, len(NAMES))), numbers(), codes(), numbers(),
+    )  # fmt: skip

@@ -1,13 +1,32 @@
-"""What the answers of a train say now: every metric of every task, the sample ratio, silence. Pure."""
+"""What the answers of a train say now: every metric of every task, the sample ratio, silence. Pure.
+
+    Answers ─▶ Strata: who counts, in which stratum ─▶ a Contrast per task ─▶ Difference per metric ─▶ verdict and sentence
+                       └▶ units per stage ─▶ sample ratio
+
+Fast facts count at once. A reward counts when its answer is old enough (`known_until`), as it was known at that age, in both arms alike;
+answers that our own graders failed on are left out, and half hours in which they failed on many.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pipelines.release.train.answers import Answers, TaskRule
-from pipelines.release.train.ratio import expected_share
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.release.train.answers import SCORED, UNSCORED, Answers, TaskRule, grace_seconds
+from pipelines.release.train.compare import Contrast, adjusted
+from pipelines.release.train.metrics import GUARDRAILS, PRIMARY, RESPONSE, Levels, levels
+from pipelines.release.train.strata import Mask, Strata
+from pipelines.release.train.verdicts import LEAST_UNITS, Question, fact_of
 from runtime.train_settings import TrainSettings
+
+RARE = 0.1
+"""A task with a smaller share of the canary's answers need not be proven: it must only not be worse."""
+OUTAGE_SHARE, _OUTAGE_ANSWERS = 0.2, 4
+"""Graders fail: on more than this share of an arm's answers in one stratum of time, and on at least so many."""
+_NO_CHANCE = 1e-4
 
 
 class Standing(NamedTuple):
@@ -32,19 +51,167 @@ def assess(
     answers: Answers, tasks: Mapping[str, TaskRule], settings: TrainSettings, now: float, standing: Standing
 ) -> Assessment:
     """Compare canary and live. Answers from before `standing.started_at` or from the future are left out, by name."""
-    _ = tasks
-    share = settings.stages[max(standing.stage, 0)]
-    return Assessment(
-        {
-            "at": now,
-            "num_canary_units": 0,
-            "num_control_units": 0,
-            "newest_at": None,
-            "unit_kinds": {},
-            "metrics": [],
-            "sample_ratio": {"expected": expected_share(share, settings.control_ratio), "seen": None, "num": 0},
-            "left_out": dict(answers.left_out),
-            "says": "Nothing is known yet.",
-            "stage_ready_at": None,
-        }
+    seen = Strata(answers, tasks, settings, now, started_at=standing.started_at, stage=standing.stage)
+    allowed = levels(
+        settings.level, num_tasks=len(tasks), num_primaries=sum(rule.has_primary for rule in tasks.values())
+    )
+    metrics = [fact for code, name in seen.tasks for fact in _task_facts(seen, code, name, tasks[name], allowed)]
+    ratio = seen.sample_ratio()
+    facts: dict[str, Any] = {
+        "at": now,
+        "num_canary_units": seen.num_units[0],
+        "num_control_units": seen.num_units[1],
+        "num_stage_units": seen.num_stage_units,
+        "num_aged_units": seen.num_aged_units(tasks),
+        "newest_at": seen.newest_at,
+        "unit_kinds": seen.unit_kinds,
+        "metrics": metrics,
+        "sample_ratio": {
+            **ratio._asdict(),
+            "verdict": "broken" if ratio.is_broken else "fine",
+        },
+        "left_out": seen.left_out,
+        "guardrails_only": not any(rule.has_primary for rule in tasks.values()),
+        "stage_ready_at": _ready_at(standing, settings, now, seen.num_stage_units, metrics),
+    }
+    del facts["sample_ratio"]["is_broken"]
+    return Assessment(facts | {"says": _in_words(facts)})
+
+
+def _task_facts(seen: Strata, code: int, name: str, rule: TaskRule, allowed: Levels) -> list[dict[str, Any]]:
+    rows = np.flatnonzero(seen.counts & (seen.all.task == code))
+    is_canary = seen.all.is_canary
+    if not len(rows):
+        return []
+    is_required = bool(is_canary[rows].sum() >= RARE * max(1, int((is_canary & seen.counts).sum())))
+    plan = _plan(seen, rows)
+    facts = []
+    for place, metric in enumerate(GUARDRAILS.values()):
+        values = seen.all.metrics[rows, place]
+        present = ~np.isnan(values)
+        if not present.any():
+            continue
+        # A task without a reward: an answer that became much shorter is as suspicious as a longer one.
+        better = "same" if metric.name == "tokens" and not rule.has_primary else metric.better
+        question = Question(metric, name, better, allowed.guardrail, is_required)
+        chosen, found = (plan, values) if present.all() else (_plan(seen, rows[present]), values[present])
+        difference = chosen.compare(found, is_log=metric.is_log)
+        missing = _is_missing(seen, rows, present)
+        facts.append(fact_of(question, difference, seen.settings, missing=missing))
+    if rule.has_primary:
+        facts = [*_reward_facts(seen, rows, name, rule, allowed, is_required=is_required), *facts]
+    return facts
+
+
+def _reward_facts(
+    seen: Strata, rows: NDArray[np.int64], name: str, rule: TaskRule, allowed: Levels, *, is_required: bool
+) -> list[dict[str, Any]]:
+    """The reward, and whether as many answers were heard of again."""
+    questions = (
+        Question(PRIMARY, name, PRIMARY.better, allowed.primary, is_required),
+        Question(RESPONSE, name, RESPONSE.better, allowed.guardrail, is_required),
+    )
+    aged = rows[seen.is_aged(rule)[rows]]
+    failed = seen.all.status[aged] == UNSCORED
+    trouble = _trouble(seen, aged, failed)
+    aged = aged[~failed & ~_outages(seen, aged, failed)]
+    with np.errstate(invalid="ignore"):
+        late = seen.all.scored_at[aged] > seen.all.at[aged] + rule.age_seconds + grace_seconds(rule.age_seconds)
+    heard = (seen.all.status[aged] == SCORED) & ~np.isnan(seen.all.reward[aged]) & ~late
+    response = _plan(seen, aged).compare(heard.astype(np.float64), is_log=False)
+    spoken = aged[heard]
+    rewards = seen.all.reward[spoken]
+    values = adjusted(rewards, seen.clusters()[spoken], seen.all.unit[spoken]) if len(spoken) else rewards
+    reward = _plan(seen, spoken).compare(values, is_log=False)
+    missing = _is_missing(seen, aged, heard)
+    return [
+        fact_of(questions[0], reward, seen.settings, missing=missing, trouble=trouble),
+        fact_of(questions[1], response, seen.settings, trouble=trouble),
+    ]
+
+
+def _plan(seen: Strata, rows: NDArray[np.int64]) -> Contrast:
+    return Contrast(seen.all.is_canary[rows], seen.strata[rows], seen.all.unit[rows])
+
+
+def _is_missing(seen: Strata, rows: NDArray[np.int64], present: Mask) -> bool:
+    """True if no unit of the canary has the value, although by live's share of them that is no chance."""
+    is_canary = seen.all.is_canary[rows]
+    if (present & is_canary).any() or not (present & ~is_canary).any():
+        return False
+    share = float(present[~is_canary].mean())
+    num = np.count_nonzero(np.bincount(seen.all.unit[rows[is_canary]]))
+    return bool(num >= LEAST_UNITS and (1.0 - share) ** num < _NO_CHANCE)
+
+
+def _outages(seen: Strata, rows: NDArray[np.int64], failed: Mask) -> Mask:
+    """The answers from times in which our graders failed on many answers of either arm."""
+    if not failed.any():
+        return failed
+    bucket = seen.bucket[rows]
+    out = np.zeros(int(bucket.max()) + 1, np.bool_)
+    for arm in (seen.all.is_canary[rows], ~seen.all.is_canary[rows]):
+        num, bad = (np.bincount(bucket[mask], minlength=len(out)) for mask in (arm, arm & failed))
+        out |= (bad >= _OUTAGE_ANSWERS) & (bad > OUTAGE_SHARE * num)
+    return out[bucket]
+
+
+def _trouble(seen: Strata, rows: NDArray[np.int64], failed: Mask) -> str:
+    """Why rewards cannot be believed: our graders fail on one arm more than on the other, or fail now."""
+    if not failed.any():
+        return ""
+    is_canary = seen.all.is_canary[rows]
+    shares = [float(failed[arm].mean()) if arm.any() else 0.0 for arm in (is_canary, ~is_canary)]
+    few = min(int(is_canary.sum()), int((~is_canary).sum())) < LEAST_UNITS
+    if not few and abs(shares[0] - shares[1]) > seen.settings.guardrail_margin:
+        return f"graders failed on {shares[0]:.0%} of the canary's answers and {shares[1]:.0%} of live's"
+    newest = seen.bucket[rows] == seen.bucket[rows].max()
+    if _outages(seen, rows, failed)[newest].any():
+        return (
+            f"graders fail now, on {float(failed[newest].mean()):.0%} of the answers: no verdict until they work again"
+        )
+    return ""
+
+
+def _ready_at(
+    standing: Standing, settings: TrainSettings, now: float, num_stage_units: int, metrics: list[dict[str, Any]]
+) -> float | None:
+    """When the stage may end if units keep coming as they did; None if none came."""
+    passed = now - standing.stage_at
+    if standing.stage < 0 or passed <= 0.0 or not num_stage_units:
+        return None
+    wanted = settings.stage_units - num_stage_units
+    if standing.stage == len(settings.stages) - 1:
+        unproven = [fact for fact in metrics if fact["required"] and fact["verdict"] != "proven"]
+        wanted = max([wanted, *(fact["needed_units"] - fact["num_canary"] for fact in unproven)])
+    return max(standing.stage_at + settings.stage_seconds, now + max(0, wanted) * passed / num_stage_units)
+
+
+def _in_words(facts: Mapping[str, Any]) -> str:
+    """The verdict in one or two sentences."""
+    metrics = facts["metrics"]
+    if facts["sample_ratio"]["verdict"] == "broken":
+        return ratio_in_words(facts)
+    for verdict in ("worse", "missing"):
+        named = [fact["says"] for fact in metrics if fact["verdict"] == verdict]
+        if named:
+            return " ".join(named)
+    if not metrics:
+        return "No answer can be compared yet."
+    required = [fact for fact in metrics if fact["required"]]
+    waiting = [fact for fact in required if fact["verdict"] != "proven"]
+    only = " No task has a reward of its users, so guardrails alone decide." if facts["guardrails_only"] else ""
+    if not waiting:
+        return f"Proven: none of {len(required)} metrics is worse by more than its margin.{only}"
+    slowest = max(waiting, key=lambda fact: fact["needed_units"] - fact["num_canary"])
+    missing = max(0, slowest["needed_units"] - slowest["num_canary"])
+    return f"No harm seen. {len(required) - len(waiting)} of {len(required)} metrics are proven; {slowest['name']} needs about {missing:,} more units of the canary.{only}"
+
+
+def ratio_in_words(facts: Mapping[str, Any]) -> str:
+    """What a broken sample ratio means."""
+    ratio = facts["sample_ratio"]
+    return (
+        f"Records are lost: {ratio['seen']:.1%} of {ratio['num']:,} units came from the canary, {ratio['expected']:.1%} were drawn for it."
+        " Nothing can be compared."
     )

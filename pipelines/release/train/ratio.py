@@ -1,11 +1,94 @@
-"""The sample ratio: do as many units of each arm reach us as the draw gives it? Pure."""
+"""The sample ratio: do as many units of each arm reach us as the draw gives it? Pure.
+
+Records that are lost in one arm only bend every comparison. The draw gives the canary the share p of the compared units. The test is the
+multinomial one that may be looked at at any time (Lindon and Malek 2022, "Anytime-Valid Inference for Multinomial Count Data"):
+
+    E = Beta(a + k, b + n - k) / Beta(a, b) / (p^k (1 - p)^(n - k)),  k of n units in the canary,  a = 1000 p,  b = 1000 (1 - p)
+
+is the odds of "another share, within a few points" against p, and exceeds 1/level with probability at most `level`, ever.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
 from contracts.arms import control_fraction
+from pipelines.release.train.sequences import two_sided
+
+LEVEL = 5e-4
+"""Chance that a train with all its records is ever ended for its sample ratio, divided among its stages."""
+_CONCENTRATION = 1000.0
+_SAME = 1e-6
+_TUNED = 5000.0
+
+
+class ShareGroup(NamedTuple):
+    """Answers that were drawn while the canary had one share, and the rest of the draw one probability."""
+
+    share: float
+    """Of the canary, as the logged probabilities imply it."""
+    canary: float
+    live: float
+    """The logged probabilities of both arms."""
+
+
+class UnitRatio(NamedTuple):
+    """Units of the canary among all that are compared."""
+
+    expected: float
+    seen: float
+    num: int
+    low: float
+    high: float
+    is_broken: bool
 
 
 def expected_share(canary_share: float, control_ratio: float) -> float:
     """The part of the compared units that the draw gives to the canary."""
     controls = (1.0 - canary_share) * control_fraction(canary_share, control_ratio)
     return canary_share / (canary_share + controls)
+
+
+def share_groups(canary: Iterable[float], live: Iterable[float], shares: Iterable[float]) -> Iterator[ShareGroup]:
+    """Which logged probabilities belong together.
+
+    A unit gets the canary with probability `rest x share` and live with `rest x (1 - share)`, where `rest` is what the draws before left.
+    So two of them were drawn alike exactly if canary / (canary + live) is a share that the train had, whatever the clocks say.
+    """
+    known, lives = tuple(shares), tuple(live)
+    for mine in canary:
+        for theirs in lives:
+            implied = mine / (mine + theirs)
+            for share in known:
+                if abs(implied - share) <= _SAME * share:
+                    yield ShareGroup(share, mine, theirs)
+
+
+def sample_ratio(num_canary: int, num_live: int, expected: float, level: float) -> UnitRatio:
+    """Test the ratio of the units of one stage."""
+    num = num_canary + num_live
+    if not num:
+        return UnitRatio(expected, expected, 0, 0.0, 1.0, is_broken=False)
+    a, b = _CONCENTRATION * expected, _CONCENTRATION * (1.0 - expected)
+    odds = _log_beta(a + num_canary, b + num_live) - _log_beta(a, b)
+    odds -= num_canary * math.log(expected) + num_live * math.log1p(-expected)
+    seen = num_canary / num
+    deviation = math.sqrt(expected * (1.0 - expected) / num)
+    half = deviation * two_sided(num, level, _TUNED)
+    return UnitRatio(
+        expected, seen, num, max(0.0, seen - half), min(1.0, seen + half), is_broken=odds >= -math.log(level)
+    )
+
+
+def units_of(units: NDArray[np.int64], is_canary: NDArray[np.bool_]) -> tuple[int, int]:
+    """Distinct units of the canary and of live."""
+    return tuple(int(np.count_nonzero(np.bincount(units[arm]))) for arm in (is_canary, ~is_canary))  # type: ignore[return-value] # two
+
+
+def _log_beta(a: float, b: float) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)

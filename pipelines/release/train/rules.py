@@ -1,10 +1,15 @@
-"""What a train does next. Pure."""
+"""What a train does next. Pure.
+
+Behaviour that is proven worse revokes the version: its weights are the cause. Evidence that cannot be believed (lost records, a missing
+metric, arms in which other people speak) or does not come only withdraws it: that may be our fault, and a later version may be as good.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
-from pipelines.release.train.assess import Assessment, Standing
+from pipelines.release.train.assess import Assessment, Standing, ratio_in_words
 from runtime.train_settings import TrainSettings
 
 MoveKind = Literal["stay", "advance", "arrive", "withdraw", "revoke", "stop", "go_on"]
@@ -19,5 +24,64 @@ class TrainMove(NamedTuple):
 
 def decide(standing: Standing, assessment: Assessment, settings: TrainSettings, now: float) -> TrainMove:
     """The next move of a train."""
-    _ = standing, settings, now
-    return TrainMove("stay", str(assessment.facts["says"]))
+    facts = assessment.facts
+    if standing.stage < 0:
+        return TrainMove("stay", "Both versions answer the same prompts, unseen by users.")
+    return (
+        _harm(facts)
+        or _doubt(facts)
+        or _silence(standing, facts, settings, now)
+        or _end_of_stage(standing, facts, settings, now)
+        or _patience(standing, facts, settings, now)
+        or TrainMove("stay", str(facts["says"]))
+    )
+
+
+def _harm(facts: Mapping[str, Any]) -> TrainMove | None:
+    says = [fact["says"] for fact in facts["metrics"] if fact["verdict"] == "worse" and fact["better"] != "same"]
+    return TrainMove("revoke", " ".join(says)) if says else None
+
+
+def _doubt(facts: Mapping[str, Any]) -> TrainMove | None:
+    if facts["sample_ratio"]["verdict"] == "broken":
+        return TrainMove("withdraw", ratio_in_words(facts))
+    says = [fact["says"] for fact in facts["metrics"] if fact["verdict"] in {"missing", "worse"}]
+    return TrainMove("withdraw", " ".join(says)) if says else None
+
+
+def _silence(standing: Standing, facts: Mapping[str, Any], settings: TrainSettings, now: float) -> TrainMove | None:
+    newest = standing.stage_at if facts["newest_at"] is None else max(standing.stage_at, facts["newest_at"])
+    quiet = now - newest
+    because = "".join(f"; left out: {num:,} {reason}" for reason, num in facts["left_out"].items())
+    if quiet > 2.0 * settings.silence_seconds:
+        return TrainMove("withdraw", f"No new evidence for {quiet:,.0f} s{because}.")
+    if quiet > settings.silence_seconds:
+        kind: MoveKind = "stay" if standing.state == "stopped" else "stop"
+        return TrainMove(kind, f"No new evidence for {quiet:,.0f} s{because}. Nothing advances until it comes again.")
+    if standing.state == "stopped":
+        return TrainMove("go_on", "Evidence comes again.")
+    return None
+
+
+def _end_of_stage(
+    standing: Standing, facts: Mapping[str, Any], settings: TrainSettings, now: float
+) -> TrainMove | None:
+    if now - standing.stage_at < settings.stage_seconds or facts["num_stage_units"] < settings.stage_units:
+        return None
+    if facts["num_aged_units"] is not None and facts["num_aged_units"] < settings.stage_units:
+        return None
+    if standing.stage < len(settings.stages) - 1:
+        return TrainMove(
+            "advance",
+            f"{facts['num_stage_units']:,} units of the canary at {settings.stages[standing.stage]:.0%}, no harm seen.",
+        )
+    required = [fact for fact in facts["metrics"] if fact["required"]]
+    if required and all(fact["verdict"] == "proven" for fact in required):
+        return TrainMove("arrive", str(facts["says"]))
+    return None
+
+
+def _patience(standing: Standing, facts: Mapping[str, Any], settings: TrainSettings, now: float) -> TrainMove | None:
+    if now - standing.started_at <= settings.patience_seconds:
+        return None
+    return TrainMove("withdraw", f"Not proven within {settings.patience_seconds:,.0f} s. {facts['says']}")

@@ -1,0 +1,68 @@
+"""The metrics that a train compares, and how a loss is told from chance and from what the settings permit. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from runtime.train_settings import TrainSettings
+
+Better = Literal["higher", "lower", "same"]
+REWARD, HEARD = "reward", "heard"
+
+
+class Metric(NamedTuple):
+    """A number of an answer whose mean is compared."""
+
+    name: str
+    label: str
+    """For a person: "v7 has more {label}"."""
+    better: Better
+    is_log: bool = False
+    """True: the number is a logarithm, and differences are shown as ratio - 1. False: a share or a reward, in [0, 1]."""
+
+
+PRIMARY = Metric(REWARD, "reward", "higher")
+RESPONSE = Metric(HEARD, "answers that were heard of again", "same")
+"""Arms in which other people speak cannot be compared by what those people say."""
+
+GUARDRAILS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("truncated", "answers that were cut off", "lower"),
+        Metric("errors", "answers that ended in an error", "lower"),
+        Metric("empty", "empty answers", "lower"),
+        Metric("refuses", "refusals", "lower"),
+        Metric("misshapen", "misshapen answers", "lower"),
+        Metric("invalid_tool_call", "invalid tool calls", "lower"),
+        Metric("tokens", "tokens per answer", "lower", is_log=True),
+        Metric("seconds", "seconds per answer", "lower", is_log=True),
+    )
+}
+"""Fast facts by their name in `AnswerRow.metrics`. Other names are not compared."""
+NAMES = tuple(GUARDRAILS)
+
+_PRIMARY_PART = 0.8
+"""Of the level: the rare false alarm is best spent where most versions lose, and guardrails lose in leaps."""
+
+
+class Levels(NamedTuple):
+    """The level of each comparison, so that all of them together falsely end the train with at most the settings' level (Bonferroni)."""
+
+    primary: float
+    guardrail: float
+
+
+def levels(level: float, *, num_tasks: int, num_primaries: int) -> Levels:
+    """Share the level among all metrics of all tasks, whether they have data yet or not."""
+    num_guardrails = num_tasks * len(GUARDRAILS) + num_primaries
+    if not num_primaries:
+        return Levels(level, level / max(1, num_guardrails))
+    return Levels(_PRIMARY_PART * level / num_primaries, (1.0 - _PRIMARY_PART) * level / num_guardrails)
+
+
+def margin_of(metric: Metric, settings: TrainSettings) -> float:
+    """The largest loss that is permitted, in natural units."""
+    if metric.name == REWARD:
+        return settings.margin
+    return settings.length_margin if metric.is_log else settings.guardrail_margin

@@ -1,0 +1,156 @@
+"""Which answers of a train count, and with which of the other arm they are compared. Pure.
+
+A stratum is a time (`stratum_seconds`), the share that the canary had, the sampling and the task: inside it the draw alone decides who
+gets which arm. The share is told by the logged probabilities, not by clocks, so a slow clock or gateway mixes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.release.train.answers import Answers, TaskRule, grace_seconds
+from pipelines.release.train.ratio import LEVEL, UnitRatio, expected_share, sample_ratio, share_groups, units_of
+from runtime.train_settings import TrainSettings
+
+SKEW_SECONDS = 5.0
+"""Clocks of gateways may be ahead of ours by so much."""
+SETTLE_SECONDS = 30.0
+"""An answer reaches us within this time: until then its absence says nothing."""
+
+Mask = NDArray[np.bool_]
+
+
+class Strata:
+    """The answers that count, with their strata."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        tasks: Mapping[str, TaskRule],
+        settings: TrainSettings,
+        now: float,
+        *,
+        started_at: float,
+        stage: int,
+    ) -> None:
+        self.settings, self.now = settings, now
+        self._share = settings.stages[max(stage, 0)]
+        self.all = answers.columns()
+        names = answers.names("task")
+        self.tasks = [(code, name) for code, name in enumerate(names) if name in tasks]
+        has_rule = np.array([name in tasks for name in names], np.bool_)
+        self._probabilities = answers.names("probability")
+        self._no_cluster = next((code for code, name in enumerate(answers.names("cluster")) if not name), -1)
+        future, early = self.all.at > now + SKEW_SECONDS, self.all.at < started_at
+        strange = ~has_rule[self.all.task] if len(self.all.task) else future
+        self._valid: Mask = ~(future | early | strange)
+        groups = self._share_groups()
+        self._unpaired = self._valid & (groups < 0)
+        self.counts = self._valid & (groups >= 0)
+        self._stage_of = groups
+        bucket = np.floor_divide(self.all.at, settings.stratum_seconds)
+        self.bucket = (bucket - (bucket[self.counts].min() if self.counts.any() else 0.0)).astype(np.int64)
+        self.strata = _dense((self.bucket, groups, self.all.sampling, self.all.task), self.counts)
+        self.left_out = {
+            reason: num
+            for reason, num in (
+                *answers.left_out.items(),
+                ("from the future", int(future.sum())),
+                ("from before the departure", int((early & ~future).sum())),
+                ("of a task without rules", int((strange & ~early & ~future).sum())),
+                ("drawn by a share that the other arm did not have", int(self._unpaired.sum())),
+            )
+            if num
+        }
+        self.num_units = units_of(self.all.unit[self._valid], self.all.is_canary[self._valid])
+        self.unit_kinds = self._kinds(answers.names("unit_kind"))
+        self.newest_at = float(self.all.at[self._valid].max()) if self._valid.any() else None
+
+    def _kinds(self, names: list[str]) -> dict[str, int]:
+        """How many units there are of each kind."""
+        kind_of = np.full(int(self.all.unit.max(initial=-1)) + 1, -1, np.int64)
+        kind_of[self.all.unit[self._valid]] = self.all.unit_kind[self._valid]
+        num = np.bincount(kind_of[kind_of >= 0], minlength=len(names))
+        return {name: int(found) for name, found in zip(names, num, strict=True) if found}
+
+    def _share_groups(self) -> NDArray[np.int64]:
+        """For each answer the number of its group of probabilities, -1 if the other arm has none that fits."""
+        codes, valid, arm = self.all.probability, self._valid, self.all.is_canary
+        used = [np.flatnonzero(np.bincount(codes[valid & mine])) for mine in (arm, ~arm)]
+        by_value = [{self._probabilities[code]: int(code) for code in found} for found in used]
+        of_code = np.full((2, len(self._probabilities) + 1), -1, np.int64)
+        self.shares = list[float]()
+        for group in share_groups(by_value[0], by_value[1], self.settings.stages):
+            places = [(0, by_value[0][group.canary]), (1, by_value[1][group.live])]
+            number = max((int(of_code[place]) for place in places), default=-1)
+            if number < 0:
+                number = len(self.shares)
+                self.shares.append(group.share)
+            for place in places:
+                of_code[place] = number
+        return of_code[np.where(arm, 0, 1), codes]
+
+    @functools.cached_property
+    def num_stage_units(self) -> int:
+        """Units of the canary that were heard of at the share of this stage."""
+        groups = [number for number, found in enumerate(self.shares) if found == self._share]
+        mine = self.counts & self.all.is_canary & np.isin(self._stage_of, groups)
+        return int(np.count_nonzero(np.bincount(self.all.unit[mine])))
+
+    def is_aged(self, rule: TaskRule) -> Mask:
+        """The answers that are old enough for their rewards to be compared."""
+        return self.all.at <= self.now - rule.age_seconds - grace_seconds(rule.age_seconds)
+
+    def num_aged_units(self, tasks: Mapping[str, TaskRule]) -> int | None:
+        """Units of the canary with an answer of that age; None if no task has a reward to wait for."""
+        aged = np.zeros(len(self.all.at), np.bool_)
+        primaries = [(code, tasks[name]) for code, name in self.tasks if tasks[name].has_primary]
+        if not any(rule.has_primary for rule in tasks.values()):
+            return None
+        for code, rule in primaries:
+            aged |= self.counts & self.all.is_canary & (self.all.task == code) & self.is_aged(rule)
+        return int(np.count_nonzero(np.bincount(self.all.unit[aged])))
+
+    def clusters(self) -> NDArray[np.int64]:
+        """The codes of the clusters, -1 for none."""
+        return np.where(self.all.cluster == self._no_cluster, -1, self.all.cluster)
+
+    def sample_ratio(self) -> UnitRatio:
+        """The worst of the stages so far: each is tested alone, because people of an earlier one come back."""
+        settled = self.counts & (self.all.at <= self.now - SETTLE_SECONDS)
+        level = LEVEL / (2 * len(self.settings.stages))
+        found = list[UnitRatio]()
+        for number, share in enumerate(self.shares):
+            mine = settled & (self._stage_of == number)
+            expected = expected_share(share, self.settings.control_ratio)
+            found.append(
+                sample_ratio(*units_of(self.all.unit[mine], self.all.is_canary[mine]), expected=expected, level=level)
+            )
+        found += self._arms_without_the_other(level)
+        share = expected_share(self._share, self.settings.control_ratio)
+        nothing = sample_ratio(0, 0, share, level)
+        return max(found, key=lambda ratio: (ratio.is_broken, ratio.num), default=nothing)
+
+    def _arms_without_the_other(self, level: float) -> list[UnitRatio]:
+        """Broken ratios of answers that were drawn by a share at which nothing of the other arm reached us."""
+        settled = self._unpaired & (self.all.at <= self.now - SETTLE_SECONDS)
+        share = expected_share(self._share, self.settings.control_ratio)
+        num = units_of(self.all.unit[settled], self.all.is_canary[settled])
+        found = [sample_ratio(num[0], 0, share, level), sample_ratio(0, num[1], share, level)]
+        return [ratio for ratio in found if ratio.is_broken]
+
+
+def _dense(codes: tuple[NDArray[np.int64], ...], counts: Mask) -> NDArray[np.int64]:
+    """One small number for each combination of codes; 0 for answers that do not count."""
+    combined = np.zeros(len(counts), np.int64)
+    for code in codes:
+        combined = combined * (int(code[counts].max(initial=0)) + 1) + code
+    combined[~counts] = 0
+    limit = int(combined.max(initial=0)) + 1
+    if limit <= 4 * len(counts) + 1:
+        return combined
+    return np.unique(combined, return_inverse=True)[1].astype(np.int64)

@@ -1,0 +1,149 @@
+"""The verdict on one metric of one task, and its sentence. Pure.
+
+worse      worse beyond chance at the metric's level; a guardrail must also have lost more than its margin, as far as can be seen
+proven     not worse by more than the margin, at the level of a proof
+fine       neither, so far
+unknown    too few units, or our own graders failed
+missing    live has the metric and the canary does not
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from pipelines.release.train.compare import Difference
+from pipelines.release.train.metrics import REWARD, Better, Metric, margin_of
+from pipelines.release.train.sequences import one_sided, time_for
+from runtime.train_settings import TrainSettings
+
+MetricVerdict = Literal["fine", "worse", "proven", "unknown", "missing"]
+LEAST_UNITS = 20
+"""Of each arm, before anything is concluded from them."""
+POWER = 0.95
+"""With which the promised number of units proves that a version which is the same is not worse."""
+_HARM_PART, _LEAST_TUNED = 20.0, 20.0
+"""Harm to a guardrail is looked for early: its sequences are narrowest at this part of the settings' units."""
+_PERCENT = 100.0
+_LARGEST_SPREAD = 0.25
+"""Of a number in [0, 1]; for logarithms, 1."""
+
+
+class Question(NamedTuple):
+    """One comparison to be made."""
+
+    metric: Metric
+    task: str
+    better: Better
+    level: float
+    """Of a false `worse`."""
+    is_required: bool
+    """False: the task is too rare to wait for its proof."""
+
+
+class MetricBounds(NamedTuple):
+    """What a difference shows, in the metric's own scale."""
+
+    low: float
+    high: float
+    is_worse: bool
+    is_proven: bool
+
+
+def bounds_of(question: Question, found: Difference, settings: TrainSettings) -> MetricBounds:
+    """The interval at the level of a proof on each side, and what follows."""
+    metric, tuned = question.metric, float(settings.tuned_units)
+    margin = _own_scale(metric, margin_of(metric, settings))
+    half = math.sqrt(found.variance) * one_sided(found.time, settings.proof_level, tuned)
+    low, high = found.difference - half, found.difference + half
+    losses = {"higher": (-found.difference,), "lower": (found.difference,)}.get(
+        question.better, (found.difference, -found.difference)
+    )
+    loss = max(losses)
+    if metric.name == REWARD:
+        needed, seen = 0.0, max(found.variance, found.variance_if_equal)
+    else:
+        tuned = max(_LEAST_TUNED, tuned / _HARM_PART)
+        needed = margin
+        seen = max(found.variance, found.variance_if_equal) if metric.is_log else found.variance_if_equal
+    level = question.level / len(losses)
+    is_worse = loss > needed and loss > math.sqrt(seen) * one_sided(2.0 * found.spread / seen, level, tuned)
+    return MetricBounds(low, high, is_worse, is_proven=loss + half < margin)
+
+
+def needed_units(question: Question, found: Difference | None, settings: TrainSettings) -> int:
+    """Units of the canary that prove a version which is the same with probability `POWER`, if the arms keep their proportion."""
+    metric = question.metric
+    spread = found.spread if found is not None else 1.0 if metric.is_log else _LARGEST_SPREAD
+    time = time_for(
+        _own_scale(metric, margin_of(metric, settings)),
+        spread,
+        level=settings.proof_level,
+        tuned=float(settings.tuned_units),
+        power=POWER,
+    )
+    per_time = found.canary_units / found.time if found is not None else 1.0
+    return math.ceil(time * per_time)
+
+
+def fact_of(
+    question: Question, found: Difference | None, settings: TrainSettings, *, missing: bool = False, trouble: str = ""
+) -> dict[str, Any]:
+    """The verdict as JSON. `trouble`: why nothing can be concluded, in words."""
+    metric = question.metric
+    fact: dict[str, Any] = {
+        "name": metric.name,
+        "task": question.task,
+        "kind": "primary" if metric.name == REWARD else "guardrail",
+        "better": question.better,
+        "canary": None,
+        "live": None,
+        "difference": None,
+        "low": None,
+        "high": None,
+        "margin": margin_of(metric, settings),
+        "num_canary": 0 if found is None else found.canary_units,
+        "num_live": 0 if found is None else found.live_units,
+        "needed_units": needed_units(question, found, settings),
+        "required": question.is_required,
+        "verdict": "unknown",
+    }
+    if found is not None:
+        bounds = bounds_of(question, found, settings)
+        fact["verdict"] = "worse" if bounds.is_worse else "proven" if bounds.is_proven else "fine"
+        shown = (found.difference, bounds.low, bounds.high)
+        fact |= dict(zip(("difference", "low", "high"), (_natural(metric, value) for value in shown), strict=True))
+        fact |= {"live": _natural(metric, found.live), "canary": _natural(metric, found.live + found.difference)}
+        if min(found.canary_units, found.live_units) < LEAST_UNITS or trouble:
+            fact["verdict"] = "unknown"
+    if missing:
+        fact["verdict"] = "missing"
+    return fact | {"says": _sentence(metric, fact, trouble)}
+
+
+def _sentence(metric: Metric, fact: Mapping[str, Any], trouble: str) -> str:
+    about = metric.label.capitalize()
+    if fact["verdict"] == "missing":
+        return f"{about}: live has them, the canary does not."
+    if trouble:
+        return f"{about}: {trouble}."
+    if fact["difference"] is None or fact["verdict"] == "unknown":
+        return f"{about}: too few answers yet."
+    unit, scale = ("%", _PERCENT) if metric.is_log else (" points", _PERCENT)
+    low, middle, high = (f"{scale * fact[name]:+.1f}" for name in ("low", "difference", "high"))
+    margin = f"{scale * fact['margin']:g}{unit}"
+    end = {
+        "worse": "worse beyond chance",
+        "proven": f"not worse by more than {margin}" if fact["better"] != "same" else f"the same within {margin}",
+        "fine": "no harm seen, not proven yet" if fact["required"] else "no harm seen; too rare to wait for a proof",
+    }[fact["verdict"]]
+    return f"{about}: {middle}{unit} [{low}, {high}], {end}."
+
+
+def _own_scale(metric: Metric, natural: float) -> float:
+    return math.log1p(natural) if metric.is_log else natural
+
+
+def _natural(metric: Metric, value: float) -> float:
+    return math.expm1(value) if metric.is_log else value
