@@ -13,15 +13,20 @@ from contracts.gating import Grade, MarkAnswer
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from pipelines.release.asking import SentinelClient
+from pipelines.release.companions import Companions
 from pipelines.release.releaser import Releaser
 from pipelines.release.renewal import renewal
 from pipelines.release.settings import ReleaseSettings
-from pipelines.release.train import rules as train_rules  # noqa: F401 the conductor of the train decides by them
+from pipelines.release.train.conductor import Conductor
+from pipelines.release.train.lift import Lift
 from pipelines.release.train.reading.intake import TrainIntake, read_evidence
+from pipelines.release.train.slots import TrainSlots
+from pipelines.release.train.task_rules import task_rules
 from runtime.base_policy import fingerprint
+from runtime.clocks import ClockWatch
 from runtime.engine_rows import read_engines
 from runtime.sentinels import read_sentinels
-from runtime.settings import Settings, load_section, load_settings
+from runtime.settings import load_section, load_settings
 from runtime.train_settings import TrainSettings
 
 _ANSWER_SECONDS = 60.0
@@ -33,7 +38,7 @@ def main(
     make_grade: Callable[[Mapping[str, Task]], Grade],
     make_marks: Callable[[Mapping[str, Task]], MarkAnswer],
 ) -> None:
-    """Judge candidates and prove them until `stop` is set.
+    """Judge candidates and prove them on users until `stop` is set.
 
     Args:
         home: the home folder.
@@ -43,11 +48,10 @@ def main(
     """
     settings = load_settings(home)
     policy = settings.policy
-    own = load_section(home, "release", ReleaseSettings)
+    own, train = load_section(home, "release", ReleaseSettings), load_section(home, "train", TrainSettings)
     tasks = load_tasks(settings.tasks)
     sentinels = read_sentinels(own.sentinels, tasks)
     grade = make_grade({name: tasks[name] for name in sentinels.tasks})
-    reading = _start_reading(settings, tasks, make_marks(tasks), stop)
     database, base = settings.database(), fingerprint(settings.base)
 
     def engines() -> list[EngineReplica]:
@@ -57,6 +61,21 @@ def main(
         "Authorization": f"Bearer {(home / 'operator.key').read_text().strip()}",
         "x-millrace-purpose": "sentinel",
     }
+    clock, bell = ClockWatch(settings.database()), settings.replica_links().bell
+    slots = TrainSlots(policy, run=settings.run, base=base, settings=train)
+    rules = task_rules(tasks, train)
+    conductor = Conductor(
+        settings.database(),
+        policy=policy,
+        settings=train,
+        tasks=rules,
+        slots=slots,
+        bell=bell,
+        lift=Lift(settings.database(), policy, train, rules),
+        clock=clock.now,
+    )
+    intake = TrainIntake(settings.database(), tasks, make_marks(tasks), policy=policy, settings=train, clock=clock.now)
+    companions = Companions(stop)
     with httpx.Client(base_url=settings.web_url, headers=headers, timeout=_ANSWER_SECONDS) as client:
         sentinel_client = SentinelClient(
             client,
@@ -65,8 +84,7 @@ def main(
             patience_seconds=own.patience_seconds,
             engines=engines,
         )
-        bell = settings.replica_links().bell
-        Releaser(
+        releaser = Releaser(
             database,
             sentinel_client,
             sentinels,
@@ -75,22 +93,16 @@ def main(
             policy=policy,
             settings=own,
             bell=bell,
+            slots=slots,
             each_look=renewal(settings, database, policy),
-        ).run(stop)
-        bell.close()
-    reading.join()
-
-
-def _start_reading(
-    settings: Settings, tasks: Mapping[str, Task], mark: MarkAnswer, stop: threading.Event
-) -> threading.Thread:
-    """Read what the trains compare, in a thread of its own."""
-    database = settings.database()
-    intake = TrainIntake(
-        database, tasks, mark, policy=settings.policy, settings=load_section(settings.home, "train", TrainSettings)
-    )
-    reading = threading.Thread(
-        target=read_evidence, args=(intake, database, settings.event_log(), stop), name="evidence", daemon=True
-    )
-    reading.start()
-    return reading
+        )
+        companions.start("train", conductor.run)
+        companions.start(
+            "evidence", lambda stop: read_evidence(intake, settings.database(), settings.event_log(), stop)
+        )
+        try:
+            releaser.run(stop)
+        finally:
+            companions.join()
+    bell.close()
+    clock.close()

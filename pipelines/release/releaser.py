@@ -1,7 +1,8 @@
-"""Judges candidates: an accepted one becomes live, a refused one leaves.
+"""Judges candidates: an accepted one goes to the release train, or without one becomes live; a refused one leaves.
 
-In: the arm `candidate` of the assignments. Out: a stored verdict, and the arm `live` moved to an accepted version; after several
-refusals in a row the arm `training` sends the trainer back. Waits: for a candidate without a verdict.
+In: the arm `candidate` of the assignments. Out: a stored verdict, and the arm `learning` (without a train: `live`) moved to an accepted
+version; after several refusals in a row the arm `training` sends the trainer back. Waits: for a candidate without a verdict, and while
+an operator holds the arms.
 
 A fault of our own (a grader, the engine, the database, a bug here) gives no verdict: nothing is stored, the process reports that it
 is not ready and why, the age of the candidate rises in the metrics, and it is judged again after a growing pause.
@@ -18,9 +19,9 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection
 
-from contracts import assignments, revocations
+from contracts import assignments, holds, revocations
 from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
-from contracts.errors import InvalidSettings, MillraceError, Unavailable
+from contracts.errors import InvalidSettings, MillraceError, Unavailable, VersionNotResident
 from contracts.gating import Grade, SentinelFile
 from contracts.tasks import Task
 from pipelines.release import repository, rules
@@ -29,6 +30,7 @@ from pipelines.release.grading import grade_together
 from pipelines.release.repository import VersionVerdict
 from pipelines.release.rules import ANCHOR, Decision, GatedTask
 from pipelines.release.settings import ReleaseSettings
+from pipelines.release.train.slots import TrainSlots
 from runtime.database import Database
 from runtime.metrics import CANDIDATE_AGE_SECONDS, LIVE_VERSION, NO_VERDICTS, VERDICTS
 from runtime.operations import step_done, trouble
@@ -53,6 +55,7 @@ class Releaser:
         policy: str,
         settings: ReleaseSettings,
         bell: Bell,
+        slots: TrainSlots,
         each_look: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -64,6 +67,9 @@ class Releaser:
         self._policy = policy
         self._settings = settings
         self._bell = bell
+        self._slots = slots
+        self._unasked: set[int] = set()
+        """Anchors that could not be asked again."""
         self._each_look = each_look
         self._since: float | None = None
         # Computed at each scrape, so that the age rises even while a look hangs.
@@ -103,6 +109,9 @@ class Releaser:
             live, candidate = arms.get(LIVE), arms.get(CANDIDATE)
             if live is None or live.version is None:
                 return False
+            if holds.read(connection, self._policy, time.time()) is not None:
+                self._since = None  # it waits because somebody wants it to
+                return False
             is_judged = repository.is_judged(connection, self._policy, self._sentinels.hash, live.version)
             draws = self._draws(connection, live.version)
             is_known = self._kept(connection, live.version, draws) is not None
@@ -116,6 +125,7 @@ class Releaser:
         else:
             if not is_known:  # it is resident now, and may no longer be when a candidate must be compared with it
                 self._answers_of(live.version, stop, draws)
+            self._ask_anchors(live.version, draws, stop)
             if candidate is None or candidate.version is None:
                 return False
             self._judge(candidate, live, stop, is_live_revoked=live.version in revoked)
@@ -175,6 +185,22 @@ class Releaser:
         details = self._details(version, own, decision.comparisons)
         self._store(candidate, live, _verdict(decision, notes, details, own, values))
 
+    def _ask_anchors(self, live: int, draws: Mapping[str, int], stop: threading.Event) -> None:
+        """Ask an anchor that is not live its sentinels in the draw that it began, while an engine still holds it."""
+        for task in self._sentinels.tasks:
+            anchor = draws[task]
+            if anchor == live or anchor in self._unasked:
+                continue
+            with self._database.snapshot() as connection:
+                held = self._kept(connection, anchor, draws, (task,)) is not None
+                if held or not self._slots.holds(connection, anchor):
+                    continue
+            try:
+                self._answers_of(anchor, stop, draws, (task,))
+            except (Unavailable, VersionNotResident) as error:  # another anchor takes its place
+                self._unasked.add(anchor)
+                log.warning("anchor not asked again", task=task, version=anchor, reason=error.message)
+
     def _refuse(self, candidate: Assignment, live: Assignment, reason: str, **facts: object) -> None:
         """Refuse a candidate for this reason, without a comparison."""
         version = _version_of(candidate)
@@ -192,6 +218,7 @@ class Releaser:
                 live=live,
                 references=compared,
                 refusals_before_rollback=self._settings.refusals_before_rollback,
+                accepted_arm=self._slots.accepting(connection),
             )
         self._bell.ring(MOVED)
         VERDICTS.labels(str(judged.accepted).lower()).inc()

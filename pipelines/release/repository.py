@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, delete, insert, or_, select
 
-from contracts import assignments, revocations
-from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
+from contracts import assignments, holds, revocations
+from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE, TRAINING, Assignment
 from contracts.errors import StaleWrite
 from contracts.tables import assignment, gate_anchor, sentinel_answer, verdict
 from contracts.tables.statements import insert_or_update
 from pipelines.release.asking import SentinelAnswer
 from pipelines.release.rules import refused_in_a_row
+from pipelines.release.train.slots import AcceptedArm
 
 ANCHORS_KEPT = 4
 """Anchors of a task whose answers are kept, so that an older one can replace those that are revoked."""
@@ -125,10 +126,22 @@ def store(
     live: Assignment,
     references: Collection[int],
     refusals_before_rollback: int,
+    accepted_arm: AcceptedArm,
 ) -> None:
-    """Store the verdict and move the arms, all or nothing. `live`, `references`: the versions it was compared with.
+    """Store the verdict and move the arms, all or nothing.
+
+    Args:
+        connection: the transaction.
+        policy: of the candidate.
+        candidate: its arm, as it was read.
+        judged: the verdict.
+        live: the arm of the live version, as it was compared with.
+        references: the versions it was compared with.
+        refusals_before_rollback: after so many refusals in a row the trainer goes back to the live version.
+        accepted_arm: the arm that an accepted version gets.
 
     Raises:
+        Held: an operator froze the arms or pinned a version meanwhile; nothing is stored.
         StaleWrite: an arm was moved or a compared version was revoked meanwhile; nothing is stored.
     """
     revoked = revocations.read(connection, policy)
@@ -149,25 +162,53 @@ def store(
     for task, reason in judged.proven.items():
         set_anchor(connection, policy, task, judged.version, reason)
     arms = assignments.read(connection, policy)
-    target, reason = LIVE, judged.reason
-    if not judged.accepted:
-        if refused_in_a_row(_history(connection, policy, judged.details["sentinels"])) % refusals_before_rollback != 0:
-            return
-        if judged.details.get("revoked"):
-            return
-        target, reason = TRAINING, f"{refusals_before_rollback} refusals in a row"
+    if judged.accepted:
+        _accept(connection, policy, judged, arms, accepted_arm)
+    elif (
+        not judged.details.get("revoked")
+        and refused_in_a_row(_history(connection, policy, judged.details["sentinels"])) % refusals_before_rollback == 0
+    ):
+        _move(connection, arms, TRAINING, arms[LIVE].version, f"{refusals_before_rollback} refusals in a row")
+    holds.refuse(connection, policy, time.time())
+
+
+def _accept(
+    connection: Connection,
+    policy: str,
+    judged: VersionVerdict,
+    arms: Mapping[str, Assignment],
+    accepted_arm: AcceptedArm,
+) -> None:
+    if accepted_arm.arm == LIVE and LEARNING in arms and arms[LEARNING].version is not None:
+        _move(connection, arms, LEARNING, None, f"v{judged.version} goes live at once: there is no train")
+    if accepted_arm.arm is not None:
+        _move(connection, arms, accepted_arm.arm, judged.version, judged.reason, share=accepted_arm.share)
+    # Versions on the track are, or may become, live, and are then compared with.
+    on_track = {arms[name].version for name in (LIVE, LEARNING, CANARY) if name in arms and accepted_arm.arm != LIVE}
+    keep = {judged.version, *(version for version in on_track if version is not None)}
+    forget(connection, policy, judged.details["sentinels"], keep)
+
+
+def _move(
+    connection: Connection,
+    arms: Mapping[str, Assignment],
+    arm: str,
+    version: int | None,
+    reason: str,
+    *,
+    share: float = 0.0,
+) -> None:
+    held = arms.get(arm) or Assignment(arms[LIVE].policy, arm, None, 0.0, 0)
     assignments.move(
         connection,
-        policy=policy,
-        arm=target,
-        version=judged.version if judged.accepted else arms[LIVE].version,
-        expected_epoch=arms[target].epoch if target in arms else 0,
+        policy=held.policy,
+        arm=arm,
+        version=version,
+        expected_epoch=held.epoch,
         writer="release",
         reason=reason,
-        share=1.0 if target == LIVE else 0.0,
+        share=share,
     )
-    if judged.accepted:
-        forget(connection, policy, judged.details["sentinels"], {judged.version})
 
 
 def forget(connection: Connection, policy: str, sentinels_hash: str, keep: Collection[int]) -> None:

@@ -17,8 +17,10 @@ from contracts.tasks import Task
 from pipelines.release.asking import SentinelAnswer, SentinelClient
 from pipelines.release.releaser import Releaser
 from pipelines.release.settings import ReleaseSettings
+from pipelines.release.train.slots import TrainSlots
 from runtime.database import Database
 from runtime.replicas.in_process import LocalBell
+from runtime.train_settings import TrainSettings
 
 NUM = 100
 SIGNALS = {"accepted": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}}}
@@ -68,6 +70,7 @@ class GateWorld:
         """Version and newest draw, in order."""
         self.graded: list[list[str]] = []
         self.now = 1000.0
+        self.slots = TrainSlots(policy, run="", base="", settings=TrainSettings())
         self.releaser = self.restarted()
 
     def restarted(self) -> Releaser:
@@ -97,6 +100,7 @@ class GateWorld:
             policy=self.policy,
             settings=ReleaseSettings(),
             bell=LocalBell(),
+            slots=self.slots,
             clock=lambda: self.now,
         )
         return self.releaser

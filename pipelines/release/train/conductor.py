@@ -1,0 +1,239 @@
+"""Conducts the release train: a version that passed the gate is proven on users, stage by stage, before everybody gets it.
+
+In: arms, verdicts, revocations, holds, engine rows, and the evidence in `train_answer`. Out: rows of `train` and `train_point`, moves of
+the arms canary, live, learning and training (`moves.py`). Waits for: nothing, except for the shadow's answers.
+
+    gate ──accepted──▶ shadow ──▶ canary: stage after stage ──proven──▶ live
+                          │          │  ▲                 └──worse──▶ revoked: the trainer goes back to live
+                          │          ▼  │ evidence again
+                          └──────▶ stopped ──nothing for as long again, or nothing proven in time──▶ withdrawn
+
+Each look reads the standing from the database, so a new conductor goes on where the last one was. A fault of our own gives no verdict:
+nothing moves, the process says that it is not ready and why, and looks again after a growing pause.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import structlog
+
+from contracts import assignments, holds
+from contracts.assignments import CANARY, LEARNING, LIVE, MOVED
+from contracts.errors import Held, MillraceError, NotFound, StaleWrite
+from contracts.faults import FaultPoint, no_fault
+from contracts.rollback import left_behind
+from contracts.version_history import read_live_history
+from pipelines.release.train import moves, repository, standing
+from pipelines.release.train.answers import TaskRule
+from pipelines.release.train.repository import Train
+from pipelines.release.train.slots import TrainSlots
+from pipelines.release.train.standing import TrackView, ended_by_others
+from pipelines.release.train.trip import Shadow, Trip
+from runtime.database import Database
+from runtime.metrics import TRAIN_ENDS, TRAIN_FAILURES, TRAIN_STAGE
+from runtime.operations import trouble
+from runtime.replicas import Bell
+from runtime.train_settings import TrainSettings
+
+LOOK_SECONDS = 1.0
+_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 1.0, 30.0
+_PIECE, _CLEAN_SECONDS = 5_000, 600.0
+
+log = structlog.get_logger()
+
+
+class Lifting(Protocol):
+    """Compares the hold-out with the live version."""
+
+    def look(self, now: float) -> None:
+        """Store a point, if it is time."""
+
+    def since(self, now: float) -> float:
+        """Older answers are not needed any more."""
+
+
+class Conductor:
+    """See the module.
+
+    Args:
+        database: of the home.
+        policy: whose trains these are.
+        settings: of the next departures; a running train keeps its own.
+        tasks: by name, what is compared.
+        slots: what the engines hold.
+        bell: rings after every move.
+        lift: the comparison with the hold-out.
+        shadow: None: the canary begins without one.
+        clock: UTC epoch seconds, by the database if this machine's clock is off.
+        monotonic: seconds for timers.
+        fault: for tests.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        policy: str,
+        settings: TrainSettings,
+        tasks: Mapping[str, TaskRule],
+        slots: TrainSlots,
+        bell: Bell,
+        lift: Lifting,
+        shadow: Shadow | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        fault: FaultPoint = no_fault,
+    ) -> None:
+        self._database = database
+        self._policy = policy
+        self._settings = settings
+        self._tasks = tasks
+        self._slots = slots
+        self._bell = bell
+        self._lift = lift
+        self._shadow = shadow
+        self._clock, self._monotonic = clock, monotonic
+        self._fault = fault
+        self._trip: Trip | None = None
+        self._clean_at = float("-inf")
+        self._without_bytes: set[int] = set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Conduct until `stop` is set."""
+        num_failures = 0
+        while not stop.is_set():
+            try:
+                self.look(stop)
+            except Exception as error:  # noqa: BLE001 our own fault must neither become a verdict nor end the train
+                if stop.is_set():
+                    return
+                num_failures += 1
+                self._failed(error, num_failures)
+                stop.wait(min(_LONGEST_RETRY_SECONDS, _RETRY_SECONDS * 2.0 ** min(num_failures - 1, 10)))
+                continue
+            num_failures = 0
+            trouble("train", None)
+            stop.wait(LOOK_SECONDS)
+
+    def look(self, stop: threading.Event) -> None:
+        """Look at everything once, and make at most one move.
+
+        Raises:
+            MillraceError: the database or an engine is away; nothing is lost.
+        """
+        now = self._clock()
+        try:
+            with self._database.snapshot() as connection:
+                seen = standing.look(connection, self._policy, self._slots, now)
+            TRAIN_STAGE.set(float("nan") if seen.train is None else seen.train.stage)
+            if not self._tidy(seen, now):
+                if seen.train is None:
+                    self._depart(seen, now)
+                else:
+                    self._conduct(seen, seen.train, now, stop)
+        except (StaleWrite, Held) as error:
+            # Somebody else moved an arm just now, or holds them.
+            log.info("looked at anew", reason=error.message)
+        self._lift.look(now)
+        self._clean(now)
+
+    def _tidy(self, seen: TrackView, now: float) -> bool:
+        """Empty the learning arm if its version was revoked, or is older than the live one; True if it was."""
+        learning, live = seen.arms.get(LEARNING), seen.arms.get(LIVE)
+        if learning is None or learning.version is None or live is None or live.version is None:
+            return False
+        is_revoked = learning.version in seen.revoked
+        if not is_revoked and (learning.version >= live.version or seen.hold is not None):
+            return False
+        reason = f"v{learning.version} was revoked" if is_revoked else f"v{live.version} is live and newer"
+        with self._database.transaction() as connection:
+            moves.empty(connection, seen.arms, LEARNING, reason)
+            if not is_revoked:
+                holds.refuse(connection, self._policy, now)
+        self._moved("learning arm emptied", reason, version=learning.version)
+        return True
+
+    def _depart(self, seen: TrackView, now: float) -> None:
+        live = seen.arms.get(LIVE)
+        if live is None or live.version is None or seen.hold is not None:
+            return
+        if not self._settings.enabled or CANARY not in seen.slots:
+            return
+        settings = self._settings.model_dump(mode="json") | {"slots": sorted(seen.slots)}
+        for version in self._waiting(live.version, seen.revoked):
+            try:
+                with self._database.transaction() as connection:
+                    moves.depart(connection, self._policy, version, arms=seen.arms, settings=settings, now=now)
+            except NotFound as error:
+                self._without_bytes.add(version)
+                log.warning("version cannot depart", version=version, reason=error.message)
+                continue
+            self._moved("train departed", f"v{version} is proven against v{live.version}", version=version)
+            return
+
+    def _waiting(self, live: int, revoked: Mapping[int, object]) -> list[int]:
+        """Versions that may depart, the newest first."""
+        with self._database.snapshot() as connection:
+            accepted = repository.read_accepted_above(connection, self._policy, live)
+            if not accepted:
+                return []
+            refused = left_behind(read_live_history(connection, self._policy)) | self._without_bytes
+            refused |= repository.read_tried(connection, self._policy, live)
+        return [version for version in accepted if version not in refused and version not in revoked]
+
+    def _conduct(self, seen: TrackView, train: Train, now: float, stop: threading.Event) -> None:
+        if (ended := ended_by_others(seen, train)) is not None:
+            with self._database.transaction() as connection:
+                moves.end(connection, train, state=ended.state, reason=ended.reason, now=now)
+            self._moved(f"train {ended.state}", ended.reason, version=train.version, state=ended.state)
+            return
+        if self._trip is None or self._trip.train_id != train.id:
+            self._trip = Trip(
+                train,
+                self._database,
+                self._tasks,
+                shadow=self._shadow,
+                tell=self._moved,
+                clock=self._clock,
+                monotonic=self._monotonic,
+            )
+        self._trip.look(seen, train, now, stop)
+
+    def _moved(self, what: str, reason: str, *, version: int, state: str | None = None) -> None:
+        """A move was committed."""
+        self._fault(f"conductor: {what}")
+        self._bell.ring(MOVED)
+        if state is not None:
+            TRAIN_ENDS.labels(state).inc()
+            self._trip, self._clean_at = None, float("-inf")
+        log.info(what, reason=reason, version=version)
+
+    def _clean(self, now: float) -> None:
+        """Delete a piece of the answers that nobody needs any more."""
+        if self._monotonic() < self._clean_at:
+            return
+        with self._database.transaction() as connection:
+            running = repository.read_running(connection, self._policy)
+            holdout = assignments.read(connection, self._policy).get(assignments.HOLDOUT)
+            num = repository.forget_answers(
+                connection,
+                self._policy,
+                running=running.version if running else None,
+                holdout=holdout.version if holdout else None,
+                lift_since=self._lift.since(now),
+                limit=_PIECE,
+            )
+        self._clean_at = self._monotonic() + (0.0 if num == _PIECE else _CLEAN_SECONDS)
+
+    def _failed(self, error: Exception, num_failures: int) -> None:
+        TRAIN_FAILURES.inc()
+        reason = error.message if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
+        trouble("train", f"the train stands, {num_failures} times in a row: {reason}")
+        # An unexpected error is logged with its traceback.
+        log.warning(
+            "the train stands", reason=reason, times=num_failures, exc_info=not isinstance(error, MillraceError)
+        )

@@ -1,0 +1,72 @@
+"""The evidence of one train: its answers in memory, read again as they change, and what they say now.
+
+In: rows of `train_answer`. Out: an assessment. Waits for: the database.
+
+A row is written with the time of its change, by processes whose clocks differ, in transactions that take a moment: so each look reads
+the last ten seconds again, and every half minute the last two minutes. After a restart everything is read anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from sqlalchemy import Connection
+
+from pipelines.release.train import repository
+from pipelines.release.train.answers import Answers, TaskRule
+from pipelines.release.train.assess import Assessment, Standing, assess
+from pipelines.release.train.repository import Train
+from runtime.train_settings import TrainSettings
+
+_AGAIN_MS, _LONG_AGAIN_MS = 10_000, 120_000
+_LONG_SECONDS = 30.0
+_IDLE = 4.0
+"""Assessing takes at most one part in five of the time."""
+
+
+class TrainEvidence:
+    """See the module. `monotonic`: seconds for timers."""
+
+    def __init__(self, train: Train, tasks: Mapping[str, TaskRule], monotonic: Callable[[], float]) -> None:
+        self.settings = settings_of(train)
+        self._tasks = tasks
+        self._monotonic = monotonic
+        self._answers = Answers()
+        self._last_ms = 0
+        self._seen: dict[str, int] = {}
+        """Key to the time of its change, of the rows that may be read again."""
+        self._long_at = monotonic()
+        self._assess_at = float("-inf")
+        self._found: Assessment | None = None
+
+    def read(self, connection: Connection, train: Train, now: float) -> None:
+        """Take in what changed."""
+        is_long = self._monotonic() >= self._long_at
+        # If the clock was set back, rows are older from now on than those that were read.
+        last = min(self._last_ms, int(now * 1000))
+        since = max(0, last - (_LONG_AGAIN_MS if is_long else _AGAIN_MS))
+        if is_long:
+            self._long_at = self._monotonic() + _LONG_SECONDS
+        found = repository.read_changed(connection, train, since)
+        self._answers.put([row for row, changed in found if self._seen.get(row.key) != changed])
+        self._last_ms = max([last, *(changed for _, changed in found)])
+        if is_long:
+            self._seen.clear()
+        self._seen.update((row.key, changed) for row, changed in found)
+
+    def assess(self, now: float, standing: Standing) -> Assessment:
+        """What all answers say; at most one part in five of the time is spent on it."""
+        if self._found is not None and self._monotonic() < self._assess_at:
+            return self._found
+        began = time.perf_counter()
+        self._found = assess(self._answers, self._tasks, self.settings, now, standing)
+        self._assess_at = self._monotonic() + _IDLE * (time.perf_counter() - began)
+        return self._found
+
+
+def settings_of(train: Train) -> TrainSettings:
+    """The settings as they were at departure."""
+    return TrainSettings(
+        **{name: value for name, value in train.settings.items() if name in TrainSettings.model_fields}
+    )

@@ -1,0 +1,168 @@
+"""SQL of the release train: its row, the answers that it compares, and the points of its charts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, and_, delete, insert, not_, or_, select, update
+
+from contracts import train_points
+from contracts.errors import StaleWrite
+from contracts.tables import train, train_answer, train_point, verdict
+from contracts.tables.statements import delete_free
+from pipelines.release.train.answers import AnswerRow
+
+SHADOW, CANARY_STAGE, STOPPED = "shadow", "canary", "stopped"
+SHIPPED, WITHDRAWN, REVOKED = "shipped", "withdrawn", "revoked"
+IN_SHADOW = -1
+"""The stage before the first."""
+BY_OTHERS = "by_others"
+"""In the evidence of a train that others brought to its end."""
+
+
+class Train(NamedTuple):
+    """One train: a version on its way from the gate to everybody. Times are UTC epoch seconds."""
+
+    id: int
+    policy: str
+    version: int
+    blessed: int
+    """The live version that it is compared with."""
+    state: str
+    stage: int
+    """Index into the stages of its settings; -1 in shadow."""
+    epoch: int
+    """Every change raises it, by compare-and-set."""
+    started_at: float
+    stage_at: float
+    ended_at: float | None
+    reason: str
+    settings: dict[str, Any]
+    """As they were at departure."""
+    evidence: dict[str, Any]
+
+
+def read_running(connection: Connection, policy: str) -> Train | None:
+    """The train on the track; None if the track is free."""
+    statement = select(train).where(train.c.policy == policy, train.c.ended_at.is_(None)).order_by(train.c.id)
+    row = connection.execute(statement).mappings().first()
+    return None if row is None else Train(**row)
+
+
+def read_accepted_above(connection: Connection, policy: str, live: int) -> list[int]:
+    """Versions above `live` that the gate accepted, the newest first."""
+    columns = verdict.c
+    statement = (
+        select(columns.version)
+        .where(columns.policy == policy, columns.accepted.is_(True), columns.version > live)
+        .order_by(columns.version.desc())
+    )
+    return list(connection.execute(statement).scalars())
+
+
+def read_tried(connection: Connection, policy: str, blessed: int) -> set[int]:
+    """Versions whose train ended by what it found against `blessed`, not because somebody else moved an arm."""
+    columns = train.c
+    statement = select(columns.version).where(
+        columns.policy == policy,
+        columns.blessed == blessed,
+        columns.ended_at.is_not(None),
+        columns.evidence[BY_OTHERS].as_string().is_(None),
+    )
+    return set(connection.execute(statement).scalars())
+
+
+def add(connection: Connection, values: Mapping[str, Any]) -> int:
+    """Store a new train; returns its id."""
+    [number] = connection.execute(insert(train).values(**values).returning(train.c.id)).one()
+    return int(number)
+
+
+def change(connection: Connection, held: Train, **values: Any) -> None:
+    """Change a train that nobody changed since it was read.
+
+    Raises:
+        StaleWrite: somebody did; nothing is changed.
+    """
+    statement = (
+        update(train)
+        .where(train.c.id == held.id, train.c.epoch == held.epoch, train.c.ended_at.is_(None))
+        .values(epoch=held.epoch + 1, **values)
+    )
+    if connection.execute(statement).rowcount != 1:
+        raise StaleWrite(f"another process moved the train of v{held.version}; read it again", version=held.version)
+
+
+def note_evidence(connection: Connection, held: Train, evidence: Mapping[str, Any]) -> None:
+    """Store what the last look found, unless the train moved meanwhile."""
+    connection.execute(
+        update(train)
+        .where(train.c.id == held.id, train.c.epoch == held.epoch, train.c.ended_at.is_(None))
+        .values(evidence=dict(evidence))
+    )
+
+
+def read_changed(connection: Connection, held: Train, since_ms: int) -> list[tuple[AnswerRow, int]]:
+    """The answers that a train compares and that were written from then on, with the time at which they were, in order."""
+    columns = train_answer.c
+    canary = and_(columns.arm == "canary", columns.version == held.version)
+    live = and_(columns.arm == "live", columns.version == held.blessed, columns.compared_with == held.version)
+    statement = (
+        select(train_answer)
+        .where(columns.policy == held.policy, columns.changed >= since_ms, or_(canary, live))
+        .order_by(columns.changed)
+    )
+    return [(_answer_of(row), row.changed) for row in connection.execute(statement)]
+
+
+def read_lift_answers(connection: Connection, policy: str, holdout: int, since: float, limit: int) -> list[AnswerRow]:
+    """The newest rewarded answers of the hold-out's version, and of whatever version was live, after a time."""
+    columns = train_answer.c
+    wanted = or_(and_(columns.arm == "holdout", columns.version == holdout), columns.arm == "live")
+    statement = (
+        select(train_answer)
+        .where(columns.policy == policy, columns.at >= since, columns.reward.is_not(None), wanted)
+        .order_by(columns.at.desc())
+        .limit(limit)
+    )
+    return [_answer_of(row) for row in connection.execute(statement)]
+
+
+def forget_answers(
+    connection: Connection, policy: str, *, running: int | None, holdout: int | None, lift_since: float, limit: int
+) -> int:
+    """Delete a piece of the answers that neither the running train nor the hold-out needs; returns how many.
+
+    `running`, `holdout`: their versions. While there is a hold-out, answers of `live` stay until `lift_since`.
+    """
+    columns = train_answer.c
+    in_lift = and_(
+        columns.at >= lift_since, or_(columns.arm == "live", and_(columns.arm == "holdout", columns.version == holdout))
+    )
+    in_train = or_(columns.version == running, columns.compared_with == running)
+    needed = [in_train] if running is not None else []
+    needed += [in_lift] if holdout is not None else []
+    unneeded = [not_(or_(*needed))] if needed else []
+    return delete_free(connection, train_answer, columns.policy == policy, *unneeded, limit=limit)
+
+
+def add_point(
+    connection: Connection, policy: str, subject: str, at: float, values: Mapping[str, Any], *, least: float, most: int
+) -> None:
+    """Store a point of a chart, unless the newest one is less than `least` seconds old.
+
+    Of more than `most` points, every second one of the older half is deleted.
+    """
+    columns = train_point.c
+    own = (columns.policy == policy, columns.subject == subject)
+    times = list(connection.execute(select(columns.at).where(*own).order_by(columns.at)).scalars())
+    if times and 0.0 <= at - times[-1] < least:
+        return
+    train_points.put(connection, policy, subject, at, values)
+    if len(times) >= most:
+        connection.execute(delete(train_point).where(*own, columns.at.in_(times[1 : len(times) // 2 : 2])))
+
+
+def _answer_of(row: Row[Any]) -> AnswerRow:
+    return AnswerRow(**{name: getattr(row, name) for name in AnswerRow._fields})

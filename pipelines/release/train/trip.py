@@ -1,0 +1,230 @@
+"""One train while this process conducts it: its evidence, its timers, and its next move.
+
+In: what a look found, and the answers. Out: at most one move, what the answers say now, a point of the chart. Waits for: nothing,
+except for the shadow's answers.
+
+All that decides is read from the database; only patience is kept here, so a new process begins it anew. Silence and absence are timed
+by a clock that never jumps. Times in which nobody looked, by which the clock jumped, or in which the arms were held are not counted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import structlog
+
+from contracts import train_points
+from pipelines.release.train import moves, repository
+from pipelines.release.train.answers import TaskRule
+from pipelines.release.train.assess import Standing
+from pipelines.release.train.gathering import TrainEvidence
+from pipelines.release.train.moves import COUNTED_AT
+from pipelines.release.train.repository import IN_SHADOW, REVOKED, SHIPPED, STOPPED, WITHDRAWN, Train
+from pipelines.release.train.rules import TrainMove, decide
+from pipelines.release.train.standing import TrackView
+from runtime.database import Database
+
+_NOTE_SECONDS, _POINT_SECONDS, _MOST_POINTS = 2.0, 10.0, 300
+_GAP_SECONDS = 60.0
+"""A longer time without a look, or a jump of the clock by more, is not counted."""
+ABSENT_SECONDS = 30.0
+"""A train stops when no engine held its version for so long: a restart takes less."""
+_ENDED = {"arrive": SHIPPED, "revoke": REVOKED, "withdraw": WITHDRAWN}
+_TOLD = {"advance": "train advanced", "stop": "train stopped", "go_on": "train goes on"}
+
+log = structlog.get_logger()
+
+
+class ShadowResult(NamedTuple):
+    """What the shadow said: a reason to refuse the version, or None; and a sentence for the page."""
+
+    refused: str | None
+    note: str
+
+
+Shadow = Callable[[Train, threading.Event], ShadowResult]
+"""Compares both versions of a train on recent prompts, unseen by users. Raises MillraceError: a fault of ours, to be tried again."""
+
+
+class Tell(Protocol):
+    """Is told of every move, after it is committed. `state`: how the train ended, if it did."""
+
+    def __call__(self, what: str, reason: str, *, version: int, state: str | None = None) -> None:
+        """Ring and log."""
+
+
+class Trip:
+    """See the module. `clock`: UTC epoch seconds; `monotonic`: seconds for timers."""
+
+    def __init__(
+        self,
+        train: Train,
+        database: Database,
+        tasks: Mapping[str, TaskRule],
+        *,
+        shadow: Shadow | None,
+        tell: Tell,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.train_id = train.id
+        self._database = database
+        self._tasks = tasks
+        self._shadow = shadow
+        self._tell = tell
+        self._clock, self._monotonic = clock, monotonic
+        self._evidence = TrainEvidence(train, tasks, monotonic)
+        self._settings = self._evidence.settings
+        self._began = monotonic()
+        self._looked: tuple[float, float] | None = None
+        """Both clocks at the last look that was counted."""
+        self._absent_since: float | None = None
+        self._stopped_since: float | None = None
+        self._noted_at = float("-inf")
+
+    def look(self, seen: TrackView, train: Train, now: float, stop: threading.Event) -> None:
+        """Make at most one move. Raises as the moves do."""
+        if self._count(seen, train, now):
+            return
+        with self._database.snapshot() as connection:
+            self._evidence.read(connection, train, now)
+        where = Standing(train.stage, train.stage_at, train.started_at, train.state)
+        found = self._evidence.assess(now, where)
+        move = self._next(seen, train, decide(where, found, self._settings, now), now)
+        facts = self._facts(seen, train, found.facts, move, now)
+        self._note(train, facts, now)
+        if seen.hold is not None:
+            return
+        if move.kind == "advance" and train.stage == IN_SHADOW:
+            move, facts = self._cast_shadow(train, facts, stop)
+        if move.kind != "stay":
+            self._make(train, move, facts)
+
+    def _count(self, seen: TrackView, train: Train, now: float) -> bool:
+        """Shift the train's times by a time that does not count; True if there was one."""
+        if seen.hold is not None:
+            self._looked = None
+            return False
+        tick = self._monotonic()
+        then, then_tick = self._looked or (train.evidence.get(COUNTED_AT, now), tick)
+        gap = (now - then) - (tick - then_tick)
+        if abs(gap) > _GAP_SECONDS:
+            with self._database.transaction() as connection:
+                moves.shift(connection, train, gap, now)
+            self._evidence = TrainEvidence(train, self._tasks, self._monotonic)  # and read everything anew
+            log.warning("time not counted", version=train.version, seconds=round(gap, 1))
+        self._looked = now, tick
+        return abs(gap) > _GAP_SECONDS
+
+    def _next(self, seen: TrackView, train: Train, decided: TrainMove, now: float) -> TrainMove:
+        """The decision by the answers, unless the engines or the shadow come first."""
+        if decided.kind == "revoke":
+            return decided
+        if (absent := self._absence(seen, train)) is not None:
+            return absent
+        if train.stage == IN_SHADOW:
+            return self._next_in_shadow(seen, train, now)
+        if self._is_too_early(train, decided):
+            return TrainMove("stay", f"not yet: {decided.reason}")
+        return decided
+
+    def _next_in_shadow(self, seen: TrackView, train: Train, now: float) -> TrainMove:
+        if train.state == STOPPED:
+            return TrainMove("go_on", f"{', '.join(seen.holders)} holds v{train.version}")
+        if now - train.started_at > self._settings.patience_seconds:
+            return TrainMove("withdraw", f"the shadow did not end in {self._settings.patience_seconds:.0f} s")
+        return TrainMove("advance", "no shadow")
+
+    def _absence(self, seen: TrackView, train: Train) -> TrainMove | None:
+        """What to do about a version that no engine holds; None if one does."""
+        now = self._monotonic()
+        if seen.holders:
+            self._absent_since = None
+            return None
+        self._absent_since = now if self._absent_since is None else self._absent_since
+        seconds = now - self._absent_since
+        if train.state != STOPPED:
+            return TrainMove("stop" if seconds >= ABSENT_SECONDS else "stay", seen.why_absent)
+        # While no engine runs at all, nothing speaks against the version.
+        if seconds >= ABSENT_SECONDS + self._settings.silence_seconds and seen.num_engines:
+            return TrainMove("withdraw", f"{seen.why_absent}, for {seconds:.0f} s")
+        return TrainMove("stay", seen.why_absent)
+
+    def _is_too_early(self, train: Train, move: TrainMove) -> bool:
+        """Silence ends nothing before it was listened to for as long: this process may have just begun to read the log."""
+        now, silence = self._monotonic(), self._settings.silence_seconds
+        if train.state != STOPPED:
+            self._stopped_since = None
+            return move.kind == "stop" and now - self._began < silence
+        self._stopped_since = now if self._stopped_since is None else self._stopped_since
+        return move.kind == "withdraw" and now - self._stopped_since < silence
+
+    def _cast_shadow(
+        self, train: Train, facts: Mapping[str, Any], stop: threading.Event
+    ) -> tuple[TrainMove, dict[str, Any]]:
+        """Compare on prompts without users; the move that follows, and the facts with what was found."""
+        said = ShadowResult(None, "no shadow")
+        if self._shadow is not None and self._settings.shadow_prompts > 0:
+            said = self._shadow(train, stop)
+        noted = {**facts, "shadow": said.note, COUNTED_AT: self._clock()}
+        if said.refused is not None:
+            return TrainMove("revoke", said.refused), noted
+        return TrainMove("advance", said.note), noted
+
+    def _make(self, train: Train, move: TrainMove, facts: Mapping[str, Any]) -> None:
+        now = self._clock()
+        with self._database.transaction() as connection:
+            match move.kind:
+                case "advance":
+                    moves.advance(connection, train, reason=move.reason, evidence=facts, now=now)
+                case "arrive":
+                    moves.arrive(connection, train, reason=move.reason, evidence=facts, now=now)
+                case "revoke":
+                    moves.revoke(connection, train, reason=move.reason, evidence=facts, now=now)
+                case "withdraw":
+                    moves.withdraw(connection, train, reason=move.reason, now=now)
+                case "stop":
+                    moves.stop(connection, train, reason=move.reason, now=now)
+                case "go_on":
+                    moves.go_on(connection, train, reason=move.reason, now=now)
+                case "stay":
+                    return
+        state = _ENDED.get(move.kind)
+        what = f"train {state}" if state is not None else _TOLD[move.kind]
+        self._tell(what, move.reason, version=train.version, state=state)
+
+    def _note(self, train: Train, facts: Mapping[str, Any], now: float) -> None:
+        """Store what was found, for the page and for the next conductor."""
+        if self._monotonic() - self._noted_at < _NOTE_SECONDS:
+            return
+        self._noted_at = self._monotonic()
+        point, subject = _point(train, facts), train_points.primary_of(train.version)
+        with self._database.transaction() as connection:
+            repository.note_evidence(connection, train, facts)
+            if point is not None:
+                repository.add_point(
+                    connection, train.policy, subject, now, point, least=_POINT_SECONDS, most=_MOST_POINTS
+                )
+
+    def _facts(
+        self, seen: TrackView, train: Train, found: Mapping[str, Any], move: TrainMove, now: float
+    ) -> dict[str, Any]:
+        """What is stored: the assessment, what happens next and why, and what the train must remember."""
+        facts = {**found, "next": {"kind": move.kind, "reason": move.reason}, COUNTED_AT: now}
+        if "shadow" in train.evidence:
+            facts["shadow"] = train.evidence["shadow"]
+        if seen.hold is not None:
+            facts |= {"held": seen.hold.words, COUNTED_AT: train.evidence.get(COUNTED_AT, now)}
+        return facts
+
+
+def _point(train: Train, facts: Mapping[str, Any]) -> dict[str, object] | None:
+    """The primary metric of the task with the most answers; None without one."""
+    primary = [item for item in facts["metrics"] if item["kind"] == "primary"]
+    if not primary:
+        return None
+    most = max(primary, key=lambda item: item["num_canary"])
+    names = ("task", "difference", "low", "high", "num_canary", "num_live")
+    return {name: most[name] for name in names} | {"share": moves.share_of(train)}

@@ -1,0 +1,242 @@
+"""A conductor over a real database, with a clock, engines and users made of tables."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from sqlalchemy import delete, insert, select
+
+from contracts import assignments
+from contracts.assignments import LIVE, SLOTS, Assignment
+from contracts.tables import engine_replica, train, train_answer, verdict, version_claim
+from pipelines.release.train.answers import TaskRule
+from pipelines.release.train.conductor import Conductor
+from pipelines.release.train.repository import Train
+from pipelines.release.train.slots import TrainSlots
+from pipelines.release.train.trip import Shadow
+from runtime.database import Database
+from runtime.replicas.in_process import LocalBell
+from runtime.train_settings import TrainSettings
+
+POLICY = "p"
+STOP = threading.Event()
+AGE = 5.0
+TASKS = {"chat": TaskRule(has_primary=True, age_seconds=AGE)}
+SETTINGS = TrainSettings(
+    stages=(0.05, 0.5),
+    stage_seconds=10.0,
+    stage_units=10,
+    shadow_prompts=0,
+    silence_seconds=60.0,
+    patience_seconds=3_600.0,
+    margin=0.1,
+    guardrail_margin=0.2,
+    tuned_units=200,
+    level=0.01,
+)
+
+
+class Killed(Exception):
+    """A process died at a fault point."""
+
+
+class NoLift:
+    """There is no hold-out."""
+
+    def look(self, now: float) -> None:
+        """Nothing to compare."""
+
+    def since(self, now: float) -> float:
+        """All of it."""
+        return now
+
+
+class Behaviour(NamedTuple):
+    """What the answers of a version are like: means of the reward and of a fast fact."""
+
+    reward: float = 0.7
+    truncated: float = 0.02
+
+
+class TrackWorld:
+    """See the module. Time passes in `pass_time` only."""
+
+    def __init__(
+        self, database: Database, settings: TrainSettings = SETTINGS, tasks: Mapping[str, TaskRule] = TASKS
+    ) -> None:
+        self.database = database
+        self.settings = settings
+        self.tasks = tasks
+        self.wall, self.tick = 1_700_000_000.0, 5_000.0
+        self.slots: Mapping[str, int | None] | None = None
+        """What the engine holds; None: whatever the arms say."""
+        self.declared: tuple[str, ...] = SLOTS
+        self.shadow: Shadow | None = None
+        self.kill_at: str | None = None
+        self.num_answers = 0
+        self.behaviour: dict[int, Behaviour] = {}
+        self.conductor = self.restarted()
+
+    def restarted(self) -> Conductor:
+        """A new conductor, as after a restart of the process."""
+        self.conductor = self.another()
+        return self.conductor
+
+    def another(self) -> Conductor:
+        """A conductor of another process."""
+        return Conductor(
+            self.database,
+            policy=POLICY,
+            settings=self.settings,
+            tasks=self.tasks,
+            slots=TrainSlots(
+                POLICY, run="", base="", settings=self.settings, clock=lambda: self.wall, monotonic=lambda: self.tick
+            ),
+            bell=LocalBell(),
+            lift=NoLift(),
+            shadow=self.shadow,
+            clock=lambda: self.wall,
+            monotonic=lambda: self.tick,
+            fault=self._fault,
+        )
+
+    def _fault(self, place: str) -> None:
+        if place == self.kill_at:
+            self.kill_at = None
+            raise Killed(place)
+
+    def look(self, num: int = 1, *, seconds: float = 1.0) -> None:
+        """Let the conductor look, with time in between."""
+        for _ in range(num):
+            self.pass_time(seconds)
+            self.announce()
+            self.conductor.look(STOP)
+
+    def pass_time(self, seconds: float) -> None:
+        """Both clocks go on."""
+        self.wall, self.tick = self.wall + seconds, self.tick + seconds
+
+    def announce(self) -> None:
+        """The engine holds what the arms say, and its row is fresh."""
+        arms = self.arms()
+        held = self.slots
+        if held is None:
+            held = {arm: arms[arm].version if arm in arms else None for arm in self.declared}
+        row = {
+            "policy": POLICY, "name": "e", "url": "http://e", "kind": "millrace", "region": "local", "status": "serving",
+            "slots": dict(held), "abilities": [], "instance": "i", "engine": "e", "dtype": "float32", "seen_at": self.wall,
+            "run": "", "base": "", "problems": {},
+        }  # fmt: skip
+        with self.database.transaction() as connection:
+            connection.execute(delete(engine_replica))
+            connection.execute(insert(engine_replica).values(**row))
+
+    def point(self, arm: str, version: int | None, share: float = 0.0) -> None:
+        """Move an arm, as an operator or the gate does."""
+        with self.database.transaction() as connection:
+            held = assignments.read(connection, POLICY).get(arm)
+            assignments.move(
+                connection,
+                policy=POLICY,
+                arm=arm,
+                version=version,
+                expected_epoch=held.epoch if held else 0,
+                writer="ann",
+                reason="r",
+                share=1.0 if arm == LIVE else share,
+            )
+
+    def accept(self, *versions: int, parent: int | None = None) -> None:
+        """The gate accepted versions, each the child of the one before."""
+        with self.database.transaction() as connection:
+            for version in versions:
+                row = {
+                    "policy": POLICY,
+                    "version": version,
+                    "accepted": True,
+                    "reason": "",
+                    "details": {},
+                    "at": self.wall,
+                }
+                connection.execute(insert(verdict).values(**row))
+                claim = {"policy": POLICY, "version": version, "epoch": 1, "claimed_at": 0.0}
+                claim["parent"] = version - 1 if parent is None else parent
+                connection.execute(insert(version_claim).values(**claim))
+
+    def begin(self, *accepted: int) -> None:
+        """The base is live, and versions wait."""
+        self.point(LIVE, 0)
+        self.accept(*accepted)
+
+    def answer(self, num_canary: int = 20, num_live: int = 40, *, age: float = 30.0, arms: str = "both") -> None:
+        """Users get answers and reward them: rows as the log worker writes them. `age`: of the answers, in seconds."""
+        held = self.running()
+        if held is None or held.stage < 0:
+            return
+        share = held.settings["stages"][held.stage]
+        for arm, version, num in (("canary", held.version, num_canary), ("live", held.blessed, num_live)):
+            if arms in {"both", arm}:
+                probability = share if arm == "canary" else 1.0 - share
+                self._write(held, arm, version, [probability] * num, age)
+
+    def _write(self, held: Train, arm: str, version: int, probabilities: list[float], age: float) -> None:
+        like, rows = self.behaviour.get(version, Behaviour()), []
+        for probability in probabilities:
+            self.num_answers += 1
+            # A sequence that fills [0, 1) evenly, so that means are what they should be.
+            place = self.num_answers * 0.6180339887498949 % 1.0
+            at = self.wall - age
+            rows.append(
+                {
+                    "key": f"k{self.num_answers:07d}", "policy": POLICY, "arm": arm, "version": version,
+                    "compared_with": held.version, "task": "chat", "unit": f"u{self.num_answers}", "unit_kind": "user",
+                    "cluster": "", "sampling": "s", "probability": probability, "at": at,
+                    "metrics": {"truncated": float(place < like.truncated), "errors": 0.0, "heard": 1.0},
+                    "reward": float(place < like.reward), "status": "scored", "scored_at": at + 1.0,
+                    "changed": int(self.wall * 1000),
+                }
+            )  # fmt: skip
+        with self.database.transaction() as connection:
+            connection.execute(insert(train_answer), rows)
+
+    def run(self, looks: int, *, num_canary: int = 20, num_live: int = 40) -> None:
+        """Looks with users in between, until the track is free."""
+        for _ in range(looks):
+            self.look()
+            if self.running() is None:
+                return
+            self.answer(num_canary, num_live, age=AGE + 1.0)
+
+    def until(self, done: Callable[[], bool], *, looks: int = 400) -> None:
+        """Looks with users in between, until something is so."""
+        for _ in range(looks):
+            if done():
+                return
+            self.look()
+            self.answer(age=AGE + 1.0)
+        raise AssertionError(self.trains())
+
+    def running(self) -> Train | None:
+        """The train on the track."""
+        return next((held for held in self.trains() if held.ended_at is None), None)
+
+    def trains(self) -> list[Train]:
+        """All of them, in order."""
+        with self.database.snapshot() as connection:
+            return [Train(**row) for row in connection.execute(select(train).order_by(train.c.id)).mappings()]
+
+    def arms(self) -> dict[str, Assignment]:
+        """As they are."""
+        with self.database.snapshot() as connection:
+            return assignments.read(connection, POLICY)
+
+    def versions(self) -> dict[str, int | None]:
+        """Arm to version."""
+        return {name: arm.version for name, arm in self.arms().items()}
+
+    def count(self) -> int:
+        """Answers in the table."""
+        with self.database.snapshot() as connection:
+            return len(connection.execute(select(train_answer.c.key)).all())
