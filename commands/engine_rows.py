@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import httpx
 
 from commands.findings import Finding
+from contracts.assignments import CANARY, HOLDOUT, LEARNING
 from contracts.engines import EngineReplica, read_replicas
 from contracts.errors import InvalidSettings, Unavailable
 from runtime.base_policy import fingerprint
 from runtime.database import Database
 from runtime.engine_key import ENGINE_KEY, authorization, engine_key
-from runtime.settings import Settings
+from runtime.settings import Settings, load_section
+from runtime.train_settings import TrainSettings
 
 _ENGINE_SECONDS = 2.0
 _REMEDIES = {
@@ -35,6 +37,26 @@ def engine_findings(settings: Settings) -> Iterator[Finding]:
     base, now = fingerprint(settings.base), time.time()
     for row in rows:
         yield _finding(row, settings.run, base, now, headers)
+    fresh = [row for row in rows if row.is_fresh(now) and row.misfit(settings.run, base) is None]
+    if fresh:
+        is_enabled = load_section(settings.home, "train", TrainSettings).enabled
+        yield train_finding({slot for row in fresh for slot in row.slots}, is_enabled=is_enabled)
+
+
+def train_finding(slots: Collection[str], *, is_enabled: bool) -> Finding:
+    """How far the slots of all engines carry a release train. `is_enabled`: whether the settings want one."""
+    without = {
+        CANARY: "a version that passed the gate goes live at once, without proof on a few users",
+        LEARNING: "no share of the users gets the newest gated version for the trainer",
+        HOLDOUT: "no lift over a frozen version is measured",
+    }
+    name = "release train"
+    if not is_enabled:
+        return Finding(name, True, False, f"off ([train] enabled = false): {without[CANARY]}")
+    missing = [f"no engine has a slot for {arm}: {why}" for arm, why in without.items() if arm not in slots]
+    if not missing:
+        return Finding(name, True, False, f"engines have slots for {', '.join(without)}")
+    return Finding(name, True, False, "; ".join(missing) + "; add slots with [engine] slots or --slots")
 
 
 def _finding(row: EngineReplica, run: str, base: str, now: float, headers: Mapping[str, str]) -> Finding:

@@ -15,6 +15,7 @@ from contracts.engines import EngineKind
 from contracts.errors import InvalidSettings, Unavailable
 from runtime.engine_key import authorization, engine_key
 from runtime.settings import Section, Settings, make_section
+from services.engine.settings import EngineSettings
 from services.following.joining import check_server
 from services.sglang.settings import SglangSettings
 from services.vllm.command import has_experts
@@ -37,16 +38,18 @@ class EngineChoice(NamedTuple):
     num_own: int = 1
     """How many of our engine's processes are started."""
     sglang: SglangSettings | None = None
+    own: EngineSettings | None = None
+    """What the command line says of our engine; None: nothing."""
 
     @property
     def workers(self) -> tuple[str, ...]:
         """Processes to start beside the usual ones."""
-        return tuple(self.sections)
+        return tuple(name for name in self.sections if name != "engine")
 
     @property
     def sections(self) -> dict[str, Section]:
-        """Settings of those processes."""
-        found: dict[str, Section | None] = {"vllm": self.vllm, "sglang": self.sglang}
+        """Settings of engines."""
+        found: dict[str, Section | None] = {"engine": self.own, "vllm": self.vllm, "sglang": self.sglang}
         return {name: section for name, section in found.items() if section is not None}
 
     @property
@@ -68,7 +71,13 @@ OWN = EngineChoice("millrace")
 
 
 def choose_engine(
-    kind: str, python: Path | None, replicas: int, num_own: int | None = None, urls: Sequence[str] = ()
+    kind: str,
+    python: Path | None,
+    replicas: int,
+    num_own: int | None = None,
+    urls: Sequence[str] = (),
+    *,
+    slots: str | None = None,
 ) -> EngineChoice:
     """The choice that the options of the command line make.
 
@@ -78,20 +87,24 @@ def choose_engine(
         replicas: vLLM servers: the first serves live, the second candidate, further ones live.
         num_own: of our engine; None: one, or none beside vLLM.
         urls: servers that run already, instead of `replicas` new ones: vLLM's, or SGLang's with `kind` sglang.
+        slots: arms, with commas: one for each server of vLLM or SGLang, instead of `replicas`; without such servers, those that each of
+            our replicas holds. None: the defaults.
 
     Raises:
-        InvalidSettings: another kind, or no such interpreter.
+        InvalidSettings: another kind, no such interpreter, or slots that make no sense.
     """
+    arms = None if slots is None else tuple(name.strip() for name in slots.split(","))
     if kind == "millrace" and not urls:
         if num_own == 0:
             raise InvalidSettings("--engines 0 leaves no engine; add --engine vllm")
-        return OWN._replace(num_own=num_own or 1)
+        own = None if arms is None else make_section("--slots: [engine]", EngineSettings, slots=arms)
+        return OWN._replace(num_own=num_own or 1, own=own)
     if kind not in {"vllm", "millrace", "sglang"}:
         raise InvalidSettings(f"--engine is millrace, vllm or sglang, not {kind!r}")
     if kind == "sglang":
-        return _choose_sglang(urls, num_own or 0)
+        return _choose_sglang(urls, num_own or 0, arms)
     if urls:
-        given = make_section("[vllm]", VllmSettings, urls=tuple(urls), slots=_slots(len(urls)))
+        given = make_section("[vllm]", VllmSettings, urls=tuple(urls), slots=arms or _slots(len(urls)))
         return EngineChoice("vllm", given, (1 if kind == "millrace" else 0) if num_own is None else num_own)
     found = python or Path(os.environ.get(VLLM_PYTHON) or _MADE_HERE)
     if not os.access(found, os.X_OK):
@@ -99,7 +112,7 @@ def choose_engine(
             f"{found} is not there. `make vllm` makes .vllm with vLLM for CPUs; --vllm-python names another environment's interpreter"
         )
     # Not resolved: the link in the environment tells Python which environment it is.
-    section = make_section("[vllm]", VllmSettings, python=found.absolute(), slots=_slots(replicas))
+    section = make_section("[vllm]", VllmSettings, python=found.absolute(), slots=arms or _slots(replicas))
     return EngineChoice("vllm", section, num_own or 0)
 
 
@@ -107,12 +120,12 @@ def _slots(num_servers: int) -> tuple[str, ...]:
     return (LIVE, CANDIDATE, *[LIVE] * (num_servers - 2))[: max(1, num_servers)]
 
 
-def _choose_sglang(urls: Sequence[str], num_own: int) -> EngineChoice:
+def _choose_sglang(urls: Sequence[str], num_own: int, arms: tuple[str, ...] | None) -> EngineChoice:
     if not urls:
         raise InvalidSettings(
             "--engine sglang needs --engine-url: Millrace follows SGLang servers, and does not start them"
         )
-    section = make_section("[sglang]", SglangSettings, urls=tuple(urls), slots=_slots(len(urls)))
+    section = make_section("[sglang]", SglangSettings, urls=tuple(urls), slots=arms or _slots(len(urls)))
     return EngineChoice("sglang", None, num_own, section)
 
 

@@ -48,3 +48,11 @@ EngineUrlsOption = Annotated[
 VllmReplicasOption = Annotated[
     int, typer.Option("--vllm-replicas", min=1, help="vLLM servers: the first serves live, the second candidate.")
 ]
+SlotsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--slots",
+        help="Arms that engines hold, of live, candidate, learning, canary and holdout, with commas: one for each server of vLLM or "
+        "SGLang; else those of each of our replicas. Default: live,candidate; kept from earlier starts.",
+    ),
+]

@@ -26,7 +26,7 @@ _TIMEOUT_SECONDS = 600
 _REMEMBERED = "checkpoint.json"
 _CODE = Path(__file__).parent.parent / "policy"
 _CACHE_TOKENS, _BATCH_TOKENS, _ARMS = 16_384, 1024, 2
-"""The defaults of the section [engine], and the arms that may serve at the same time: live and a candidate."""
+"""The defaults of the section [engine], and the number of its slots: live and candidate."""
 _PROCESS_BYTES = 700 * 2**20
 """A process with torch and transformers and without a model."""
 _GIB = 2**30
@@ -41,11 +41,13 @@ class MemoryNeed(NamedTuple):
     """Bytes of host and device memory together."""
 
     engine: int
-    """Both arms, while a version is loaded whole."""
+    """Two slots, live and candidate, while a version is loaded whole."""
     trainer: int
     """Between steps."""
     trainer_peak: int
     """While a checkpoint is saved."""
+    slot: int
+    """Of `engine`, for each slot."""
 
 
 def inspect_policy(folder: Path) -> CheckpointReport:
@@ -130,9 +132,10 @@ def memory_need(report: CheckpointReport, device: str) -> MemoryNeed:
     cache = _CACHE_TOKENS * report.cache_elements_per_token * width + (
         4 * _BATCH_TOKENS * _CACHE_TOKENS if device == "cpu" and report.is_paged else 0
     )
-    engine = _ARMS * (report.num_weights * width + cache) + 7 * report.num_weights
+    slot = report.num_weights * width + cache
+    engine = _ARMS * slot + 7 * report.num_weights
     trainer, peak = 24 * report.num_weights, 27 * report.num_weights
-    return MemoryNeed(_PROCESS_BYTES + engine, _PROCESS_BYTES + trainer, _PROCESS_BYTES + peak)
+    return MemoryNeed(_PROCESS_BYTES + engine, _PROCESS_BYTES + trainer, _PROCESS_BYTES + peak, slot)
 
 
 def findings_of(folder: Path, device: str) -> Iterator[Finding]:
@@ -184,7 +187,7 @@ def _described(report: CheckpointReport, device: str) -> Iterator[Finding]:
         "memory",
         device != "cpu" or need.engine + need.trainer_peak <= there,
         False,
-        f"engine {_size(need.engine)}; trainer {_size(need.trainer)}, {_size(need.trainer_peak)} while it saves; "
+        f"engine {_size(need.engine)} with two slots, {_size(need.slot)} for each further one; trainer {_size(need.trainer)}, {_size(need.trainer_peak)} while it saves; "
         f"this machine has {_size(there)}" + ("" if device == "cpu" else " besides the device"),
     )
 

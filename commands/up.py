@@ -55,11 +55,12 @@ def up(
     vllm_replicas: options.VllmReplicasOption = 2,
     engines: options.EnginesOption = None,
     engine_url: options.EngineUrlsOption = None,
+    slots: options.SlotsOption = None,
 ) -> None:
     """Start Millrace with your own policy and tasks. Ctrl-C ends it; the home folder keeps everything."""
     servers = Servers(kafka, database, redis, weights)
     with until_interrupted(), claimed(home):
-        chosen = choose_engine(engine, vllm_python, vllm_replicas, engines, engine_url or ())
+        chosen = choose_engine(engine, vllm_python, vllm_replicas, engines, engine_url or (), slots=slots)
         folder = resolve_policy(policy)
         sockets = listen(port, split=servers.is_shared, num_engines=chosen.num_own)
         settings = new_settings(

@@ -102,8 +102,7 @@ def describe(
 ) -> EngineReplica:
     """The row of an engine as it is now; `is_ending`: it finishes its requests and takes no more. The writer sets `seen_at`."""
     status, facts = engine.health()
-    # A slot that gave up holds its version, and cannot answer with it.
-    held = {name: version for name, version in engine.versions().items() if not engine.arms[name].gave_up}
+    held = engine.held()
     return EngineReplica(
         name=name,
         policy=engine.policy,

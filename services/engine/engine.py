@@ -125,6 +125,11 @@ class Engine:
             )
         raise Unavailable("the live version is still loading; try again")
 
+    def held(self) -> dict[str, int | None]:
+        """The version that each slot can answer with. One that gave up has its version, and cannot."""
+        arms = {name: arm for name, arm in self.arms.items() if not arm.gave_up or name == self._first}
+        return {name: arms[name].version if name in arms else None for name in self.slots}
+
     def versions(self) -> dict[str, int]:
         """The version that each arm holds."""
         return {name: self.arms[name].version for name in self.slots if name in self.arms}
@@ -162,7 +167,7 @@ class Engine:
         first = self.arms.get(self._first)
         facts = {
             "instance": self.instance,
-            "versions": {name: self.versions().get(name) for name in self.slots},
+            "versions": self.held(),
             "restarts": sum(arm.restarts for arm in self.arms.values()),
             "in_flight": sum(arm.num_in_flight for arm in self.arms.values()),
             **self.system(),
@@ -183,9 +188,9 @@ class Engine:
     @property
     def abilities(self) -> frozenset[Ability]:
         """What an answer can be asked for and have; `experts` if the policy is a mixture, no grammars without a tokenizer.json."""
-        live = self.arms.get("live")
+        first = self.arms.get(self._first)
         able = ABILITIES if self._tokenizer is not None else ABILITIES - {"constraints"}
-        return able | {"experts"} if live is not None and live.records_experts else able
+        return able | {"experts"} if first is not None and first.records_experts else able
 
     def close(self) -> None:
         """Stop every arm; requests in flight fail."""

@@ -231,12 +231,14 @@ class EnginePool:
             return False
         live = request._replace(arm=LIVE, model=self._policy)
         able = [member for member in self._in_rotation() if not turn.has_closed(member)]
-        if choose(able, live, self._region, None, is_continued=bool(progress.made)) is None:
-            return False
+        fresh = [member for member in able if member.name not in turn.avoided]
+        if choose(fresh, live, self._region, None, is_continued=bool(progress.made)) is None:
+            if choose(able, live, self._region, None, is_continued=bool(progress.made)) is None:
+                return False
+            turn.avoided.clear()
         _log.warning("live answers for an arm", request_id=request.request_id, arm=request.arm, model=request.model)
         ENGINE_REQUESTS_MOVED.labels("arm_not_held").inc()
         progress.request = live
-        turn.avoided.clear()
         return True
 
     def _refuse(self, request: EngineRequest, turn: RequestLosses) -> None:

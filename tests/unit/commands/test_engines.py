@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from commands.engine_rows import train_finding
 from commands.engines import check_given, choose_engine
 from commands.supervisor import replica_names
 from commands.up import listen
+from contracts.assignments import SLOTS
 from contracts.errors import InvalidSettings
 from policy.vllm_engine import make_engine
 from runtime.settings import Settings
@@ -19,6 +21,7 @@ from tests.unit.policy.test_vllm_engine import FakeAbstract
 from tests.unit.services.serving import serve
 
 PYTHON = Path(sys.executable)
+SLOTS_OF_HOMES = {"all": SLOTS, "default": ("live", "candidate"), "canary": ("live", "candidate", "canary")}
 URLS = ("http://127.0.0.1:8001", "http://127.0.0.1:8002", "http://127.0.0.1:8003")
 
 
@@ -44,6 +47,37 @@ def test_running_servers_are_followed() -> None:
     assert (chosen.vllm.urls, chosen.vllm.slots) == (URLS, ("live", "candidate", "live"))
     assert chosen.num_own == 0
     assert choose_engine("millrace", None, 2, urls=URLS[:1]).num_own == 1, "beside ours"
+
+
+def test_slots_are_named_on_the_command_line() -> None:
+    own = choose_engine("millrace", None, 2, slots="live, candidate,canary")
+    assert (own.workers, list(own.sections)) == ((), ["engine"])
+    assert own.own is not None
+    assert own.own.model_dump(exclude_unset=True) == {"slots": ("live", "candidate", "canary")}
+    assert choose_engine("millrace", None, 2).sections == {}, "a home keeps its slots"
+
+    servers = choose_engine("vllm", PYTHON, 2, slots="live,live,canary,candidate,learning")
+    assert servers.vllm is not None
+    assert servers.vllm.slots == ("live", "live", "canary", "candidate", "learning")
+    followed = choose_engine("sglang", None, 2, None, URLS, slots="live,candidate,canary")
+    assert followed.sglang is not None
+    assert followed.sglang.slots == ("live", "candidate", "canary")
+    for kind, urls, slots, says in (
+        ("millrace", (), "live,training", "--slots"),
+        ("millrace", (), "live,live", "names an arm twice"),
+        ("vllm", URLS[:2], "live,canary,candidate", "names 2 servers for 3 slots"),
+        ("sglang", URLS[:2], "live,blue", r"\[sglang\] slots"),
+    ):
+        with pytest.raises(InvalidSettings, match=says):
+            choose_engine(kind, None, 2, None, urls, slots=slots)
+
+
+def test_doctor_says_how_far_the_slots_carry_a_train() -> None:
+    says = {name: train_finding(slots, is_enabled=True).says for name, slots in SLOTS_OF_HOMES.items()}
+    assert says["all"] == "engines have slots for canary, learning, holdout"
+    assert "no engine has a slot for canary: a version that passed the gate goes live at once" in says["default"]
+    assert ("canary" in says["canary"], "learning" in says["canary"]) == (False, True)
+    assert "goes live at once" in train_finding(SLOTS, is_enabled=False).says
 
 
 def test_each_replica_of_the_engine_has_a_port_of_its_own() -> None:

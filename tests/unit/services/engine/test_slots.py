@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
+from contracts.assignments import SLOTS
 from contracts.errors import InvalidRequest, VersionNotResident
+from services.engine.announcing import describe
 from services.engine.follower import AssignedVersion, Follower
 from services.engine.settings import EngineSettings
 from tests.unit.services.engine.memory_store import POLICY
@@ -40,3 +43,44 @@ async def test_an_engine_for_the_candidate_alone_serves_it_by_version() -> None:
     with pytest.raises(VersionNotResident):
         engine.resolve(POLICY)
     engine.close()
+
+
+async def test_two_slots_may_hold_one_version_and_a_request_names_its_own() -> None:
+    store = make_store(3)
+    engine = make_engine(store, settings=small(*SLOTS))
+    for arm, version in (("live", 1), ("learning", 2), ("canary", 2), ("holdout", 1)):
+        engine.update(arm, version)
+    assert engine.resolve(f"{POLICY}@v2", "canary") is engine.arms["canary"]
+    assert engine.resolve(f"{POLICY}@v2", "learning") is engine.arms["learning"]
+    assert engine.resolve(f"{POLICY}@v2", "candidate") is engine.arms["learning"], "any slot with the version"
+    assert engine.resolve(f"{POLICY}@v1", "holdout") is engine.arms["holdout"]
+    assert engine.resolve(POLICY, "canary") is engine.arms["live"]
+    expected = await complete(engine, ask([5, 9], model=f"{POLICY}@v2", temperature=0.0))
+
+    engine.update("learning", 3)
+    again = await complete(engine, ask([5, 9], model=f"{POLICY}@v2", temperature=0.0))
+    assert (again.token_ids, again.spans) == (expected.token_ids, expected.spans)
+    assert engine.versions() == {"live": 1, "learning": 3, "canary": 2, "holdout": 1}
+    engine.close()
+
+
+def test_a_slot_that_gave_up_says_that_it_holds_nothing() -> None:
+    engine = make_engine(make_store(2), settings=small("live", "canary"))
+    engine.update("live", 1)
+    engine.update("canary", 2)
+    engine.arms["canary"].gave_up = True
+    row = describe(engine, engine.slots, name="one", url="http://h:1", region="eu")
+    assert (row.status, row.slots) == ("serving", {"live": 1, "canary": None})
+    assert engine.health()[1]["versions"] == {"live": 1, "canary": None}
+    engine.update("canary", 1)
+    assert engine.health()[1]["versions"] == {"live": 1, "canary": 1}
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("slots", "says"),
+    [(["live", "live"], "names an arm twice"), (["live", "training"], "Input should be"), ([], "at least 1")],
+)
+def test_slots_that_make_no_sense_are_refused(slots: list[str], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        EngineSettings.model_validate({"slots": slots})

@@ -14,7 +14,7 @@ import pytest
 from fastapi import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from contracts.assignments import CANDIDATE, LIVE, move
+from contracts.assignments import CANARY, CANDIDATE, LIVE, move
 from contracts.engines import EngineReplica, announce, read_replicas, withdraw
 from contracts.records import unpack_ids
 from contracts.sampling import Span
@@ -270,6 +270,66 @@ def test_a_version_goes_to_a_replica_that_holds_it(replicas: Replicas) -> None:
         replicas.ask(model="demo@v4")
     assert caught.value.code == "version_not_resident"
     assert [model.id for model in replicas.client.models.list().data] == ["demo", "demo@v3", "demo@v5"]
+
+
+def drawn_canary(replicas: Replicas, **slots: dict[str, int | None]) -> None:
+    """Every user is drawn for the canary v5, which the replicas hold as `slots` says."""
+    with replicas.database.transaction() as connection:
+        move(connection, policy="demo", arm=CANARY, version=5, expected_epoch=0, writer="t", reason="t", share=1.0)
+    for name, held in slots.items():
+        replicas.engines[name].resident = {version for version in held.values() if version is not None}
+        replicas.tell(name, slots=held)
+    time.sleep(0.25)  # the endpoint reads the assignments again
+
+
+def test_a_canary_answers_from_its_own_slot(replicas: Replicas) -> None:
+    """Another slot with the version may be swapped at any moment."""
+    drawn_canary(replicas, a={"live": 3, "learning": 5}, b={"live": 3, "canary": 5})
+    for _ in range(5):
+        replicas.ask()
+    assert replicas.asked() == {"a": 0, "b": 5}
+    assert {(asked["model"], asked["arm"]) for asked in replicas.engines["b"].requests} == {("demo@v5", "canary")}
+
+
+def test_another_regions_canary_is_not_drawn_here(replicas: Replicas) -> None:
+    """The distance would make the canary look slow."""
+    replicas.tell("b", region="far")
+    drawn_canary(replicas, a={"live": 3, "canary": None})
+    replicas.engines["b"].resident = {3, 5}
+    replicas.tell("b", slots={"live": 3, "canary": 5}, region="far")
+    replicas.ask()
+    replicas.tell("a", status="failed")
+    replicas.ask()
+    assert [record.arm for record in replicas.logged()] == ["live", "canary"]
+
+
+@pytest.mark.parametrize("oddity", ["refuses", "overloaded"])
+def test_a_canary_that_cannot_answer_costs_neither_its_users_nor_others(replicas: Replicas, oddity: str) -> None:
+    drawn_canary(replicas, a={"live": 3}, b={"live": 3, "canary": 5})
+    replicas.engines["b"].oddity = oddity
+    begun = time.monotonic()
+    answer = replicas.ask()
+    assert time.monotonic() - begun < 1.0
+    assert answer.policy_version == 3
+    [record] = replicas.logged()
+    assert (record.arm, record.arm_probability, record.spans) == ("canary", 1.0, (Span(0, 3),))
+    assert replicas.out() == {}, "the replica still serves live"
+
+
+def test_live_goes_on_with_the_answer_of_a_canary_that_died(replicas: Replicas) -> None:
+    drawn_canary(replicas, a={"live": 3}, b={"live": 3, "canary": 5})
+    replicas.engines["b"].die_after = 4
+    answer = replicas.ask()
+    assert answer.choices[0].message.content == TEXT
+    [record] = replicas.logged()
+    assert (record.arm, record.spans) == ("canary", (Span(0, 5), Span(4, 3)))
+
+
+def test_a_request_that_named_the_canarys_version_is_not_given_another(replicas: Replicas) -> None:
+    drawn_canary(replicas, a={"live": 3}, b={"live": 3, "canary": 5})
+    replicas.engines["b"].oddity = "overloaded"
+    with pytest.raises(openai.RateLimitError):
+        replicas.ask(model="demo@v5")
 
 
 def test_a_version_asked_for_while_every_replica_loads_is_waited_for(replicas: Replicas) -> None:
