@@ -9,6 +9,7 @@ import jinja2
 import structlog
 from markupsafe import Markup
 
+from contracts.intervals import share_interval
 from runtime.metrics import DASHBOARD_FAULTS
 
 MISSING = "\N{EN DASH}"
@@ -21,8 +22,14 @@ log = structlog.get_logger()
 
 def add_filters(environment: jinja2.Environment) -> None:
     """Let templates use every function of this module as a filter of the same name."""
-    for function in (clock, count, data_size, figure, money, percent, points, seconds, times, version, words):
+    for function in (between, clock, count, data_size, figure, money, percent, points, seconds, times, version, words):
         environment.filters[function.__name__] = function
+
+
+def between(share: float, num: int) -> str:
+    """The 95% interval of a share of `num`."""
+    low, high = share_interval(share, num)
+    return f"{low * 100:.0f} to {high * 100:.0f} %"
 
 
 def clock(at: float | None) -> str:

@@ -62,7 +62,7 @@ FIGURES = {
         "#loop svg .edge": 7,
         "#rates canvas": 1,
         "#rewards canvas": 1,
-        "#gate canvas": 1,
+        "#acceptance canvas": 1,
         "#curves canvas": 9,
         "#freshness tbody tr": 6,
         "#lags .lag": 5,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from contracts.intervals import share_interval
 from services.dashboard.live.queries import ScoredAnswer
 
 ACCEPTED_FROM = 0.5
@@ -17,7 +18,7 @@ Columns = dict[str, list[float | None]]
 
 
 def answers_over_time(answers: Sequence[ScoredAnswer]) -> Columns:
-    """Accept rate and mean reward of the labelled answers, and the share that is labelled.
+    """Accept rate with its 95% interval, and mean reward, of the `num` labelled answers, and the share that is labelled.
 
     Columns of equal length, with one entry for each bucket; all buckets hold equally many answers, and `at` is the mean time of a bucket.
     A bucket with fewer than `MIN_LABELS` labels has no rate. The newest bucket is left out until it is half full.
@@ -27,7 +28,9 @@ def answers_over_time(answers: Sequence[ScoredAnswer]) -> Columns:
     """
     ordered = list(reversed(answers))
     size = max(MIN_IN_BUCKET, math.ceil(len(ordered) / MAX_BUCKETS))
-    columns: Columns = {name: [] for name in ("at", "accept_rate", "reward", "labelled")}
+    columns: Columns = {
+        name: [] for name in ("at", "accept_rate", "accept_low", "accept_high", "num", "reward", "labelled")
+    }
     for start in range(0, len(ordered), size):
         rows = ordered[start : start + size]
         if start and len(rows) < size / 2:
@@ -35,7 +38,12 @@ def answers_over_time(answers: Sequence[ScoredAnswer]) -> Columns:
         labelled = [row.reward for row in rows if row.reward is not None]
         enough = labelled if len(labelled) >= MIN_LABELS else []
         columns["at"].append(mean([row.at for row in rows]))
-        columns["accept_rate"].append(accept_rate(enough))
+        rate = accept_rate(enough)
+        low, high = (None, None) if rate is None else share_interval(rate, len(enough))
+        columns["accept_rate"].append(rate)
+        columns["accept_low"].append(low)
+        columns["accept_high"].append(high)
+        columns["num"].append(len(labelled))
         columns["reward"].append(mean(enough))
         columns["labelled"].append(len(labelled) / len(rows))
     return columns

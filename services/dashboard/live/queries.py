@@ -15,6 +15,7 @@ from contracts import assignments, ledger, revocations, rollback
 from contracts.ids import sample_key
 from contracts.tables import (
     assignment_change,
+    behaviour,
     dead_letter,
     generation,
     generation_count,
@@ -31,6 +32,7 @@ from contracts.tables import (
 from contracts.version_history import read_live_history
 from runtime.log.dead_letters import OPEN
 from runtime.log.loss_acceptance import num_written_off
+from services.dashboard.live.acceptance import SentinelValue, UserReward, num_sentinels
 
 MAX_SCORES = 5000
 MAX_STEPS = 300
@@ -195,6 +197,23 @@ def read_learned(connection: Connection, versions: Collection[int]) -> list[Samp
         )
         for row, key in zip(rows, keys, strict=True)
     ]
+
+
+def read_user_rewards(connection: Connection) -> list[UserReward]:
+    """The mean reward of users' answers of the newest versions, over all tasks; see `rewards/monitors/`."""
+    columns = behaviour.c
+    sums = select(columns.version, func.sum(columns.num).label("num"), func.sum(columns.total).label("total"))
+    mine = sums.where(columns.metric == "reward", columns.cluster == "").group_by(columns.version)
+    rows = connection.execute(mine.order_by(columns.version.desc()).limit(MAX_VERSIONS))
+    return [UserReward(row.version, int(row.num), row.total / row.num) for row in rows if row.num]
+
+
+def read_sentinel_values(connection: Connection, policy: str) -> list[SentinelValue]:
+    """What the gate measured of the newest versions."""
+    columns = verdict.c["version", "accepted", "accuracy", "details"]
+    statement = select(*columns).where(verdict.c.policy == policy, verdict.c.accuracy.is_not(None))
+    rows = connection.execute(statement.order_by(verdict.c.version.desc()).limit(MAX_VERSIONS))
+    return [SentinelValue(row.version, num_sentinels(row.details), row.accuracy, row.accepted) for row in rows]
 
 
 def _counts(connection: Connection, column: ColumnElement[str]) -> dict[str, int]:

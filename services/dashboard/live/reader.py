@@ -21,6 +21,7 @@ from runtime.database import Database
 from runtime.log.dead_letters import OPEN
 from runtime.metrics import DEAD_LETTERS_OPEN, LAG_RECORDS, LEDGER_LOOK_AGE, LEDGER_UNEXPLAINED
 from services.dashboard.faults import note_fault
+from services.dashboard.live.acceptance import acceptance
 from services.dashboard.live.freshness import legs, newest_live
 from services.dashboard.live.identities import Identities, identities
 from services.dashboard.live.queries import (
@@ -30,7 +31,9 @@ from services.dashboard.live.queries import (
     read_learned,
     read_loop,
     read_rates,
+    read_sentinel_values,
     read_totals,
+    read_user_rewards,
 )
 from services.dashboard.live.rates import rates, step_buckets, window_start
 from services.dashboard.live.state import Flow, State, build_state
@@ -107,12 +110,14 @@ class StateReader:
         try:
             with self._database.snapshot() as connection:
                 buckets = read_rates(connection, start) | {"steps": step_buckets((row.at for row in rows.steps), start)}
-                return Flow(rates(buckets, start), legs(read_learned(connection, list(live)), made, live))
+                judged = read_sentinel_values(connection, self._policy)
+                by_version = acceptance(read_user_rewards(connection), judged)
+                return Flow(rates(buckets, start), legs(read_learned(connection, list(live)), made, live), by_version)
         except Unavailable:
             raise
         except Exception as error:  # noqa: BLE001 a row that no chart can draw must not hide everything else
             note_fault("flow", error)
-            return Flow(rates({}, start), legs([], made, live))
+            return Flow(rates({}, start), legs([], made, live), acceptance([], []))
 
     def _versions(self) -> dict[int, Published]:
         policy = self._policy

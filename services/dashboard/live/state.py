@@ -75,7 +75,7 @@ class State(Overview, frozen=True, kw_only=True):
     rollback_to: int | None
     stages: list[Stage]
     edges: list[Edge]
-    gate: Columns
+    acceptance: Columns
     versions: list[Version]
     curves: Columns
     decisions: list[dict[str, Any]]
@@ -87,10 +87,11 @@ class State(Overview, frozen=True, kw_only=True):
 
 
 class Flow(NamedTuple):
-    """Figures that are read less often, because they cost more: rates over time and the delays of the stages."""
+    """Figures that are read less often, because they cost more: rates over time, delays of the stages, users and gate by version."""
 
     rates: Columns
     freshness: list[Leg]
+    acceptance: Columns
 
 
 def build_state(
@@ -105,17 +106,20 @@ def build_state(
     now: float,
 ) -> State:
     """The whole state from one look at the database, the log and the weight store."""
-    versions = timeline(rows, store)
+    nums = dict(zip(flow.acceptance["at"], flow.acceptance.get("gate_num", []), strict=False))
+    versions = timeline(
+        rows, store, {int(number): int(num) for number, num in nums.items() if number is not None and num}
+    )
     return State(
         policy=policy,
         live=rows.version_of(LIVE),
         candidate=rows.version_of(CANDIDATE),
         rollback_to=rows.rollback_to,
-        tiles=loop_tiles(rows, {version.version: version.accuracy for version in versions}, identities),
+        tiles=loop_tiles(rows, {version.version: version for version in versions}, identities),
         stages=_stages(rows, traffic, now),
         edges=_edges(rows, traffic),
         rewards=_with_gate(answers_over_time(rows.scores), rows.verdicts),
-        gate=_gate(rows.verdicts),
+        acceptance=flow.acceptance,
         versions=versions,
         generations=identities.generations,
         signals=identities.signals,
@@ -199,18 +203,6 @@ def _moved_at(loop: LoopRows, arm: str, version: int | None) -> float | None:
     if version is None:
         return None
     return next((row.at for row in loop.changes if row.arm == arm and row.version == version), None)
-
-
-def _gate(verdicts: Rows) -> dict[str, list[float | None]]:
-    judged = [row for row in reversed(verdicts) if row.accuracy is not None]
-    judged.sort(key=lambda row: float(row.at))
-    return {
-        "at": [row.at for row in judged],
-        "version": [row.version for row in judged],
-        "accepted": [row.accuracy if row.accepted else None for row in judged],
-        "refused": [None if row.accepted else row.accuracy for row in judged],
-        "best": [row.best_accuracy for row in judged],
-    }
 
 
 def _with_gate(answers: Columns, verdicts: Rows) -> Columns:

@@ -11,12 +11,18 @@ from typing import Literal
 import msgspec
 
 from contracts.assignments import CANDIDATE, LIVE
+from contracts.intervals import share_interval
 from contracts.ledger import PENDING
-from services.dashboard.formatting import count, figure, percent, version
+from contracts.version_parents import BASE
+from services.dashboard.formatting import MISSING, between, count, figure, percent, version
 from services.dashboard.live.answers import accept_rate, mean
 from services.dashboard.live.identities import Identities, Identity
 from services.dashboard.live.queries import LoopRows, ScoredAnswer
+from services.dashboard.live.timeline import Version
 
+LEAST_FOR_RATE = 10
+"""With fewer answers a rate says nothing, so the counts are shown."""
+TOO_FEW = "too few"
 NUM_LATEST = 200
 """Labelled answers, newest first, that the averages are made of."""
 
@@ -30,19 +36,14 @@ class Tile(msgspec.Struct, frozen=True):
     mood: Literal["", "good", "bad"] = ""
 
 
-def loop_tiles(rows: LoopRows, accuracies: Mapping[int, float | None], identities: Identities) -> list[Tile]:
-    """The figures of the whole loop. `accuracies`: version to its accuracy on the sentinels."""
+def loop_tiles(rows: LoopRows, versions: Mapping[int, Version], identities: Identities) -> list[Tile]:
+    """The figures of the whole loop."""
     live, candidate = rows.version_of(LIVE), rows.version_of(CANDIDATE)
-    base = accuracies.get(0)
     balanced = not identities.generations.problems and not identities.signals.problems
     return [
         Tile("Live", version(live), "no candidate" if candidate is None else f"{version(candidate)} is being judged"),
         *_user_tiles(rows.scores),
-        Tile(
-            "Sentinel accuracy",
-            percent(accuracies.get(live) if live is not None else None),
-            "not judged yet" if base is None else f"base {percent(base)}",
-        ),
+        _sentinel_tile(versions.get(live) if live is not None else None, versions.get(BASE)),
         _trained_tile(identities.generations),
         Tile("Ledger", "balanced", "every answer and signal has a state", "good")
         if balanced
@@ -65,11 +66,26 @@ def tenant_tiles(
 
 def _user_tiles(answers: Sequence[ScoredAnswer]) -> list[Tile]:
     labelled = [row.reward for row in answers if row.reward is not None][:NUM_LATEST]
-    labels = f"of the last {count(len(labelled))} labelled" if labelled else "no labels yet"
+    num, accepted, reward = len(labelled), accept_rate(labelled), mean(labelled)
+    if accepted is None or reward is None:
+        return [Tile("Users accept", MISSING, "no labels yet"), Tile("Mean reward", MISSING, "no labels yet")]
+    if num < LEAST_FOR_RATE:
+        said = f"{round(accepted * num)} of {num} labelled answers; a rate needs {LEAST_FOR_RATE}"
+        return [Tile("Users accept", TOO_FEW, said), Tile("Mean reward", TOO_FEW, "the same answers")]
+    low, high = share_interval(reward, num)
     return [
-        Tile("Users accept", percent(accept_rate(labelled)), labels),
-        Tile("Mean reward", figure(mean(labelled), 2), "same answers, 0 to 1" if labelled else labels),
+        Tile("Users accept", percent(accepted), f"{between(accepted, num)}, of the last {count(num)} labelled"),
+        Tile("Mean reward", figure(reward, 2), f"{figure(low, 2)} to {figure(high, 2)}, same answers, 0 to 1"),
     ]
+
+
+def _sentinel_tile(live: Version | None, base: Version | None) -> Tile:
+    accuracy = live.accuracy if live is not None else None
+    if live is None or accuracy is None:
+        return Tile("Sentinel accuracy", MISSING, "not judged yet")
+    says = [f"{between(accuracy, live.num_sentinels)}, of {count(live.num_sentinels)}"] if live.num_sentinels else []
+    says += [f"base {percent(base.accuracy)}"] if base is not None and base.accuracy is not None else []
+    return Tile("Sentinel accuracy", percent(accuracy), "; ".join(says))
 
 
 def _trained_tile(generations: Identity) -> Tile:

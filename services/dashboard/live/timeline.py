@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from contracts.assignments import CANDIDATE, LIVE
+from contracts.intervals import share_interval
 from contracts.rollback import left_behind
 from contracts.version_parents import BASE
 from services.dashboard.live.answers import ACCEPTED_FROM
@@ -47,6 +48,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     judged_at: float | None = None
     accuracy: float | None = None
     best_accuracy: float | None = None
+    num_sentinels: int = 0
+    """That its accuracy was measured on; 0: not known."""
     reason: str = ""
     revoked: str = ""
     """Why it never serves again, in the operator's words; empty if it is not revoked."""
@@ -56,9 +59,12 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     gap_seconds: float | None = None
     num_labelled: int = 0
     num_accepted: int = 0
+    accepted_low: float | None = None
+    accepted_high: float | None = None
+    """The 95% interval of the share that users accepted; None without labels."""
 
 
-def timeline(rows: LoopRows, store: Mapping[int, Published]) -> list[Version]:
+def timeline(rows: LoopRows, store: Mapping[int, Published], num_sentinels: Mapping[int, int]) -> list[Version]:
     """The newest versions, newest first, from verdicts, assignments, swaps, scores and the weight store."""
     verdicts = {row.version: row for row in rows.verdicts}
     swaps = {row.version: row for row in reversed(rows.swaps) if row.arm == LIVE}
@@ -74,12 +80,13 @@ def timeline(rows: LoopRows, store: Mapping[int, Published]) -> list[Version]:
         facts = kept._asdict() if kept else {}
         if judged:
             facts |= {"judged_at": judged.at, "accuracy": judged.accuracy, "best_accuracy": judged.best_accuracy}
-            facts |= {"reason": judged.reason}
+            facts |= {"reason": judged.reason, "num_sentinels": num_sentinels.get(number, 0)}
         if swapped:
             facts |= {"pause_seconds": swapped.pause_seconds, "gap_seconds": swapped.gap_seconds}
         if gone := rows.revoked.get(number):
             facts |= {"revoked": f"{gone.writer}: {gone.reason}", "treatment": gone.treatment}
         answers = labelled.get(number, [])
+        low, high = share_interval(sum(answers) / len(answers), len(answers)) if answers else (None, None)
         fallback = "base" if number == BASE else "published"
         result.append(
             Version(
@@ -87,6 +94,8 @@ def timeline(rows: LoopRows, store: Mapping[int, Published]) -> list[Version]:
                 status=statuses.get(number, fallback),
                 num_labelled=len(answers),
                 num_accepted=sum(answers),
+                accepted_low=low,
+                accepted_high=high,
                 **facts,
             )
         )

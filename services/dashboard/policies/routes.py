@@ -18,6 +18,7 @@ from contracts.record_checks import MAX_INT32, is_sample_key
 from contracts.revocations import Treatment, claimed_parents
 from contracts.rollback_effects import describe, describe_treatment, read_effects
 from contracts.version_parents import BASE, stored_parents
+from services.dashboard.live.acceptance import num_sentinels
 from services.dashboard.policies import holds
 from services.dashboard.policies.bodies import InBody, Reason
 from services.dashboard.policies.gates import read_gates
@@ -92,6 +93,7 @@ def show(
         problem=problem,
         ancestors=_ancestors(request.app.state.store, manifest),
         facts=facts,
+        num_sentinels=num_sentinels(facts.verdict.details) if facts.verdict else 0,
         learned=learned,
         samples=samples,
         older=f"?{urlencode({'after': f'{rest[0]}_{rest[1]}'})}" if rest else None,

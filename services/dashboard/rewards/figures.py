@@ -28,13 +28,15 @@ class RewardPart(NamedTuple):
 
 
 class VersionRow(NamedTuple):
-    """One version. `parts` are in the order of the columns; None: nothing was measured."""
+    """One version. `parts` are in the order of the columns; None: nothing was measured. Each mean is of as many as its number."""
 
     version: int
     num: int
     reward: float | None
     parts: list[float | None]
     shares: list[float | None]
+    num_rewards: int = 0
+    num_parts: list[int] = []  # noqa: RUF012 never changed
 
 
 class PartFault(NamedTuple):
@@ -86,6 +88,8 @@ def version_rows(versions: Versions, parts: Sequence[RewardPart]) -> list[Versio
             _mean(sums, REWARD),
             [_mean(sums, part.metric) for part in parts],
             [_mean(sums, name) for name in SHARES],
+            sums.get(REWARD, (0, 0.0))[0],
+            [sums.get(part.metric, (0, 0.0))[0] for part in parts],
         )
         for number, sums in sorted(versions.items(), reverse=True)
     ]

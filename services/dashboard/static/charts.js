@@ -1,6 +1,6 @@
 // Lines over time or over versions, drawn by uPlot (a global of its script). Colours come from the style sheet, so that both themes work.
 
-import { clock, version } from "./format.js";
+import { clock, count, version } from "./format.js";
 import { element } from "./elements.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -28,7 +28,7 @@ const faint = (value) => ({ stroke: value, width: 1 });
 
 export class Chart {
   // options: title, unit, format(value), tickFormat(value) if the axis needs it shorter, share (the values are shares), height, range [low, high] or none, empty (a sentence), sync (a name) or none,
-  // byVersion (`at` are versions), series: [{ name, column, colour, dash, points, band: [low column, high column] or none }]
+  // byVersion (`at` are versions), series: [{ name, column, colour, dash, points, band: [low column, high column] or none, num: column or none }]
   constructor(container, options) {
     this.options = options;
     this.columns = { at: [] };
@@ -144,7 +144,8 @@ export class Chart {
       const shown = index ?? values.findLastIndex((item) => item != null);
       const bounds = (series.band ?? []).map((column) => this.columns[column]?.[shown]);
       const interval = bounds.length && bounds.every((bound) => bound != null) ? ` [${bounds.map(this.options.tickFormat ?? this.options.format).join(", ")}]` : "";
-      this.readouts[place].textContent = `${this.options.format(values[shown])}${interval}`;
+      const num = series.num && values[shown] != null ? ` of ${count(this.columns[series.num]?.[shown])}` : "";
+      this.readouts[place].textContent = `${this.options.format(values[shown])}${interval}${num}`;
     });
     this.when.textContent = index == null || at[index] == null ? "" : this.options.byVersion ? version(at[index]) : clock(at[index]);
   }

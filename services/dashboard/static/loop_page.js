@@ -8,12 +8,12 @@ import { drawLoop } from "./loop.js";
 import { drawOverview } from "./overview.js";
 import { drawAlarm, fillEndpoints, find, followLoop, makeRefresh, now } from "./page.js";
 
-const gate = new Chart(find("gate"), {
-  height: 220, share: true, format: (value) => percent(value, 0), empty: "No version has been judged yet.",
+const acceptance = new Chart(find("acceptance"), {
+  height: 220, byVersion: true, share: true, format: (value) => percent(value, 0), empty: "No version has been judged or rewarded yet.",
   series: [
-    { name: "accepted", column: "accepted", colour: "--good", points: true },
+    { name: "users", column: "users", colour: "--good", band: ["users_low", "users_high"], num: "users_num" },
+    { name: "sentinels", column: "gate", colour: "--late", band: ["gate_low", "gate_high"], num: "gate_num" },
     { name: "refused", column: "refused", colour: "--bad", points: true },
-    { name: "live then", column: "best", colour: "--quiet", dash: [5, 4] },
   ],
 });
 
@@ -49,7 +49,7 @@ function draw(state) {
   drawMoving(now());
   drawAlarm(state, refresh);
   refresh("freshness", state.freshness, (legs) => drawFreshness(find("freshness"), legs));
-  refresh("gate", state.gate, (columns) => gate.update(columns));
+  refresh("acceptance", state.acceptance, (columns) => acceptance.update(columns));
   refresh("curves", state.curves, (columns) => curves.forEach((chart) => chart.update(columns)));
 }
 

@@ -20,7 +20,7 @@ const charts = {
   rewards: new Chart(find("rewards"), {
     height: 220, share: true, range: [0, 1], format: (value) => percent(value, 0), empty: "No user's answer has been scored yet.",
     series: [
-      { name: "accepted (reward ≥ 0.5)", column: "accept_rate", colour: "--good" },
+      { name: "accepted (reward ≥ 0.5)", column: "accept_rate", colour: "--good", band: ["accept_low", "accept_high"], num: "num" },
       { name: "mean reward", column: "reward", colour: "--accent", dash: [5, 4] },
       { name: "labelled at all", column: "labelled", colour: "--quiet" },
       ...(find("loop") ? [gate] : []), // all tenants share the sentinels

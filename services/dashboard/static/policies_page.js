@@ -7,7 +7,8 @@ import { find, followLoop, makeRefresh } from "./page.js";
 import { drawTree } from "./tree.js";
 
 const NUM_VERSIONS = matchMedia("(max-width: 900px)").matches ? 5 : 12;
-const ROLE = { live: "what users get", candidate: "what the gate judges", training: "where the trainer continues" };
+const ROLE = { live: "what users get", candidate: "what the gate judges", training: "where the trainer continues", canary: "what the train proves", learning: "newest that passed the gate", holdout: "frozen, for the lift" };
+const LEAST_FOR_RATE = 10;
 let current = null;
 let showAll = false;
 
@@ -35,12 +36,20 @@ function link(number) {
 
 function accuracy(row) {
   if (row.accuracy == null) return "–";
-  const cell = element("span", {}, percent(row.accuracy));
+  const cell = element("span", {}, percent(row.accuracy), row.num_sentinels ? element("small", {}, ` of ${count(row.num_sentinels)}`) : "");
   if (row.best_accuracy != null) {
     const gain = row.accuracy - row.best_accuracy;
     cell.append(element("small", { className: gain < 0 ? "down" : "up" }, ` ${gain < 0 ? "−" : "+"}${points(Math.abs(gain))}`));
   }
   return cell;
+}
+
+// A rate of few answers says nothing: then the counts are shown.
+function users(row) {
+  const [num, accepted] = [row.num_labelled, row.num_accepted];
+  if (!num) return "–";
+  if (num < LEAST_FOR_RATE) return element("span", { title: `too few for a rate: it needs ${LEAST_FOR_RATE}` }, element("small", {}, `${count(accepted)} of ${count(num)}, too few`));
+  return element("span", {}, percent(accepted / num, 0), element("small", {}, ` [${percent(row.accepted_low, 0).slice(0, -2)}, ${percent(row.accepted_high, 0).slice(0, -2)}] of ${count(num)}`));
 }
 
 function size(row) {
@@ -73,7 +82,7 @@ const COLUMNS = [
   { name: "version", cell: (row) => element("span", {}, link(row.version), element("small", {}, row.parent == null ? "" : ` from ${version(row.parent)}`)) },
   { name: "status", cell: (row) => element("span", { className: `status ${row.status.replace(" ", "-")}` }, row.status) },
   { name: "accuracy vs live", number: true, cell: accuracy },
-  { name: "users accept", number: true, cell: (row) => (row.num_labelled ? element("span", {}, percent(row.num_accepted / row.num_labelled, 0), element("small", {}, ` of ${count(row.num_labelled)}`)) : "–") },
+  { name: "users accept", number: true, cell: users },
   { name: "payload", number: true, cell: size },
   { name: "density", number: true, cell: (row) => (row.kind !== "full" ? percent(row.density) : "–") },
   { name: "samples", number: true, cell: (row) => (row.num_samples ? count(row.num_samples) : "–") },

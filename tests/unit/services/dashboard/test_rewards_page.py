@@ -82,7 +82,8 @@ def test_the_table_says_the_same_newest_first(page: str) -> None:
     assert heads[2:6] == ["reward", "polite", "schema", "accepted (signal)"]
     shown = rows(part)
     assert [row[0] for row in shown] == [f"v{version}" for version in range(NUM_VERSIONS - 1, -1, -1)]
-    assert shown[-1] == ["v0", f"{NUM}", "0.500", "0.600", "0.990", "0.450", "0.2 %", "8.0 %", "30.0 %"]
+    means = ["0.500 of 360", "0.600 of 200", "0.990 of 400", "0.450 of 340"]
+    assert shown[-1] == ["v0", f"{NUM}", *means, "0.2 %", "8.0 %", "30.0 %"]
     assert 'href="/policies/8"' in part
 
 

@@ -96,7 +96,7 @@ def test_accuracy_is_compared_with_the_best_before(state: State) -> None:
     assert tiles["Sentinel accuracy"] == percent(live.accuracy)
     assert tiles["Live"] == version(live.version)
     assert (live.accuracy or 0) > (live.best_accuracy or 1)
-    refused = state.gate["refused"]
+    refused = state.acceptance["refused"]
     assert [accuracy for accuracy in refused if accuracy is not None] == [0.861]
     assert (state.live, state.rollback_to, state.candidate) == (NUM_VERSIONS - 1, NUM_VERSIONS - 2, NUM_VERSIONS)
 
@@ -185,7 +185,7 @@ def test_an_empty_home_has_an_empty_page(bare: Settings, reader_of: ReaderOf) ->
     assert state.generations.problems == state.signals.problems == []
     assert all(stage.num_recent == 0 for stage in state.stages)
     assert all(edge.num_waiting == 0 for edge in state.edges)
-    assert (state.versions, state.rewards["at"], state.curves["at"], state.gate["at"]) == ([], [], [], [])
+    assert (state.versions, state.rewards["at"], state.curves["at"], state.acceptance["at"]) == ([], [], [], [])
 
 
 def test_labels_since_the_newest_step_wait_for_training(state: State, seeded: Settings) -> None:

@@ -1,0 +1,75 @@
+"""Rates with their intervals: by version beside the gate, in tiles, in the table of versions."""
+
+import pytest
+from sqlalchemy import insert
+
+from contracts.tables import behaviour
+from runtime.settings import Settings
+from services.dashboard.live.acceptance import SentinelValue, UserReward, acceptance
+from services.dashboard.live.queries import ScoredAnswer
+from services.dashboard.live.tiles import LEAST_FOR_RATE, TOO_FEW, tenant_tiles
+from tests.unit.services.dashboard.conftest import ReaderOf
+from tests.unit.services.dashboard.seed import NUM_VERSIONS, REFUSED, STARTED
+from tests.unit.services.dashboard.seed_rewards import sums
+
+
+def test_users_and_gate_stand_side_by_side_with_their_intervals() -> None:
+    users = [UserReward(2, 3, 1.0), UserReward(1, 400, 0.5)]
+    columns = acceptance(users, [SentinelValue(1, 200, 0.9, True), SentinelValue(3, 0, 0.4, False)])
+    assert columns["at"] == [1, 2, 3]
+    assert columns["users"] == [0.5, 1.0, None]
+    assert columns["users_num"] == [400, 3, None]
+    few_low = columns["users_low"][1]
+    assert few_low is not None
+    assert few_low < 0.5, "three happy users prove little"
+    assert columns["users_low"][0] == pytest.approx(0.451, abs=1e-3)
+    assert columns["gate"] == [0.9, None, None]
+    assert columns["refused"] == [None, None, 0.4]
+    assert columns["gate_low"][2] is None, "a verdict that does not say how many"
+
+
+def test_a_home_shows_both(small: Settings, reader_of: ReaderOf) -> None:
+    database = small.database()
+    with database.transaction() as connection:
+        rows = [
+            sums(3, "reward", 50, 0.6),
+            sums(3, "reward", 50, 0.8, task="tutor"),
+            sums(3, "reward", 9, 0.1, cluster="x"),
+        ]
+        connection.execute(insert(behaviour), rows)
+    database.close()
+    state = reader_of(small).read(STARTED)
+    columns = state.acceptance
+    assert columns["at"] == list(range(NUM_VERSIONS))
+    assert columns["users_num"][3] == 100
+    assert columns["users"][3] == pytest.approx(0.7)
+    assert columns["gate_num"][3] == 200
+    assert columns["refused"][REFUSED] == 0.861
+    by_number = {row.version: row for row in state.versions}
+    assert by_number[3].num_sentinels == 200
+
+
+def test_a_version_knows_how_sure_its_rate_is(small: Settings, reader_of: ReaderOf) -> None:
+    for row in reader_of(small).read(STARTED).versions:
+        if row.num_labelled:
+            assert row.accepted_low is not None
+            assert row.accepted_high is not None
+            assert row.accepted_low <= row.num_accepted / row.num_labelled <= row.accepted_high
+
+
+@pytest.mark.parametrize(
+    ("num", "value", "detail"),
+    [
+        (0, "\N{EN DASH}", "no labels yet"),
+        (LEAST_FOR_RATE - 1, TOO_FEW, "9 of 9 labelled answers; a rate needs 10"),
+        (14, "100.0 %", "78 to 100 %, of the last 14 labelled"),
+        (500, "100.0 %", "98 to 100 %, of the last 200 labelled"),
+    ],
+)
+def test_a_rate_says_how_sure_it_is(small: Settings, reader_of: ReaderOf, num: int, value: str, detail: str) -> None:
+    state = reader_of(small).read(STARTED)
+    answers = [ScoredAnswer(float(place), 1, 1.0) for place in range(num)]
+    tile = next(
+        tile for tile in tenant_tiles(1, answers, state.generations, state.signals) if tile.name == "Users accept"
+    )
+    assert (tile.value, tile.detail) == (value, detail)
