@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from contracts.assignments import HOLDOUT
 from contracts.errors import InvalidRequest, InvalidSettings, Unavailable, WeightsRefused
 from weights.publish import publish_fold
 from weights.versions.manifest import NO_HISTORY
@@ -102,14 +103,14 @@ class StoreUpkeep:
 def _cut_off(engines: Iterable[EngineReplica], now: float) -> list[Presence]:
     """What engines held that do not renew their rows: when they are back, one fold brings them to the newest version.
 
-    An engine whose row is renewed takes each step, or stays behind because its arm does.
+    An engine whose row is renewed takes each step, or stays behind because its arm does. The hold-out is frozen: it comes nowhere.
     """
     return [
         Presence(name=row.name, version=version, history=None, at=row.seen_at)
         for row in engines
         if not row.is_fresh(now)
-        for version in row.slots.values()
-        if version is not None
+        for arm, version in row.slots.items()
+        if version is not None and arm != HOLDOUT
     ]
 
 

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import structlog
 
+from contracts import revocations
 from contracts.arms import DRAWN, draw_arm
 from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS, Assignment, read
-from contracts.errors import Unavailable, UnknownModel
+from contracts.errors import Unavailable, UnknownModel, VersionRevoked
 from runtime.database import Database
 from services.inference.versions import NUMBER
 
@@ -51,6 +52,14 @@ def pinned_version(model: str, policy: str) -> int | None:
         f"the model {model!r} does not exist; ask for {policy!r} or one version of it, {policy + '@v3'!r}",
         param="model",
     )
+
+
+def refuse_revoked(policy: str, version: int | None, revoked: Collection[int]) -> None:
+    """Raises VersionRevoked if a request names a version that a rollback revoked."""
+    if version in revoked:
+        raise VersionRevoked(
+            f"{policy}@v{version} was revoked and never serves again; ask for {policy!r}", param="model"
+        )
 
 
 def choose_arm(
@@ -123,6 +132,7 @@ class Assignments:
     Attributes:
         learned: the versions of the learning arm since it was last empty, oldest first, as far as they were seen. It moves often, so the
             version before answers while an engine loads the next one. A rollback empties the arm, so that no revoked version does.
+        revoked: versions that nobody gets any more, also not by name; a slot may hold one until its arm names another.
     """
 
     def __init__(self, database: Database, policy: str) -> None:
@@ -131,13 +141,14 @@ class Assignments:
         self._held: dict[str, Assignment] = {}
         self._read_at = float("-inf")
         self.learned: tuple[int, ...] = ()
+        self.revoked: frozenset[int] = frozenset()
 
     async def held(self) -> Mapping[str, Assignment]:
         """All arms by name. While the database is unreachable, the last known ones: users do not wait for it."""
         if time.monotonic() - self._read_at > _READ_SECONDS:
             self._read_at = time.monotonic()
             try:
-                found = await asyncio.to_thread(self._read)
+                found, self.revoked = await asyncio.to_thread(self._read)
                 self.learned = _learned(self.learned, self._held.get(LEARNING), found.get(LEARNING))
                 self._held = found
             except Unavailable as error:
@@ -148,9 +159,12 @@ class Assignments:
         """An arm was moved: the next request reads again. Callable from any thread."""
         self._read_at = float("-inf")
 
-    def _read(self) -> dict[str, Assignment]:
+    def _read(self) -> tuple[dict[str, Assignment], frozenset[int]]:
         with self._database.snapshot() as connection:
-            return read(connection, self._policy)
+            found = read(connection, self._policy)
+            if found == self._held:  # whoever revokes a version moves an arm in the same transaction
+                return found, self.revoked
+            return found, frozenset(revocations.read(connection, self._policy))
 
 
 def _learned(known: tuple[int, ...], before: Assignment | None, now: Assignment | None) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ from contracts.records import Attempt
 from contracts.tasks import Task
 from services.http import CLIENT_LEFT, reply
 from services.inference.answering import decide_answering
-from services.inference.arms import Assignments, choose_arm, has_draw, pinned_version, served_arms
+from services.inference.arms import Assignments, choose_arm, has_draw, pinned_version, refuse_revoked, served_arms
 from services.inference.completion import Completion
 from services.inference.engine.pool import EnginePool
 from services.inference.parts import PlainParser
@@ -123,6 +123,7 @@ class Endpoint:
         session_id = request.labels.get("session_id")
         completion_id = new_completion_id(session_id, stored=logged)
         arms = await self.assignments.held()
+        refuse_revoked(self.policy, version, self.assignments.revoked)
         unit = None
         if purpose == "user" and version is None and requirement.minimum is None and has_draw(arms):
             unit = await self.units.unit_of(request, caller.tenant, completion_id, logged=logged)
@@ -199,7 +200,9 @@ class Endpoint:
 
     async def models(self) -> list[str]:
         """The policy, and the versions of it that can be asked for now."""
-        return await self.engine.models()
+        await self.assignments.held()
+        revoked = {f"{self.policy}@v{version}" for version in self.assignments.revoked}
+        return [name for name in await self.engine.models() if name not in revoked]
 
     async def encode(self, request: ChatRequest, *, opens_answer: bool = True) -> list[int]:
         """The prompt of a chat, without its session. Raises what `ChatTemplate.encode` raises, and UnknownModel."""

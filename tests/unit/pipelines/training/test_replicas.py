@@ -80,7 +80,7 @@ def test_an_engine_that_was_cut_off_comes_here_in_one_fold_and_one_that_renews_i
     trainer = world.start()
     publish_until(world, trainer, 1)
     cut_off = EngineReplica(
-        "eu-1", POLICY, "http://h:1", "millrace", "eu", "serving", {"live": 1, "candidate": None}, frozenset(), "i", "e", "d", 0.0
+        "eu-1", POLICY, "http://h:1", "millrace", "eu", "serving", {"live": 1, "candidate": None, "holdout": 0}, frozenset(), "i", "e", "d", 0.0
     )  # fmt: skip
     with world.database.transaction() as connection:
         write_row(connection, cut_off)

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
+from contracts import revocations
 from contracts.arms import draw_arm, unit_of
-from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, read
+from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, move, read
 from contracts.records import Generation
 from contracts.sampling import Span
 from runtime.database import Database
@@ -144,6 +146,24 @@ def test_a_version_that_loads_gets_nobody_until_a_slot_holds_it(drawn: Inference
     for number in range(12):
         drawn.ask(user=f"person {number}")
     assert (Span(0, 7),) in [record.spans for record in newest(drawn, 12)]
+
+
+def test_a_revoked_version_is_gone_although_its_slot_still_holds_it(drawn: Inference, database: Database) -> None:
+    with database.transaction() as connection:
+        revocations.revoke(connection, "demo", [5], treatment="evidence", writer="release", reason="worse")
+        epoch = read(connection, "demo")[CANARY].epoch
+        move(
+            connection, policy="demo", arm=CANARY, version=None, expected_epoch=epoch, writer="release", reason="worse"
+        )
+    wait_until(lambda: not drawn.holds(5))
+    for asked in ({"model": "demo@v5"}, {"metadata": {"exact_version": "5"}}):
+        with pytest.raises(openai.ConflictError, match="was revoked and never serves again") as caught:
+            drawn.ask(**asked)
+        assert caught.value.code == "version_revoked"
+    for number in range(12):
+        drawn.ask(user=f"person {number}")
+    assert {record.arm for record in newest(drawn, 12)} <= {LIVE, LEARNING, HOLDOUT}
+    assert (drawn.engine.slots or {})[CANARY] == 5
 
 
 def test_without_a_slot_an_arm_gets_nobody(drawn: Inference) -> None:
