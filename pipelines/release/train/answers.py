@@ -43,9 +43,9 @@ class AnswerRow(NamedTuple):
     """With which the draw gives this arm to any unit, as it was logged."""
     at: float
     metrics: Mapping[str, float]
-    """Fast facts by the names of `GUARDRAILS`; a fact that the answer does not have is absent."""
+    """Facts by the names of `NAMES`; a fact that the answer does not have is absent."""
     reward: float | None
-    """In [0, 1], as it was known at the comparing age: see `known_until`."""
+    """In [0, 1]. Reward, status and the fact `heard` are those that were known at the comparing age: see `known_until`."""
     status: str
     """Of that experience: scored, unlabelled or unscored; empty if there was none yet."""
     scored_at: float | None
@@ -75,8 +75,9 @@ class Columns(NamedTuple):
     """[rows, names of `NAMES`]; NaN where absent."""
     reward: NDArray[np.float64]
     status: NDArray[np.int64]
-    scored_at: NDArray[np.float64]
-    """NaN: not scored."""
+
+
+_FACTS = Columns._fields.index("metrics")
 
 
 def grace_seconds(age_seconds: float) -> float:
@@ -134,24 +135,9 @@ class Answers:
             return
         self._grow()
         # Of two rows with one key, numpy keeps the later one.
-        at, is_canary, task, unit, unit_kind, cluster, sampling, probability, reward, status, scored_at = zip(
-            *values, strict=True
-        )
-        ordered = (
-            at,
-            is_canary,
-            task,
-            unit,
-            unit_kind,
-            cluster,
-            sampling,
-            probability,
-            facts,
-            reward,
-            status,
-            scored_at,
-        )
-        for column, new in zip(self._columns, ordered, strict=True):
+        columns = [*zip(*values, strict=True)]
+        columns.insert(_FACTS, tuple(facts))
+        for column, new in zip(self._columns, columns, strict=True):
             column[places] = new
 
     def _coded(self, row: AnswerRow) -> tuple[Any, ...]:
@@ -167,7 +153,6 @@ class Answers:
             _code(codes["probability"], round(row.probability, _DIGITS)),
             math.nan if row.reward is None else row.reward,
             _STATUS[row.status],
-            math.nan if row.scored_at is None else row.scored_at,
         )
 
     def _grow(self) -> None:
@@ -210,5 +195,5 @@ def _room(num: int) -> Columns:
 
     return Columns(
         numbers(), np.zeros(num, np.bool_), codes(), codes(), codes(), codes(), codes(), codes(),
-        np.zeros((num, len(NAMES))), numbers(), codes(), numbers(),
+        np.zeros((num, len(NAMES))), numbers(), codes(),
     )  # fmt: skip

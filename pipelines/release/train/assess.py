@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.release.train.answers import SCORED, UNSCORED, Answers, TaskRule, grace_seconds
+from pipelines.release.train.answers import SCORED, UNSCORED, Answers, TaskRule
 from pipelines.release.train.compare import Contrast, adjusted
-from pipelines.release.train.metrics import GUARDRAILS, PRIMARY, RESPONSE, Levels, levels
+from pipelines.release.train.metrics import GUARDRAILS, HEARD, NAMES, PRIMARY, RESPONSE, Levels, levels
 from pipelines.release.train.strata import Mask, Strata
 from pipelines.release.train.verdicts import LEAST_UNITS, Question, fact_of
 from runtime.train_settings import TrainSettings
@@ -106,7 +106,7 @@ def _task_facts(seen: Strata, code: int, name: str, rule: TaskRule, allowed: Lev
 def _reward_facts(
     seen: Strata, rows: NDArray[np.int64], name: str, rule: TaskRule, allowed: Levels, *, is_required: bool
 ) -> list[dict[str, Any]]:
-    """The reward, and whether as many answers were heard of again."""
+    """The reward, and whether users spoke of as many answers."""
     questions = (
         Question(PRIMARY, name, PRIMARY.better, allowed.primary, is_required),
         Question(RESPONSE, name, RESPONSE.better, allowed.guardrail, is_required),
@@ -115,15 +115,15 @@ def _reward_facts(
     failed = seen.all.status[aged] == UNSCORED
     trouble = _trouble(seen, aged, failed)
     aged = aged[~failed & ~_outages(seen, aged, failed)]
-    with np.errstate(invalid="ignore"):
-        late = seen.all.scored_at[aged] > seen.all.at[aged] + rule.age_seconds + grace_seconds(rule.age_seconds)
-    heard = (seen.all.status[aged] == SCORED) & ~np.isnan(seen.all.reward[aged]) & ~late
-    response = _plan(seen, aged).compare(heard.astype(np.float64), is_log=False)
-    spoken = aged[heard]
+    known = (seen.all.status[aged] == SCORED) & ~np.isnan(seen.all.reward[aged])
+    told = seen.all.metrics[aged, NAMES.index(HEARD)]
+    heard = np.where(np.isnan(told), known, told)
+    response = _plan(seen, aged).compare(heard, is_log=False)
+    spoken = aged[known]
     rewards = seen.all.reward[spoken]
     values = adjusted(rewards, seen.clusters()[spoken], seen.all.unit[spoken]) if len(spoken) else rewards
     reward = _plan(seen, spoken).compare(values, is_log=False)
-    missing = _is_missing(seen, aged, heard)
+    missing = _is_missing(seen, aged, known)
     return [
         fact_of(questions[0], reward, seen.settings, missing=missing, trouble=trouble),
         fact_of(questions[1], response, seen.settings, trouble=trouble),

@@ -23,8 +23,8 @@ class Metric(NamedTuple):
 
 
 PRIMARY = Metric(REWARD, "reward", "higher")
-RESPONSE = Metric(HEARD, "answers that were heard of again", "same")
-"""Arms in which other people speak cannot be compared by what those people say."""
+RESPONSE = Metric(HEARD, "answers that users spoke of", "same")
+"""If other people speak in one arm, what they say cannot be compared."""
 
 GUARDRAILS: Mapping[str, Metric] = {
     metric.name: metric
@@ -39,8 +39,9 @@ GUARDRAILS: Mapping[str, Metric] = {
         Metric("seconds", "seconds per answer", "lower", is_log=True),
     )
 }
-"""Fast facts by their name in `AnswerRow.metrics`. Other names are not compared."""
-NAMES = tuple(GUARDRAILS)
+"""Fast facts by their name in `AnswerRow.metrics`. """
+NAMES = (*GUARDRAILS, HEARD)
+"""What is read of `AnswerRow.metrics`."""
 
 _PRIMARY_PART = 0.8
 """Of the level: the rare false alarm is best spent where most versions lose, and guardrails lose in leaps."""

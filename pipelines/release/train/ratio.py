@@ -5,7 +5,8 @@ multinomial one that may be looked at at any time (Lindon and Malek 2022, "Anyti
 
     E = Beta(a + k, b + n - k) / Beta(a, b) / (p^k (1 - p)^(n - k)),  k of n units in the canary,  a = 1000 p,  b = 1000 (1 - p)
 
-is the odds of "another share, within a few points" against p, and exceeds 1/level with probability at most `level`, ever.
+is the odds of another share against p, and exceeds 1/level with probability at most `level`, ever. The mean of two such odds does the
+same: with 1000 they are best for a share that is a few points off, with 10 for an arm whose records are lost altogether.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pipelines.release.train.sequences import two_sided
 
 LEVEL = 5e-4
 """Chance that a train with all its records is ever ended for its sample ratio, divided among its stages."""
-_CONCENTRATION = 1000.0
+_CONCENTRATIONS = (1000.0, 10.0)
 _SAME = 1e-6
 _TUNED = 5000.0
 
@@ -74,20 +75,25 @@ def sample_ratio(num_canary: int, num_live: int, expected: float, level: float) 
     num = num_canary + num_live
     if not num:
         return UnitRatio(expected, expected, 0, 0.0, 1.0, is_broken=False)
-    a, b = _CONCENTRATION * expected, _CONCENTRATION * (1.0 - expected)
-    odds = _log_beta(a + num_canary, b + num_live) - _log_beta(a, b)
-    odds -= num_canary * math.log(expected) + num_live * math.log1p(-expected)
+    odds = [_log_odds(num_canary, num_live, expected, concentration) for concentration in _CONCENTRATIONS]
+    both = max(odds) + math.log(sum(math.exp(one - max(odds)) for one in odds) / len(odds))
     seen = num_canary / num
     deviation = math.sqrt(expected * (1.0 - expected) / num)
     half = deviation * two_sided(num, level, _TUNED)
     return UnitRatio(
-        expected, seen, num, max(0.0, seen - half), min(1.0, seen + half), is_broken=odds >= -math.log(level)
+        expected, seen, num, max(0.0, seen - half), min(1.0, seen + half), is_broken=both >= -math.log(level)
     )
 
 
 def units_of(units: NDArray[np.int64], is_canary: NDArray[np.bool_]) -> tuple[int, int]:
     """Distinct units of the canary and of live."""
     return tuple(int(np.count_nonzero(np.bincount(units[arm]))) for arm in (is_canary, ~is_canary))  # type: ignore[return-value] # two
+
+
+def _log_odds(num_canary: int, num_live: int, expected: float, concentration: float) -> float:
+    a, b = concentration * expected, concentration * (1.0 - expected)
+    odds = _log_beta(a + num_canary, b + num_live) - _log_beta(a, b)
+    return odds - num_canary * math.log(expected) - num_live * math.log1p(-expected)
 
 
 def _log_beta(a: float, b: float) -> float:

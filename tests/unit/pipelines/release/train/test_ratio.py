@@ -1,0 +1,74 @@
+"""The sample ratio: whom the draw gives how many units, and how lost records are found."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.arms import draw_arm, is_control
+from contracts.assignments import CANARY, LEARNING, LIVE, Assignment
+from pipelines.release.train.ratio import expected_share, sample_ratio, share_groups, units_of
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.01, 0.2), (0.05, 0.2), (0.2, 0.2), (0.5, 0.5)])
+def test_the_draw_gives_what_is_expected(share: float, expected: float) -> None:
+    arms = {
+        LEARNING: Assignment("p", LEARNING, 8, 0.05, 1),
+        CANARY: Assignment("p", CANARY, 7, share, 1),
+        LIVE: Assignment("p", LIVE, 6, 0.0, 1),
+    }
+    canary = live = 0
+    for number in range(40_000):
+        unit = f"person-{number}"
+        arm = draw_arm(arms, unit).arm
+        canary += arm == CANARY
+        live += arm == LIVE and is_control(unit, 7, share, 4.0)
+    assert expected_share(share, 4.0) == pytest.approx(expected)
+    assert abs(canary / (canary + live) - expected) < 4 * math.sqrt(0.25 / (canary + live))
+
+
+def test_probabilities_of_one_draw_belong_together() -> None:
+    stages = (0.01, 0.05, 0.2, 0.5)
+    rests = (1.0, 0.95, 0.93)
+    canary = [share * rest for share in stages for rest in rests]
+    live = [(1 - share) * rest for share in stages for rest in rests]
+    found = list(share_groups(canary, live, stages))
+    assert {(round(group.share, 3), round(group.canary + group.live, 9)) for group in found} == {
+        (share, rest) for share in stages for rest in rests
+    }
+    assert list(share_groups([0.05], [0.5], stages)) == []
+    assert list(share_groups([], live, stages)) == []
+
+
+def test_all_looks_together_keep_the_level() -> None:
+    random = np.random.default_rng(5)
+    level, looks = 0.05, range(10, 6_000, 20)
+    rang = 0
+    for _ in range(150):
+        canary = (random.random(6_000) < 0.2).cumsum()
+        rang += any(
+            sample_ratio(int(canary[num - 1]), num - int(canary[num - 1]), 0.2, level).is_broken for num in looks
+        )
+    assert rang / 150 <= 0.05
+
+
+def test_lost_records_are_found() -> None:
+    assert sample_ratio(1800, 8000, 0.2, 1e-4).is_broken is False
+    assert sample_ratio(3600, 16_000, 0.2, 1e-4).is_broken is True
+    assert sample_ratio(0, 80, 0.2, 1e-4).is_broken is True
+    assert sample_ratio(0, 0, 0.2, 1e-4).is_broken is False
+
+
+@given(st.integers(0, 5_000), st.integers(1, 5_000), st.floats(0.05, 0.6))
+def test_the_interval_holds_what_was_seen(canary: int, live: int, expected: float) -> None:
+    found = sample_ratio(canary, live, expected, 1e-3)
+    assert 0.0 <= found.low <= found.seen <= found.high <= 1.0
+    assert found.num == canary + live
+
+
+def test_a_person_is_one_unit() -> None:
+    assert units_of(np.array([4, 4, 4, 2, 2]), np.array([True, True, False, False, False])) == (1, 2)

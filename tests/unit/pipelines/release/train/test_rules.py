@@ -1,0 +1,100 @@
+"""Every rule of the train, one row each: what is known, and what is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipelines.release.train.assess import Assessment
+from pipelines.release.train.rules import decide
+from tests.unit.pipelines.release.train.worlds import LAST, NOON, SETTINGS, standing
+
+NOW = NOON + 200.0
+
+
+def metric(verdict: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "name": "reward",
+        "better": "higher",
+        "verdict": verdict,
+        "required": True,
+        "says": f"It is {verdict}.",
+        **changes,
+    }
+
+
+def known(*metrics: dict[str, Any], **changes: Any) -> Assessment:
+    facts = {
+        "metrics": list(metrics or [metric("proven")]),
+        "sample_ratio": {"verdict": "fine", "seen": 0.2, "expected": 0.2, "num": 10},
+        "newest_at": NOW - 1.0,
+        "left_out": {},
+        "num_stage_units": 1000,
+        "num_aged_units": 1000,
+        "says": "In words.",
+        **changes,
+    }
+    return Assessment(facts)
+
+
+BROKEN = {"verdict": "broken", "seen": 0.1, "expected": 0.2, "num": 10}
+
+
+@pytest.mark.parametrize(
+    ("assessment", "stage", "state", "now", "kind"),
+    [
+        pytest.param(known(metric("worse")), -1, "shadow", NOW, "stay", id="the shadow ends elsewhere"),
+        pytest.param(known(metric("worse")), 0, "canary", NOW, "revoke", id="worse"),
+        pytest.param(known(metric("worse")), 0, "stopped", NOW, "revoke", id="worse while stopped"),
+        pytest.param(known(metric("worse"), sample_ratio=BROKEN), 1, "canary", NOW, "revoke", id="worse, and lost records"),
+        pytest.param(known(metric("worse", better="same")), 1, "canary", NOW, "withdraw", id="others speak"),
+        pytest.param(known(metric("worse", required=False)), 1, "canary", NOW, "revoke", id="worse at a rare task"),
+        pytest.param(known(metric("missing")), 1, "canary", NOW, "withdraw", id="missing"),
+        pytest.param(known(sample_ratio=BROKEN), LAST, "canary", NOW, "withdraw", id="lost records"),
+        pytest.param(known(), 0, "canary", NOW, "advance", id="end of a stage"),
+        pytest.param(known(metric("fine")), 0, "canary", NOW, "advance", id="a stage ends without a proof"),
+        pytest.param(known(), 0, "canary", NOON + 59.0, "stay", id="too early"),
+        pytest.param(known(num_stage_units=99), 0, "canary", NOW, "stay", id="too few units"),
+        pytest.param(known(num_aged_units=99), 0, "canary", NOW, "stay", id="no unit is old enough"),
+        pytest.param(known(num_aged_units=None), 0, "canary", NOW, "advance", id="no reward to wait for"),
+        pytest.param(known(), LAST, "canary", NOW, "arrive", id="proven"),
+        pytest.param(known(num_stage_units=99), LAST, "canary", NOW, "stay", id="proven by too few at the last share"),
+        pytest.param(known(metric("proven"), metric("fine")), LAST, "canary", NOW, "stay", id="half proven"),
+        pytest.param(known(metric("proven"), metric("unknown")), LAST, "canary", NOW, "stay", id="half unknown"),
+        pytest.param(known(metric("proven"), metric("fine", required=False)), LAST, "canary", NOW, "arrive", id="rare"),
+        pytest.param(known(metric("fine", required=False)), LAST, "canary", NOW, "stay", id="nothing is required"),
+        pytest.param(known(newest_at=NOON - 110.0), 0, "canary", NOW, "advance", id="a new stage has time to be heard of"),
+        pytest.param(known(newest_at=NOON), 0, "canary", NOON + 301.0, "stop", id="silence"),
+        pytest.param(known(newest_at=NOON), 0, "stopped", NOON + 301.0, "stay", id="silence goes on"),
+        pytest.param(known(newest_at=NOON), 0, "stopped", NOON + 601.0, "withdraw", id="long silence"),
+        pytest.param(known(newest_at=None), 0, "canary", NOON + 301.0, "stop", id="never heard"),
+        pytest.param(known(), 0, "stopped", NOW, "go_on", id="heard again"),
+        pytest.param(
+            known(metric("fine"), newest_at=NOON + 14_399.0), LAST, "canary", NOON + 14_401.0, "withdraw", id="no patience left"
+        ),
+        pytest.param(known(newest_at=NOON + 14_399.0), LAST, "canary", NOON + 14_401.0, "arrive", id="proven at last"),
+    ],
+)  # fmt: skip
+def test_the_next_move(assessment: Assessment, stage: int, state: str, now: float, kind: str) -> None:
+    found = decide(standing(stage, state), assessment, SETTINGS, now)
+    assert found.kind == kind
+    assert found.reason
+
+
+def test_reasons_are_the_evidence_in_words() -> None:
+    says = [
+        decide(standing(1), assessment, SETTINGS, now).reason
+        for assessment, now in (
+            (known(metric("worse")), NOW),
+            (known(sample_ratio=BROKEN), NOW),
+            (known(newest_at=NOON, left_out={"from the future": 3}), NOON + 400.0),
+            (known(num_stage_units=5), NOW),
+        )
+    ]
+    assert says == [
+        "It is worse.",
+        "Records are lost: 10.0% of 10 units came from the canary, 20.0% were drawn for it. Nothing can be compared.",
+        "No new evidence for 400 s; left out: 3 from the future. Nothing advances until it comes again.",
+        "In words.",
+    ]
