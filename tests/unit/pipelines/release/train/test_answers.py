@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.release.train.answers import AnswerRow, Answers, grace_seconds, known_until
 from pipelines.release.train.assess import assess
-from tests.unit.pipelines.release.train.worlds import LATER, NOON, RULES, SETTINGS, answer, product, standing
+from tests.unit.pipelines.release.train.product import LATER, NOON, RULES, SETTINGS, answer, product, standing
 
 
 def facts_of(rows: list[AnswerRow]) -> dict[str, object]:

@@ -12,7 +12,7 @@ import pytest
 from pipelines.release.train.answers import AnswerRow, Answers, TaskRule
 from pipelines.release.train.assess import assess
 from runtime.train_settings import TrainSettings
-from tests.unit.pipelines.release.train.worlds import LATER, NOON, RULES, SETTINGS, answer, product, standing
+from tests.unit.pipelines.release.train.product import LATER, NOON, RULES, SETTINGS, answer, product, standing
 
 
 def facts_of(

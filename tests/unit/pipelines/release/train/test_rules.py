@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.release.train.assess import Assessment
 from pipelines.release.train.rules import decide
-from tests.unit.pipelines.release.train.worlds import LAST, NOON, SETTINGS, standing
+from tests.unit.pipelines.release.train.product import LAST, NOON, SETTINGS, standing
 
 NOW = NOON + 200.0
 
