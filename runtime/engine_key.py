@@ -13,6 +13,7 @@ import secrets
 from pathlib import Path
 
 from contracts.errors import InvalidSettings
+from runtime.private_files import make_secret
 
 ENGINE_KEY = "MILLRACE_ENGINE_KEY"
 FILE_NAME = "engine.key"
@@ -31,7 +32,7 @@ def engine_key(home: Path) -> str:
     path = home / FILE_NAME
     try:
         if not path.exists():
-            _make(path)
+            make_secret(path, f"mre-{secrets.token_hex(32)}")
         return _usable(path.read_text().strip(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{path} cannot be used ({error}); make it readable, or set {ENGINE_KEY}") from error
@@ -55,18 +56,3 @@ def _usable(key: str, where: str) -> str:
             "all processes of a home and its engine need the same key"
         )
     return key
-
-
-def _make(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{FILE_NAME}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(f"mre-{secrets.token_hex(32)}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)  # atomic, and fails if another process was first
-    except FileExistsError:
-        pass
-    finally:
-        temporary.unlink(missing_ok=True)

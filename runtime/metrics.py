@@ -143,6 +143,16 @@ ENGINE_REQUESTS_MOVED = Counter(
 SWAP_PAUSE_SECONDS = Histogram("millrace_swap_pause_seconds", "Generation paused for new weights.", buckets=_FAST)
 
 # Release.
+TRAIN_MOVES = Counter("millrace_train_moves_total", "Moves of the release train.", ["kind"])
+TRAIN_SHARE = Gauge("millrace_train_share", "Share of the users that an arm gets.", ["arm"])
+TRAIN_STOPPED = Gauge("millrace_train_stopped", "1 while no new evidence reaches the running train.")
+HOLD_ACTIVE = Gauge("millrace_hold_active", "1 while operators hold the arms.", ["kind"])
+HOLD_SECONDS = Gauge("millrace_hold_seconds", "How long operators have held the arms; 0 if they do not.")
+WEBHOOKS_WAITING = Gauge("millrace_webhooks_waiting", "Messages that a receiver has not accepted yet.")
+WEBHOOKS_OLDEST_SECONDS = Gauge(
+    "millrace_webhooks_oldest_seconds", "Age of the oldest message that waits for its receiver."
+)
+WEBHOOK_TRIES = Counter("millrace_webhook_tries_total", "Messages sent to a receiver, by result.", ["fate"])
 VERDICTS = Counter("millrace_verdicts_total", "Candidates judged.", ["accepted"])
 NO_VERDICTS = Counter(
     "millrace_no_verdicts_total",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,3 +33,19 @@ def open_to_others(home: Path) -> Iterator[Path]:
                 mode = path.lstat().st_mode
                 if not stat.S_ISLNK(mode) and mode & _OTHERS:
                     yield path
+
+
+def make_secret(path: Path, text: str) -> None:
+    """Write a secret to a new file, complete or not at all. If another process was faster, its file stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"{text}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # atomic, and fails if another process was first
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink(missing_ok=True)

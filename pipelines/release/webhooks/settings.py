@@ -1,0 +1,39 @@
+"""The section [webhooks]: who is told of every move."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from runtime.settings import Section
+
+_MAX_URL = 2000
+
+
+class WebhookSettings(Section):
+    """Whom release tells of the moves of arms, of holds, and of trains that ended."""
+
+    urls: tuple[str, ...] = Field(default=(), max_length=16)
+    """Each gets every message, `http://` or `https://`, without a password in it."""
+
+    @field_validator("urls")
+    @classmethod
+    def _usable(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            _check(url)
+        if len(set(urls)) != len(urls):
+            raise ValueError("a URL is named twice")
+        return urls
+
+
+def _check(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or len(url) > _MAX_URL or not url.isascii() or any(letter.isspace() for letter in url):
+        raise ValueError(f"{url[:100]!r} is not a URL that begins with http:// or https://")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("a URL has a name or password: messages are signed, so leave them out")
