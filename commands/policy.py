@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from commands import holds, queries
+from commands import holds, queries, train, webhooks
 from commands.home_gates import gates_of_home
 from commands.operators import WRITER, wake_followers
 from commands.options import DEFAULT_HOME, HomeOption
@@ -45,7 +45,8 @@ def print_versions(home: HomeOption = DEFAULT_HOME) -> None:
         verdicts = queries.verdicts(connection, policy)
         anchors = queries.anchors(connection, policy)
         revoked = revocations.read(connection, policy)
-        held = held_arms.read(connection, policy, time.time())
+        held = held_arms.read(connection, policy, now := time.time())
+        slots = train.slots_say(connection, policy, now)
     table = Table("version", "parent", "made", "samples", "density", "delta", "verdict", "serves")
     for version in reversed(store.versions(policy)):
         try:
@@ -64,7 +65,7 @@ def print_versions(home: HomeOption = DEFAULT_HOME) -> None:
             _serves(version, arms, anchors, is_revoked=version in revoked),
         )
     Console().print(table)
-    for line in arm_lines(arms, held):
+    for line in (*arm_lines(arms, held), *slots):
         print(line)
     for line in _revoked_lines(revoked.values()):
         print(line)
@@ -129,6 +130,8 @@ app.command("freeze")(holds.freeze)
 app.command("pin")(holds.pin)
 app.command("resume")(holds.resume)
 app.command("holdout")(holds.holdout)
+app.command("train")(train.print_train)
+app.command("webhook-test")(webhooks.webhook_test)
 
 
 def roll_back(

@@ -71,6 +71,17 @@ def read(connection: Connection, policy: str, now: float) -> Hold | None:
     return Hold(last.kind, last.version, last.until, last.writer, last.reason, last.at)
 
 
+def held_since(connection: Connection, policy: str, now: float) -> float | None:
+    """Since when the arms are held without a gap, UTC epoch seconds; None if they are not."""
+    since: float | None = None
+    for change in read_history(connection, policy):
+        ended = now if since is None else since
+        if change.kind == "resume" or (change.until is not None and change.until <= ended):
+            break
+        since = change.at
+    return since
+
+
 def read_history(connection: Connection, policy: str, limit: int = 100) -> list[HoldChange]:
     """The newest entries, newest first."""
     rows = connection.execute(

@@ -165,7 +165,6 @@ LIVE_VERSION = Gauge("millrace_live_version", "The version that serves users.")
 TRAIN_STAGE = Gauge(
     "millrace_train_stage", "Stage of the release train: -1 in shadow, then from 0; NaN while the track is free."
 )
-TRAIN_ENDS = Counter("millrace_train_ends_total", "Release trains that ended, by how.", ["state"])
 TRAIN_FAILURES = Counter(
     "millrace_train_failures_total",
     "Looks of the release train that a fault of ours ended; nothing moved, and the train looks again.",

@@ -14,6 +14,7 @@ from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from pipelines.release.asking import SentinelClient
 from pipelines.release.companions import Companions
+from pipelines.release.gauges import ReleaseGauges
 from pipelines.release.releaser import Releaser
 from pipelines.release.renewal import renewal
 from pipelines.release.settings import ReleaseSettings
@@ -22,6 +23,8 @@ from pipelines.release.train.lift import Lift
 from pipelines.release.train.reading.intake import TrainIntake, read_evidence
 from pipelines.release.train.slots import TrainSlots
 from pipelines.release.train.task_rules import task_rules
+from pipelines.release.webhooks.settings import WebhookSettings
+from pipelines.release.webhooks.threads import tellers
 from runtime.base_policy import fingerprint
 from runtime.clocks import ClockWatch
 from runtime.engine_rows import read_engines
@@ -49,6 +52,7 @@ def main(
     settings = load_settings(home)
     policy = settings.policy
     own, train = load_section(home, "release", ReleaseSettings), load_section(home, "train", TrainSettings)
+    webhooks = load_section(home, "webhooks", WebhookSettings)
     tasks = load_tasks(settings.tasks)
     sentinels = read_sentinels(own.sentinels, tasks)
     grade = make_grade({name: tasks[name] for name in sentinels.tasks})
@@ -75,6 +79,8 @@ def main(
         clock=clock.now,
     )
     intake = TrainIntake(settings.database(), tasks, make_marks(tasks), policy=policy, settings=train, clock=clock.now)
+    gauges = ReleaseGauges(settings.database(), policy, webhooks.urls, clock.now)
+    told = list(tellers(settings, webhooks, clock.now))
     companions = Companions(stop)
     with httpx.Client(base_url=settings.web_url, headers=headers, timeout=_ANSWER_SECONDS) as client:
         sentinel_client = SentinelClient(
@@ -97,6 +103,9 @@ def main(
             each_look=renewal(settings, database, policy),
         )
         companions.start("train", conductor.run)
+        companions.start("gauges", gauges.run)
+        for tell in told:
+            companions.start("webhook", tell)
         companions.start(
             "evidence", lambda stop: read_evidence(intake, settings.database(), settings.event_log(), stop)
         )

@@ -34,7 +34,7 @@ from pipelines.release.train.slots import TrainSlots
 from pipelines.release.train.standing import TrackView, ended_by_others
 from pipelines.release.train.trip import Shadow, Trip
 from runtime.database import Database
-from runtime.metrics import TRAIN_ENDS, TRAIN_FAILURES, TRAIN_STAGE
+from runtime.metrics import TRAIN_FAILURES, TRAIN_MOVES, TRAIN_STAGE
 from runtime.operations import trouble
 from runtime.replicas import Bell
 from runtime.train_settings import TrainSettings
@@ -42,6 +42,10 @@ from runtime.train_settings import TrainSettings
 LOOK_SECONDS = 1.0
 _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 1.0, 30.0
 _PIECE, _CLEAN_SECONDS = 5_000, 600.0
+_COUNTED = {
+    f"train {kind}": kind for kind in ("departed", "advanced", "stopped", "goes on", "shipped", "withdrawn", "revoked")
+}
+"""By what is logged: the kind of a move in the metrics."""
 
 log = structlog.get_logger()
 
@@ -101,6 +105,8 @@ class Conductor:
         self._trip: Trip | None = None
         self._clean_at = float("-inf")
         self._without_bytes: set[int] = set()
+        for kind in _COUNTED.values():
+            TRAIN_MOVES.labels(kind)
 
     def run(self, stop: threading.Event) -> None:
         """Conduct until `stop` is set."""
@@ -207,8 +213,9 @@ class Conductor:
         """A move was committed."""
         self._fault(f"conductor: {what}")
         self._bell.ring(MOVED)
+        if what in _COUNTED:
+            TRAIN_MOVES.labels(_COUNTED[what]).inc()
         if state is not None:
-            TRAIN_ENDS.labels(state).inc()
             self._trip, self._clean_at = None, float("-inf")
         log.info(what, reason=reason, version=version)
 

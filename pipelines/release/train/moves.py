@@ -92,7 +92,7 @@ def go_on(connection: Connection, train: Train, *, reason: str, now: float) -> N
 
 
 def arrive(connection: Connection, train: Train, *, reason: str, evidence: Mapping[str, Any], now: float) -> None:
-    """Make the version live permanentlyybody."""
+    """Make the version live: everybody gets it."""
     arms = _standing(connection, train)
     repository.change(connection, train, state=SHIPPED, ended_at=now, reason=reason, evidence=dict(evidence))
     _move(connection, arms, CANARY, None, reason)

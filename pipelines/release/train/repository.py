@@ -50,6 +50,17 @@ def read_running(connection: Connection, policy: str) -> Train | None:
     return None if row is None else Train(**row)
 
 
+def read_ended(connection: Connection, policy: str, limit: int) -> list[Train]:
+    """The trains that ended last, the newest first."""
+    statement = (
+        select(train)
+        .where(train.c.policy == policy, train.c.ended_at.is_not(None))
+        .order_by(train.c.id.desc())
+        .limit(limit)
+    )
+    return [Train(**row) for row in connection.execute(statement).mappings()]
+
+
 def read_accepted_above(connection: Connection, policy: str, live: int) -> list[int]:
     """Versions above `live` that the gate accepted, the newest first."""
     columns = verdict.c

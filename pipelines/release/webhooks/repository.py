@@ -32,7 +32,7 @@ class Delivery(NamedTuple):
     num_tries: int
 
 
-class Receiver(NamedTuple):
+class KnownUrl(NamedTuple):
     """A URL, since when it is told, and why it is told no more (empty: it is)."""
 
     since: float
@@ -129,10 +129,10 @@ def find_ended_trains(connection: Connection, policy: str, run: str, since: floa
     ]
 
 
-def receiver(connection: Connection, policy: str, url: str) -> Receiver | None:
+def receiver(connection: Connection, policy: str, url: str) -> KnownUrl | None:
     """A URL as it is known; None if it never was configured before."""
     row = connection.execute(select(webhook_delivery).where(*_start(policy, url))).one_or_none()
-    return None if row is None else Receiver(row.at, row.problem)
+    return None if row is None else KnownUrl(row.at, row.problem)
 
 
 def know_receiver(connection: Connection, policy: str, url: str, now: float) -> None:

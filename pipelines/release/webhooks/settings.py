@@ -1,4 +1,4 @@
-"""The section [webhooks]: who is told of every move."""
+"""The section [webhooks]: who hears about every move."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_URL = 2000
 
 
 class WebhookSettings(Section):
-    """Whom release tells of the moves of arms, of holds, and of trains that ended."""
+    """Who hears from release about moves of arms, holds, and trains that ended."""
 
     urls: tuple[str, ...] = Field(default=(), max_length=16)
     """Each gets every message, `http://` or `https://`, without a password in it."""

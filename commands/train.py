@@ -1,0 +1,104 @@
+"""`millrace policy train`: the release train that runs, what it found, and the trains before it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from sqlalchemy import Connection
+
+from commands.options import DEFAULT_HOME, HomeOption
+from contracts import assignments, holds
+from contracts.arms import DRAWN
+from contracts.engines import read_replicas
+from pipelines.release.train import repository
+from pipelines.release.train.repository import IN_SHADOW, Train
+from runtime.settings import load_section, load_settings
+from runtime.train_settings import TrainSettings
+from services.dashboard.rollout.words import slot_sentences
+
+
+def print_train(
+    home: HomeOption = DEFAULT_HOME,
+    *,
+    last: Annotated[int, typer.Option(min=0, max=100, help="How many trains that ended.")] = 5,
+) -> None:
+    """Print the running release train with what it measured, the trains before it, and which train the engines allow."""
+    settings, own = load_settings(home), load_section(home, "train", TrainSettings)
+    database, now = settings.database(), time.time()
+    with database.snapshot() as connection:
+        train = repository.read_running(connection, settings.policy)
+        ended = repository.read_ended(connection, settings.policy, last)
+        held = holds.read(connection, settings.policy, now)
+        arms = assignments.read(connection, settings.policy)
+        says = slots_say(connection, settings.policy, now)
+    database.close()
+    if not own.enabled:
+        print("[train] enabled is false: there is no train, and a version that passed the gate goes live at once")
+    for line in says:
+        print(line)
+    drawn = [f"{name} v{arms[name].version} {arms[name].share:.1%}" for name in DRAWN if _serves(arms.get(name))]
+    if drawn:
+        print(f"shares of the users: {', '.join(drawn)}")
+    if held is not None:
+        print(f"{held.words}: the train stands. To go on: millrace policy resume")
+    if train is None:
+        print("no train runs: the next one departs with the newest version that passed the gate")
+    else:
+        for line in train_lines(train, now):
+            print(line)
+    for item in ended:
+        print(
+            f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(item.ended_at))}  v{item.version} against v{item.blessed}: {item.state} "
+            f"after {_duration((item.ended_at or now) - item.started_at)}: {item.reason}"
+        )
+
+
+def slots_say(connection: Connection, policy: str, now: float) -> list[str]:
+    """What the train lacks because no engine that runs has a slot for it."""
+    running = [row for row in read_replicas(connection, policy) if row.is_fresh(now)]
+    return slot_sentences({arm for row in running for arm in row.slots}, num_engines=len(running))
+
+
+def train_lines(train: Train, now: float) -> Iterator[str]:
+    """Where a train is, what it says, and how long it may still take."""
+    stages = train.settings["stages"]
+    where = (
+        "in shadow"
+        if train.stage == IN_SHADOW
+        else f"stage {train.stage + 1} of {len(stages)}, {stages[train.stage]:.1%}"
+    )
+    left = train.settings["patience_seconds"] - (now - train.started_at)
+    yield (
+        f"v{train.version} against v{train.blessed}: {train.state}, {where}, for {_duration(now - train.stage_at)}; withdrawn unless "
+        f"proven in {_duration(max(0.0, left))}"
+    )
+    yield train.reason
+    facts = train.evidence
+    if "num_canary_units" in facts:
+        units = ", ".join(f"{count} by {kind}" for kind, count in facts.get("unit_kinds", {}).items())
+        yield f"heard of {facts['num_canary_units']} on the canary and {facts['num_control_units']} on live ({units or 'nobody'})"
+    for item in facts.get("metrics", ()):
+        yield f"  {item['task']}: {item['says']} ({item['num_canary']} and {item['num_live']} compared)"
+    if ratio := facts.get("sample_ratio"):
+        yield f"sample ratio {ratio['verdict']}: {ratio['seen']:.1%} came from the canary, {ratio['expected']:.1%} were drawn for it"
+    if says := facts.get("says"):
+        yield str(says)
+    if (ready_at := facts.get("stage_ready_at")) is not None:
+        yield f"the stage may end in {_duration(max(0.0, ready_at - now))}, if answers keep coming"
+    if following := facts.get("next"):
+        yield f"next: {following['kind']}: {following['reason']}"
+
+
+def _serves(arm: assignments.Assignment | None) -> bool:
+    return arm is not None and arm.version is not None
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,36 @@
+"""`millrace policy webhook-test`: sends a signed message to every URL of [webhooks], and says what came back."""
+
+from __future__ import annotations
+
+import time
+
+from commands.options import DEFAULT_HOME, HomeOption
+from contracts.errors import InvalidSettings
+from pipelines.release.webhooks import repository
+from pipelines.release.webhooks.events import make_test_event
+from pipelines.release.webhooks.sending import SignedUrl, make_client, send
+from pipelines.release.webhooks.settings import WebhookSettings
+from pipelines.release.webhooks.signing import read_secret
+from runtime.settings import load_section, load_settings
+
+
+def webhook_test(home: HomeOption = DEFAULT_HOME) -> int:
+    """Send a test to every URL of [webhooks]. Status 1 if one does not accept it. A URL that had answered 410 is told again."""
+    settings = load_settings(home)
+    urls = load_section(home, "webhooks", WebhookSettings).urls
+    if not urls:
+        raise InvalidSettings(f'{home / "millrace.toml"} names no URL: write [webhooks] and urls = ["https://..."]')
+    secret, event, num_failed = read_secret(home), make_test_event(settings.policy), 0
+    for url in urls:
+        began = time.monotonic()
+        with make_client() as client:
+            tried = send(client, SignedUrl(url, secret), event, time.time())
+        print(f"{url}: {tried.fate}, {tried.says}, after {time.monotonic() - began:.2f} s")
+        if tried.fate != "accepted":
+            num_failed += 1
+            continue
+        database = settings.database()
+        with database.transaction() as connection:
+            repository.set_receiver_problem(connection, settings.policy, url, "")
+        database.close()
+    return int(num_failed > 0)
