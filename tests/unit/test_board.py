@@ -19,6 +19,7 @@ from runtime import metrics
 from runtime.log.spool import MAX_SPOOL_BYTES
 from runtime.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS
 from runtime.settings import Section, Settings
+from runtime.train_settings import TrainSettings
 from services.engine.settings import EngineSettings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -164,7 +165,13 @@ def test_the_manual_explains_every_alarm_and_no_other() -> None:
 
 @pytest.mark.parametrize(
     ("section", "kind"),
-    [("millrace", Settings), ("engine", EngineSettings), ("training", TrainingSettings), ("release", ReleaseSettings)],
+    [
+        ("millrace", Settings),
+        ("engine", EngineSettings),
+        ("training", TrainingSettings),
+        ("release", ReleaseSettings),
+        ("train", TrainSettings),
+    ],
 )
 def test_the_manual_has_every_setting_with_its_default(section: str, kind: type[Section]) -> None:
     [table] = re.findall(rf"^### `\[{section}\]`$(.*?)(?=^##|\Z)", MANUAL, re.MULTILINE | re.DOTALL)

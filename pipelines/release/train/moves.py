@@ -30,8 +30,6 @@ from pipelines.release.train.repository import (
 )
 
 WRITER = "release"
-COUNTED_AT = "counted_at"
-"""In the evidence: until when the train's times were counted."""
 
 
 def depart(
@@ -61,7 +59,7 @@ def depart(
         "epoch": 1,
     }
     row |= {"started_at": now, "stage_at": now, "ended_at": None, "reason": f"v{version} departed"}
-    repository.add(connection, row | {"settings": dict(settings), "evidence": {COUNTED_AT: now}})
+    repository.add(connection, row | {"settings": dict(settings), "evidence": {repository.COUNTED_AT: now}})
     holds.refuse(connection, policy, now)
 
 
@@ -134,10 +132,14 @@ def end(connection: Connection, train: Train, *, state: str, reason: str, now: f
 
 
 def shift(connection: Connection, train: Train, seconds: float, now: float) -> None:
-    """Move the train's times: the clock jumped, nobody looked, or the arms were held for so long."""
-    evidence = train.evidence | {COUNTED_AT: now}
-    values = {"started_at": train.started_at + seconds, "stage_at": train.stage_at + seconds, "evidence": evidence}
-    repository.change(connection, train, **values)
+    """Leave a time out of the train's times: the clock jumped, nobody looked, or the arms were held for so long.
+
+    The answers from before it stay answers of this train, so its start moves only if the clock was set back.
+    """
+    paused = train.paused_seconds + max(0.0, seconds)
+    evidence = train.evidence | {repository.PAUSED: paused, repository.COUNTED_AT: now}
+    started_at = train.started_at + min(0.0, seconds)
+    repository.change(connection, train, started_at=started_at, stage_at=train.stage_at + seconds, evidence=evidence)
 
 
 def empty(connection: Connection, arms: Mapping[str, Assignment], arm: str, reason: str) -> None:

@@ -12,11 +12,14 @@ from contracts.errors import StaleWrite
 from contracts.tables import train, train_answer, train_point, verdict
 from contracts.tables.statements import delete_free
 from pipelines.release.train.answers import AnswerRow
+from pipelines.release.train.lift_figures import LiftRow
 
 SHADOW, CANARY_STAGE, STOPPED = "shadow", "canary", "stopped"
 SHIPPED, WITHDRAWN, REVOKED = "shipped", "withdrawn", "revoked"
 IN_SHADOW = -1
 """The stage before the first."""
+COUNTED_AT, PAUSED = "counted_at", "paused_seconds"
+"""In the evidence: until when the train's times were counted, and how many seconds since its departure do not count."""
 BY_OTHERS = "by_others"
 """In the evidence of a train that others brought to its end."""
 
@@ -41,6 +44,11 @@ class Train(NamedTuple):
     settings: dict[str, Any]
     """As they were at departure."""
     evidence: dict[str, Any]
+
+    @property
+    def paused_seconds(self) -> float:
+        """Time since its departure that does not count."""
+        return float(self.evidence.get(PAUSED, 0.0))
 
 
 def read_running(connection: Connection, policy: str) -> Train | None:
@@ -127,17 +135,18 @@ def read_changed(connection: Connection, held: Train, since_ms: int) -> list[tup
     return [(_answer_of(row), row.changed) for row in connection.execute(statement)]
 
 
-def read_lift_answers(connection: Connection, policy: str, holdout: int, since: float, limit: int) -> list[AnswerRow]:
+def read_lift_answers(connection: Connection, policy: str, holdout: int, since: float, limit: int) -> list[LiftRow]:
     """The newest rewarded answers of the hold-out's version, and of whatever version was live, after a time."""
     columns = train_answer.c
     wanted = or_(and_(columns.arm == "holdout", columns.version == holdout), columns.arm == "live")
     statement = (
-        select(train_answer)
+        select(*(columns[name] for name in LiftRow._fields))
         .where(columns.policy == policy, columns.at >= since, columns.reward.is_not(None), wanted)
+        .where(columns.scored_at.is_not(None))
         .order_by(columns.at.desc())
         .limit(limit)
     )
-    return [_answer_of(row) for row in connection.execute(statement)]
+    return [LiftRow(*row) for row in connection.execute(statement)]
 
 
 def forget_answers(

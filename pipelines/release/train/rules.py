@@ -53,7 +53,8 @@ def _silence(standing: Standing, facts: Mapping[str, Any], settings: TrainSettin
     newest = standing.stage_at if facts["newest_at"] is None else max(standing.stage_at, facts["newest_at"])
     quiet = now - newest
     because = "".join(f"; left out: {num:,} {reason}" for reason, num in facts["left_out"].items())
-    if quiet > 2.0 * settings.silence_seconds:
+    # Only a train that stopped: whoever begins to look after a long time has to listen first.
+    if quiet > 2.0 * settings.silence_seconds and standing.state == "stopped":
         return TrainMove("withdraw", f"No new evidence for {quiet:,.0f} s{because}.")
     if quiet > settings.silence_seconds:
         kind: MoveKind = "stay" if standing.state == "stopped" else "stop"

@@ -20,8 +20,16 @@ from pipelines.release.train import moves, repository
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.assess import Standing
 from pipelines.release.train.gathering import TrainEvidence
-from pipelines.release.train.moves import COUNTED_AT
-from pipelines.release.train.repository import IN_SHADOW, REVOKED, SHIPPED, STOPPED, WITHDRAWN, Train
+from pipelines.release.train.repository import (
+    COUNTED_AT,
+    IN_SHADOW,
+    PAUSED,
+    REVOKED,
+    SHIPPED,
+    STOPPED,
+    WITHDRAWN,
+    Train,
+)
 from pipelines.release.train.rules import TrainMove, decide
 from pipelines.release.train.standing import TrackView
 from runtime.database import Database
@@ -92,7 +100,9 @@ class Trip:
             self._evidence.read(connection, train, now)
         where = Standing(train.stage, train.stage_at, train.started_at, train.state)
         found = self._evidence.assess(now, where)
-        move = self._next(seen, train, decide(where, found, self._settings, now), now)
+        # The start by which patience ends: later, if a time did not count.
+        due = where._replace(started_at=train.started_at + train.paused_seconds)
+        move = self._next(seen, train, decide(due, found, self._settings, now), now)
         facts = self._facts(seen, train, found.facts, move, now)
         self._note(train, facts, now)
         if seen.hold is not None:
@@ -133,7 +143,7 @@ class Trip:
     def _next_in_shadow(self, seen: TrackView, train: Train, now: float) -> TrainMove:
         if train.state == STOPPED:
             return TrainMove("go_on", f"{', '.join(seen.holders)} holds v{train.version}")
-        if now - train.started_at > self._settings.patience_seconds:
+        if now - train.started_at - train.paused_seconds > self._settings.patience_seconds:
             return TrainMove("withdraw", f"the shadow did not end in {self._settings.patience_seconds:.0f} s")
         return TrainMove("advance", "no shadow")
 
@@ -213,8 +223,7 @@ class Trip:
     ) -> dict[str, Any]:
         """What is stored: the assessment, what happens next and why, and what the train must remember."""
         facts = {**found, "next": {"kind": move.kind, "reason": move.reason}, COUNTED_AT: now}
-        if "shadow" in train.evidence:
-            facts["shadow"] = train.evidence["shadow"]
+        facts |= {name: train.evidence[name] for name in ("shadow", PAUSED) if name in train.evidence}
         if seen.hold is not None:
             facts |= {"held": seen.hold.words, COUNTED_AT: train.evidence.get(COUNTED_AT, now)}
         return facts

@@ -39,6 +39,7 @@ from pipelines.release.train.reading.sampling import (
     heard_row,
     sampling_hash,
 )
+from pipelines.release.train.task_rules import comparing_age
 from runtime.database import Database
 from runtime.log.loss_detection import EVIDENCE
 from runtime.metrics import TRAIN_ANSWERS, TRAIN_LEFT_OUT
@@ -147,7 +148,7 @@ class TrainIntake:
             if (row := known.get(record.key)) is None:
                 continue
             task = self._tasks[record.task]
-            if (change := heard_row(row, record, task, self._settings.age_seconds)) is not None:
+            if (change := heard_row(row, record, task, comparing_age(task, self._settings))) is not None:
                 changes[record.key] = change
                 known[record.key] = {**row, **change}
         repository.write(connection, changes, self._now_ms())

@@ -101,25 +101,14 @@ def sampling_hash(sampling: Sampling) -> str:
     return hash_of(json.dumps(values))
 
 
-def comparing_age(task: Task, age_seconds: float | None) -> float:
-    """Seconds from the end of an answer to the age at which answers of a task are compared.
-
-    `age_seconds`: of [train]; None: the longest window of the task.
-    """
-    if age_seconds is not None:
-        return age_seconds
-    return max([task.window_seconds, *(rule.window_seconds or 0.0 for rule in task.signals.values())])
-
-
-def heard_row(row: Mapping[str, Any], said: Experience, task: Task, age_seconds: float | None) -> dict[str, Any] | None:
-    """The columns that a revision of an answer changes; None if it changes nothing.
+def heard_row(row: Mapping[str, Any], said: Experience, task: Task, age: float) -> dict[str, Any] | None:
+    """The columns that a revision of an answer changes; None if it changes nothing. `age`: see `comparing_age`.
 
     Only what was known at the comparing age counts, so that old answers are not better known than young ones: a later revision
     is ignored. The first one was closed by the task's own window; if that lies within the age, it counts however late it was scored.
     """
     if said.revision <= row["revision"]:
         return None
-    age = comparing_age(task, age_seconds)
     is_first_of_window = row["revision"] == 0 and task.window_seconds <= age
     if said.scored_at > known_until(row["at"], age) and not is_first_of_window:
         return None

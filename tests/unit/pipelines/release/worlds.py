@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import select
 
 from contracts import assignments
-from contracts.assignments import CANDIDATE, LIVE
+from contracts.assignments import CANDIDATE, LIVE, SLOTS
 from contracts.errors import MillraceError, VersionNotResident
 from contracts.gating import GateAnswer, GateScore, Grade, Sentinel, SentinelFile
 from contracts.tables import gate_anchor, verdict
@@ -85,7 +85,7 @@ class GateWorld:
             ) -> tuple[SentinelAnswer, ...]:
                 del stop
                 world.asked.append((version, max(draws.values(), default=-1)))
-                if version not in {world.arms().get(LIVE), world.arms().get(CANDIDATE)}:
+                if version not in {world.arms().get(arm) for arm in SLOTS}:
                     raise VersionNotResident(f"the engine did not take v{version}")
                 if error := world.fault(version):
                     raise error

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import delete, insert, select
 
 from contracts import assignments
 from contracts.assignments import LIVE, SLOTS, Assignment
-from contracts.tables import engine_replica, train, train_answer, verdict, version_claim
+from contracts.tables import assignment_change, engine_replica, train, train_answer, verdict, version_claim
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.conductor import Conductor
 from pipelines.release.train.repository import Train
@@ -235,6 +235,13 @@ class TrackWorld:
     def versions(self) -> dict[str, int | None]:
         """Arm to version."""
         return {name: arm.version for name, arm in self.arms().items()}
+
+    def changes(self, arm: str) -> list[Any]:
+        """Every move of an arm, in order."""
+        columns = assignment_change.c
+        statement = select(columns.version, columns.share, columns.at).where(columns.arm == arm).order_by(columns.epoch)
+        with self.database.snapshot() as connection:
+            return list(connection.execute(statement).all())
 
     def count(self) -> int:
         """Answers in the table."""

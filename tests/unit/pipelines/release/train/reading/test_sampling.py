@@ -14,7 +14,6 @@ from contracts.sampling import Sampling, Span
 from pipelines.release.train.reading.arm_history import ArmHistory, ArmMove, Served
 from pipelines.release.train.reading.sampling import (
     Evidence,
-    comparing_age,
     evidence_of,
     facts_of,
     hash_of,
@@ -152,14 +151,14 @@ class TestScores:
     def test_a_reward_is_normalised_and_clipped(self) -> None:
         wide = BOOKING_TASK.model_copy(update={"reward": BOOKING_TASK.reward.model_copy(update={"low": -1.0})})
         for reward, expected in ((1.0, 1.0), (0.0, 0.5), (-3.0, 0.0), (None, None)):
-            change = heard_row(self.row, an_experience(reward=reward, scored_at=105.0), wide, None)
+            change = heard_row(self.row, an_experience(reward=reward, scored_at=105.0), wide, 10.0)
             assert change is not None
             assert change["reward"] == expected
 
     def test_silence_is_not_a_word_of_a_user(self) -> None:
         silent = an_experience(reward=0.5, scored_at=111.0, scores=(Score(name="shape", grader="x", value=1.0),))
         spoken = an_experience(reward=None, scored_at=111.0, status="unlabelled", scores=an_experience().scores)
-        changes = [heard_row(self.row, said, BOOKING_TASK, None) for said in (silent, spoken)]
+        changes = [heard_row(self.row, said, BOOKING_TASK, 10.0) for said in (silent, spoken)]
         assert [change and change["metrics"]["heard"] for change in changes] == [0.0, 1.0]
 
     @pytest.mark.parametrize(
@@ -180,13 +179,4 @@ class TestScores:
         self, *, held: int, revision: int, scored_at: float, age: float | None, counts: bool
     ) -> None:
         said = an_experience(revision=revision, scored_at=scored_at)
-        assert (heard_row({**self.row, "revision": held}, said, BOOKING_TASK, age) is not None) == counts
-
-    def test_the_age_is_that_of_the_slowest_signal(self) -> None:
-        slow = BOOKING_TASK.signals["stars"].model_copy(update={"window_seconds": 500.0})
-        task = BOOKING_TASK.model_copy(update={"signals": {**BOOKING_TASK.signals, "stars": slow}})
-        assert [comparing_age(BOOKING_TASK, None), comparing_age(task, None), comparing_age(task, 60.0)] == [
-            10.0,
-            500.0,
-            60.0,
-        ]
+        assert (heard_row({**self.row, "revision": held}, said, BOOKING_TASK, age or 10.0) is not None) == counts
