@@ -18,6 +18,7 @@ from commands.findings import Finding
 from commands.home_gates import gates_of_home
 from commands.options import DEFAULT_HOME, DeviceOption, HomeOption
 from commands.policy_check import findings_of
+from commands.process_rows import process_findings
 from commands.up import resolve_policy
 from contracts.assignments import LIVE
 from contracts.errors import ClockOff, MillraceError
@@ -72,6 +73,7 @@ def examine(home: Path) -> Iterator[Finding]:
         settings = load_settings(home)
         yield _checked("keys", lambda: _keys(settings))
         yield from engine_findings(settings)
+        yield from process_findings(settings)
         for gate in gates_of_home(settings):
             yield Finding("gate", gate.is_gated, False, f"{gate.task}: {gate.says}")
         yield _files(settings)

@@ -22,6 +22,7 @@ from commands.options import DEFAULT_HOME, HomeOption
 from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, PositionLost, Unavailable
 from runtime.clocks import ClockWatch
+from runtime.heartbeat import Heartbeat
 from runtime.log.loss_detection import require_same_log
 from runtime.logs import set_up_logs
 from runtime.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Check, Operations
@@ -75,17 +76,20 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
         check_passwords(load_settings(home), os.environ)
         if name in _ON_THE_LOG:
             _check_log(home)
+        longest = LONGEST_WORK_SECONDS if name in _LONG_WORKERS else LONGEST_STEP_SECONDS
+        settings = load_settings(home)
+        heartbeat = Heartbeat(settings.database(), settings.policy, name, longest)
         if name in _SERVERS:
             module.main(home)
         else:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: stop.set())
-            longest = LONGEST_WORK_SECONDS if name in _LONG_WORKERS else LONGEST_STEP_SECONDS
             clock = ClockWatch(load_settings(home).database())
             checks = {"database": _database_check(home), "clock": clock.check}
             operations = Operations(checks, longest_step_seconds=longest)
             module.main(home, stop, **options)
             operations.close()
+        heartbeat.close()
     except (InvalidSettings, InvalidTask, LogLost, PositionLost, Damaged) as error:
         print(error.message, flush=True)
         sys.exit(WRONG_SETTINGS)

@@ -3,6 +3,7 @@
 every worker, its own rows   position, outbox, dead_letter
 every process at its start,  log_topic: which log the database was written with, and how far it went. Episodes updates it once a
   and episodes               minute; the command line adds how many unread records an accepted loss cost
+every process, its own row   process_beat: its newest sign of life
 command line                 api_key
 dashboard                    dashboard_session
 engine                       swap; engine_replica: its own row, or that of the vLLM server that the process follows
@@ -63,6 +64,7 @@ from contracts.tables.serving import (
     doomed as doomed,
     engine_replica as engine_replica,
     gate_anchor as gate_anchor,
+    process_beat as process_beat,
     revocation as revocation,
     sentinel_answer as sentinel_answer,
     swap as swap,

@@ -184,6 +184,16 @@ engine_replica = table(
     Column("problems", JSON, nullable=False, server_default="{}"),
 )
 
+process_beat = table(
+    "process_beat",
+    Column("policy", String(64), primary_key=True),
+    Column("process", String(32), primary_key=True),
+    Column("replica", String(64), primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("step_at", Float, nullable=False),
+    Column("longest_step_seconds", Float, nullable=False),
+)
+
 weight_snapshot = table(
     "weight_snapshot",
     Column("policy", String(64), primary_key=True),

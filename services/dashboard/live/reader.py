@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from sqlalchemy import Connection
 
-from contracts import train_points
+from contracts import heartbeats, train_points
 from contracts.assignments import Assignment
 from contracts.errors import InvalidSettings, NotFound, Unavailable, WeightsRefused
 from contracts.event_log import EventLog
@@ -24,6 +24,7 @@ from services.dashboard.faults import note_fault
 from services.dashboard.live.acceptance import acceptance
 from services.dashboard.live.freshness import legs, newest_live
 from services.dashboard.live.identities import Identities, identities
+from services.dashboard.live.pulses import Pulses, statuses
 from services.dashboard.live.queries import (
     MAX_VERSIONS,
     LoopRows,
@@ -59,6 +60,7 @@ class StateReader:
         self._listed: ThrottledValue[dict[int, Published]] = ThrottledValue()
         self._series: ThrottledValue[Series] = ThrottledValue()
         self._subject = ""
+        self._pulses = Pulses()
         self._looked_at = time.monotonic()
         LEDGER_LOOK_AGE.labels(policy).set_function(lambda: time.monotonic() - self._looked_at)
 
@@ -73,6 +75,7 @@ class StateReader:
             rows = read_loop(connection, self._policy)
             totals = self._totals.get(lambda: read_totals(connection))
             rollout = self._read_rollout(connection, rows.arms, now)
+            processes = statuses(self._pulses.states(heartbeats.read(connection, self._policy), now), now)
         # The log is read after the positions: records appended between the two count as waiting.
         topics = {
             topic: self._traffic.read(topic, group, rows.positions, now, tracked=topic not in UNTRACKED)
@@ -89,6 +92,7 @@ class StateReader:
             identities=both,
             flow=flow,
             rollout=rollout,
+            processes=processes,
             policy=self._policy,
             now=now,
         )

@@ -12,6 +12,7 @@ from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from services.dashboard.live.answers import Columns, answers_over_time
 from services.dashboard.live.freshness import Leg
 from services.dashboard.live.identities import Identities, Identity
+from services.dashboard.live.pulses import ProcessStatus
 from services.dashboard.live.queries import LoopRows, Rows
 from services.dashboard.live.tiles import Tile, loop_tiles
 from services.dashboard.live.timeline import Published, Version, timeline
@@ -84,6 +85,7 @@ class State(Overview, frozen=True, kw_only=True):
     lags: list[Lag]
     dead_letters: list[dict[str, Any]]
     rollout: Rollout
+    processes: list[ProcessStatus]
 
 
 class Flow(NamedTuple):
@@ -102,6 +104,7 @@ def build_state(
     identities: Identities,
     flow: Flow,
     rollout: Rollout,
+    processes: list[ProcessStatus],
     policy: str,
     now: float,
 ) -> State:
@@ -131,6 +134,7 @@ def build_state(
         lags=lags(traffic),
         dead_letters=[row._asdict() for row in rows.dead_letters],
         rollout=rollout,
+        processes=processes,
     )
 
 

@@ -63,15 +63,22 @@ function drawEdge(edge, layout, wide, now) {
   );
 }
 
-function drawStage(stage, layout) {
+// A stage is dead if none of its processes is up.
+const PROCESSES = { generations: ["web", "inference"], signals: ["web", "feedback"], live: ["engine", "vllm", "sglang"] };
+function isDead(stage, processes) {
+  const mine = processes.filter((process) => (PROCESSES[stage.name] ?? [stage.name]).includes(process.process));
+  return mine.length > 0 && mine.every((process) => process.state !== "up");
+}
+
+function drawStage(stage, layout, processes) {
   const [x, y] = layout.stages[stage.name];
   return shape(
     "g",
-    { class: stage.num_recent ? "stage" : "stage idle" },
+    { class: isDead(stage, processes) ? "stage dead" : stage.num_recent ? "stage" : "stage idle" },
     shape("rect", { x: x - BOX.width / 2, y: y - BOX.height / 2, width: BOX.width, height: BOX.height, rx: 8 }),
     text(x, y - 10, "name", stage.name),
     text(x, y + 10, "rate", `${count(stage.num_recent)} /min`),
-    text(x, y + 24, "unit", stage.unit),
+    text(x, y + 24, "unit", isDead(stage, processes) ? "down" : stage.unit),
   );
 }
 
@@ -91,7 +98,7 @@ export function drawLoop(container, state, now) {
     shape("defs", {}, marker),
     shape("g", { class: "edge back" }, shape("path", { d: layout.back, "marker-end": "url(#arrow)" }), text(...layout.backNote, "waiting", live)),
     ...state.edges.map((edge) => drawEdge(edge, layout, wide, now)),
-    ...state.stages.map((stage) => drawStage(stage, layout)),
+    ...state.stages.map((stage) => drawStage(stage, layout, state.processes ?? [])),
   );
   container.replaceChildren(drawing);
 }

@@ -6,7 +6,7 @@ import { drawFreshness, drawLags } from "./flow.js";
 import { figure, percent } from "./format.js";
 import { drawLoop } from "./loop.js";
 import { drawOverview } from "./overview.js";
-import { drawAlarm, fillEndpoints, find, followLoop, makeRefresh, now } from "./page.js";
+import { drawAlarm, drawSilent, fillEndpoints, find, followLoop, makeRefresh, now } from "./page.js";
 
 const acceptance = new Chart(find("acceptance"), {
   height: 220, byVersion: true, share: true, format: (value) => percent(value, 0), empty: "No version has been judged or rewarded yet.",
@@ -48,6 +48,7 @@ function draw(state) {
   offer(state);
   drawMoving(now());
   drawAlarm(state, refresh);
+  drawSilent(state.processes, refresh);
   refresh("freshness", state.freshness, (legs) => drawFreshness(find("freshness"), legs));
   refresh("acceptance", state.acceptance, (columns) => acceptance.update(columns));
   refresh("curves", state.curves, (columns) => curves.forEach((chart) => chart.update(columns)));

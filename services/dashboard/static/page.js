@@ -33,6 +33,15 @@ export function followLoop(draw, tick = () => {}) {
   });
 }
 
+// Processes that hang or are down, in the alarm below the headline figures of the Loop page.
+export function drawSilent(processes, refresh) {
+  const says = (processes ?? []).filter((process) => process.state !== "up").map((process) => process.says);
+  refresh("silent", says, () => {
+    find("silent").hidden = !says.length;
+    find("silent").querySelector("ul").replaceChildren(...says.map((line) => element("li", {}, line)));
+  });
+}
+
 // Both identities' problems, in the alarm at the top of the page.
 export function drawAlarm(state, refresh) {
   refresh("alarm", [...state.generations.problems, ...state.signals.problems], (problems) => {

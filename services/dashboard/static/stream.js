@@ -8,10 +8,13 @@ const RETRY_MILLISECONDS = 2000;
 export function follow(pill, banner, handlers) {
   let lastHeard = Date.now();
   let source = null;
+  let silent = []; // processes that hang or are down: "live" would be a lie
 
   const show = (name, sentence) => {
-    if (pill.textContent !== name) pill.textContent = name;
+    const said = name === "live" && silent.length ? `${silent.length} down` : name;
+    if (pill.textContent !== said) pill.textContent = said;
     document.documentElement.dataset.stream = name;
+    document.documentElement.dataset.processes = silent.length ? "down" : "up";
     banner.hidden = !sentence;
     if (banner.textContent !== sentence) banner.textContent = sentence;
   };
@@ -26,6 +29,7 @@ export function follow(pill, banner, handlers) {
         handle(JSON.parse(event.data));
       });
     on("state", (state) => {
+      silent = (state.processes ?? []).filter((process) => process.state !== "up");
       show("live", "");
       handlers.state(state);
     });

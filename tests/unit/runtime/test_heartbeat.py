@@ -1,0 +1,36 @@
+import time
+from collections.abc import Callable
+
+from contracts import heartbeats
+from contracts.heartbeats import ProcessBeat
+from runtime.database import Database
+from runtime.heartbeat import Heartbeat
+
+
+def wait_for(found: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not found():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def rows(database: Database) -> list[ProcessBeat]:
+    with database.snapshot() as connection:
+        return heartbeats.read(connection, "p")
+
+
+def test_a_process_beats_until_it_ends_in_order(database: Database) -> None:
+    heart = Heartbeat(Database(database.url), "p", "rewards", 120.0)
+    wait_for(lambda: len(rows(database)) == 1)
+    sign = rows(database)[0]
+    assert sign.process == "rewards"
+    assert sign.replica.endswith("/1")
+    assert abs(sign.at - time.time()) < 5
+    heart.close()
+    assert rows(database) == []
+
+
+def test_a_database_that_is_away_ends_no_process(tmp_path: object) -> None:
+    heart = Heartbeat(Database(f"sqlite:///{tmp_path}/nowhere/m.db"), "p", "rewards", 120.0)
+    time.sleep(0.05)
+    heart.close()
