@@ -14,7 +14,8 @@ import pytest
 import uvicorn
 from sqlalchemy import insert
 
-from contracts import assignments
+from contracts import assignments, heartbeats
+from contracts.heartbeats import NEEDED, ProcessBeat
 from contracts.keys import create_key
 from contracts.tables import dead_letter
 from runtime.days import migrate
@@ -202,6 +203,40 @@ def test_no_page_moves_while_it_fills(page: Chromium, site: Site, settings: Sett
     assert {path: shift for path, shift in shifts.items() if shift > MOST_SHIFT} == {}
 
 
+def test_a_process_that_stopped_is_not_live(page: Chromium, tmp_path: Path) -> None:
+    settings = seed(tmp_path / "home", num_generations=40)
+    database, site = settings.database(), Site(settings)
+
+    def beat(*names: str) -> None:
+        with database.transaction() as connection:
+            for name in names:
+                heartbeats.beat(connection, POLICY, ProcessBeat(name, "a/1", time.time(), time.time(), 120.0))
+
+    try:
+        beat(*NEEDED)
+        page.resize(400, 900)
+        enter_by_link(page, site, settings)
+        assert page.evaluate("document.querySelector('#stream').textContent") == "live"
+        assert page.evaluate("document.querySelector('#silent').hidden")
+        began = time.monotonic()
+        while page.evaluate("document.querySelector('#silent').hidden"):
+            assert time.monotonic() < began + 15, "down within seconds"
+            beat("release")
+            time.sleep(0.5)
+        assert page.evaluate("document.querySelector('#stream').textContent") == "3 down"
+        assert count(page, "#silent li") == 3
+        assert count(page, "#loop .dead") == 3
+        assert page.evaluate(SCROLL) <= 0
+        page.screenshot(tmp_path / "down.png")
+        beat(*NEEDED)
+        page.wait_for("document.querySelector('#silent').hidden")
+        assert page.evaluate("document.querySelector('#stream').textContent") == "live"
+        assert page.errors == []
+    finally:
+        database.close()
+        site.close()
+
+
 def test_the_train_is_told_in_words_and_figures(page: Chromium, site: Site, settings: Settings) -> None:
     page.resize(400, 900)
     enter_by_link(page, site, settings)
@@ -215,7 +250,7 @@ def test_the_train_is_told_in_words_and_figures(page: Chromium, site: Site, sett
         "nobody sends `user`",
         "[\N{MINUS SIGN}2.9, +5.3] points, margin 3.0 points",
         "canary 84.2 % of 412, live 83.0 % of 1,648",
-        "About 3,100 units of the canary decide it.",
+        "A proof takes about 3,100 units of the canary.",
         "5 trains in the last year",
     ):
         assert words in said

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from contracts.arms import DRAWN
 from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, TRAINING
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from services.dashboard.live.answers import Columns, answers_over_time
@@ -192,15 +193,29 @@ def _live_edge(loop: LoopRows) -> Edge:
 
 
 def _arms(loop: LoopRows) -> list[ArmStatus]:
-    found = []
+    found, shares = [], _shares(loop)
     for arm in (LIVE, CANARY, LEARNING, HOLDOUT, CANDIDATE, TRAINING):
-        if held := loop.arms.get(arm):
-            moved = next((row for row in loop.changes if row.arm == arm), None)
-            swapped = [row.at for row in loop.swaps if row.arm == arm and row.version == held.version]
-            facts = {"at": moved.at, "writer": moved.writer, "reason": moved.reason} if moved else {}
-            loaded_at = max(swapped, default=None)
-            found.append(ArmStatus(arm=arm, version=held.version, share=held.share, loaded_at=loaded_at, **facts))
+        held = loop.arms.get(arm)
+        if held is None or (arm in DRAWN and held.version is None):
+            continue
+        moved = next((row for row in loop.changes if row.arm == arm), None)
+        swapped = [row.at for row in loop.swaps if row.arm == arm and row.version == held.version]
+        facts = {"at": moved.at, "writer": moved.writer, "reason": moved.reason} if moved else {}
+        loaded_at = max(swapped, default=None)
+        share = shares.get(arm, held.share)
+        found.append(ArmStatus(arm=arm, version=held.version, share=share, loaded_at=loaded_at, **facts))
     return found
+
+
+def _shares(loop: LoopRows) -> dict[str, float]:
+    """The share of the users that each arm gets: the draws are nested, and `live` gets who is left."""
+    rest, shares = 1.0, {}
+    for arm in DRAWN:
+        held = loop.arms.get(arm)
+        if held is not None and held.version is not None:
+            shares[arm] = rest * held.share
+            rest -= shares[arm]
+    return shares | {LIVE: rest}
 
 
 def _moved_at(loop: LoopRows, arm: str, version: int | None) -> float | None:

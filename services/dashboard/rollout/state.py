@@ -9,6 +9,7 @@ import msgspec
 
 from contracts.assignments import Assignment
 from services.dashboard.faults import note_fault
+from services.dashboard.formatting import count, words
 from services.dashboard.rollout.queries import RolloutRows
 from services.dashboard.rollout.words import budget_sentence, hold_sentence, slot_sentences, unit_sentence
 
@@ -35,6 +36,8 @@ class RolloutMetric(msgspec.Struct, frozen=True, kw_only=True):
     num_canary: int = 0
     num_live: int = 0
     needed_units: int | None = None
+    required: bool = True
+    """False: the task is too rare to wait for its proof."""
     verdict: str = "unknown"
     says: str = ""
 
@@ -70,6 +73,13 @@ class RunningTrain(msgspec.Struct, frozen=True, kw_only=True):
     units: str
     num_canary_units: int
     num_control_units: int
+    num_stage_units: int | None
+    next: str
+    """What release would do now, and why."""
+    shadow: str
+    """What the shadow found; empty: it is not over."""
+    left_out: str
+    """Answers that are not compared, by reason."""
     newest_at: float | None
     """When the newest answer that is compared was given."""
     at: float | None
@@ -175,6 +185,10 @@ def _running(row: Any, evidence: Any, arms: Mapping[str, Assignment]) -> Running
         units=unit_sentence(settings.get("unit", "user"), facts.get("unit_kinds") or {}),
         num_canary_units=facts.get("num_canary_units") or 0,
         num_control_units=facts.get("num_control_units") or 0,
+        num_stage_units=facts.get("num_stage_units"),
+        next=str((facts.get("next") or {}).get("reason") or ""),
+        shadow=str(facts.get("shadow") or ""),
+        left_out=", ".join(f"{count(num)} {words(name)}" for name, num in (facts.get("left_out") or {}).items() if num),
         newest_at=facts.get("newest_at"),
         at=facts.get("at"),
         metrics=[metric for metric in metrics if metric is not None],

@@ -8,7 +8,7 @@ import { intervalBar } from "./interval.js";
 import { find, followLoop, makeRefresh, now } from "./page.js";
 
 const RELATIVE = { tokens: "tokens", seconds: "seconds" }; // differences of these are ratios minus 1
-const NAMES = { reward: "Reward", errors: "Errors", truncated: "Cut off", refuses: "Refusals", invalid_tool_call: "Invalid tool calls", empty: "Empty answers", misshapen: "Misshapen answers", response: "Answers with a signal", tokens: "Tokens", seconds: "Seconds" };
+const NAMES = { reward: "Reward", errors: "Errors", truncated: "Cut off", refuses: "Refusals", invalid_tool_call: "Invalid tool calls", empty: "Empty answers", misshapen: "Misshapen answers", heard: "Heard of again", tokens: "Tokens", seconds: "Seconds" };
 const VERDICTS = { fine: "no harm seen", proven: "proven", worse: "worse", unknown: "not known yet", missing: "no data", broken: "broken" };
 const ENDS = { shipped: "shipped", withdrawn: "withdrawn", revoked: "revoked" };
 const STATES = { shadow: "shadow", canary: "canary", stopped: "stopped: no new evidence" };
@@ -80,9 +80,12 @@ function layTrain({ train, live, nothing }) {
       fact("In this stage", moving("stage"), " ", small(`since ${clock(train.stage_at)}`)),
       fact("Time left in it", moving("left"), " ", element("small", { data: { moving: "why" } })),
       fact("Withdrawn if unproven", train.deadline == null ? "–" : moment(train.deadline)),
-      fact("Compared", `${count(train.num_canary_units)} units of the canary`, " ", small(`with ${count(train.num_control_units)} of live`)),
+      fact("Compared", `${count(train.num_canary_units)} units of the canary`, " ", small(`with ${count(train.num_control_units)} of live${train.num_stage_units == null ? "" : `; ${count(train.num_stage_units)} new in this stage`}`)),
       fact("Newest evidence", moving("newest")),
       fact("Unit", train.units),
+      ...(train.next ? [fact("Next", train.next)] : []),
+      ...(train.shadow ? [fact("Shadow", train.shadow)] : []),
+      ...(train.left_out ? [fact("Left out", train.left_out)] : []),
     ),
   );
 }
@@ -104,7 +107,8 @@ function metricTile(metric) {
   const name = NAMES[metric.name] ?? metric.name.replaceAll("_", " ");
   const difference = amount(metric, metric.difference);
   const margin = metric.margin == null ? "none" : RELATIVE[metric.name] ? percent(metric.margin, 0) : points(metric.margin);
-  const needs = metric.needed_units != null && metric.verdict === "unknown" ? `About ${count(metric.needed_units)} units of the canary decide it.` : "";
+  const open = metric.required && metric.needed_units != null && ["unknown", "fine"].includes(metric.verdict);
+  const needs = open ? `A proof takes about ${count(metric.needed_units)} units of the canary.` : "";
   const kind = metric.kind === "primary" ? "main metric" : "guardrail";
   return element(
     "article", { className: `metric verdict-${metric.verdict}` },

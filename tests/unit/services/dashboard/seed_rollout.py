@@ -29,7 +29,7 @@ def metric(name: str, canary: float, live: float, half: float, **more: Any) -> F
     found = canary - live
     facts = {"name": name, "task": POLICY, "kind": "guardrail", "better": "lower", "canary": canary, "live": live,
              "difference": found, "low": found - half, "high": found + half, "margin": 0.05, "num_canary": 412,
-             "num_live": 1648, "needed_units": None, "verdict": "fine", "says": "within the margin so far"}  # fmt: skip
+             "num_live": 1648, "needed_units": 900, "required": True, "verdict": "fine", "says": "within the margin so far"}  # fmt: skip
     return facts | more
 
 
@@ -41,7 +41,7 @@ def evidence(now: float) -> Facts:
         metric("truncated", 0.011, 0.009, 0.018),
         metric("errors", 0.0, 0.001, 0.012),
         metric("misshapen", 0.14, 0.02, 0.06, verdict="worse", says=SCRIPT),
-        metric("response", 0.61, 0.6, 0.05, better="higher", verdict="proven", says="not worse by more than the margin"),
+        metric("heard", 0.61, 0.6, 0.05, better="higher", verdict="proven", says="not worse by more than the margin"),
         metric("seconds", 0.41, 0.4, 0.1, difference=0.025, low=-0.05, high=0.1, margin=0.25),
         metric("refuses", 0.0, 0.0, 0.0) | {"canary": None, "live": None, "difference": None, "low": None, "high": None,
                "num_canary": 0, "num_live": 0, "verdict": "missing", "says": "no answer says whether it refuses"},
@@ -50,6 +50,8 @@ def evidence(now: float) -> Facts:
         "at": now - 1, "num_canary_units": 412, "num_control_units": 1648, "newest_at": now - 3, "unit_kinds": {"answer": 2060},
         "metrics": metrics, "says": "No harm seen so far; the reward needs more answers before anything is proven.",
         "sample_ratio": {"expected": 0.2, "seen": 0.2, "num": 2060, "low": 0.18, "high": 0.22, "verdict": "fine"},
+        "num_stage_units": 215, "left_out": {"clock_ahead": 3, "too_old": 0},
+        "next": {"kind": "stay", "reason": "the stage needs more units"}, "shadow": "500 prompts: 4 won, 5 lost",
         "stage_ready_at": now + 200,
     }  # fmt: skip
 

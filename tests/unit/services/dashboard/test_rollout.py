@@ -54,6 +54,7 @@ def test_the_train_on_the_track_is_shown_with_its_evidence(small: Settings, read
     assert running.stages == [0.01, 0.05, 0.2, 0.5]
     assert (running.stage_at, running.stage_until, running.deadline) == (now - 90, now + 200, now - 400 + 14_400)
     assert running.units == "drawn by answer: nobody sends `user`"
+    assert (running.next, running.left_out) == ("the stage needs more units", "3 clock ahead")
     reward = next(metric for metric in running.metrics if metric.name == "reward")
     assert (reward.kind, reward.num_canary, reward.num_live, reward.needed_units) == ("primary", 412, 1648, 3100)
     assert reward.low == pytest.approx(0.012 - 0.041)
@@ -193,3 +194,12 @@ def test_the_pages_are_for_operators(small: Settings) -> None:
         for path, words in (("/rollout", "Earlier trains"), ("/lift", "millrace policy holdout")):
             page = client.get(path)
             assert (page.status_code, words in page.text) == (200, True)
+
+
+def test_the_shares_of_all_arms_add_up(small: Settings, reader_of: ReaderOf) -> None:
+    now = time.time()
+    seed_rollout(small, now)
+    shares = {arm.arm: arm.share for arm in reader_of(small).read(now).arms if arm.arm != "candidate"}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["holdout"] == pytest.approx(0.02)
+    assert shares["live"] == pytest.approx(0.98 * 0.95 * 0.95)
