@@ -14,6 +14,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from contracts.topics import RETENTION_DAYS
 from pipelines.release.settings import ReleaseSettings
+from pipelines.release.webhooks.settings import WebhookSettings
 from pipelines.training.settings import TrainingSettings
 from runtime import metrics
 from runtime.log.spool import MAX_SPOOL_BYTES
@@ -60,6 +61,7 @@ SERIES = registry()
 def queries() -> Iterator[str]:
     for panel in BOARD["panels"]:
         yield from (target["expr"] for target in panel.get("targets", []))
+    yield from (mark["expr"] for mark in BOARD["annotations"]["list"])
     yield from (rule["expr"] for rule in RULES)
 
 
@@ -120,6 +122,16 @@ def test_legends_use_labels_that_the_query_keeps() -> None:
                 assert re.search(rf"by \([^)]*\b{label}\b", target["expr"]), target
 
 
+def test_moves_are_marked_on_every_panel() -> None:
+    marks = {mark["name"]: mark for mark in BOARD["annotations"]["list"]}
+    assert marks.keys() == {"Train", "Live version", "Hold"}
+    for mark in marks.values():
+        assert mark["enable"]
+        assert mark["datasource"] == BOARD["panels"][1]["datasource"]
+        for label in re.findall(r"\{\{(\w+)\}\}", mark["titleFormat"]):
+            assert re.search(rf"by \([^)]*\b{label}\b", mark["expr"]), mark
+
+
 def test_grafana_finds_board_and_data() -> None:
     provisioning = DEPLOY / "grafana" / "provisioning"
     [source] = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
@@ -171,6 +183,7 @@ def test_the_manual_explains_every_alarm_and_no_other() -> None:
         ("training", TrainingSettings),
         ("release", ReleaseSettings),
         ("train", TrainSettings),
+        ("webhooks", WebhookSettings),
     ],
 )
 def test_the_manual_has_every_setting_with_its_default(section: str, kind: type[Section]) -> None:
