@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 
 from pipelines.release import __main__ as release
@@ -12,4 +13,4 @@ from rewards.gate_graders import GateGraders
 
 def main(home: Path, stop: threading.Event) -> None:
     """Judge candidates until `stop` is set."""
-    release.main(home, stop, GateGraders, FastMarks)
+    release.main(home, stop, GateGraders, partial(GateGraders, with_reference=False), FastMarks)

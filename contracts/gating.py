@@ -58,7 +58,9 @@ class Sentinel(NamedTuple):
     metadata: Mapping[str, str]
     seed: int
     where: str = ""
-    """`file:line`."""
+    """`file:line`, or another name."""
+    options: Mapping[str, Any] = {}
+    """More fields of its request."""
 
     def seed_of(self, draw: int) -> int:
         """The seed of one draw: versions that are compared are sampled with the same seed."""

@@ -12,7 +12,7 @@ from contracts.errors import InvalidSettings
 from contracts.gating import GateAnswer, GateScore, Sentinel, SentinelFile
 from contracts.records import Score
 from contracts.tasks import Task
-from contracts.tasks.gate import NEEDING_REFERENCE
+from contracts.tasks.gate import NEEDING_REFERENCE, without_reference
 from rewards.grader import Grader
 from rewards.judges.registry import gate_judge, new_http
 from rewards.panel import graders_of
@@ -27,11 +27,23 @@ _PROBES = ("0", "\\boxed{0}", "<answer>0</answer>")
 class GateGraders:
     """The graders of the gated tasks of a home. See `contracts.gating.Grade`."""
 
-    def __init__(self, tasks: Mapping[str, Task]) -> None:
-        """Raises InvalidTask: a config is wrong, a key is missing, or a judge was not admitted; with file and line."""
+    def __init__(self, tasks: Mapping[str, Task], *, with_reference: bool = True) -> None:
+        """Build the graders.
+
+        Args:
+            tasks: by name.
+            with_reference: False: only graders that need no reference, for prompts of users.
+
+        Raises:
+            InvalidTask: a config is wrong, a key is missing, or a judge was not admitted; with file and line.
+        """
         self._tasks = dict(tasks)
+        self._names = {
+            name: task.gate_graders if with_reference else without_reference(task.grader_rules, task.gate_graders)
+            for name, task in tasks.items()
+        }
         self._http = new_http()
-        self._verifiers = {name: graders_of(task, task.gate_graders) for name, task in tasks.items()}
+        self._verifiers = {name: graders_of(task, self._names[name]) for name, task in tasks.items()}
         for task in tasks.values():
             self._judges(task)
 
@@ -61,7 +73,7 @@ class GateGraders:
         self._http.close()
 
     def _judges(self, task: Task) -> list[Grader]:
-        named = [rule.name for rule in task.judges if rule.name in task.gate_graders]
+        named = [rule.name for rule in task.judges if rule.name in self._names[task.name]]
         return [
             Grader(name, "watch", 0.0, name, is_slow=True, check_all=gate_judge(task, name, self._http).check_all)
             for name in named

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pydantic import Field
 
 from contracts.tasks.judges import JudgeRule
@@ -41,6 +43,15 @@ def proves(rule: GraderRule) -> bool:
         field, form_alone = COMPARING_KINDS[rule.kind]
         return bool(rule.config.get(field, form_alone) != form_alone)
     return rule.kind not in FORM_KINDS  # unknown kinds are reported where the kinds are known
+
+
+def without_reference(rules: Collection[GraderRule], names: Collection[str]) -> tuple[str, ...]:
+    """Those of the named graders that can grade an answer without a reference."""
+    return tuple(
+        rule.name
+        for rule in rules
+        if rule.name in names and not (isinstance(rule, VerifierRule) and rule.kind in NEEDING_REFERENCE)
+    )
 
 
 def why_no_gate(rule: JudgeRule) -> str:

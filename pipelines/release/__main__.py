@@ -8,9 +8,12 @@ from pathlib import Path
 
 import httpx
 
+from contracts.assignments import CANARY, CANDIDATE
 from contracts.engines import EngineReplica, fitting
 from contracts.gating import Grade, MarkAnswer
+from contracts.records import Purpose
 from contracts.tasks import Task
+from contracts.tasks.gate import without_reference
 from contracts.tasks.loading import load_tasks
 from pipelines.release.asking import SentinelClient
 from pipelines.release.companions import Companions
@@ -21,6 +24,7 @@ from pipelines.release.settings import ReleaseSettings
 from pipelines.release.train.conductor import Conductor
 from pipelines.release.train.lift import Lift
 from pipelines.release.train.reading.intake import TrainIntake, read_evidence
+from pipelines.release.train.shadow.shadow import PairedShadow
 from pipelines.release.train.slots import TrainSlots
 from pipelines.release.train.task_rules import task_rules
 from pipelines.release.webhooks.settings import WebhookSettings
@@ -39,6 +43,7 @@ def main(
     home: Path,
     stop: threading.Event,
     make_grade: Callable[[Mapping[str, Task]], Grade],
+    make_shadow_grade: Callable[[Mapping[str, Task]], Grade],
     make_marks: Callable[[Mapping[str, Task]], MarkAnswer],
 ) -> None:
     """Judge candidates and prove them on users until `stop` is set.
@@ -47,6 +52,7 @@ def main(
         home: the home folder.
         stop: ends it.
         make_grade: builds the graders of the gated tasks.
+        make_shadow_grade: the same, with those graders alone that need no reference.
         make_marks: builds the fast marks of all tasks.
     """
     settings = load_settings(home)
@@ -61,38 +67,56 @@ def main(
     def engines() -> list[EngineReplica]:
         return [fitting(row, settings.run, base) for row in read_engines(database, policy)]
 
-    headers = {
-        "Authorization": f"Bearer {(home / 'operator.key').read_text().strip()}",
-        "x-millrace-purpose": "sentinel",
-    }
-    clock, bell = ClockWatch(settings.database()), settings.replica_links().bell
-    slots = TrainSlots(policy, run=settings.run, base=base, settings=train)
-    rules = task_rules(tasks, train)
-    conductor = Conductor(
-        settings.database(),
-        policy=policy,
-        settings=train,
-        tasks=rules,
-        slots=slots,
-        bell=bell,
-        lift=Lift(settings.database(), policy, train, rules),
-        clock=clock.now,
-    )
-    intake = TrainIntake(settings.database(), tasks, make_marks(tasks), policy=policy, settings=train, clock=clock.now)
-    gauges = ReleaseGauges(settings.database(), policy, webhooks.urls, clock.now)
-    told = list(tellers(settings, webhooks, clock.now))
-    companions = Companions(stop)
-    with httpx.Client(base_url=settings.web_url, headers=headers, timeout=_ANSWER_SECONDS) as client:
-        sentinel_client = SentinelClient(
-            client,
+    def client(purpose: Purpose) -> httpx.Client:
+        key = (home / "operator.key").read_text().strip()
+        headers = {"Authorization": f"Bearer {key}", "x-millrace-purpose": purpose}
+        return httpx.Client(base_url=settings.web_url, headers=headers, timeout=_ANSWER_SECONDS)
+
+    def asker(http: httpx.Client, slot: str, *, skips_refused: bool = False) -> SentinelClient:
+        return SentinelClient(
+            http,
             policy=policy,
             concurrency=own.concurrency,
             patience_seconds=own.patience_seconds,
             engines=engines,
+            slot=slot,
+            skips_refused=skips_refused,
+        )
+
+    clock, bell = ClockWatch(settings.database()), settings.replica_links().bell
+    slots = TrainSlots(policy, run=settings.run, base=base, settings=train)
+    rules = task_rules(tasks, train)
+    marks = make_marks(tasks)
+    shadowed = {name: task for name, task in tasks.items() if without_reference(task.grader_rules, task.gate_graders)}
+    intake = TrainIntake(settings.database(), tasks, marks, policy=policy, settings=train, clock=clock.now)
+    gauges = ReleaseGauges(settings.database(), policy, webhooks.urls, clock.now)
+    told = list(tellers(settings, webhooks, clock.now))
+    companions = Companions(stop)
+    with client("sentinel") as gate_http, client("shadow") as shadow_http:
+        shadow = PairedShadow(
+            settings.database(),
+            asker(shadow_http, CANARY, skips_refused=True),
+            marks,
+            make_shadow_grade(shadowed),
+            policy=policy,
+            tasks=tasks,
+            graded=frozenset(shadowed),
+            clock=clock.now,
+        )
+        conductor = Conductor(
+            settings.database(),
+            policy=policy,
+            settings=train,
+            tasks=rules,
+            slots=slots,
+            bell=bell,
+            lift=Lift(settings.database(), policy, train, rules),
+            shadow=shadow,
+            clock=clock.now,
         )
         releaser = Releaser(
             database,
-            sentinel_client,
+            asker(gate_http, CANDIDATE),
             sentinels,
             grade,
             tasks=tasks,

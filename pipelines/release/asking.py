@@ -21,11 +21,15 @@ from contracts.assignments import CANDIDATE
 from contracts.engines import EngineReplica
 from contracts.errors import InvalidSettings, MillraceError, Unavailable, VersionNotResident
 from contracts.gating import Sentinel, SentinelFile
+from contracts.records import text_with_calls
 
 _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 30.0
 _TOO_MANY = 429
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _REFUSED = (400, 401, 403, 422)
+_OF_ITS_CONTENT = (400, 422)
+REFUSED = "refused"
+"""The finish reason of a question that was skipped."""
 BAD_VERSION = frozenset(
     (
         "broken_chain", "corrupt_history", "corrupt_manifest", "corrupt_payload", "missing_tensor", "not_finite",
@@ -49,6 +53,7 @@ class SentinelAnswer(NamedTuple):
     """The answer of a version to one sentinel."""
 
     text: str
+    """With its tool calls, as graders read them."""
     finish_reason: str
     finite: bool
     """True if every log-prob is a finite number."""
@@ -66,6 +71,10 @@ class SentinelClient:
     concurrency: int
     patience_seconds: float
     engines: Callable[[], Sequence[EngineReplica]]
+    slot: str = CANDIDATE
+    """The slot that holds the versions, for what engines say of their bytes."""
+    skips_refused: bool = False
+    """Whether a question that the endpoint refuses because of its content is skipped: its finish reason is then `REFUSED`."""
     _free_at: float = 0.0
     """Shared by all threads: if one is told to wait, all wait."""
 
@@ -124,6 +133,7 @@ class SentinelClient:
             "metadata": {"task": item.task},
             "seed": seed,
             "logprobs": True,
+            **item.options,
         }
         failure: MillraceError = Unavailable("no time was left")
         pause = _RETRY_SECONDS
@@ -159,6 +169,8 @@ class SentinelClient:
         if answer.is_success:
             return _read(answer)
         said = answer.text[:300]
+        if self.skips_refused and answer.status_code in _OF_ITS_CONTENT:
+            return SentinelAnswer("", REFUSED, finite=True)
         if answer.status_code in _REFUSED:
             raise InvalidSettings(f"{item.where}: the endpoint refuses this sentinel: {said}")
         if answer.headers.get("x-should-retry") == "false":
@@ -176,10 +188,10 @@ class SentinelClient:
             rows = [row for row in self.engines() if row.is_fresh(time.time())]
         except Unavailable:
             return  # without rows nothing is known about the version
-        if any(row.slots.get(CANDIDATE) == version for row in rows):
+        if any(row.slots.get(self.slot) == version for row in rows):
             return
         for row in rows:
-            problem = row.problems.get(CANDIDATE)
+            problem = row.problems.get(self.slot)
             if problem is None or problem["version"] != version:
                 continue
             if problem["code"] in BAD_VERSION and problem["attempts"] >= _TRIES:
@@ -196,7 +208,8 @@ def _read(response: httpx.Response) -> SentinelAnswer:
     """Raises Unavailable if the response is not a completion."""
     try:
         choice: Any = response.json()["choices"][0]
-        text, reason = choice["message"]["content"] or "", str(choice["finish_reason"])
+        message, reason = choice["message"], str(choice["finish_reason"])
+        text = text_with_calls(message["content"] or "", message.get("tool_calls") or ())
         tokens = (choice.get("logprobs") or {}).get("content") or []
         # A log-prob that is not finite is null on the wire.
         finite = all(isinstance(token["logprob"], int | float) and math.isfinite(token["logprob"]) for token in tokens)

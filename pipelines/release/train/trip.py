@@ -46,10 +46,11 @@ log = structlog.get_logger()
 
 
 class ShadowResult(NamedTuple):
-    """What the shadow said: a reason to refuse the version, or None; and a sentence for the page."""
+    """What the shadow says: whether the version is refused, and why. `facts`: JSON, stored in the train's evidence."""
 
-    refused: str | None
-    note: str
+    refused: bool
+    says: str
+    facts: Mapping[str, Any]
 
 
 Shadow = Callable[[Train, threading.Event], ShadowResult]
@@ -175,13 +176,11 @@ class Trip:
         self, train: Train, facts: Mapping[str, Any], stop: threading.Event
     ) -> tuple[TrainMove, dict[str, Any]]:
         """Compare on prompts without users; the move that follows, and the facts with what was found."""
-        said = ShadowResult(None, "no shadow")
+        said = ShadowResult(False, "no shadow", {"says": "no shadow"})
         if self._shadow is not None and self._settings.shadow_prompts > 0:
             said = self._shadow(train, stop)
-        noted = {**facts, "shadow": said.note, COUNTED_AT: self._clock()}
-        if said.refused is not None:
-            return TrainMove("revoke", said.refused), noted
-        return TrainMove("advance", said.note), noted
+        noted = {**facts, "shadow": said.facts, COUNTED_AT: self._clock()}
+        return TrainMove("revoke" if said.refused else "advance", said.says), noted
 
     def _make(self, train: Train, move: TrainMove, facts: Mapping[str, Any]) -> None:
         now = self._clock()

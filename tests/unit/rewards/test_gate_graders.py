@@ -184,3 +184,15 @@ def test_sentinels_that_can_be_graded_pass_also_where_a_function_wants_other_met
         0,
     ]
     graders.close()
+
+
+def test_a_prompt_of_a_user_is_graded_by_what_needs_no_reference(tmp_path: Path) -> None:
+    code = "def short(completions, **columns):\n    return [len(said[0]['content']) < 5 for said in completions]\n"
+    (tmp_path / "graders.py").write_text(code)
+    task = a_task(
+        tmp_path, a_verifier("exact"), a_verifier("function", 'config = { path = "graders:short" }', name="short")
+    )
+    graders = GateGraders({"t": task}, with_reference=False)
+    scores = graders("t", [answer("yes"), answer("yes, of course")])
+    graders.close()
+    assert [score.value for score in scores] == [1.0, 0.0]

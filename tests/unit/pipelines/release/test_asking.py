@@ -14,7 +14,7 @@ import pytest
 from contracts.engines import EngineReplica, LoadProblem, fitting
 from contracts.errors import InvalidSettings, Unavailable, VersionNotResident
 from contracts.gating import Sentinel, SentinelFile
-from pipelines.release.asking import BadVersion, SentinelAnswer, SentinelClient
+from pipelines.release.asking import REFUSED, BadVersion, SentinelAnswer, SentinelClient
 
 SET = SentinelFile(
     tuple(
@@ -235,3 +235,39 @@ def test_without_sentinels_a_version_must_be_one_that_the_engine_took() -> None:
     assert an_asker(lambda _: held).ask(NONE, 7, threading.Event(), {}) == ()
     with pytest.raises(VersionNotResident, match="did not take v7"):
         an_asker(lambda _: ABSENT, patience=0.1).ask(NONE, 7, threading.Event(), {})
+
+
+def test_more_fields_of_a_question_are_sent_and_calls_are_part_of_the_answer() -> None:
+    tool = {"type": "function", "function": {"name": "book"}}
+    options = {"store": False, "tools": [tool], "tool_choice": "auto"}
+    question = Sentinel("math", [{"role": "user", "content": "x"}], {}, 1, options=options)
+    asked: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        call = {"id": "c", "type": "function", "function": {"name": "book", "arguments": '{"party": 2}'}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return httpx.Response(200, json={"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+
+    [said] = an_asker(answer).ask(SentinelFile((question,), "", {}), 7, threading.Event(), {"math": 0})
+    assert said.text == '<tool_call>{"name": "book", "arguments": {"party": 2}}</tool_call>'
+    assert options.items() <= asked[0].items()
+
+
+@pytest.mark.parametrize(("status", "is_skipped"), [(400, True), (422, True), (401, False), (403, False)])
+def test_a_question_that_is_refused_can_be_skipped_but_a_wrong_key_is_told(status: int, *, is_skipped: bool) -> None:
+    asker = an_asker(lambda _: httpx.Response(status, text="too long"))
+    asker.skips_refused = True
+    if is_skipped:
+        assert {answer.finish_reason for answer in asker.ask(SET, 7, threading.Event(), DRAWS)} == {REFUSED}
+    else:
+        with pytest.raises(InvalidSettings):
+            asker.ask(SET, 7, threading.Event(), DRAWS)
+
+
+def test_what_engines_say_about_another_slot_says_nothing() -> None:
+    for slot, error in (("candidate", BadVersion), ("canary", VersionNotResident)):
+        asker = an_asker(lambda _: ABSENT, patience=0.1, engines=lambda: [row_of("payload_hash")])
+        asker.slot = slot
+        with pytest.raises(error):
+            asker.ask(SET, 7, threading.Event(), DRAWS)

@@ -185,8 +185,10 @@ def test_the_shadow_comes_first_and_what_it_refuses_is_revoked(database: Databas
     del script
     world = TrackWorld(database)
     world.settings = world.settings.model_copy(update={"shadow_prompts": 10})
-    world.shadow = lambda train, _: ShadowResult(
-        f"v{train.version} lost 9 of 10 prompts" if train.version == 3 else None, "nothing lost"
+    world.shadow = lambda train, _: (
+        ShadowResult(refused=True, says="v3 lost 9 of 10 prompts", facts={"num": 10})
+        if train.version == 3
+        else ShadowResult(refused=False, says="nothing lost", facts={"says": "nothing lost"})
     )
     world.restarted()
     world.begin(1, 3)
@@ -196,7 +198,7 @@ def test_the_shadow_comes_first_and_what_it_refuses_is_revoked(database: Databas
     assert world.versions() == {LIVE: 0, CANARY: None, TRAINING: 0}
     world.look(2)
     held = world.trains()[-1]
-    assert (held.version, held.stage, held.evidence["shadow"]) == (1, 0, "nothing lost")
+    assert (held.version, held.stage, held.evidence["shadow"]) == (1, 0, {"says": "nothing lost"})
 
 
 @pytest.mark.parametrize(

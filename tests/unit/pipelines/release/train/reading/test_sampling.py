@@ -164,19 +164,19 @@ class TestScores:
     @pytest.mark.parametrize(
         ("held", "revision", "scored_at", "age", "counts"),
         [
-            (0, 1, 111.0, None, True),
-            (0, 1, 900.0, None, True),  # late graders: the content is that of the task's window
-            (1, 2, 111.0, None, True),
-            (1, 2, 900.0, None, False),  # a user who spoke after the age
-            (2, 1, 111.0, None, False),
-            (1, 1, 111.0, None, False),
+            (0, 1, 111.0, 10.0, True),
+            (0, 1, 900.0, 10.0, True),  # late graders: the content is that of the task's window
+            (1, 2, 111.0, 10.0, True),
+            (1, 2, 900.0, 10.0, False),  # a user who spoke after the age
+            (2, 1, 111.0, 10.0, False),
+            (1, 1, 111.0, 10.0, False),
             (0, 1, 900.0, 5.0, False),
             (0, 1, 104.0, 5.0, True),
             (1, 2, 900.0, 1000.0, True),
         ],
     )
     def test_only_what_was_known_at_the_age_counts(
-        self, *, held: int, revision: int, scored_at: float, age: float | None, counts: bool
+        self, *, held: int, revision: int, scored_at: float, age: float, counts: bool
     ) -> None:
         said = an_experience(revision=revision, scored_at=scored_at)
-        assert (heard_row({**self.row, "revision": held}, said, BOOKING_TASK, age or 10.0) is not None) == counts
+        assert (heard_row({**self.row, "revision": held}, said, BOOKING_TASK, age) is not None) == counts

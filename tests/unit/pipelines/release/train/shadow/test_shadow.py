@@ -1,0 +1,246 @@
+"""The shadow over a real database, with an engine and graders made of tables."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from contracts.errors import MillraceError, Unavailable
+from contracts.event_log import LogRecord
+from contracts.gating import GateAnswer, GateScore, SentinelFile
+from contracts.records import FinishReason, Generation, GenerationBody, encode, pack_floats, pack_ids, seal_body
+from contracts.tables import generation
+from contracts.tasks import Task
+from contracts.topics import GENERATIONS
+from pipelines.episodes.handler import EpisodesHandler
+from pipelines.release.asking import REFUSED, BadVersion, SentinelAnswer, SentinelClient
+from pipelines.release.train.repository import Train
+from pipelines.release.train.shadow.repository import PER_UNIT, read_prompts
+from pipelines.release.train.shadow.shadow import PairedShadow
+from pipelines.release.train.trip import ShadowResult
+from runtime.database import Database
+from runtime.train_settings import TrainSettings
+from tests.fakes import BOOKING_TASK, a_generation
+
+OTHER = Task.model_validate({"name": "other", "signals": {"accepted": {"type": "bool", "labels": {"true": 1.0}}}})
+TASKS = {"booking": BOOKING_TASK, "other": OTHER}
+POLICY, VERSION, BLESSED, LEVEL = "booking", 6, 5, 0.002
+STOP = threading.Event()
+RIGHT = '{"party": 2}'
+
+Said = Callable[[int, int], str]
+"""The text of a version, by the number of the prompt."""
+
+
+def a_prompt(number: int, person: str | None = None, task: str = "booking", **changes: Any) -> Generation:
+    body = GenerationBody(
+        messages=[{"role": "user", "content": str(number)}],
+        text=RIGHT,
+        prompt_ids=pack_ids([1]),
+        completion_ids=pack_ids([2]),
+        logprobs=pack_floats([-0.5]),
+        metadata={"task": task, "session_id": "s1"},
+        **changes.pop("fields", {}),
+    )
+    at = {"created_at": 1000.0 + number, "finished_at": 1001.0 + number}
+    return a_generation(task=task, person=person or f"p{number}", **({"body": seal_body(body)} | at | changes))
+
+
+def store(database: Database, *records: Generation) -> None:
+    join = EpisodesHandler(TASKS, lambda: 2000.0)
+    with database.transaction() as connection:
+        join.handle(
+            connection, [join.read(LogRecord(GENERATIONS, 0, 0, "", encode(record), 0.0)) for record in records]
+        )
+
+
+class ShadowWorld:
+    """Versions that say what a table says."""
+
+    def __init__(self, database: Database, said: Said) -> None:
+        self.asked: list[tuple[int, int]] = []
+        """Version, and number of questions."""
+        self.seen: list[SentinelFile] = []
+        self.fault: Callable[[int], MillraceError | None] = lambda _: None
+        self.refused: set[str] = set()
+        self.not_finite = False
+        self.grader_is_away = False
+        world = self
+
+        class FakeClient(SentinelClient):
+            def __init__(self) -> None:
+                pass
+
+            def ask(
+                self, sentinels: SentinelFile, version: int, stop: threading.Event, draws: Mapping[str, int]
+            ) -> tuple[SentinelAnswer, ...]:
+                assert stop is STOP
+                assert set(draws.values()) <= {0}, "one seed for both"
+                if (error := world.fault(len(world.asked))) is not None:
+                    world.fault = lambda _: None
+                    raise error
+                world.asked.append((version, len(sentinels.items)))
+                world.seen.append(sentinels)
+                return tuple(
+                    SentinelAnswer("", REFUSED, finite=True)
+                    if item.messages[0]["content"] in world.refused
+                    else SentinelAnswer(
+                        said(version, int(item.messages[0]["content"])), "stop", finite=not world.not_finite
+                    )
+                    for item in sentinels.items
+                )
+
+        self.shadow = PairedShadow(
+            database, FakeClient(), _mark, self._grade, policy=POLICY, tasks=TASKS, graded=frozenset({"booking"})
+        )
+
+    def _grade(self, task: str, answers: Sequence[GateAnswer]) -> list[GateScore]:
+        assert task == "booking"
+        if self.grader_is_away:
+            return [GateScore(None, "away") for _ in answers]
+        return [GateScore(float(answer.text == RIGHT)) for answer in answers]
+
+    def look(self, wanted: int = 300) -> ShadowResult:
+        return self.shadow(a_train(VERSION, wanted), STOP)
+
+
+def a_train(version: int, wanted: int) -> Train:
+    settings = TrainSettings(shadow_prompts=wanted, level=LEVEL).model_dump(mode="json")
+    return Train(1, POLICY, version, BLESSED, "shadow", -1, 1, 0.0, 0.0, None, "", {**settings, "slots": []}, {})
+
+
+def _mark(task: str, body: GenerationBody, finish_reason: FinishReason) -> dict[str, float]:
+    del task, finish_reason
+    return {"empty": float(not body.text), "misshapen": float(not body.text.startswith("{"))}
+
+
+def same(version: int, number: int) -> str:
+    del version
+    return RIGHT if number % 10 else "{}"
+
+
+def broken(version: int, number: int) -> str:
+    return "oops" if version == VERSION and number % 3 == 0 else same(version, number)
+
+
+@pytest.fixture
+def prompts(database: Database) -> Database:
+    store(database, *(a_prompt(number) for number in range(200)))
+    return database
+
+
+def test_a_version_that_says_the_same_is_accepted(prompts: Database) -> None:
+    found = ShadowWorld(prompts, same).look()
+    assert not found.refused
+    assert found.says.startswith(
+        "no worse than v5 on 200 prompts of 200 people, of 300 wanted: there are no more; sees "
+    )
+    assert {item["name"]: item["canary"] for item in found.facts["metrics"]} == pytest.approx(
+        {"truncated": 0.0, "empty": 0.0, "misshapen": 0.0, "graded": 0.9}
+    )
+    assert (found.facts["num_prompts"], found.facts["num_wanted"], found.facts["left_out"]) == (200, 300, {})
+
+
+def test_a_broken_version_is_refused_with_reason_and_numbers(prompts: Database) -> None:
+    found = ShadowWorld(prompts, broken).look()
+    assert found.refused
+    assert found.says.startswith(
+        "worse than v5 on 200 prompts of 200 people: misshapen 0.335 against 0.000, 67 lost and 0 won"
+    )
+    assert [item["name"] for item in found.facts["metrics"] if item["verdict"] == "worse"] == ["misshapen", "graded"]
+
+
+def test_both_versions_are_asked_the_same_and_nothing_of_it_is_logged(prompts: Database) -> None:
+    store(
+        prompts,
+        a_prompt(
+            500,
+            fields={"tools": [{"type": "function"}], "tool_choice": "auto", "response_format": {"type": "json_object"}},
+        ),
+    )
+    world = ShadowWorld(prompts, same)
+    world.look(64)
+    assert world.asked == [(VERSION, 64), (BLESSED, 64)]
+    assert world.seen[0] == world.seen[1]
+    newest = world.seen[0].items[0]
+    assert newest.options == {
+        "store": False,
+        "tools": [{"type": "function"}],
+        "tool_choice": "auto",
+        "response_format": {"type": "json_object"},
+    }
+    assert world.seen[0].items[1].options == {"store": False}
+
+
+def test_without_prompts_there_is_no_shadow(database: Database) -> None:
+    found = ShadowWorld(database, broken).look()
+    assert (found.refused, found.says) == (False, "no shadow: no prompt of a user was logged yet")
+
+
+def test_what_was_answered_is_not_asked_again_after_a_fault(prompts: Database) -> None:
+    world = ShadowWorld(prompts, broken)
+    world.fault = lambda num: Unavailable("busy") if num == 3 else None
+    with pytest.raises(Unavailable):
+        world.look()
+    assert world.look().refused
+    assert world.asked == [(VERSION, 64), (BLESSED, 64)] * 3 + [(VERSION, 8), (BLESSED, 8)]
+    assert ShadowWorld(prompts, broken).look().refused, "a new process begins again"
+
+
+def test_another_train_asks_anew(prompts: Database) -> None:
+    world = ShadowWorld(prompts, same)
+    world.look()
+    num = len(world.asked)
+    world.shadow(a_train(VERSION + 1, 64), STOP)
+    assert world.asked[num:] == [(VERSION + 1, 64), (BLESSED, 64)]
+
+
+def test_a_version_whose_bytes_are_wrong_or_whose_numbers_are_not_finite_is_refused(prompts: Database) -> None:
+    world = ShadowWorld(prompts, same)
+    world.fault = lambda _: BadVersion("the engine refuses v6: wrong_shape")
+    assert world.look()[:2] == (True, "the engine refuses v6: wrong_shape")
+    world.not_finite = True
+    assert world.look()[:2] == (True, "log-probs are not finite")
+
+
+def test_a_grader_that_is_away_and_a_prompt_that_is_refused_say_nothing_about_the_version(prompts: Database) -> None:
+    world = ShadowWorld(prompts, same)
+    world.grader_is_away, world.refused = True, {"7", "8"}
+    found = world.look()
+    assert not found.refused
+    assert found.facts["left_out"] == {"refused by the endpoint": 2, "not graded": 396}
+    assert "graded" not in [item["name"] for item in found.facts["metrics"]]
+
+
+class TestPrompts:
+    def test_the_newest_come_first_and_few_of_one_person_while_there_are_others(self, database: Database) -> None:
+        store(database, *(a_prompt(number, "ann" if number >= 10 else None) for number in range(20)))
+        with database.snapshot() as connection:
+            found = [prompt.question.messages[0]["content"] for prompt in read_prompts(connection, POLICY, 8, TASKS)]
+            every = read_prompts(connection, POLICY, 50, TASKS)
+        assert found == [str(number) for number in (*range(19, 19 - PER_UNIT, -1), *range(9, 4, -1))]
+        assert len(every) == 20
+        assert [prompt.unit for prompt in every[:1]] == ["default/ann"]
+
+    def test_what_may_not_be_asked_again_is_left_out(self, database: Database) -> None:
+        empty = GenerationBody(messages=[], text="", prompt_ids=b"", completion_ids=b"", logprobs=b"")
+        store(
+            database,
+            a_prompt(1),
+            erased := a_prompt(2),
+            a_prompt(3, body=b"sealed with a key that was deleted"),
+            a_prompt(4, task="other"),
+            a_prompt(5, purpose="rollout"),
+            a_prompt(6, policy="another"),
+            a_prompt(7, body=seal_body(empty)),
+            a_prompt(8, choice=1),
+        )
+        with database.transaction() as connection:
+            gone = generation.c.completion_id == erased.completion_id
+            connection.execute(update(generation).where(gone).values(state="erased"))
+            found = read_prompts(connection, POLICY, 50, {"booking"})
+        assert [prompt.question.messages[0]["content"] for prompt in found] == ["1"]
