@@ -33,7 +33,8 @@ _SERVERS = {"engine", "web", "inference", "feedback", "dashboard"}  # uvicorn ha
 # One turn of these takes a training step, gives a candidate all sentinels, or waits for judges and sandboxes.
 _LONG_WORKERS = {"training", "release", "rewards", "vllm", "sglang"}
 _LONGEST_END_SECONDS = 30.0
-# These append to the log or read on in it, so it must be the database's own log. The engine does neither; the dashboard shows it.
+# These append to the log or read on in it, so it must be the database's own log. The engine does neither; the dashboard shows it;
+# release may skip records, see `runtime/worker.py`.
 _ON_THE_LOG = {"web", "inference", "feedback", "episodes", "rewards", "training"}
 log = structlog.get_logger()
 PROCESSES = {

@@ -11,7 +11,6 @@ reused, and a record with a newer `schema` is refused by name. Times are UTC epo
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -74,17 +73,12 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
 
         Calls of every model family look the same there, so graders need not know how a family writes them.
         """
-        return text_with_calls(self.text, self.tool_calls)
-
-
-def text_with_calls(text: str, tool_calls: Sequence[Mapping[str, Any]]) -> str:
-    """See `GenerationBody.text_with_calls`."""
-    functions = [call["function"] for call in tool_calls]
-    calls = [
-        f'<tool_call>{{"name": {msgspec.json.encode(function["name"]).decode()}, "arguments": {function["arguments"]}}}</tool_call>'
-        for function in functions
-    ]
-    return "\n".join([*([text] if text or not calls else []), *calls])
+        functions = [call["function"] for call in self.tool_calls]
+        calls = [
+            f'<tool_call>{{"name": {msgspec.json.encode(function["name"]).decode()}, "arguments": {function["arguments"]}}}</tool_call>'
+            for function in functions
+        ]
+        return "\n".join([*([self.text] if self.text or not calls else []), *calls])
 
 
 class Attempt(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from contracts.assignments import CANDIDATE
 from contracts.engines import EngineReplica
 from contracts.errors import InvalidSettings, MillraceError, Unavailable, VersionNotResident
 from contracts.gating import Sentinel, SentinelFile
-from contracts.records import text_with_calls
+from contracts.records import GenerationBody
 
 _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 30.0
 _TOO_MANY = 429
@@ -209,7 +209,15 @@ def _read(response: httpx.Response) -> SentinelAnswer:
     try:
         choice: Any = response.json()["choices"][0]
         message, reason = choice["message"], str(choice["finish_reason"])
-        text = text_with_calls(message["content"] or "", message.get("tool_calls") or ())
+        body = GenerationBody(
+            messages=[],
+            text=message["content"] or "",
+            prompt_ids=b"",
+            completion_ids=b"",
+            logprobs=b"",
+            tool_calls=message.get("tool_calls") or [],
+        )
+        text = body.text_with_calls
         tokens = (choice.get("logprobs") or {}).get("content") or []
         # A log-prob that is not finite is null on the wire.
         finite = all(isinstance(token["logprob"], int | float) and math.isfinite(token["logprob"]) for token in tokens)

@@ -19,6 +19,7 @@ from contracts.errors import InvalidSettings, NotFound, Unavailable, WeightsRefu
 from contracts.event_log import EventLog
 from runtime.database import Database
 from runtime.log.dead_letters import OPEN
+from runtime.log.loss_detection import EVIDENCE
 from runtime.metrics import DEAD_LETTERS_OPEN, LAG_RECORDS, LEDGER_LOOK_AGE, LEDGER_UNEXPLAINED
 from services.dashboard.faults import note_fault
 from services.dashboard.live.acceptance import acceptance
@@ -82,7 +83,7 @@ class StateReader:
             for topic, group in CONSUMERS.items()
         }
         both = identities(totals, topics)
-        _set_metrics(both, topics, totals)
+        _set_metrics(both, topics, totals, rows.positions)
         self._looked_at = time.monotonic()
         flow = self._flow.get(lambda: self._read_flow(rows, versions, now))
         return build_state(
@@ -135,7 +136,9 @@ class StateReader:
         return self._published
 
 
-def _set_metrics(both: Identities, topics: Mapping[str, Traffic], totals: Totals) -> None:
+def _set_metrics(
+    both: Identities, topics: Mapping[str, Traffic], totals: Totals, positions: Mapping[tuple[str, str, int], int]
+) -> None:
     """Set the metrics of this process."""
     for kind, identity in both._asdict().items():
         LEDGER_UNEXPLAINED.labels(kind).set(len(identity.problems))
@@ -148,3 +151,7 @@ def _set_metrics(both: Identities, topics: Mapping[str, Traffic], totals: Totals
         if topic not in UNTRACKED:
             for lag in topics[topic].partitions:
                 LAG_RECORDS.labels(group, topic, str(lag.partition)).set(max(0, lag.end - (lag.next_offset or 0)))
+    for (group, topic, partition), next_offset in positions.items():
+        if group == EVIDENCE:  # it reads topics of others, from the moment on at which it began
+            end = next((lag.end for lag in topics[topic].partitions if lag.partition == partition), next_offset)
+            LAG_RECORDS.labels(group, topic, str(partition)).set(max(0, end - next_offset))

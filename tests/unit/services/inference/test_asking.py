@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from contracts.draws import is_asked
@@ -43,6 +44,19 @@ def test_half_of_the_answers_ask_and_the_probability_is_logged(asking: Inference
 def test_every_chunk_of_a_stream_says_the_same(asking: Inference) -> None:
     chunks = list(asking.ask(stream=True, stream_options={"include_usage": True}))
     assert {chunk.model_extra["ask_feedback"] for chunk in chunks} == {is_asked(chunks[0].id, 0.5)}
+
+
+def test_a_shadow_waits_behind_users_and_leaves_nothing_in_the_log(asking: Inference) -> None:
+    message: Any = {"role": "user", "content": "hi"}
+    headers = {"x-millrace-purpose": "shadow"}
+    for store, num in ((True, 1), (False, 1)):
+        asking.operator.chat.completions.create(
+            model="demo@v3", messages=[message], seed=7, store=store, extra_headers=headers
+        )
+        assert asking.engine.requests[-1]["priority"] == 1
+        assert [record.purpose for record in asking.logged()] == ["shadow"] * num
+    with pytest.raises(openai.PermissionDeniedError):
+        asking.client.chat.completions.create(model="demo", messages=[message], extra_headers=headers)
 
 
 @pytest.mark.parametrize(
