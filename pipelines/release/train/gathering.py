@@ -39,6 +39,7 @@ class TrainEvidence:
         self._long_at = monotonic()
         self._assess_at = float("-inf")
         self._found: Assessment | None = None
+        self._standing: Standing | None = None
 
     def read(self, connection: Connection, train: Train, now: float) -> None:
         """Take in what changed."""
@@ -57,10 +58,11 @@ class TrainEvidence:
 
     def assess(self, now: float, standing: Standing) -> Assessment:
         """What all answers say; at most one part in five of the time is spent on it."""
-        if self._found is not None and self._monotonic() < self._assess_at:
+        if self._found is not None and self._monotonic() < self._assess_at and standing == self._standing:
             return self._found
         began = time.perf_counter()
         self._found = assess(self._answers, self._tasks, self.settings, now, standing)
+        self._standing = standing
         self._assess_at = self._monotonic() + _IDLE * (time.perf_counter() - began)
         return self._found
 
