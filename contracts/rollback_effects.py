@@ -5,6 +5,7 @@ In: a plan and the ledger's rows. Out: counts, and the lines that command line a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, literal, or_, sele
 from contracts.ledger import PENDING, effective_state
 from contracts.revocations import Treatment
 from contracts.rollback import RollbackPlan
-from contracts.tables import generation
+from contracts.tables import generation, training_step, version_claim
 
 
 class Effects(NamedTuple):
@@ -29,6 +30,10 @@ class Effects(NamedTuple):
     """Samples that the revoked versions answered."""
     num_said_waiting: int
     """Of these, not decided yet."""
+    since: float | None = None
+    """When the first version was cut whose learning is undone, UTC epoch seconds; None: not known."""
+    num_steps: int = 0
+    """Optimizer steps since then."""
 
 
 def read_effects(connection: Connection, plan: RollbackPlan) -> Effects:
@@ -41,17 +46,22 @@ def read_effects(connection: Connection, plan: RollbackPlan) -> Effects:
     # Samples in no version yet count for the next one, which would descend from a revoked version.
     in_revoked = or_(learned_in.in_(plan.revoked), and_(learned_in > highest, literal(bool(plan.revoked))))
     said = (users, said_by.in_(plan.revoked))
+    cut = version_claim.c
+    left = select(func.min(cut.claimed_at)).where(cut.version > plan.target, cut.version.not_in(plan.kept))
+    since = connection.execute(left).scalar_one()
     return Effects(
         num_learned=learned,
         num_undone=_count(connection, *after),
         num_undone_revoked=_count(connection, *after, in_revoked),
         num_said=_count(connection, *said),
         num_said_waiting=_count(connection, *said, effective_state() == PENDING),
+        since=since,
+        num_steps=0 if since is None else _num_steps(connection, since),
     )
 
 
-def describe(plan: RollbackPlan, effects: Effects) -> list[str]:
-    """Effects of every treatment, one sentence per line."""
+def describe(plan: RollbackPlan, effects: Effects, now: float | None = None) -> list[str]:
+    """The price, whatever the treatment: one sentence per line. `now`: UTC epoch seconds."""
     revoked = _names(plan.revoked)
     lines = [f"Users get v{plan.target} instead of v{plan.live}, and training goes on from v{plan.target}."]
     if revoked:
@@ -63,12 +73,23 @@ def describe(plan: RollbackPlan, effects: Effects) -> list[str]:
     lines.append(
         f"{effects.num_undone:,} of {effects.num_learned:,} learned samples are undone: the weights no longer contain them."
     )
+    if effects.since is not None:
+        began = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(effects.since))
+        hours = max(0.0, (time.time() if now is None else now) - effects.since) / 3600.0
+        spent = f"{hours:.1f} h" if hours >= 1.0 else f"{60.0 * hours:.0f} min"
+        lines.append(
+            f"Everything learned since {began} is undone: {spent}, {effects.num_steps:,} steps of the trainer."
+        )
     if revoked:
         lines.append(
             f"Users' samples that the revoked versions answered: {effects.num_said:,}, "
             f"of which {effects.num_said_waiting:,} wait to be decided."
         )
-    lines.append("Nothing else is deleted: every answer, signal and version stays readable. Requests in flight finish.")
+    lines.append(
+        "A rollback cannot be taken back. Answers and signals stay readable, and requests in flight finish."
+        if revoked
+        else "Answers and signals stay readable, and requests in flight finish."
+    )
     return lines
 
 
@@ -86,6 +107,11 @@ def describe_treatment(treatment: Treatment, effects: Effects) -> str:
         f"{effects.num_undone:,} undone samples are pending and learned again from the log, those of revoked versions as "
         "off-policy data; what the log no longer holds is quarantined(rollback)."
     )
+
+
+def _num_steps(connection: Connection, since: float) -> int:
+    statement = select(func.count()).select_from(training_step).where(training_step.c.at >= since)
+    return connection.execute(statement).scalar_one()
 
 
 def _names(versions: Sequence[int]) -> str:

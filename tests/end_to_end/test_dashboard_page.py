@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from sqlalchemy import insert
 
-from contracts import assignments, heartbeats
+from contracts import assignments, heartbeats, holds
 from contracts.heartbeats import NEEDED, ProcessBeat
 from contracts.keys import create_key
 from contracts.tables import dead_letter
@@ -407,6 +407,62 @@ def test_an_operator_promotes_and_rolls_back_in_two_steps(page: Chromium, tmp_pa
         assert page.evaluate(f"{again} === null"), "what was revoked does not come back"
         with database.snapshot() as connection:
             assert assignments.read(connection, POLICY)["live"].version == NUM_VERSIONS - 1
+    finally:
+        database.close()
+        site.close()
+
+
+def test_an_operator_freezes_pins_and_resumes(page: Chromium, tmp_path: Path) -> None:
+    settings = seed(tmp_path / "home", num_generations=40)
+    database = settings.database()
+    with database.transaction() as connection:
+        key = create_key(connection, "operator")
+    site = Site(settings)
+
+    def press(name: str) -> None:
+        """By keyboard: the button has the focus, Enter opens the dialog."""
+        chosen = f"[...document.querySelectorAll('#actions button')].find((one) => one.textContent === '{name}')"
+        page.evaluate(f"{chosen}.focus()")
+        page.press("Enter", 13, "\r")
+        page.wait_for("document.querySelector('#decision').open")
+
+    shown = "[...document.querySelectorAll('#actions button:not([hidden])')].map((one) => one.textContent)"
+    try:
+        page.resize(400, 900)
+        page.open(site.url)
+        page.evaluate(f"document.querySelector('#key').value = '{key}'")
+        page.evaluate("document.querySelector('form button').click()")
+        page.wait_for(READY)
+        page.open(f"{site.url}/rollout")
+        page.wait_for(READY)
+        live = NUM_VERSIONS - 1
+        assert page.evaluate(shown) == ["Freeze", f"Pin v{live}", f"Roll back to v{live - 1}"]
+        press("Freeze")
+        assert "the train stands still" in page.evaluate("document.querySelector('#decision .what').textContent")
+        decide(page, "a launch")
+        page.wait_for("document.querySelector('#hold').textContent.includes('a launch')")
+        assert page.evaluate("document.querySelector('#hold').textContent").startswith(
+            "Frozen: nothing moves by itself."
+        )
+        assert page.evaluate(shown) == ["Resume", f"Roll back to v{live - 1}"]
+        press("Resume")
+        decide(page, "it went well")
+        page.wait_for("document.querySelector('#hold').hidden")
+        press(f"Pin v{live}")
+        assert page.evaluate("document.querySelector('#duration').value") == "7200", "a pin ends"
+        decide(page, "a demo")
+        page.wait_for("document.querySelector('#hold').textContent.includes('a demo')")
+        with database.snapshot() as connection:
+            hold = holds.read(connection, POLICY, time.time())
+        assert hold is not None
+        assert (hold.kind, hold.version) == ("pin", live)
+        press(f"Roll back to v{live - 1}")
+        page.wait_for(CONFIRMABLE)
+        price = page.evaluate("document.querySelector('#decision .effects').textContent")
+        assert "learned samples are undone" in price
+        assert "cannot be taken back" in price
+        assert page.evaluate(SCROLL) <= 0
+        assert page.errors == []
     finally:
         database.close()
         site.close()

@@ -5,34 +5,55 @@ import { version } from "./format.js";
 
 const dialog = document.getElementById("decision");
 const { csrf, decides } = document.body.dataset;
-const [title, what, effects, treatment, problem, reason] = ["#decision-title", ".what", ".effects", ".treatment", ".problem", "#reason"].map((name) => dialog.querySelector(name));
+const [title, what, effects, treatment, duration, problem, reason] = ["#decision-title", ".what", ".effects", ".treatment", ".duration", ".problem", "#reason"].map((name) => dialog.querySelector(name));
 const confirm = dialog.querySelector("button.danger");
 let asked = null;
 
+// long: a duration can be given; needed: it must be.
 const KINDS = {
-  rollback: { verb: "Roll back", consequence: () => "Counting what this would change…" },
+  rollback: { name: (body) => `Roll back to ${version(body.to)}`, consequence: () => "Counting what this would change…" },
   promote: {
-    verb: "Promote",
-    consequence: (live, to, note) => `Users get ${version(to)} instead of ${version(live)}, against any verdict of the gate. ${note} Requests in flight finish; you can roll back.`,
+    name: (body) => `Promote to ${version(body.to)}`,
+    consequence: (body, note) => `Users get ${version(body.to)} instead of ${version(body.live)}, against any verdict of the gate. ${note} Requests in flight finish; you can roll back.`,
   },
+  freeze: {
+    name: () => "Freeze the arms",
+    consequence: () => "Every arm stays as it is: the gate waits, the train stands still, shares do not grow. Users of the canary keep it. A rollback still goes through. No sample is lost; versions that are cut meanwhile wait.",
+    long: true,
+  },
+  pin: {
+    name: (body) => `Pin ${version(body.version)}`,
+    consequence: (body) => `Everybody gets ${version(body.version)}: a running train ends without a verdict, the learning arm is emptied, and nothing moves until the end. No version is revoked and no sample is lost. People of a hold-out keep their version.`,
+    long: true,
+    needed: true,
+  },
+  resume: { name: () => "Resume", consequence: () => "The arms stay where they are, and gate and train go on from there." },
 };
 
 export const mayDecide = decides !== undefined;
 
-// body: the fields of the request, without the reason
+// body: the fields of the request, without reason and duration
 function open(kind, body, note = "") {
-  const { verb, consequence } = KINDS[kind];
+  const { name, consequence, long, needed } = KINDS[kind];
   confirm.disabled = false;
   asked = { kind, body };
-  title.textContent = `${verb} to ${version(body.to)}`;
-  what.textContent = consequence(body.live, body.to, note);
-  confirm.textContent = `${verb} to ${version(body.to)}`;
+  title.textContent = confirm.textContent = name(body);
+  what.textContent = consequence(body, note);
   problem.hidden = effects.hidden = treatment.hidden = true;
   what.hidden = false;
+  duration.hidden = !long;
+  duration.querySelector("[value='']").disabled = Boolean(needed);
+  duration.querySelector("select").value = needed ? "7200" : "";
   reason.value = "";
   treatment.querySelector("[value=evidence]").checked = true;
   dialog.showModal();
   if (kind === "rollback") showEffects(asked);
+}
+
+function chosen() {
+  if (asked.kind === "rollback") return { treatment: treatment.querySelector(":checked").value };
+  const seconds = duration.querySelector("select").value;
+  return KINDS[asked.kind].long && seconds ? { seconds: Number(seconds) } : {};
 }
 
 // A rollback can be confirmed only once the dialog shows its effects.
@@ -63,7 +84,7 @@ dialog.querySelector("form").addEventListener("submit", async (event) => {
   const answer = await fetch(`/api/${asked.kind}`, {
     method: "POST",
     headers: { "content-type": "application/json", "x-csrf-token": csrf },
-    body: JSON.stringify({ ...asked.body, reason: reason.value, ...(asked.kind === "rollback" ? { treatment: treatment.querySelector(":checked").value } : {}) }),
+    body: JSON.stringify({ ...asked.body, reason: reason.value, ...chosen() }),
   }).catch(() => null);
   confirm.disabled = false;
   if (answer?.ok) return dialog.close();
@@ -72,8 +93,8 @@ dialog.querySelector("form").addEventListener("submit", async (event) => {
 
 // A button for a table's row; current() gives the state at the time of the click.
 export function decisionButton(kind, to, current, note) {
-  const button = element("button", { className: `small ${kind}` }, KINDS[kind].verb);
-  button.setAttribute("aria-label", `${KINDS[kind].verb} to ${version(to)}`);
+  const button = element("button", { className: `small ${kind}` }, kind === "rollback" ? "Roll back" : "Promote");
+  button.setAttribute("aria-label", KINDS[kind].name({ to }));
   button.addEventListener("click", () => open(kind, { live: current().live, to }, note));
   return button;
 }
@@ -91,13 +112,28 @@ export function offerRollback(tile) {
   };
 }
 
-// The buttons of the Rollout page: back to the last accepted version.
+// The buttons of the Rollout page: hold the arms or let them go, pin what is live, go back to the last accepted version.
 export function offerTrain(place, current) {
-  const back = element("button", { className: "small" }, "Roll back");
-  back.addEventListener("click", () => open("rollback", { live: current().live, to: current().rollback_to }));
-  const hint = element("span", { className: "quiet" }, "operators can freeze, pin and roll back");
-  place.append(...(mayDecide ? [back] : [hint]));
+  if (!mayDecide) {
+    place.append(element("span", { className: "quiet" }, "operators can freeze, pin and roll back"));
+    return () => {};
+  }
+  const make = (name, decide, calm = true) => {
+    const button = element("button", { className: calm ? "small calm" : "small" }, name);
+    button.addEventListener("click", decide);
+    return button;
+  };
+  const freeze = make("Freeze", () => open("freeze", {}));
+  const pin = make("Pin", () => open("pin", { version: current().live, live: current().live }));
+  const resume = make("Resume", () => open("resume", {}));
+  const back = make("Roll back", () => open("rollback", { live: current().live, to: current().rollback_to }), false);
+  place.append(freeze, pin, resume, back);
   return (state) => {
+    const { held } = state.rollout;
+    resume.hidden = !held;
+    freeze.hidden = Boolean(held);
+    pin.hidden = Boolean(held) || state.live == null;
+    pin.textContent = `Pin ${version(state.live)}`;
     back.disabled = state.rollback_to == null;
     back.textContent = state.rollback_to == null ? "Roll back" : `Roll back to ${version(state.rollback_to)}`;
   };

@@ -8,7 +8,7 @@ from sqlalchemy import insert
 from contracts.ids import new_completion_id
 from contracts.rollback import RollbackPlan
 from contracts.rollback_effects import Effects, describe, describe_treatment, read_effects
-from contracts.tables import generation
+from contracts.tables import generation, training_step, version_claim
 from runtime.database import Database
 
 PLAN = RollbackPlan(5, 2, (3, 4, 5), (2, 1, 0))
@@ -78,11 +78,36 @@ def test_the_words_hold_the_numbers_and_promise_nothing_else() -> None:
     assert "Revoked for good: v3, v4, v5" in text
     assert "1,081 of 1,209 learned samples are undone" in text
     assert "2,310, of which 42 wait" in text
-    assert "Nothing else is deleted" in text
+    assert "deleted" not in text, "a promise that quarantined samples break"
+    assert "cannot be taken back" in text
+    assert "Everything learned since" not in text, "no version was cut that one knows of"
+    known = effects._replace(since=1_700_000_000.0, num_steps=310)
+    assert "Everything learned since 2023-11-14 22:13 UTC is undone: 2.5 h, 310 steps of the trainer." in describe(
+        PLAN, known, 1_700_009_000.0
+    )
     poison = describe_treatment("poison", effects)
     assert "1,000 undone samples are quarantined(rollback)" in poison
     assert "81 undone samples of versions that are not revoked are pending" in poison
     assert "1,081 undone samples are pending and learned again" in describe_treatment("evidence", effects)
+
+
+def test_the_time_is_that_of_the_first_version_that_is_left(database: Database) -> None:
+    fill(database)
+    with database.transaction() as connection:
+        for version in range(1, 6):
+            claim = {
+                "policy": "p",
+                "version": version,
+                "parent": version - 1,
+                "epoch": 1,
+                "claimed_at": 100.0 * version,
+            }
+            connection.execute(insert(version_claim).values(claim))
+        for step in range(10):
+            connection.execute(insert(training_step).values(epoch=1, step=step, at=60.0 * step, metrics={}))
+    with database.snapshot() as connection:
+        effects = read_effects(connection, PLAN)
+    assert (effects.since, effects.num_steps) == (300.0, 5)
 
 
 @pytest.mark.parametrize("revoked", [(), (5,)])
