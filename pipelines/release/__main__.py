@@ -114,6 +114,12 @@ def main(
             shadow=shadow,
             clock=clock.now,
         )
+        renew = renewal(settings, database, policy)
+
+        def each_look() -> None:
+            conductor.check()
+            renew()
+
         releaser = Releaser(
             database,
             asker(gate_http, CANDIDATE),
@@ -124,7 +130,7 @@ def main(
             settings=own,
             bell=bell,
             slots=slots,
-            each_look=renewal(settings, database, policy),
+            each_look=each_look,
         )
         companions.start("train", conductor.run)
         companions.start("gauges", gauges.run)

@@ -12,6 +12,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, MetaData, Table, insert, inspect, select
 
+from contracts.assignments import CANARY, CANDIDATE, LIVE, SLOTS
 from contracts.event_log import Message
 from contracts.ledger import generation_counts
 from contracts.records import Episode, Experience, Generation, Outcome, Record, Signal, decode, encode
@@ -26,10 +27,12 @@ from runtime.log import outbox
 from runtime.log.local import LocalLog
 from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything, message
+from tests.unit.pipelines.release.train.worlds import POLICY, TrackWorld
 
 ROOT = Path(__file__).parent.parent.parent
 FIRST = "c2e3193157b5"
 BEFORE_NUMBERS = "e19ec36c858b"
+BEFORE_TRAINS = "a4d6c1e97f02"
 TASKS = {"booking": BOOKING_TASK}
 ADDED = {"join_key", "ask_probability", "provisional", "propensity", "seconds"}
 """Fields that records of the first release lack."""
@@ -175,6 +178,33 @@ def test_what_the_trainer_said_before_it_numbered_holds_as_it_did(
     event_log.append([outbox.message(OUTCOMES, void.key, again)])
     join_all(empty_database, event_log)
     assert counted(empty_database) == {"trained": 1, "pending": 2}
+
+
+def test_a_home_without_trains_goes_on_and_has_one_as_soon_as_an_engine_has_a_slot_for_it(
+    empty_database: Database,
+) -> None:
+    """Without a canary slot nothing changes. With one, the newest version that the gate accepted before departs."""
+    go_to(empty_database, BEFORE_TRAINS)
+    with empty_database.transaction() as connection:
+        for epoch, version in enumerate((0, 1), start=1):
+            row = {"policy": POLICY, "arm": LIVE, "version": version, "share": 1.0, "epoch": epoch, "writer": "release"}
+            write(connection, "assignment_change", **row, reason="", at=1.0)
+        write(connection, "assignment", **row, reason="", at=1.0)
+        for version, accepted in ((0, True), (1, True), (2, True), (3, False)):
+            row = {"policy": POLICY, "version": version, "accepted": accepted, "reason": "", "details": "{}", "at": 1.0}
+            write(connection, "verdict", **row)
+    migrate(empty_database)
+    world = TrackWorld(empty_database)
+    world.declared = (LIVE, CANDIDATE)
+    world.look(3)
+    assert world.trains() == []
+    assert world.versions() == {LIVE: 1}
+    world.declared = SLOTS
+    world.look(2)
+    [held] = world.trains()
+    assert (held.version, held.blessed, held.stage) == (2, 1, 0)
+    world.run(600)
+    assert world.versions() == {LIVE: 2, CANARY: None}
 
 
 def write_outcome(connection: Connection, key: str, **fields: object) -> None:

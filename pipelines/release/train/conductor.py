@@ -23,7 +23,7 @@ import structlog
 
 from contracts import assignments, holds
 from contracts.assignments import CANARY, LEARNING, LIVE, MOVED
-from contracts.errors import Held, MillraceError, NotFound, StaleWrite
+from contracts.errors import Held, MillraceError, NotFound, StaleWrite, Unavailable
 from contracts.faults import FaultPoint, no_fault
 from contracts.rollback import left_behind
 from contracts.version_history import read_live_history
@@ -35,7 +35,7 @@ from pipelines.release.train.standing import TrackView, ended_by_others
 from pipelines.release.train.trip import Shadow, Trip
 from runtime.database import Database
 from runtime.metrics import TRAIN_FAILURES, TRAIN_MOVES, TRAIN_STAGE
-from runtime.operations import trouble
+from runtime.operations import LONGEST_WORK_SECONDS, trouble
 from runtime.replicas import Bell
 from runtime.train_settings import TrainSettings
 
@@ -105,13 +105,22 @@ class Conductor:
         self._trip: Trip | None = None
         self._clean_at = float("-inf")
         self._without_bytes: set[int] = set()
+        self._looked_at = monotonic()
+        self._slots_told: frozenset[str] | None = None
         for kind in _COUNTED.values():
             TRAIN_MOVES.labels(kind)
+
+    def check(self) -> None:
+        """Raise Unavailable if a look has hung for so long that the process should be restarted."""
+        seconds = self._monotonic() - self._looked_at
+        if seconds > LONGEST_WORK_SECONDS:
+            raise Unavailable(f"the train has hung in one look for {seconds:.0f} s")
 
     def run(self, stop: threading.Event) -> None:
         """Conduct until `stop` is set."""
         num_failures = 0
         while not stop.is_set():
+            self._looked_at = self._monotonic()
             try:
                 self.look(stop)
             except Exception as error:  # noqa: BLE001 our own fault must neither become a verdict nor end the train
@@ -135,6 +144,7 @@ class Conductor:
         try:
             with self._database.snapshot() as connection:
                 seen = standing.look(connection, self._policy, self._slots, now)
+            self._tell_slots(seen.slots)
             TRAIN_STAGE.set(float("nan") if seen.train is None else seen.train.stage)
             if not self._tidy(seen, now):
                 if seen.train is None:
@@ -146,6 +156,15 @@ class Conductor:
             log.info("looked at anew", reason=error.message)
         self._lift.look(now)
         self._clean(now)
+
+    def _tell_slots(self, slots: frozenset[str]) -> None:
+        """Log what the engines cannot hold: each missing slot makes the train shorter."""
+        if slots == self._slots_told:
+            return
+        self._slots_told = slots
+        missing = [arm for arm in (CANARY, LEARNING, assignments.HOLDOUT) if arm not in slots]
+        effect = "versions that pass the gate go live at once" if CANARY in missing else "versions are proven on users"
+        log.info("slots of the engines", slots=sorted(slots), missing=missing, effect=effect)
 
     def _tidy(self, seen: TrackView, now: float) -> bool:
         """Empty the learning arm if its version was revoked, or is older than the live one; True if it was."""
