@@ -187,7 +187,7 @@ def _running(row: Any, evidence: Any, arms: Mapping[str, Assignment]) -> Running
         num_control_units=facts.get("num_control_units") or 0,
         num_stage_units=facts.get("num_stage_units"),
         next=str((facts.get("next") or {}).get("reason") or ""),
-        shadow=str(facts.get("shadow") or ""),
+        shadow=str((facts.get("shadow") or {}).get("says") or ""),
         left_out=", ".join(f"{count(num)} {words(name)}" for name, num in (facts.get("left_out") or {}).items() if num),
         newest_at=facts.get("newest_at"),
         at=facts.get("at"),
