@@ -1,0 +1,1 @@
+"""Which versions the shadow of a train refuses, by simulation."""
