@@ -29,7 +29,8 @@ from contracts.rollback import left_behind
 from contracts.version_history import read_live_history
 from pipelines.release.train import moves, repository, standing
 from pipelines.release.train.answers import TaskRule
-from pipelines.release.train.repository import Train
+from pipelines.release.train.moves import is_on_track
+from pipelines.release.train.repository import REVOKED, Train
 from pipelines.release.train.slots import TrainSlots
 from pipelines.release.train.standing import TrackView, ended_by_others
 from pipelines.release.train.trip import Shadow, Trip
@@ -212,6 +213,8 @@ class Conductor:
 
     def _conduct(self, seen: TrackView, train: Train, now: float, stop: threading.Event) -> None:
         if (ended := ended_by_others(seen, train)) is not None:
+            if seen.hold is not None and ended.state != REVOKED and is_on_track(train, seen.arms):
+                return  # the canary stays as it is until somebody resumes
             with self._database.transaction() as connection:
                 moves.end(connection, train, state=ended.state, reason=ended.reason, now=now)
             self._moved(f"train {ended.state}", ended.reason, version=train.version, state=ended.state)

@@ -317,6 +317,23 @@ def test_an_operators_rollback_ends_the_train_of_a_descendant(world: TrackWorld)
     assert (held.state, held.reason) == ("revoked", "v3 was revoked by ann: complaints")
 
 
+def test_a_rollback_through_a_freeze_ends_the_train_once_the_arms_may_move(world: TrackWorld) -> None:
+    world.begin(1)
+    world.accept(3, parent=0)
+    world.point(LIVE, 1)
+    world.look(2)
+    with world.database.transaction() as connection:
+        holds.freeze(connection, policy=POLICY, until=None, writer="ann", reason="a launch", now=world.wall)
+        roll_back(connection, policy=POLICY, writer="ann", reason="r", to=0)
+    world.look(2)
+    assert [held.state for held in world.trains()] == ["canary"]
+    assert world.versions()[CANARY] == 3
+    with world.database.transaction() as connection:
+        holds.resume(connection, policy=POLICY, writer="ann", reason="done", now=world.wall)
+    world.look()
+    assert (world.trains()[0].state, world.versions()[CANARY]) == ("withdrawn", None)
+
+
 def test_an_operators_promotion_of_the_version_itself_ends_its_train(world: TrackWorld) -> None:
     on_the_way(world)
     with world.database.transaction() as connection:
