@@ -26,7 +26,7 @@ from runtime.settings import Settings, load_settings
 
 _MAX_SHOWN_BYTES = 400
 _ProcessArgument = Annotated[
-    str, typer.Argument(help="episodes, rewards or training; or the process that could not send the record.")
+    str, typer.Argument(help="episodes, rewards, training or release; or the process that could not send the record.")
 ]
 _PlaceArgument = Annotated[str | None, typer.Argument(help="TOPIC/PARTITION@OFFSET, as `list` prints it.")]
 _AllOption = Annotated[bool, typer.Option("--all", help="All open dead letters of the process.")]

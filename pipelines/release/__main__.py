@@ -72,7 +72,7 @@ def main(
         headers = {"Authorization": f"Bearer {key}", "x-millrace-purpose": purpose}
         return httpx.Client(base_url=settings.web_url, headers=headers, timeout=_ANSWER_SECONDS)
 
-    def asker(http: httpx.Client, slot: str, *, skips_refused: bool = False) -> SentinelClient:
+    def asker(http: httpx.Client, slot: str, *, skips: bool = False) -> SentinelClient:
         return SentinelClient(
             http,
             policy=policy,
@@ -80,7 +80,7 @@ def main(
             patience_seconds=own.patience_seconds,
             engines=engines,
             slot=slot,
-            skips_refused=skips_refused,
+            skips=skips,
         )
 
     clock, bell = ClockWatch(settings.database()), settings.replica_links().bell
@@ -95,7 +95,7 @@ def main(
     with client("sentinel") as gate_http, client("shadow") as shadow_http:
         shadow = PairedShadow(
             settings.database(),
-            asker(shadow_http, CANARY, skips_refused=True),
+            asker(shadow_http, CANARY, skips=True),
             marks,
             make_shadow_grade(shadowed),
             policy=policy,

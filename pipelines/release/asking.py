@@ -28,8 +28,8 @@ _TOO_MANY = 429
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _REFUSED = (400, 401, 403, 422)
 _OF_ITS_CONTENT = (400, 422)
-REFUSED = "refused"
-"""The finish reason of a question that was skipped."""
+REFUSED, LATE = "refused", "late"
+"""Finish reasons of questions that were skipped."""
 BAD_VERSION = frozenset(
     (
         "broken_chain", "corrupt_history", "corrupt_manifest", "corrupt_payload", "missing_tensor", "not_finite",
@@ -73,8 +73,9 @@ class SentinelClient:
     engines: Callable[[], Sequence[EngineReplica]]
     slot: str = CANDIDATE
     """The slot that holds the versions, for what engines say of their bytes."""
-    skips_refused: bool = False
-    """Whether a question that the endpoint refuses because of its content is skipped: its finish reason is then `REFUSED`."""
+    skips: bool = False
+    """Whether a question is skipped that the endpoint refuses because of its content, or answers too late: its finish reason is then
+    `REFUSED` or `LATE`."""
     _free_at: float = 0.0
     """Shared by all threads: if one is told to wait, all wait."""
 
@@ -165,11 +166,13 @@ class SentinelClient:
         except _NEVER_SENT as error:
             return Unavailable(f"{type(error).__name__}: {error}")
         except httpx.TransportError as error:  # the engine may still be answering
+            if self.skips and isinstance(error, httpx.ReadTimeout):
+                return SentinelAnswer("", LATE, finite=True)
             raise Unavailable(f"v{version} did not answer a sentinel: {type(error).__name__}: {error}") from error
         if answer.is_success:
             return _read(answer)
         said = answer.text[:300]
-        if self.skips_refused and answer.status_code in _OF_ITS_CONTENT:
+        if self.skips and answer.status_code in _OF_ITS_CONTENT:
             return SentinelAnswer("", REFUSED, finite=True)
         if answer.status_code in _REFUSED:
             raise InvalidSettings(f"{item.where}: the endpoint refuses this sentinel: {said}")

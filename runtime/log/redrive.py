@@ -29,6 +29,7 @@ from contracts.tables import dead_letter, generation, received_signal, signal
 from contracts.tables.statements import insert_new
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS, TOPICS
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
+from runtime.log.loss_detection import EVIDENCE
 from runtime.log.outbox import message, put
 
 SENDER = "dead-letters"
@@ -143,6 +144,8 @@ def skip(connection: Connection, letters: Sequence[DeadLetter], now: float) -> N
             raise Conflict(f"{letter.place} of {letter.process} was already {letter.state}")
         _settle(connection, letter, SKIPPED, now)
         record = decoded(letter)
+        if letter.process == EVIDENCE:
+            continue  # no sample waits for what a train compares
         if letter.place.topic == SIGNALS:
             _reject(connection, record)
         elif letter.place.topic != GENERATIONS:

@@ -196,6 +196,19 @@ def test_a_buried_experience_leaves_its_sample_a_name_but_not_one_that_the_train
     assert world.state(trained) == ("trained", "")
 
 
+def test_what_only_the_train_could_not_read_leaves_its_sample_to_the_trainer(world: World) -> None:
+    about = a_generation()
+    world.hear(about, a_signal(about))
+    [record] = everything(world.log, EXPERIENCES)
+    with world.database.transaction() as connection:
+        row = {"consumer_group": "release", "topic": EXPERIENCES, "partition": 0, "offset": 0, "at": 0.0}
+        connection.execute(dead_letter.insert().values(reason="", value=record.value, key=record.key, **row))
+    world.run("skip", "release", "--all")
+    world.work()
+    assert world.state(about) == ("pending", "")
+    assert world.listed() == []
+
+
 def test_a_buried_signal_is_pending_and_once_skipped_rejected_by_name_and_can_come_back(world: World) -> None:
     about = a_generation()
     said = a_signal(about)

@@ -24,7 +24,7 @@ from contracts.errors import Unavailable
 from contracts.gating import GateAnswer, Grade, MarkAnswer, SentinelFile
 from contracts.records import FinishReason, GenerationBody
 from contracts.tasks import Task
-from pipelines.release.asking import REFUSED, BadVersion, SentinelAnswer, SentinelClient
+from pipelines.release.asking import LATE, REFUSED, BadVersion, SentinelAnswer, SentinelClient
 from pipelines.release.train.gathering import settings_of
 from pipelines.release.train.repository import Train
 from pipelines.release.train.shadow.comparing import GRADED, ShadowComparison, compare_marks, sees
@@ -35,6 +35,8 @@ from runtime.database import Database
 EMPTY: Mapping[str, int] = MappingProxyType({})
 _AT_ONCE = 64
 """Prompts that are asked before the next ones."""
+_MOST_LATE = 0.25
+"""If a larger share of the live version's answers comes too late, the engines are too busy for a shadow now."""
 
 log = structlog.get_logger()
 
@@ -97,6 +99,11 @@ class PairedShadow:
                 if len(self._answers[number]) == start:
                     draws = dict.fromkeys(questions.tasks, 0)
                     self._answers[number] += self._client.ask(questions, number, stop, draws)
+            late = sum(answer.finish_reason == LATE for answer in self._answers[blessed][start : start + len(items)])
+            if late > _MOST_LATE * len(items):
+                for answers in self._answers.values():
+                    del answers[start:]
+                raise Unavailable(f"{late} of {len(items)} answers of the live version, v{blessed}, came too late")
 
     def _judge(self, version: int, blessed: int, wanted: int, level: float) -> ShadowResult:
         left_out = Counter[str]()
@@ -117,6 +124,8 @@ class PairedShadow:
         return self._told(wanted, kept, compared, left_out)
 
     def _marks(self, place: int, answer: SentinelAnswer) -> dict[str, float]:
+        if answer.finish_reason == LATE:
+            return {LATE: 1.0}
         question = self._prompts[place].question
         body = GenerationBody(
             messages=question.messages,
@@ -127,7 +136,7 @@ class PairedShadow:
             metadata=dict(question.metadata),
         )
         reason: FinishReason = "length" if answer.finish_reason == "length" else "stop"
-        return {"truncated": float(reason == "length"), **self._mark(question.task, body, reason)}
+        return {LATE: 0.0, "truncated": float(reason == "length"), **self._mark(question.task, body, reason)}
 
     def _add_grades(self, marks: Mapping[int, Sequence[dict[str, float]]], kept: Sequence[int]) -> Counter[str]:
         """Grade all answers of a task as one blind batch: in random order, equal answers once. Returns what was left out."""
@@ -138,6 +147,7 @@ class PairedShadow:
                 (row, number): (kept[row], self._answers[number][kept[row]])
                 for row in places
                 for number in self._versions
+                if self._answers[number][kept[row]].finish_reason != LATE
             }
             batch = sorted({(place, answer.text, answer.finish_reason) for place, answer in said.values()})
             random.shuffle(batch)

@@ -14,7 +14,7 @@ import pytest
 from contracts.engines import EngineReplica, LoadProblem, fitting
 from contracts.errors import InvalidSettings, Unavailable, VersionNotResident
 from contracts.gating import Sentinel, SentinelFile
-from pipelines.release.asking import REFUSED, BadVersion, SentinelAnswer, SentinelClient
+from pipelines.release.asking import LATE, REFUSED, BadVersion, SentinelAnswer, SentinelClient
 
 SET = SentinelFile(
     tuple(
@@ -257,12 +257,23 @@ def test_more_fields_of_a_question_are_sent_and_calls_are_part_of_the_answer() -
 @pytest.mark.parametrize(("status", "is_skipped"), [(400, True), (422, True), (401, False), (403, False)])
 def test_a_question_that_is_refused_can_be_skipped_but_a_wrong_key_is_told(status: int, *, is_skipped: bool) -> None:
     asker = an_asker(lambda _: httpx.Response(status, text="too long"))
-    asker.skips_refused = True
+    asker.skips = True
     if is_skipped:
         assert {answer.finish_reason for answer in asker.ask(SET, 7, threading.Event(), DRAWS)} == {REFUSED}
     else:
         with pytest.raises(InvalidSettings):
             asker.ask(SET, 7, threading.Event(), DRAWS)
+
+
+def test_an_answer_that_comes_too_late_can_be_skipped() -> None:
+    def hang(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("60 s", request=request)
+
+    asker = an_asker(hang)
+    with pytest.raises(Unavailable):
+        asker.ask(SET, 7, threading.Event(), DRAWS)
+    asker.skips = True
+    assert {answer.finish_reason for answer in asker.ask(SET, 7, threading.Event(), DRAWS)} == {LATE}
 
 
 def test_what_engines_say_about_another_slot_says_nothing() -> None:

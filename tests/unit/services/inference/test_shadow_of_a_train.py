@@ -91,7 +91,7 @@ def test_a_broken_version_is_seen_before_any_user_meets_it(
             patience_seconds=30.0,
             engines=list,
             slot=CANARY,
-            skips_refused=True,
+            skips=True,
         )
         shadow = PairedShadow(
             database, asker, mark, no_grade, policy="demo", tasks={task.name: task}, graded=frozenset()

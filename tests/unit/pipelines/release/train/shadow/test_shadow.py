@@ -17,7 +17,7 @@ from contracts.tables import generation
 from contracts.tasks import Task
 from contracts.topics import GENERATIONS
 from pipelines.episodes.handler import EpisodesHandler
-from pipelines.release.asking import REFUSED, BadVersion, SentinelAnswer, SentinelClient
+from pipelines.release.asking import LATE, REFUSED, BadVersion, SentinelAnswer, SentinelClient
 from pipelines.release.train.repository import Train
 from pipelines.release.train.shadow.repository import PER_UNIT, read_prompts
 from pipelines.release.train.shadow.shadow import PairedShadow
@@ -68,6 +68,7 @@ class ShadowWorld:
         self.fault: Callable[[int], MillraceError | None] = lambda _: None
         self.refused: set[str] = set()
         self.not_finite = False
+        self.late: Callable[[int, str], bool] = lambda _version, _number: False
         self.grader_is_away = False
         world = self
 
@@ -88,6 +89,8 @@ class ShadowWorld:
                 return tuple(
                     SentinelAnswer("", REFUSED, finite=True)
                     if item.messages[0]["content"] in world.refused
+                    else SentinelAnswer("", LATE, finite=True)
+                    if world.late(version, item.messages[0]["content"])
                     else SentinelAnswer(
                         said(version, int(item.messages[0]["content"])), "stop", finite=not world.not_finite
                     )
@@ -140,7 +143,7 @@ def test_a_version_that_says_the_same_is_accepted(prompts: Database) -> None:
         "no worse than v5 on 200 prompts of 200 people, of 300 wanted: there are no more; sees "
     )
     assert {item["name"]: item["canary"] for item in found.facts["metrics"]} == pytest.approx(
-        {"truncated": 0.0, "empty": 0.0, "misshapen": 0.0, "graded": 0.9}
+        {"late": 0.0, "truncated": 0.0, "empty": 0.0, "misshapen": 0.0, "graded": 0.9}
     )
     assert (found.facts["num_prompts"], found.facts["num_wanted"], found.facts["left_out"]) == (200, 300, {})
 
@@ -214,6 +217,28 @@ def test_a_grader_that_is_away_and_a_prompt_that_is_refused_say_nothing_about_th
     assert not found.refused
     assert found.facts["left_out"] == {"refused by the endpoint": 2, "not graded": 396}
     assert "graded" not in [item["name"] for item in found.facts["metrics"]]
+
+
+def test_answers_that_never_end_are_a_mark_and_not_a_fault(prompts: Database) -> None:
+    world = ShadowWorld(prompts, same)
+    world.late = lambda version, number: version == VERSION and int(number) % 4 == 0
+    found = world.look()
+    assert found.refused
+    assert found.says.startswith(
+        "worse than v5 on 200 prompts of 200 people: late 0.250 against 0.000, 50 lost and 0 won"
+    )
+    [graded] = [item for item in found.facts["metrics"] if item["name"] == "graded"]
+    assert (graded["num"], graded["verdict"]) == (150, "fine")
+
+
+def test_engines_that_are_too_busy_for_the_live_version_are_asked_again_later(prompts: Database) -> None:
+    world = ShadowWorld(prompts, same)
+    world.late = lambda _version, number: int(number) % 2 == 0
+    with pytest.raises(Unavailable, match="32 of 64 answers of the live version, v5, came too late"):
+        world.look()
+    world.late = lambda _version, _number: False
+    assert world.look().says.startswith("no worse than v5 on 200 prompts")
+    assert world.asked[:4] == [(VERSION, 64), (BLESSED, 64)] * 2
 
 
 class TestPrompts:
