@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
 
+from contracts.arms import UnitKind
 from runtime.settings import Settings, load_section
 from runtime.train_settings import TrainSettings
 from services.dashboard.app import create_app as create_dashboard
@@ -18,10 +20,10 @@ from services.serving import clock_check, run_services, storage_check
 CHECKS = {"storage": storage_check, "engine": engine_check, "clock": clock_check}
 
 
-def make(settings: Settings) -> dict[str, FastAPI]:
-    """The applications of one home, by the prefix of their paths."""
+def make(settings: Settings, *, unit: UnitKind = "user") -> dict[str, FastAPI]:
+    """The applications of one home, by the prefix of their paths. `unit`: what gets an arm."""
     links = settings.replica_links()
-    inference = create_inference(settings, links=links, unit=load_section(settings.home, "train", TrainSettings).unit)
+    inference = create_inference(settings, links=links, unit=unit)
     return {
         "/v1/feedback": create_feedback(settings, links=links),
         "/v1/": inference,
@@ -34,4 +36,5 @@ def make(settings: Settings) -> dict[str, FastAPI]:
 
 def main(home: Path) -> None:
     """Run the process `web` of a home until SIGTERM or SIGINT."""
-    run_services("web", home, make, CHECKS, lambda settings: settings.web_url)
+    unit = load_section(home, "train", TrainSettings).unit
+    run_services("web", home, partial(make, unit=unit), CHECKS, lambda settings: settings.web_url)
