@@ -22,7 +22,7 @@ from commands.options import DEFAULT_HOME, HomeOption
 from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, PositionLost, Unavailable
 from runtime.clocks import ClockWatch
-from runtime.heartbeat import Heartbeat
+from runtime.heartbeat import Heartbeat, end_heartbeats
 from runtime.log.loss_detection import require_same_log
 from runtime.logs import set_up_logs
 from runtime.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Check, Operations
@@ -79,7 +79,7 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
             _check_log(home)
         longest = LONGEST_WORK_SECONDS if name in _LONG_WORKERS else LONGEST_STEP_SECONDS
         settings = load_settings(home)
-        heartbeat = Heartbeat(settings.database(), settings.policy, name, longest)
+        Heartbeat(settings.database(), settings.policy, name, longest)
         if name in _SERVERS:
             module.main(home)
         else:
@@ -90,7 +90,7 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
             operations = Operations(checks, longest_step_seconds=longest)
             module.main(home, stop, **options)
             operations.close()
-        heartbeat.close()
+        end_heartbeats()
     except (InvalidSettings, InvalidTask, LogLost, PositionLost, Damaged) as error:
         print(error.message, flush=True)
         sys.exit(WRONG_SETTINGS)

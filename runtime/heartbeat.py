@@ -38,6 +38,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
+        _hearts.append(self)
 
     def close(self) -> None:
         """Say that this process ends in order."""
@@ -55,3 +56,12 @@ class Heartbeat:
         with suppress(MillraceError, SQLAlchemyError), self._database.transaction() as connection:
             heartbeats.withdraw(connection, self._policy, self._process, self._replica)
         self._database.close()
+
+
+def end_heartbeats() -> None:
+    """Say that this process ends in order. For servers, whose loop lets the signal end the process once the last request is over."""
+    while _hearts:
+        _hearts.pop().close()
+
+
+_hearts: list[Heartbeat] = []

@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.errors import Unavailable
 from runtime.clocks import ClockWatch
+from runtime.heartbeat import end_heartbeats
 from runtime.listening import listening_socket
 from runtime.logs import set_up_logs
 from runtime.metrics import REQUEST_SECONDS, REQUESTS, REQUESTS_IN_FLIGHT
@@ -247,6 +248,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._operations.drain()
         await super().shutdown(sockets)
+        await asyncio.to_thread(end_heartbeats)
 
 
 def _service_of(child: FastAPI) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contracts import heartbeats
 from contracts.heartbeats import ProcessBeat
 from runtime.database import Database
-from runtime.heartbeat import Heartbeat
+from runtime.heartbeat import Heartbeat, end_heartbeats
 
 
 def wait_for(found: Callable[[], bool]) -> None:
@@ -26,8 +26,9 @@ def test_a_process_beats_until_it_ends_in_order(database: Database) -> None:
     assert sign.process == "rewards"
     assert sign.replica.endswith("/1")
     assert abs(sign.at - time.time()) < 5
-    heart.close()
+    end_heartbeats()
     assert rows(database) == []
+    heart.close()  # a second end does nothing
 
 
 def test_a_database_that_is_away_ends_no_process(tmp_path: object) -> None:
