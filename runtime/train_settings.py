@@ -36,7 +36,7 @@ class TrainSettings(Section):
     """Chance that a version which is not worse is rolled back, over all looks and metrics of its train."""
     proof_level: float = Field(default=0.05, gt=0, lt=0.5)
     """Chance that a version which is worse by the margin arrives."""
-    margin: float = Field(default=0.03, gt=0, lt=1)
+    margin: float = Field(default=0.02, gt=0, lt=1)
     """Largest loss of reward, as a share of the reward's range, that a version may have and still arrive."""
     guardrail_margin: float = Field(default=0.05, gt=0, lt=1)
     """The same for the share of answers that are refusals, cut off, misshapen, or not heard of again."""

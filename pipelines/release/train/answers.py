@@ -8,6 +8,7 @@ A row may be put again with more in it (its reward came): the later one counts. 
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -77,6 +78,7 @@ class Columns(NamedTuple):
     status: NDArray[np.int64]
 
 
+_CODED = ("task", "unit", "unit_kind", "cluster", "sampling", "probability")
 _FACTS = Columns._fields.index("metrics")
 
 
@@ -96,9 +98,7 @@ class Answers:
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
         self._rejected: dict[str, str] = {}
-        self._codes: dict[str, dict[Any, int]] = {
-            name: {} for name in ("task", "unit", "unit_kind", "cluster", "sampling", "probability")
-        }
+        self._codes: dict[str, dict[Any, int]] = {name: {} for name in _CODED}
         self._columns = _room(_FIRST_ROWS)
 
     def __len__(self) -> int:
@@ -121,39 +121,28 @@ class Answers:
     def put(self, rows: Iterable[AnswerRow]) -> None:
         """Add rows, or replace those with the same key."""
         places, values = list[int](), list[tuple[Any, ...]]()
-        facts = list[list[float]]()
+        facts = array("d")
+        codes = [self._codes[name] for name in _CODED]
         for row in rows:
+            key, arm, task, unit, unit_kind, cluster, sampling, probability, at, metrics, reward, status, _ = row
             if reason := _problem_of(row):
-                if row.key not in self._places:
-                    self._rejected[row.key] = reason
+                if key not in self._places:
+                    self._rejected[key] = reason
                 continue
-            self._rejected.pop(row.key, None)
-            places.append(self._places.setdefault(row.key, len(self._places)))
-            values.append(self._coded(row))
-            facts.append([_finite(row.metrics.get(name, math.nan)) for name in NAMES])
+            self._rejected.pop(key, None)
+            places.append(self._places.setdefault(key, len(self._places)))
+            named = (task, unit, unit_kind, cluster, sampling, round(probability, _DIGITS))
+            coded = [code.setdefault(name, len(code)) for code, name in zip(codes, named, strict=True)]
+            values.append((at, arm == CANARY, *coded, math.nan if reward is None else reward, _STATUS[status]))
+            facts.extend([metrics.get(name, math.nan) for name in NAMES])
         if not places:
             return
         self._grow()
-        # Of two rows with one key, numpy keeps the later one.
-        columns = [*zip(*values, strict=True)]
-        columns.insert(_FACTS, tuple(facts))
+        told = np.frombuffer(facts).reshape(len(places), len(NAMES))
+        columns: list[Any] = [*zip(*values, strict=True)]
+        columns.insert(_FACTS, np.where(np.isfinite(told), told, math.nan))
         for column, new in zip(self._columns, columns, strict=True):
-            column[places] = new
-
-    def _coded(self, row: AnswerRow) -> tuple[Any, ...]:
-        codes = self._codes
-        return (
-            row.at,
-            row.arm == CANARY,
-            _code(codes["task"], row.task),
-            _code(codes["unit"], row.unit),
-            _code(codes["unit_kind"], row.unit_kind),
-            _code(codes["cluster"], row.cluster),
-            _code(codes["sampling"], row.sampling),
-            _code(codes["probability"], round(row.probability, _DIGITS)),
-            math.nan if row.reward is None else row.reward,
-            _STATUS[row.status],
-        )
+            column[places] = new  # of two rows with one key, numpy keeps the later one
 
     def _grow(self) -> None:
         wanted, room = len(self._places), len(self._columns.at)
@@ -176,14 +165,6 @@ def _problem_of(row: AnswerRow) -> str:
     if row.reward is not None and not 0.0 <= row.reward <= 1.0:
         return "with a reward outside 0 and 1"
     return ""
-
-
-def _finite(number: float) -> float:
-    return number if math.isfinite(number) else math.nan
-
-
-def _code(codes: dict[Any, int], name: Any) -> int:
-    return codes.setdefault(name, len(codes))
 
 
 def _room(num: int) -> Columns:

@@ -13,14 +13,16 @@ Sinha, Kennedy and Ramdas 2024, Annals of Statistics 52(6)). `rho` places the ti
 
 from __future__ import annotations
 
+import functools
 import math
 from statistics import NormalDist
 
 _NORMAL = NormalDist()
-_ROUNDS, _STEPS = 40, 6
+_ROUNDS, _STEPS = 20, 6
 _MOST_TIME = 1e12
 
 
+@functools.lru_cache(maxsize=256)
 def precision(level: float, tuned: float) -> float:
     """The rho for which the two-sided sequence is narrowest at time `tuned`: c = tuned/rho solves c - ln(1 + c) = -2 ln(level)."""
     wanted = -2.0 * math.log(level)

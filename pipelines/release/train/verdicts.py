@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from pipelines.release.train.compare import Difference
-from pipelines.release.train.metrics import REWARD, Better, Metric, margin_of
+from pipelines.release.train.metrics import HEARD, REWARD, Better, Metric, margin_of
 from pipelines.release.train.sequences import one_sided, time_for
 from runtime.train_settings import TrainSettings
 
@@ -23,8 +23,8 @@ LEAST_UNITS = 20
 """Of each arm, before anything is concluded from them."""
 POWER = 0.95
 """With which the promised number of units proves that a version which is the same is not worse."""
-_HARM_PART, _LEAST_TUNED = 20.0, 20.0
-"""Harm to a guardrail is looked for early: its sequences are narrowest at this part of the settings' units."""
+_FAST_PART, _LEAST_TUNED = 20.0, 20.0
+"""Fast facts are decided early: their sequences are narrowest at this part of the settings' units."""
 _PERCENT = 100.0
 _LARGEST_SPREAD = 0.25
 """Of a number in [0, 1]; for logarithms, 1."""
@@ -53,7 +53,7 @@ class MetricBounds(NamedTuple):
 
 def bounds_of(question: Question, found: Difference, settings: TrainSettings) -> MetricBounds:
     """The interval at the level of a proof on each side, and what follows."""
-    metric, tuned = question.metric, float(settings.tuned_units)
+    metric, tuned = question.metric, _tuned(question.metric, settings)
     margin = _own_scale(metric, margin_of(metric, settings))
     half = math.sqrt(found.variance) * one_sided(found.time, settings.proof_level, tuned)
     low, high = found.difference - half, found.difference + half
@@ -61,15 +61,14 @@ def bounds_of(question: Question, found: Difference, settings: TrainSettings) ->
         question.better, (found.difference, -found.difference)
     )
     loss = max(losses)
-    if metric.name == REWARD:
-        needed, seen = 0.0, max(found.variance, found.variance_if_equal)
-    else:
-        tuned = max(_LEAST_TUNED, tuned / _HARM_PART)
-        needed = margin
-        seen = max(found.variance, found.variance_if_equal) if metric.is_log else found.variance_if_equal
+    is_share = metric.name != REWARD and not metric.is_log
+    seen = found.variance_if_equal if is_share else max(found.variance, found.variance_if_equal)
+    needed = 0.0 if metric.name == REWARD else margin
     level = question.level / len(losses)
     is_worse = loss > needed and loss > math.sqrt(seen) * one_sided(2.0 * found.spread / seen, level, tuned)
-    return MetricBounds(low, high, is_worse, is_proven=loss + half < margin)
+    # A reward that lies below live's, as it seems, must not arrive while more answers can still tell.
+    is_doubtful = metric.name == REWARD and high < 0.0
+    return MetricBounds(low, high, is_worse, is_proven=loss + half < margin and not is_doubtful)
 
 
 def needed_units(question: Question, found: Difference | None, settings: TrainSettings) -> int:
@@ -80,7 +79,7 @@ def needed_units(question: Question, found: Difference | None, settings: TrainSe
         _own_scale(metric, margin_of(metric, settings)),
         spread,
         level=settings.proof_level,
-        tuned=float(settings.tuned_units),
+        tuned=_tuned(metric, settings),
         power=POWER,
     )
     per_time = found.canary_units / found.time if found is not None else 1.0
@@ -112,7 +111,8 @@ def fact_of(
     if found is not None:
         bounds = bounds_of(question, found, settings)
         fact["verdict"] = "worse" if bounds.is_worse else "proven" if bounds.is_proven else "fine"
-        shown = (found.difference, bounds.low, bounds.high)
+        limit = math.inf if metric.is_log else 1.0
+        shown = (found.difference, max(bounds.low, -limit), min(bounds.high, limit))
         fact |= dict(zip(("difference", "low", "high"), (_natural(metric, value) for value in shown), strict=True))
         fact |= {"live": _natural(metric, found.live), "canary": _natural(metric, found.live + found.difference)}
         if min(found.canary_units, found.live_units) < LEAST_UNITS or trouble:
@@ -136,9 +136,22 @@ def _sentence(metric: Metric, fact: Mapping[str, Any], trouble: str) -> str:
     end = {
         "worse": "worse beyond chance",
         "proven": f"not worse by more than {margin}" if fact["better"] != "same" else f"the same within {margin}",
-        "fine": "no harm seen, not proven yet" if fact["required"] else "no harm seen; too rare to wait for a proof",
+        "fine": "it seems worse, but that may still be chance"
+        if _seems_worse(fact)
+        else "no harm seen, not proven yet"
+        if fact["required"]
+        else "no harm seen; too rare to wait for a proof",
     }[fact["verdict"]]
     return f"{about}: {middle}{unit} [{low}, {high}], {end}."
+
+
+def _tuned(metric: Metric, settings: TrainSettings) -> float:
+    part = 1.0 if metric.name in {REWARD, HEARD} else _FAST_PART
+    return max(_LEAST_TUNED, settings.tuned_units / part)
+
+
+def _seems_worse(fact: Mapping[str, Any]) -> bool:
+    return bool(fact["name"] == REWARD and fact["high"] < 0.0)
 
 
 def _own_scale(metric: Metric, natural: float) -> float:

@@ -1,0 +1,1 @@
+"""Simulated trains through the real statistics of release."""
