@@ -88,13 +88,13 @@ def compare_marks(mine: Sequence[Marks], theirs: Sequence[Marks], level: float) 
 
 
 def sees(compared: Sequence[ShadowComparison]) -> str:
-    """What the comparison could have detected: of the graders' value, or else of the mark that says least."""
+    """What the comparison could have detected: of the graders' value, or else of every mark."""
     least = {item.name: least_difference(item.paired, item.alpha) for item in compared}
     if not least:
         return "nothing could be compared"
-    name = GRADED if GRADED in least else max(least, key=lambda name: least[name] or 2.0)
-    seen = least[name]
-    return f"too few to see anything of {name}" if seen is None else f"sees {100.0 * seen:.1f} points of {name}"
+    name, values = (GRADED, [least[GRADED]]) if GRADED in least else ("every mark", list(least.values()))
+    known = [value for value in values if value is not None]
+    return f"sees {100.0 * max(known):.1f} points of {name}" if len(known) == len(values) else f"too few to see {name}"
 
 
 def num_testable(differing: Sequence[int], level: float) -> int:

@@ -99,5 +99,7 @@ def test_what_it_can_see_is_told() -> None:
     assert sees(a_shadow(draw)).endswith("points of graded")
     assert 5.0 < float(sees(a_shadow(draw)).split()[1]) < 12.0
     few = compare_marks([{GRADED: 1.0}, {GRADED: 0.0}], [{GRADED: 1.0}, {GRADED: 0.0}], LEVEL)
-    assert sees(few) == "too few to see anything of graded"
+    assert sees(few) == "too few to see graded"
+    marks = [{"empty": 0.0, "refuses": float(number < 40)} for number in range(NUM)]
+    assert sees(compare_marks(marks, marks[::-1], LEVEL)) == "sees 6.7 points of every mark"
     assert sees([]) == "nothing could be compared"
