@@ -21,6 +21,8 @@ GIVEN_UP_SECONDS = 86_400.0
 KEPT_SECONDS = 3 * 86_400.0
 _MOST = 1000
 _NEWEST_TRAINS = 20
+_NEXT_SECONDS = 1e-6
+"""Between two messages that are queued at once: they are sent in this order, as long as the receiver takes them."""
 
 
 class Delivery(NamedTuple):
@@ -96,7 +98,7 @@ def find_holds(connection: Connection, policy: str, run: str, after: int, since:
         .order_by(columns.epoch.desc())
         .limit(_MOST)
     )
-    names = ("policy", "kind", "version", "until", "writer", "reason")
+    names = ("policy", "epoch", "kind", "version", "until", "writer", "reason")
     return [
         make_event(
             "hold.changed",
@@ -147,18 +149,19 @@ def set_receiver_problem(connection: Connection, policy: str, url: str, problem:
 
 
 def add(connection: Connection, policy: str, url: str, events: Sequence[WebhookEvent], now: float) -> int:
-    """Queue events for a URL unless they were queued before; returns how many are new."""
+    """Queue events for a URL, in the order of their times, unless they were queued before; returns how many are new."""
+    ordered = sorted(events, key=lambda event: str(event.content["timestamp"]))
     rows = [
         {
             "id": event.id,
             "url": url,
             "policy": policy,
             "content": dict(event.content),
-            "at": now,
+            "at": now + place * _NEXT_SECONDS,
             "num_tries": 0,
             "next_at": now,
         }
-        for event in events
+        for place, event in enumerate(ordered)
     ]
     return insert_all_new(connection, webhook_delivery, rows)
 

@@ -88,7 +88,7 @@ def verified(receiver: Receiver) -> list[Any]:
 
 def rows(database: Database) -> list[Any]:
     with database.snapshot() as connection:
-        return list(connection.execute(select(webhook_delivery).where(webhook_delivery.c.content != {})))
+        return [row for row in connection.execute(select(webhook_delivery)) if row.content]
 
 
 def test_moves_holds_and_ends_of_trains_are_told_and_verify(
@@ -125,7 +125,8 @@ def test_moves_holds_and_ends_of_trains_are_told_and_verify(
     first = next(item["data"] for item in told if item["data"].get("arm") == LIVE)
     assert (first["previous_version"], first["previous_share"]) == (None, None)
     hold = next(item["data"] for item in told if item["type"] == "hold.changed")
-    assert (hold["kind"], hold["until"], hold["reason"]) == ("freeze", None, "the launch")
+    assert (hold["kind"], hold["until"], hold["reason"], hold["epoch"]) == ("freeze", None, "the launch", 1)
+    assert [item["timestamp"] for item in told] == sorted(item["timestamp"] for item in told)
     end = next(item["data"] for item in told if item["type"] == "train.ended")
     assert (end["version"], end["state"], end["says"]) == (6, "revoked", "reward fell by 5 points")
     with database.transaction() as connection:
