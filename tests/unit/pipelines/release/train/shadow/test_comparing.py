@@ -47,7 +47,7 @@ def refusals(num: int, **version: float) -> float:
 
 
 def test_a_version_that_is_no_worse_is_hardly_ever_refused() -> None:
-    assert refusals(3_000) <= LEVEL
+    assert refusals(1_500) <= LEVEL
 
 
 def test_a_version_that_is_much_worse_is_refused() -> None:
