@@ -160,7 +160,7 @@ class Conductor:
 
     def _tell_slots(self, slots: frozenset[str]) -> None:
         """Log what the engines cannot hold: each missing slot makes the train shorter."""
-        if slots == self._slots_told:
+        if not slots or slots == self._slots_told:  # without any, no engine is there yet
             return
         self._slots_told = slots
         missing = [arm for arm in (CANARY, LEARNING, assignments.HOLDOUT) if arm not in slots]
