@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from runtime.heartbeat import end_heartbeats
 from services.engine.announcing import EngineAnnouncer
 from services.engine.engine import Engine
 from services.engine.follower import Follower
@@ -29,6 +30,7 @@ def make_app(engine: Engine, follower: Follower, key: str, announcer: EngineAnno
             await asyncio.to_thread(announcer.stop)
         await asyncio.to_thread(follower.stop)
         await asyncio.to_thread(engine.close)
+        await asyncio.to_thread(end_heartbeats)
 
     app = make_service("Millrace engine", lifespan)
     app.include_router(make_router(engine, follower))

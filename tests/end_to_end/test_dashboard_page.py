@@ -364,8 +364,10 @@ def test_an_empty_home_says_what_to_do(page: Chromium, tmp_path: Path) -> None:
             "/ledger": "None: every",
         }
         for path, words in {"/": "No answer has completed the loop", **said}.items():
+            began = time.monotonic()
             page.open(site.url + path)
             page.wait_for(READY)
+            assert time.monotonic() < began + 20, f"{path}: earlier pages hold every connection of the browser"
             assert words in page.evaluate("document.querySelector('main').innerText"), path
             assert page.evaluate(SCROLL) <= 0, path
         assert page.errors == []
@@ -386,6 +388,11 @@ def test_an_operator_promotes_and_rolls_back_in_two_steps(page: Chromium, tmp_pa
         page.wait_for(READY)
         page.open(f"{site.url}/policies")
         page.wait_for(READY)
+        page.evaluate("document.querySelector('#all-versions').click()")
+        sizes = "[...document.querySelectorAll('#versions [data-label=payload]')].map((cell) => cell.textContent)"
+        *deltas, base = page.evaluate(sizes)
+        assert base.endswith(" full")
+        assert all(text.endswith(" less") for text in deltas), deltas
         page.evaluate(f"""document.querySelector('[aria-label="Promote to v{NUM_VERSIONS}"]').click()""")
         decide(page, "users wait for it")
         page.wait_for(f"document.querySelector('.arm-live .value').textContent === 'v{NUM_VERSIONS}'")

@@ -50,6 +50,9 @@ export function follow(pill, banner, handlers) {
     }, RETRY_MILLISECONDS);
   };
 
+  // A page that the browser keeps for its Back button must not keep one of its few connections to the server.
+  addEventListener("pagehide", () => source.close());
+  addEventListener("pageshow", (event) => event.persisted && listen());
   setInterval(() => Date.now() - lastHeard > SILENCE_MILLISECONDS && source.readyState === EventSource.OPEN && lost(), 1000);
   listen();
 }
