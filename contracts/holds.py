@@ -71,6 +71,15 @@ def read(connection: Connection, policy: str, now: float) -> Hold | None:
     return Hold(last.kind, last.version, last.until, last.writer, last.reason, last.at)
 
 
+def read_end(connection: Connection, policy: str, now: float) -> float | None:
+    """When the last hold ended, UTC epoch seconds; None if there never was one, or one is in force."""
+    last = _last(connection, policy)
+    if last is None:
+        return None
+    ended = last.at if last.kind == "resume" else last.until
+    return ended if ended is not None and ended <= now else None
+
+
 def held_since(connection: Connection, policy: str, now: float) -> float | None:
     """Since when the arms are held without a gap, UTC epoch seconds; None if they are not."""
     since: float | None = None

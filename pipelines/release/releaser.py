@@ -71,6 +71,7 @@ class Releaser:
         self._unasked: set[int] = set()
         """Anchors that could not be asked again."""
         self._each_look = each_look
+        self._clock = clock
         self._since: float | None = None
         # Computed at each scrape, so that the age rises even while a look hangs.
         CANDIDATE_AGE_SECONDS.set_function(lambda: max(0.0, clock() - self._since) if self._since is not None else 0.0)
@@ -109,13 +110,15 @@ class Releaser:
             live, candidate = arms.get(LIVE), arms.get(CANDIDATE)
             if live is None or live.version is None:
                 return False
-            if holds.read(connection, self._policy, time.time()) is not None:
+            LIVE_VERSION.set(live.version)
+            if holds.read(connection, self._policy, now := self._clock()) is not None:
                 self._since = None  # it waits because somebody wants it to
                 return False
+            if self._since is not None and (ended := holds.read_end(connection, self._policy, now)) is not None:
+                self._since = max(self._since, ended)
             is_judged = repository.is_judged(connection, self._policy, self._sentinels.hash, live.version)
             draws = self._draws(connection, live.version)
             is_known = self._kept(connection, live.version, draws) is not None
-        LIVE_VERSION.set(live.version)
         if candidate is not None and candidate.version in revoked:
             why = revoked[candidate.version].reason
             self._refuse(candidate, live, f"v{candidate.version} was revoked and never comes back: {why}", revoked=True)

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import select
 
-from contracts import assignments, revocations
+from contracts import assignments, holds, revocations
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.errors import InvalidSettings, MillraceError, StaleWrite, Unavailable, VersionNotResident
 from contracts.gating import SentinelFile
@@ -318,3 +318,31 @@ def test_the_age_of_a_candidate_rises_until_it_is_judged(world: GateWorld) -> No
     world.fault = lambda _: None
     world.releaser.look(STOP)
     assert age() == 0.0
+
+
+def test_while_the_arms_are_held_nothing_is_judged_and_no_alarm_counts_the_wait(world: GateWorld) -> None:
+    def figures() -> tuple[float, ...]:
+        names = ("millrace_candidate_age_seconds", "millrace_live_version")
+        return tuple(round(REGISTRY.get_sample_value(name) or 0.0, 3) for name in names)
+
+    world.begin(70)
+    world.right[1] = 90
+    world.point(CANDIDATE, 1)
+    with world.database.transaction() as connection:
+        row = connection.exec_driver_sql("select at from assignment where arm = 'candidate'").one()
+        holds.freeze(connection, policy=world.policy, until=None, writer="ann", reason="a launch", now=row.at + 1.0)
+    world.now = row.at + 7000.0
+    world.point(LIVE, 5)
+    assert world.releaser.look(STOP) is False
+    assert figures() == (0.0, 5.0)
+    world.point(LIVE, 0)
+    world.fault = lambda _: Unavailable("away")
+    with world.database.transaction() as connection:
+        holds.resume(connection, policy=world.policy, writer="ann", reason="over", now=row.at + 7200.0)
+    world.now = row.at + 7230.0
+    with pytest.raises(Unavailable):
+        world.releaser.look(STOP)
+    assert figures() == (30.0, 0.0)
+    world.fault = lambda _: None
+    world.releaser.look(STOP)
+    assert world.arms()[CANDIDATE] is None
