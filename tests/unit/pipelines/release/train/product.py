@@ -12,7 +12,7 @@ from runtime.train_settings import TrainSettings
 NOON = 1_800_000_000.0
 """A departure, at the beginning of a half hour."""
 RULES = {"chat": TaskRule(has_primary=True, age_seconds=60.0)}
-SETTINGS = TrainSettings()
+SETTINGS = TrainSettings(margin=0.03)
 FACTS = ("truncated", "errors", "empty", "refuses", "misshapen", "invalid_tool_call")
 LATER = NOON + 1000.0
 LAST = len(SETTINGS.stages) - 1
