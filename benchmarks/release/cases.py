@@ -28,6 +28,8 @@ VERSIONS_A_RUN = 100
 POINTS = 100.0
 FROG_LOSS, FROG_VERSIONS, FROG_HOLDOUT = 0.002, 50, 1000
 _CONSTANT = 1.96
+_OBSERVED = 0.43
+"""The share of the variance that clusters explain, for an adjustment that then explains .40 of it."""
 _SENTINELS, _GAINED = 200, 0.25
 """Of the sentinels that live fails, the candidate gains this share: 5 points."""
 
@@ -134,13 +136,18 @@ def whole_trains(num: int) -> dict[str, Any]:
 
 
 _SLOW_STAGES = DEFAULTS.model_copy(update={"stage_seconds": 1800.0})
+_PATIENT = DEFAULTS.model_copy(update={"patience_seconds": 3600.0})
+_FEW_PEOPLE = DEFAULTS.model_copy(update={"stages": (0.05, 0.2, 0.5), "margin": 0.04, "patience_seconds": 2400.0})
 CASES: dict[str, Case] = {
     "daily cycle x ramp": Case(("arrived",), Product(rate=5.0, swing=0.15, cycle=14_400.0), _SLOW_STAGES),
-    "slow bad news": Case(("arrived",), Product(age=240.0, good_delay=20.0, bad_delay=120.0)),
+    "slow good news": Case(("arrived",), Product(age=240.0, good_delay=120.0, bad_delay=10.0)),
+    "slow bad news, -5": Case(("revoked",), Product(age=240.0, good_delay=10.0, bad_delay=120.0, loss=0.05)),
     "silence in the canary": Case(("withdrawn",), Product(speaks=(0.7, 0.5))),
     "only the unhappy fall silent": Case(("withdrawn",), Product(speaks=(0.9, 0.9), sulks=(1.0, 0.4))),
     "10% of the canary's records lost": Case(("arrived", "withdrawn"), Product(lost=(0.0, 0.1), lost_bad=(0.0, 0.1))),
-    "-5, and half of the bad answers lost": Case(("withdrawn", "revoked"), Product(loss=0.05, lost_bad=(0.0, 0.5))),
+    "-5, and half of the bad answers lost": Case(
+        ("withdrawn", "revoked"), Product(loss=0.05, lost_bad=(0.0, 0.5)), _PATIENT
+    ),
     "graders out for five minutes": Case(
         ("arrived",), Product(outage=(700.0, 1000.0)), DEFAULTS.model_copy(update={"stratum_seconds": 300.0})
     ),
@@ -152,9 +159,10 @@ CASES: dict[str, Case] = {
     "clocks off: 20% of gateways -10 min, 5% +1 h": Case(("arrived",), Product(skew={-600.0: 0.2, 3600.0: 0.05})),
     "the same clocks, -5": Case(("revoked",), Product(loss=0.05, skew={-600.0: 0.2, 3600.0: 0.05})),
     "people come back: 10 sessions, ICC .2": Case(
-        ("arrived",),
-        Product(people=4000, alike=0.2, explained=0.0),
-        DEFAULTS.model_copy(update={"patience_seconds": 7200.0}),
+        ("arrived",), Product(rate=50.0, people=6000, alike=0.2, explained=0.0), _FEW_PEOPLE
+    ),
+    "the same people, -10": Case(
+        ("revoked",), Product(rate=50.0, people=6000, alike=0.2, explained=0.0, loss=0.1), _FEW_PEOPLE
     ),
 }
 

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 START = 1_800_000_000.0
 LEARNING_SHARE = 0.05
 FAST = ("truncated", "refuses", "misshapen")
-_CLUSTERS = 200
+_CLUSTERS, _FINE = 200, 200
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Product:
     """Mean seconds until good news is known; `bad_delay` of bad news."""
     bad_delay: float = 10.0
     swing: float = 0.0
-    """Of the reward's mean over a cycle of `cycle` seconds, up and down."""
+    """Of the reward's mean over a cycle of `cycle` seconds, up and down; the train departs at the best time."""
     cycle: float = 86_400.0
     people: int = 0
     """0: each session is a new person's."""
@@ -96,7 +96,7 @@ class World:
         at = np.sort(random.uniform(begin, end, num))
         cluster = random.integers(0, _CLUSTERS, num)
         mean = self._likes[person] if product.people else self._clusters[cluster]
-        mean = np.clip(mean + product.swing * np.sin(2.0 * np.pi * at / product.cycle), 0.0, 1.0)
+        mean = np.clip(mean + product.swing * np.cos(2.0 * np.pi * at / product.cycle), 0.0, 1.0)
         good = random.random(num) < mean
         good &= (arm == 0) | (random.random(num) >= product.loss / product.reward)
         speaks = np.where(good, 1.0, np.array(product.sulks)[arm]) * np.array(product.speaks)[arm]
@@ -166,4 +166,7 @@ class World:
         if correlation <= 0.0:
             return np.full(num, mean)
         total = 1.0 / correlation - 1.0
-        return self._random.beta(mean * total, (1.0 - mean) * total, num)
+        # Means of equal parts of the distribution, so that every seed has the same truth.
+        fine = np.sort(np.random.default_rng(0).beta(mean * total, (1.0 - mean) * total, _FINE * num))
+        means: Floats = fine.reshape(num, _FINE).mean(axis=1)
+        return means

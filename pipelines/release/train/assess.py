@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from pipelines.release.train.answers import SCORED, UNSCORED, Answers, TaskRule
 from pipelines.release.train.compare import Contrast, adjusted
 from pipelines.release.train.metrics import GUARDRAILS, HEARD, NAMES, PRIMARY, RESPONSE, Levels, levels
+from pipelines.release.train.ratio import UnitRatio
 from pipelines.release.train.strata import Mask, Strata
 from pipelines.release.train.verdicts import LEAST_UNITS, Question, fact_of
+from pipelines.release.train.words import in_words
 from runtime.train_settings import TrainSettings
 
 RARE = 0.1
@@ -56,7 +58,6 @@ def assess(
         settings.level, num_tasks=len(tasks), num_primaries=sum(rule.has_primary for rule in tasks.values())
     )
     metrics = [fact for code, name in seen.tasks for fact in _task_facts(seen, code, name, tasks[name], allowed)]
-    ratio = seen.sample_ratio()
     facts: dict[str, Any] = {
         "at": now,
         "num_canary_units": seen.num_units[0],
@@ -66,16 +67,18 @@ def assess(
         "newest_at": seen.newest_at,
         "unit_kinds": seen.unit_kinds,
         "metrics": metrics,
-        "sample_ratio": {
-            **ratio._asdict(),
-            "verdict": "broken" if ratio.is_broken else "fine",
-        },
+        "sample_ratio": _ratio_fact(seen.sample_ratio()),
         "left_out": seen.left_out,
         "guardrails_only": not any(rule.has_primary for rule in tasks.values()),
         "stage_ready_at": _ready_at(standing, settings, now, seen.num_stage_units, metrics),
     }
-    del facts["sample_ratio"]["is_broken"]
-    return Assessment(facts | {"says": _in_words(facts)})
+    return Assessment(facts | {"says": in_words(facts, settings)})
+
+
+def _ratio_fact(ratio: UnitRatio) -> dict[str, Any]:
+    fact: dict[str, Any] = ratio._asdict()
+    broken, proven = fact.pop("is_broken"), fact.pop("is_proven")
+    return fact | {"verdict": "broken" if broken else "fine" if proven else "unknown"}
 
 
 def _task_facts(seen: Strata, code: int, name: str, rule: TaskRule, allowed: Levels) -> list[dict[str, Any]]:
@@ -185,33 +188,3 @@ def _ready_at(
         unproven = [fact for fact in metrics if fact["required"] and fact["verdict"] != "proven"]
         wanted = max([wanted, *(fact["needed_units"] - fact["num_canary"] for fact in unproven)])
     return max(standing.stage_at + settings.stage_seconds, now + max(0, wanted) * passed / num_stage_units)
-
-
-def _in_words(facts: Mapping[str, Any]) -> str:
-    """The verdict in one or two sentences."""
-    metrics = facts["metrics"]
-    if facts["sample_ratio"]["verdict"] == "broken":
-        return ratio_in_words(facts)
-    for verdict in ("worse", "missing"):
-        named = [fact["says"] for fact in metrics if fact["verdict"] == verdict]
-        if named:
-            return " ".join(named)
-    if not metrics:
-        return "No answer can be compared yet."
-    required = [fact for fact in metrics if fact["required"]]
-    waiting = [fact for fact in required if fact["verdict"] != "proven"]
-    only = " No task has a reward of its users, so guardrails alone decide." if facts["guardrails_only"] else ""
-    if not waiting:
-        return f"Proven: none of {len(required)} metrics is worse by more than its margin.{only}"
-    slowest = max(waiting, key=lambda fact: fact["needed_units"] - fact["num_canary"])
-    missing = max(0, slowest["needed_units"] - slowest["num_canary"])
-    return f"No harm seen. {len(required) - len(waiting)} of {len(required)} metrics are proven; {slowest['name']} needs about {missing:,} more units of the canary.{only}"
-
-
-def ratio_in_words(facts: Mapping[str, Any]) -> str:
-    """What a broken sample ratio means."""
-    ratio = facts["sample_ratio"]
-    return (
-        f"Records are lost: {ratio['seen']:.1%} of {ratio['num']:,} units came from the canary, {ratio['expected']:.1%} were drawn for it."
-        " Nothing can be compared."
-    )

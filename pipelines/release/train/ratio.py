@@ -23,9 +23,10 @@ from pipelines.release.train.sequences import two_sided
 
 LEVEL = 5e-4
 """Chance that a train with all its records is ever ended for its sample ratio, divided among its stages."""
+PROOF_LEVEL = 0.05
+_LOST, _LOST_AT, _MOST_LOST = 0.1, 5000.0, 0.5
 _CONCENTRATIONS = (1000.0, 10.0)
 _SAME = 1e-6
-_TUNED = 5000.0
 
 
 class ShareGroup(NamedTuple):
@@ -47,12 +48,22 @@ class UnitRatio(NamedTuple):
     low: float
     high: float
     is_broken: bool
+    is_proven: bool
+    """Fewer than the part `lost_part` of the records of either arm are missing."""
 
 
 def expected_share(canary_share: float, control_ratio: float) -> float:
     """The part of the compared units that the draw gives to the canary."""
     controls = (1.0 - canary_share) * control_fraction(canary_share, control_ratio)
     return canary_share / (canary_share + controls)
+
+
+def lost_part(tuned_units: int) -> float:
+    """A version arrives only if it is proven that a smaller part of either arm's records was lost: losses may hide the bad answers.
+
+    A tenth by default; trains of fewer units can only prove more.
+    """
+    return min(_MOST_LOST, _LOST * math.sqrt(_LOST_AT / tuned_units))
 
 
 def share_groups(canary: Iterable[float], live: Iterable[float], shares: Iterable[float]) -> Iterator[ShareGroup]:
@@ -70,18 +81,30 @@ def share_groups(canary: Iterable[float], live: Iterable[float], shares: Iterabl
                     yield ShareGroup(share, mine, theirs)
 
 
-def sample_ratio(num_canary: int, num_live: int, expected: float, level: float) -> UnitRatio:
+def sample_ratio(
+    num_canary: int, num_live: int, *, expected: float, level: float, tuned_units: int = 5000
+) -> UnitRatio:
     """Test the ratio of the units of one stage."""
     num = num_canary + num_live
     if not num:
-        return UnitRatio(expected, expected, 0, 0.0, 1.0, is_broken=False)
+        return UnitRatio(expected, expected, 0, 0.0, 1.0, is_broken=False, is_proven=False)
     odds = [_log_odds(num_canary, num_live, expected, concentration) for concentration in _CONCENTRATIONS]
     both = max(odds) + math.log(sum(math.exp(one - max(odds)) for one in odds) / len(odds))
     seen = num_canary / num
     deviation = math.sqrt(expected * (1.0 - expected) / num)
-    half = deviation * two_sided(num, level, _TUNED)
+    half = deviation * two_sided(num, PROOF_LEVEL, float(tuned_units))
+    kept = 1.0 - lost_part(tuned_units)
+    fewest, most = (
+        expected * one / (expected * one + (1.0 - expected) * other) for one, other in ((kept, 1.0), (1.0, kept))
+    )
     return UnitRatio(
-        expected, seen, num, max(0.0, seen - half), min(1.0, seen + half), is_broken=both >= -math.log(level)
+        expected,
+        seen,
+        num,
+        max(0.0, seen - half),
+        min(1.0, seen + half),
+        is_broken=both >= -math.log(level),
+        is_proven=fewest < seen - half and seen + half < most,
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from pipelines.release.train.assess import Assessment, Standing, ratio_in_words
+from pipelines.release.train.assess import Assessment, Standing
+from pipelines.release.train.words import ratio_in_words
 from runtime.train_settings import TrainSettings
 
 MoveKind = Literal["stay", "advance", "arrive", "withdraw", "revoke", "stop", "go_on"]
@@ -77,7 +78,8 @@ def _end_of_stage(
             f"{facts['num_stage_units']:,} units of the canary at {settings.stages[standing.stage]:.0%}, no harm seen.",
         )
     required = [fact for fact in facts["metrics"] if fact["required"]]
-    if required and all(fact["verdict"] == "proven" for fact in required):
+    is_complete = facts["sample_ratio"]["verdict"] == "fine"
+    if is_complete and required and all(fact["verdict"] == "proven" for fact in required):
         return TrainMove("arrive", str(facts["says"]))
     return None
 

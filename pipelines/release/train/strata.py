@@ -122,26 +122,27 @@ class Strata:
     def sample_ratio(self) -> UnitRatio:
         """The worst of the stages so far: each is tested alone, because people of an earlier one come back."""
         settled = self.counts & (self.all.at <= self.now - SETTLE_SECONDS)
-        level = LEVEL / (2 * len(self.settings.stages))
         found = list[UnitRatio]()
         for number, share in enumerate(self.shares):
             mine = settled & (self._stage_of == number)
-            expected = expected_share(share, self.settings.control_ratio)
-            found.append(
-                sample_ratio(*units_of(self.all.unit[mine], self.all.is_canary[mine]), expected=expected, level=level)
-            )
-        found += self._arms_without_the_other(level)
-        share = expected_share(self._share, self.settings.control_ratio)
-        nothing = sample_ratio(0, 0, share, level)
-        return max(found, key=lambda ratio: (ratio.is_broken, ratio.num), default=nothing)
+            found.append(self._ratio(units_of(self.all.unit[mine], self.all.is_canary[mine]), share))
+        found += self._arms_without_the_other()
+        return max(found, key=lambda ratio: (ratio.is_broken, ratio.num), default=self._ratio((0, 0), self._share))
 
-    def _arms_without_the_other(self, level: float) -> list[UnitRatio]:
+    def _arms_without_the_other(self) -> list[UnitRatio]:
         """Broken ratios of answers that were drawn by a share at which nothing of the other arm reached us."""
         settled = self._unpaired & (self.all.at <= self.now - SETTLE_SECONDS)
-        share = expected_share(self._share, self.settings.control_ratio)
-        num = units_of(self.all.unit[settled], self.all.is_canary[settled])
-        found = [sample_ratio(num[0], 0, share, level), sample_ratio(0, num[1], share, level)]
+        num_canary, num_live = units_of(self.all.unit[settled], self.all.is_canary[settled])
+        found = [self._ratio((num_canary, 0), self._share), self._ratio((0, num_live), self._share)]
         return [ratio for ratio in found if ratio.is_broken]
+
+    def _ratio(self, num: tuple[int, int], share: float) -> UnitRatio:
+        return sample_ratio(
+            *num,
+            expected=expected_share(share, self.settings.control_ratio),
+            level=LEVEL / (2 * len(self.settings.stages)),
+            tuned_units=self.settings.tuned_units,
+        )
 
 
 def _dense(codes: tuple[NDArray[np.int64], ...], counts: Mask) -> NDArray[np.int64]:

@@ -106,6 +106,7 @@ def fact_of(
         "num_live": 0 if found is None else found.live_units,
         "needed_units": needed_units(question, found, settings),
         "required": question.is_required,
+        "trouble": trouble,
         "verdict": "unknown",
     }
     if found is not None:

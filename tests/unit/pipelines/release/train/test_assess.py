@@ -40,7 +40,7 @@ def fact(facts: dict[str, Any], name: str) -> dict[str, Any]:
 def test_nothing_is_known_at_the_departure() -> None:
     facts = facts_of([])
     assert (facts["num_canary_units"], facts["newest_at"], facts["metrics"]) == (0, None, [])
-    assert facts["sample_ratio"]["verdict"] == "fine"
+    assert facts["sample_ratio"]["verdict"] == "unknown"
     assert facts["says"] == "No answer can be compared yet."
 
 
@@ -173,7 +173,7 @@ def test_an_arm_that_never_reaches_us_is_found(arm: str) -> None:
 
 def test_an_arm_that_is_late_by_seconds_is_not_lost() -> None:
     facts = facts_of([answer(number, "live") for number in range(400)], NOON + 20.0)
-    assert facts["sample_ratio"]["verdict"] == "fine"
+    assert facts["sample_ratio"]["verdict"] == "unknown"
 
 
 def test_answers_of_other_times_are_left_out_by_name() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from contracts.arms import draw_arm, is_control
 from contracts.assignments import CANARY, LEARNING, LIVE, Assignment
-from pipelines.release.train.ratio import expected_share, sample_ratio, share_groups, units_of
+from pipelines.release.train.ratio import expected_share, lost_part, sample_ratio, share_groups, units_of
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.01, 0.2), (0.05, 0.2), (0.2, 0.2), (0.5, 0.5)])
@@ -51,24 +51,35 @@ def test_all_looks_together_keep_the_level() -> None:
     for _ in range(150):
         canary = (random.random(6_000) < 0.2).cumsum()
         rang += any(
-            sample_ratio(int(canary[num - 1]), num - int(canary[num - 1]), 0.2, level).is_broken for num in looks
+            sample_ratio(int(canary[num - 1]), num - int(canary[num - 1]), expected=0.2, level=level).is_broken
+            for num in looks
         )
     assert rang / 150 <= 0.05
 
 
 def test_lost_records_are_found() -> None:
-    assert sample_ratio(1800, 8000, 0.2, 1e-4).is_broken is False
-    assert sample_ratio(3600, 16_000, 0.2, 1e-4).is_broken is True
-    assert sample_ratio(0, 80, 0.2, 1e-4).is_broken is True
-    assert sample_ratio(0, 0, 0.2, 1e-4).is_broken is False
+    assert sample_ratio(1800, 8000, expected=0.2, level=1e-4).is_broken is False
+    assert sample_ratio(3600, 16_000, expected=0.2, level=1e-4).is_broken is True
+    assert sample_ratio(0, 80, expected=0.2, level=1e-4).is_broken is True
+    assert sample_ratio(0, 0, expected=0.2, level=1e-4).is_broken is False
 
 
 @given(st.integers(0, 5_000), st.integers(1, 5_000), st.floats(0.05, 0.6))
 def test_the_interval_holds_what_was_seen(canary: int, live: int, expected: float) -> None:
-    found = sample_ratio(canary, live, expected, 1e-3)
+    found = sample_ratio(canary, live, expected=expected, level=1e-3)
     assert 0.0 <= found.low <= found.seen <= found.high <= 1.0
     assert found.num == canary + live
 
 
 def test_a_person_is_one_unit() -> None:
     assert units_of(np.array([4, 4, 4, 2, 2]), np.array([True, True, False, False, False])) == (1, 2)
+
+
+def test_it_takes_many_units_to_prove_that_few_records_are_lost() -> None:
+    def is_proven(canary: int, live: int, **settings: int) -> bool:
+        return sample_ratio(canary, live, expected=0.5, level=1e-4, **settings).is_proven
+
+    assert [is_proven(num, num) for num in (0, 200, 1000, 4000)] == [False, False, False, True]
+    assert is_proven(3500, 4000) is False
+    assert is_proven(200, 200, tuned_units=400) is True
+    assert (lost_part(5000), lost_part(20)) == (0.1, 0.5)

@@ -38,6 +38,7 @@ def known(*metrics: dict[str, Any], **changes: Any) -> Assessment:
     return Assessment(facts)
 
 
+UNKNOWN = {"verdict": "unknown", "seen": 0.2, "expected": 0.2, "num": 10}
 BROKEN = {"verdict": "broken", "seen": 0.1, "expected": 0.2, "num": 10}
 
 
@@ -59,6 +60,8 @@ BROKEN = {"verdict": "broken", "seen": 0.1, "expected": 0.2, "num": 10}
         pytest.param(known(num_aged_units=99), 0, "canary", NOW, "stay", id="no unit is old enough"),
         pytest.param(known(num_aged_units=None), 0, "canary", NOW, "advance", id="no reward to wait for"),
         pytest.param(known(), LAST, "canary", NOW, "arrive", id="proven"),
+        pytest.param(known(sample_ratio=UNKNOWN), LAST, "canary", NOW, "stay", id="records may be lost"),
+        pytest.param(known(sample_ratio=UNKNOWN), 0, "canary", NOW, "advance", id="records may be lost at a small share"),
         pytest.param(known(num_stage_units=99), LAST, "canary", NOW, "stay", id="proven by too few at the last share"),
         pytest.param(known(metric("proven"), metric("fine")), LAST, "canary", NOW, "stay", id="half proven"),
         pytest.param(known(metric("proven"), metric("unknown")), LAST, "canary", NOW, "stay", id="half unknown"),

@@ -13,6 +13,7 @@ from contracts.assignments import LIVE, SLOTS, Assignment
 from contracts.tables import assignment_change, engine_replica, train, train_answer, verdict, version_claim
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.conductor import Conductor
+from pipelines.release.train.ratio import expected_share
 from pipelines.release.train.repository import Train
 from pipelines.release.train.slots import TrainSlots
 from pipelines.release.train.trip import Shadow
@@ -170,12 +171,19 @@ class TrackWorld:
         self.point(LIVE, 0)
         self.accept(*accepted)
 
-    def answer(self, num_canary: int = 20, num_live: int = 40, *, age: float = 30.0, arms: str = "both") -> None:
-        """Users get answers and reward them: rows as the log worker writes them. `age`: of the answers, in seconds."""
+    def answer(
+        self, num_canary: int = 20, num_live: int | None = None, *, age: float = 30.0, arms: str = "both"
+    ) -> None:
+        """Users get answers and reward them: rows as the log worker writes them. `age`: of the answers, in seconds.
+
+        `num_live` None: as many as the draw gives.
+        """
         held = self.running()
         if held is None or held.stage < 0:
             return
         share = held.settings["stages"][held.stage]
+        if num_live is None:
+            num_live = round(num_canary / expected_share(share, self.settings.control_ratio)) - num_canary
         for arm, version, num in (("canary", held.version, num_canary), ("live", held.blessed, num_live)):
             if arms in {"both", arm}:
                 probability = share if arm == "canary" else 1.0 - share
@@ -201,7 +209,7 @@ class TrackWorld:
         with self.database.transaction() as connection:
             connection.execute(insert(train_answer), rows)
 
-    def run(self, looks: int, *, num_canary: int = 20, num_live: int = 40) -> None:
+    def run(self, looks: int, *, num_canary: int = 20, num_live: int | None = None) -> None:
         """Looks with users in between, until the track is free."""
         for _ in range(looks):
             self.look()

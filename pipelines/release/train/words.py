@@ -1,0 +1,46 @@
+"""What is known of a train, in a sentence or two for the operator. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.release.train.ratio import lost_part
+from runtime.train_settings import TrainSettings
+
+
+def in_words(facts: Mapping[str, Any], settings: TrainSettings) -> str:
+    """The verdict in one or two sentences."""
+    metrics = facts["metrics"]
+    if facts["sample_ratio"]["verdict"] == "broken":
+        return ratio_in_words(facts)
+    for verdict in ("worse", "missing"):
+        if named := [fact["says"] for fact in metrics if fact["verdict"] == verdict]:
+            return " ".join(named)
+    only = " No task has a reward of its users, so guardrails alone decide." if facts["guardrails_only"] else ""
+    return f"{_progress(facts, settings)}{only}" if metrics else "No answer can be compared yet."
+
+
+def _progress(facts: Mapping[str, Any], settings: TrainSettings) -> str:
+    required = [fact for fact in facts["metrics"] if fact["required"]]
+    waiting = [fact for fact in required if fact["verdict"] != "proven"]
+    troubles = [fact["says"] for fact in waiting if fact["trouble"]]
+    if troubles:
+        return f"No verdict. {troubles[0]}"
+    if waiting:
+        slowest = max(waiting, key=lambda fact: fact["needed_units"] - fact["num_canary"])
+        missing = max(0, slowest["needed_units"] - slowest["num_canary"])
+        done = f"{len(required) - len(waiting)} of {len(required)} metrics are proven"
+        return f"No harm seen. {done}; {slowest['name']} needs about {missing:,} more units of the canary."
+    if facts["sample_ratio"]["verdict"] != "fine":
+        return f"All metrics are proven, but not yet that fewer than {lost_part(settings.tuned_units):.0%} of the records are lost."
+    return f"Proven: none of {len(required)} metrics is worse by more than its margin."
+
+
+def ratio_in_words(facts: Mapping[str, Any]) -> str:
+    """What a broken sample ratio means."""
+    ratio = facts["sample_ratio"]
+    return (
+        f"Records are lost: {ratio['seen']:.1%} of {ratio['num']:,} units came from the canary, {ratio['expected']:.1%} were drawn for it."
+        " Nothing can be compared."
+    )
