@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, func, select
 
 from contracts import holds
 from contracts.engines import EngineReplica, read_replicas
 from contracts.holds import Hold
-from contracts.tables import assignment_change, train
+from contracts.tables import assignment_change, train, train_answer
 
 MAX_TRAINS = 20
+MAX_HELD_OUT = 1000
 MAX_YEAR = 20_000
 YEAR_SECONDS = 365 * 86_400.0
 
@@ -51,6 +52,15 @@ def read_rollout(connection: Connection, policy: str, now: float) -> RolloutRows
         read_replicas(connection, policy),
         _holdout_since(connection, policy),
     )
+
+
+def read_holdout_kinds(connection: Connection, policy: str) -> dict[str, int]:
+    """What the newest answers of the hold-out were drawn for: kind of unit to their number, at most `MAX_HELD_OUT`."""
+    columns = train_answer.c
+    mine = select(columns.unit_kind).where(columns.policy == policy, columns.arm == "holdout")
+    newest = mine.order_by(columns.at.desc()).limit(MAX_HELD_OUT).subquery()
+    kinds = select(newest.c.unit_kind, func.count()).group_by(newest.c.unit_kind)
+    return {row[0]: row[1] for row in connection.execute(kinds)}
 
 
 def _holdout_since(connection: Connection, policy: str) -> float | None:

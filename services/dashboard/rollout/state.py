@@ -137,10 +137,11 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series(NamedTuple):
-    """The two series of points: of the running train's main metric, and of the lift."""
+    """What is read less often: the points of the running train's main metric and of the lift, and for what the hold-out was drawn."""
 
     primary: Points
     lift: Points
+    holdout_kinds: Mapping[str, int]
 
 
 def build_rollout(rows: RolloutRows, arms: Mapping[str, Assignment], series: Series, now: float) -> Rollout:
@@ -158,7 +159,7 @@ def build_rollout(rows: RolloutRows, arms: Mapping[str, Assignment], series: Ser
         slots_say=slot_sentences(slots, num_engines=sum(1 for engine in rows.engines if engine.is_fresh(now))),
         budget=budget_sentence(rows.levels),
         points=_columns(series.primary),
-        lift=_lift(arms, rows.holdout_since, series.lift),
+        lift=_lift(arms, rows.holdout_since, series),
         lift_points=_columns(series.lift),
     )
 
@@ -209,13 +210,14 @@ def _past(row: Any) -> PastTrain:
     )
 
 
-def _lift(arms: Mapping[str, Assignment], since: float | None, points: Points) -> LiftNow:
+def _lift(arms: Mapping[str, Assignment], since: float | None, series: Series) -> LiftNow:
     held = arms.get("holdout")
     if held is None or held.version is None:
         return LiftNow(version=None, share=NO_SHARE, since=None)
     # Points of an earlier hold-out say nothing about this one.
-    mine = [(at, facts) for at, facts in points if facts.get("version") in {None, held.version}]
+    mine = [(at, facts) for at, facts in series.lift if facts.get("version") in {None, held.version}]
     known: dict[str, Any] = {"version": held.version, "share": held.share, "since": since}
+    known["unit_kinds"] = dict(series.holdout_kinds)
     if not mine:
         return LiftNow(**known)
     at, facts = mine[-1]

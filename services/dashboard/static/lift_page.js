@@ -16,10 +16,10 @@ const over = (number) => (number === BASE ? "the base" : version(number));
 const fact = (name, ...content) => element("div", {}, element("dt", {}, name), element("dd", {}, ...content));
 
 // "people" only where people were drawn.
+const UNITS = { user: "people", session: "sessions", answer: "answers" };
 function unitName(kinds) {
-  const names = Object.keys(kinds).filter((kind) => kinds[kind] > 0);
-  if (!names.length || (names.length === 1 && names[0] === "user")) return "people";
-  return names.length === 1 ? `${names[0]}s` : "people, sessions or answers";
+  const names = Object.keys(kinds).map((kind) => UNITS[kind] ?? kind).sort();
+  return names.length ? names.join(" or ") : "people";
 }
 
 function drawLift({ lift, live }) {

@@ -3,11 +3,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
+from sqlalchemy import insert, update
 
 from contracts import assignments, holds
 from contracts.assignments import HOLDOUT
-from contracts.tables import engine_replica, train
+from contracts.tables import engine_replica, train, train_answer
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.rollout.state import Rollout
@@ -151,6 +151,20 @@ def test_the_lift_is_that_of_the_holdout_of_today(small: Settings, reader_of: Re
     database.close()
     lift = rollout_of(small, reader_of, now).lift
     assert (lift.version, lift.difference, lift.num_holdout) == (4, None, 0), "points of v0 say nothing about v4"
+
+
+def test_a_holdout_that_was_drawn_by_answer_is_not_called_people(small: Settings, reader_of: ReaderOf) -> None:
+    now = time.time()
+    seed_rollout(small, now)
+    row = {"policy": POLICY, "arm": "holdout", "version": 0, "compared_with": 9, "task": POLICY, "unit": "x", "sampling": "s",
+           "probability": 0.02, "at": now, "metrics": {}, "changed": 0}  # fmt: skip
+    kinds = ("answer", "answer", "session")
+    change(
+        small,
+        *(insert(train_answer).values(**row, key=f"k{place}", unit_kind=kind) for place, kind in enumerate(kinds)),
+    )
+    change(small, insert(train_answer).values(**{**row, "arm": "live"}, key="other", unit_kind="user"))
+    assert rollout_of(small, reader_of, now).lift.unit_kinds == {"answer": 2, "session": 1}
 
 
 def test_without_a_holdout_there_is_no_lift(small: Settings, reader_of: ReaderOf) -> None:
