@@ -6,6 +6,7 @@ Every function takes the number of trains and gives figures: how many ended how,
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.release.journey import Ending, travel
-from benchmarks.release.world import START, Product
+from benchmarks.release.world import START, Product, World
 from pipelines.release.rules import FALSE_REFUSALS
 from pipelines.release.statistics import compare as compare_sentinels
-from pipelines.release.train.answers import TaskRule
+from pipelines.release.train.answers import Answers, TaskRule
+from pipelines.release.train.assess import Standing, assess
 from pipelines.release.train.lift_figures import LiftRow, lift_of
 from pipelines.release.train.sequences import time_for
 from runtime.train_settings import TrainSettings
@@ -125,6 +127,33 @@ def power(num: int) -> dict[str, Any]:
             },
         }
     return found
+
+
+def promises(num: int) -> dict[str, Any]:
+    """A loss of 2 points with as many sessions of each arm as the page promises for 95%."""
+    half = DEFAULTS.model_copy(update={"stages": (0.5,), "patience_seconds": 1e6})
+    product = Product(loss=0.02, explained=_OBSERVED)
+    early = trains(product, half, 1, look=25.0, growth=0.03, most_units=3_000, until="revoked")[0]
+    promised = int(next(fact["found_units"] for fact in early.facts["metrics"] if fact["name"] == "reward"))
+    found = trains(product, half, num, look=50.0, growth=0.04, most_units=promised, until="revoked")
+    return {"promised_after_3000": promised, **ended(found)}
+
+
+def speed(num: int) -> dict[str, Any]:
+    """Seconds of one core to take in and to assess answers, the least of `num` times."""
+    tasks = {"chat": TaskRule(has_primary=True, age_seconds=60.0)}
+    figures = {}
+    for size in (10_000, 100_000):
+        rows = World(Product(speaks=(0.7, 0.7)), 0).sessions(0.0, size / 19.0, 0.5, 4.0).rows
+        times = list[tuple[float, float]]()
+        for _ in range(min(num, 20)):
+            answers, began = Answers(), time.process_time()
+            answers.put(rows)
+            put = time.process_time()
+            assess(answers, tasks, DEFAULTS, START + size, Standing(3, START, START, "canary"))
+            times.append((put - began, time.process_time() - put))
+        figures[f"{len(rows):,} answers"] = {"put": min(times)[0], "assess": min(one for _, one in times)}
+    return figures
 
 
 def whole_trains(num: int) -> dict[str, Any]:
@@ -257,6 +286,8 @@ PARTS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "null": (null_versions, 6000),
     "default": (null_by_default, 200),
     "power": (power, 200),
+    "promise": (promises, 100),
+    "speed": (speed, 5),
     "worse": (whole_trains, 60),
     "strange": (strange_products, 40),
     "sentinels": (better_on_sentinels, 60),

@@ -21,7 +21,7 @@ from pipelines.release.train.metrics import GUARDRAILS, HEARD, NAMES, PRIMARY, R
 from pipelines.release.train.ratio import UnitRatio
 from pipelines.release.train.strata import Mask, Strata
 from pipelines.release.train.verdicts import LEAST_UNITS, Question, fact_of
-from pipelines.release.train.words import in_words
+from pipelines.release.train.words import in_words, promise
 from runtime.train_settings import TrainSettings
 
 RARE = 0.1
@@ -72,7 +72,7 @@ def assess(
         "guardrails_only": not any(rule.has_primary for rule in tasks.values()),
         "stage_ready_at": _ready_at(standing, settings, now, seen.num_stage_units, metrics),
     }
-    return Assessment(facts | {"says": in_words(facts, settings)})
+    return Assessment(facts | {"says": in_words(facts, settings), "promise": promise(facts, settings)})
 
 
 def _ratio_fact(ratio: UnitRatio) -> dict[str, Any]:

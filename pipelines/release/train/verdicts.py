@@ -71,26 +71,34 @@ def bounds_of(question: Question, found: Difference, settings: TrainSettings) ->
     return MetricBounds(low, high, is_worse, is_proven=loss + half < margin and not is_doubtful)
 
 
-def needed_units(question: Question, found: Difference | None, settings: TrainSettings) -> int:
-    """Units of the canary that prove a version which is the same with probability `POWER`, if the arms keep their proportion."""
+class NeededUnits(NamedTuple):
+    """Units of the canary that suffice with probability `POWER`, if the arms keep their proportion."""
+
+    to_prove: int
+    """That a version which is the same is not worse by the margin."""
+    to_find: int
+    """A loss as large as the margin."""
+
+
+def needed_units(question: Question, found: Difference | None, settings: TrainSettings) -> NeededUnits:
+    """As the data say; before there are any, the most that it can be."""
     metric = question.metric
     spread = found.spread if found is not None else 1.0 if metric.is_log else _LARGEST_SPREAD
-    time = time_for(
-        _own_scale(metric, margin_of(metric, settings)),
-        spread,
-        level=settings.proof_level,
-        tuned=_tuned(metric, settings),
-        power=POWER,
-    )
+    margin, tuned = _own_scale(metric, margin_of(metric, settings)), _tuned(metric, settings)
     per_time = found.canary_units / found.time if found is not None else 1.0
-    return math.ceil(time * per_time)
+    return NeededUnits(
+        *(
+            math.ceil(per_time * time_for(margin, spread, level=level, tuned=tuned, power=POWER))
+            for level in (settings.proof_level, question.level)
+        )
+    )
 
 
 def fact_of(
     question: Question, found: Difference | None, settings: TrainSettings, *, missing: bool = False, trouble: str = ""
 ) -> dict[str, Any]:
     """The verdict as JSON. `trouble`: why nothing can be concluded, in words."""
-    metric = question.metric
+    metric, needed = question.metric, needed_units(question, found, settings)
     fact: dict[str, Any] = {
         "name": metric.name,
         "task": question.task,
@@ -104,7 +112,8 @@ def fact_of(
         "margin": margin_of(metric, settings),
         "num_canary": 0 if found is None else found.canary_units,
         "num_live": 0 if found is None else found.live_units,
-        "needed_units": needed_units(question, found, settings),
+        "needed_units": needed.to_prove,
+        "found_units": needed.to_find,
         "required": question.is_required,
         "trouble": trouble,
         "verdict": "unknown",

@@ -37,6 +37,20 @@ def _progress(facts: Mapping[str, Any], settings: TrainSettings) -> str:
     return f"Proven: none of {len(required)} metrics is worse by more than its margin."
 
 
+def promise(facts: Mapping[str, Any], settings: TrainSettings) -> str:
+    """How many units it takes, said before they came."""
+    if facts["guardrails_only"]:
+        return "No task has a reward of its users: a loss of reward would not be found."
+    rewards = [fact for fact in facts["metrics"] if fact["kind"] == "primary" and fact["required"]]
+    if not rewards:
+        return "How many units it takes is known once the first rewards came."
+    slowest = max(rewards, key=lambda fact: fact["found_units"])
+    return (
+        f"With 95%, about {slowest['needed_units']:,} units of the canary prove that an equal version loses less than"
+        f" {settings.margin:.1%} of the reward, and a loss of {settings.margin:.1%} is found after about {slowest['found_units']:,}."
+    )
+
+
 def ratio_in_words(facts: Mapping[str, Any]) -> str:
     """What a broken sample ratio means."""
     ratio = facts["sample_ratio"]

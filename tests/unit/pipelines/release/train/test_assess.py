@@ -54,6 +54,8 @@ def test_an_equal_version_is_proven() -> None:
     assert reward["low"] > -reward["margin"]
     assert reward["canary"] - reward["live"] == pytest.approx(reward["difference"])
     assert 6_000 < reward["needed_units"] < 8_000, "a little more than it took this time"
+    assert reward["needed_units"] < reward["found_units"]
+    assert f"found after about {reward['found_units']:,}" in facts["promise"]
 
 
 def test_a_loss_of_reward_is_worse() -> None:
@@ -214,6 +216,7 @@ def test_a_task_without_rewards_has_guardrails_alone() -> None:
     assert ("reward" in names, "heard" in names, facts["guardrails_only"]) == (False, False, True)
     assert fact(facts, "tokens")["better"] == "same"
     assert "guardrails alone" in facts["says"]
+    assert "would not be found" in facts["promise"]
     assert facts["num_aged_units"] is None
 
 
