@@ -205,7 +205,7 @@ def read_user_rewards(connection: Connection) -> list[UserReward]:
     sums = select(columns.version, func.sum(columns.num).label("num"), func.sum(columns.total).label("total"))
     mine = sums.where(columns.metric == "reward", columns.cluster == "").group_by(columns.version)
     rows = connection.execute(mine.order_by(columns.version.desc()).limit(MAX_VERSIONS))
-    return [UserReward(row.version, int(row.num), row.total / row.num) for row in rows if row.num]
+    return [UserReward(row.version, int(row.num), row.total / int(row.num)) for row in rows if row.num]
 
 
 def read_sentinel_values(connection: Connection, policy: str) -> list[SentinelValue]:

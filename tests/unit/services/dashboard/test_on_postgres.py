@@ -6,11 +6,13 @@ import time
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, insert, select
+from sqlalchemy import delete, func, insert, select
 
+from contracts import heartbeats
 from contracts.errors import Unauthorized
+from contracts.heartbeats import NEEDED, ProcessBeat
 from contracts.keys import create_key
-from contracts.tables import dashboard_session, generation, score, session_call, signal
+from contracts.tables import dashboard_session, generation, score, session_call, signal, train_answer
 from runtime.database import Database, create_database
 from runtime.settings import Settings
 from services.dashboard.app import create_app
@@ -22,6 +24,8 @@ from services.dashboard.signin.sessions import MAX_SESSIONS, Sessions
 from services.dashboard.tenant.watchers import TenantReader
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, STARTED, key_of, seed
+from tests.unit.services.dashboard.seed_rewards import seed_rewards
+from tests.unit.services.dashboard.seed_rollout import NUM_POINTS, seed_rollout
 from tests.unit.services.dashboard.seed_sessions import SeededCall, call_id, linear, seed_session
 
 pytestmark = [pytest.mark.services, pytest.mark.enable_socket]
@@ -139,3 +143,23 @@ def test_a_record_of_no_time_hides_nothing_and_has_its_page(settings: Settings, 
         with database.transaction() as connection:
             connection.execute(generation.update().where(*mine).values(created_at=newest.created_at))
         database.close()
+
+
+def test_the_train_and_the_lift_are_read(settings: Settings, reader_of: ReaderOf) -> None:
+    now = time.time()
+    seed_rollout(settings, now)
+    seed_rewards(settings)
+    database = settings.database()
+    with database.transaction() as connection:
+        for name in NEEDED:
+            heartbeats.beat(connection, settings.policy, ProcessBeat(name, "a/1", now, now, 120.0))
+            heartbeats.beat(connection, settings.policy, ProcessBeat(name, "a/1", now + 1, now, 120.0))
+        connection.execute(delete(train_answer))
+    database.close()
+    state = reader_of(settings).read(now)
+    assert state.rollout.train is not None
+    assert len(state.rollout.train.metrics) == 7
+    assert len(state.rollout.points["at"]) == len(state.rollout.lift_points["at"]) == NUM_POINTS
+    assert state.rollout.lift.num_holdout == 8 * (NUM_POINTS - 1)
+    assert {row.state for row in state.processes} == {"up"}
+    assert [num for num in state.acceptance["users_num"] if num]
