@@ -70,6 +70,8 @@ class RunningTrain(msgspec.Struct, frozen=True, kw_only=True):
     """A train that has proved nothing until then is withdrawn."""
     reason: str
     says: str
+    promise: str
+    """How many units a proof takes, told before they came."""
     units: str
     num_canary_units: int
     num_control_units: int
@@ -183,6 +185,7 @@ def _running(row: Any, evidence: Any, arms: Mapping[str, Assignment]) -> Running
         deadline=None if patience is None else row.started_at + patience,
         reason=row.reason,
         says=str(facts.get("says") or ""),
+        promise=str(facts.get("promise") or ""),
         units=unit_sentence(settings.get("unit", "user"), facts.get("unit_kinds") or {}),
         num_canary_units=facts.get("num_canary_units") or 0,
         num_control_units=facts.get("num_control_units") or 0,

@@ -74,6 +74,7 @@ function layTrain({ train, live, nothing }) {
     element("p", { className: "value" }, link(train.version), " ", element("span", { className: `status train-${train.state}` }, STATES[train.state] ?? train.state), small(` to replace ${version(train.blessed)}`)),
     way(train),
     element("p", { className: "verdict" }, train.says || train.reason),
+    element("p", { className: "quiet" }, train.promise),
     element(
       "dl", { className: "facts-list" },
       fact("Stage", stage, " ", small(`${percent(train.share, 0)} of users`)),

@@ -52,6 +52,7 @@ def evidence(now: float) -> Facts:
         "sample_ratio": {"expected": 0.2, "seen": 0.2, "num": 2060, "low": 0.18, "high": 0.22, "verdict": "fine"},
         "num_stage_units": 215, "left_out": {"clock_ahead": 3, "too_old": 0},
         "next": {"kind": "stay", "reason": "the stage needs more units"}, "shadow": {"says": "500 prompts: 4 won, 5 lost"},
+        "promise": "With 95%, about 3,100 units of the canary prove that an equal version loses less than 3.0% of the reward.",
         "stage_ready_at": now + 200,
     }  # fmt: skip
 
