@@ -24,6 +24,7 @@ from pipelines.release.train.verdicts import LEAST_UNITS, Question, fact_of
 from pipelines.release.train.words import in_words, promise
 from runtime.train_settings import TrainSettings
 
+ALL_TASKS = "all tasks"
 RARE = 0.1
 """A task with a smaller share of the canary's answers need not be proven: it must only not be worse."""
 OUTAGE_SHARE, _OUTAGE_ANSWERS = 0.2, 4
@@ -49,27 +50,39 @@ class Assessment(NamedTuple):
     """JSON: stored in the train's row, read by the page."""
 
 
+class _Part(NamedTuple):
+    """The answers of one task, or of all."""
+
+    name: str
+    rows: NDArray[np.int64]
+    has_primary: bool
+    is_required: bool
+
+
 def assess(
     answers: Answers, tasks: Mapping[str, TaskRule], settings: TrainSettings, now: float, standing: Standing
 ) -> Assessment:
     """Compare canary and live. Answers from before `standing.started_at` or from the future are left out, by name."""
     seen = Strata(answers, tasks, settings, now, started_at=standing.started_at, stage=standing.stage)
+    num_primaries, pooled = sum(rule.has_primary for rule in tasks.values()), len(tasks) > 1
     allowed = levels(
-        settings.level, num_tasks=len(tasks), num_primaries=sum(rule.has_primary for rule in tasks.values())
+        settings.level,
+        num_tasks=len(tasks) + pooled,
+        num_primaries=num_primaries + (pooled and num_primaries > 0),
     )
-    metrics = [fact for code, name in seen.tasks for fact in _task_facts(seen, code, name, tasks[name], allowed)]
+    metrics = [fact for part in _parts(seen, tasks) for fact in _part_facts(seen, part, allowed)]
     facts: dict[str, Any] = {
         "at": now,
         "num_canary_units": seen.num_units[0],
         "num_control_units": seen.num_units[1],
         "num_stage_units": seen.num_stage_units,
-        "num_aged_units": seen.num_aged_units(tasks),
+        "num_aged_units": seen.num_aged_units if num_primaries else None,
         "newest_at": seen.newest_at,
         "unit_kinds": seen.unit_kinds,
         "metrics": metrics,
         "sample_ratio": _ratio_fact(seen.sample_ratio()),
         "left_out": seen.left_out,
-        "guardrails_only": not any(rule.has_primary for rule in tasks.values()),
+        "guardrails_only": not num_primaries,
         "stage_ready_at": _ready_at(standing, settings, now, seen.num_stage_units, metrics),
     }
     return Assessment(facts | {"says": in_words(facts, settings), "promise": promise(facts, settings)})
@@ -81,12 +94,23 @@ def _ratio_fact(ratio: UnitRatio) -> dict[str, Any]:
     return fact | {"verdict": "broken" if broken else "fine" if proven else "unknown"}
 
 
-def _task_facts(seen: Strata, code: int, name: str, rule: TaskRule, allowed: Levels) -> list[dict[str, Any]]:
-    rows = np.flatnonzero(seen.counts & (seen.all.task == code))
-    is_canary = seen.all.is_canary
-    if not len(rows):
-        return []
-    is_required = bool(is_canary[rows].sum() >= RARE * max(1, int((is_canary & seen.counts).sum())))
+def _parts(seen: Strata, tasks: Mapping[str, TaskRule]) -> list[_Part]:
+    """Each task that has answers, and all together if there are several: many rare tasks are proven as a whole."""
+    everything = np.flatnonzero(seen.counts)
+    num = max(1, int(seen.all.is_canary[everything].sum()))
+    parts = []
+    for code, name in seen.tasks:
+        rows = everything[seen.all.task[everything] == code]
+        if len(rows):
+            is_required = bool(seen.all.is_canary[rows].sum() >= RARE * num)
+            parts.append(_Part(name, rows, tasks[name].has_primary, is_required))
+    if len(tasks) > 1 and parts:
+        parts.append(_Part(ALL_TASKS, everything, any(part.has_primary for part in parts), is_required=True))
+    return parts
+
+
+def _part_facts(seen: Strata, part: _Part, allowed: Levels) -> list[dict[str, Any]]:
+    rows = part.rows
     plan = _plan(seen, rows)
     facts = []
     for place, metric in enumerate(GUARDRAILS.values()):
@@ -95,26 +119,22 @@ def _task_facts(seen: Strata, code: int, name: str, rule: TaskRule, allowed: Lev
         if not present.any():
             continue
         # A task without a reward: an answer that became much shorter is as suspicious as a longer one.
-        better = "same" if metric.name == "tokens" and not rule.has_primary else metric.better
-        question = Question(metric, name, better, allowed.guardrail, is_required)
+        better = "same" if metric.name == "tokens" and not part.has_primary else metric.better
+        question = Question(metric, part.name, better, allowed.guardrail, part.is_required)
         chosen, found = (plan, values) if present.all() else (_plan(seen, rows[present]), values[present])
         difference = chosen.compare(found, is_log=metric.is_log)
         missing = _is_missing(seen, rows, present)
         facts.append(fact_of(question, difference, seen.settings, missing=missing))
-    if rule.has_primary:
-        facts = [*_reward_facts(seen, rows, name, rule, allowed, is_required=is_required), *facts]
-    return facts
+    return [*_reward_facts(seen, part, allowed), *facts] if part.has_primary else facts
 
 
-def _reward_facts(
-    seen: Strata, rows: NDArray[np.int64], name: str, rule: TaskRule, allowed: Levels, *, is_required: bool
-) -> list[dict[str, Any]]:
+def _reward_facts(seen: Strata, part: _Part, allowed: Levels) -> list[dict[str, Any]]:
     """The reward, and whether users spoke of as many answers."""
     questions = (
-        Question(PRIMARY, name, PRIMARY.better, allowed.primary, is_required),
-        Question(RESPONSE, name, RESPONSE.better, allowed.guardrail, is_required),
+        Question(PRIMARY, part.name, PRIMARY.better, allowed.primary, part.is_required),
+        Question(RESPONSE, part.name, RESPONSE.better, allowed.guardrail, part.is_required),
     )
-    aged = rows[seen.is_aged(rule)[rows]]
+    aged = part.rows[seen.is_aged[part.rows]]
     failed = seen.all.status[aged] == UNSCORED
     trouble = _trouble(seen, aged, failed)
     aged = aged[~failed & ~_outages(seen, aged, failed)]

@@ -7,6 +7,7 @@ gets which arm. The share is told by the logged probabilities, not by clocks, so
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -52,6 +53,10 @@ class Strata:
         self._unpaired = self._valid & (groups < 0)
         self.counts = self._valid & (groups >= 0)
         self._stage_of = groups
+        ages = [tasks[name].age_seconds if name in tasks and tasks[name].has_primary else math.inf for name in names]
+        waits = np.array([age + grace_seconds(age) for age in ages])
+        self.is_aged: Mask = self.counts & (self.all.at <= now - waits[self.all.task]) if names else self.counts
+        """The answers of tasks with a reward that are old enough for it to be compared."""
         bucket = np.floor_divide(self.all.at, settings.stratum_seconds)
         self.bucket = (bucket - (bucket[self.counts].min() if self.counts.any() else 0.0)).astype(np.int64)
         self.strata = _dense((self.bucket, groups, self.all.sampling, self.all.task), self.counts)
@@ -101,23 +106,15 @@ class Strata:
         mine = self.counts & self.all.is_canary & np.isin(self._stage_of, groups)
         return int(np.count_nonzero(np.bincount(self.all.unit[mine])))
 
-    def is_aged(self, rule: TaskRule) -> Mask:
-        """The answers that are old enough for their rewards to be compared."""
-        return self.all.at <= self.now - rule.age_seconds - grace_seconds(rule.age_seconds)
-
-    def num_aged_units(self, tasks: Mapping[str, TaskRule]) -> int | None:
-        """Units of the canary with an answer of that age; None if no task has a reward to wait for."""
-        aged = np.zeros(len(self.all.at), np.bool_)
-        primaries = [(code, tasks[name]) for code, name in self.tasks if tasks[name].has_primary]
-        if not any(rule.has_primary for rule in tasks.values()):
-            return None
-        for code, rule in primaries:
-            aged |= self.counts & self.all.is_canary & (self.all.task == code) & self.is_aged(rule)
-        return int(np.count_nonzero(np.bincount(self.all.unit[aged])))
+    @functools.cached_property
+    def num_aged_units(self) -> int:
+        """Units of the canary with an answer of the comparing age."""
+        return int(np.count_nonzero(np.bincount(self.all.unit[self.is_aged & self.all.is_canary])))
 
     def clusters(self) -> NDArray[np.int64]:
-        """The codes of the clusters, -1 for none."""
-        return np.where(self.all.cluster == self._no_cluster, -1, self.all.cluster)
+        """The codes of the clusters of each task, -1 for none."""
+        codes = self.all.cluster * (int(self.all.task.max(initial=0)) + 1) + self.all.task
+        return np.where(self.all.cluster == self._no_cluster, -1, codes)
 
     def sample_ratio(self) -> UnitRatio:
         """The worst of the stages so far: each is tested alone, because people of an earlier one come back."""
@@ -132,8 +129,11 @@ class Strata:
     def _arms_without_the_other(self) -> list[UnitRatio]:
         """Broken ratios of answers that were drawn by a share at which nothing of the other arm reached us."""
         settled = self._unpaired & (self.all.at <= self.now - SETTLE_SECONDS)
-        num_canary, num_live = units_of(self.all.unit[settled], self.all.is_canary[settled])
-        found = [self._ratio((num_canary, 0), self._share), self._ratio((0, num_live), self._share)]
+        found = list[UnitRatio]()
+        for code in np.flatnonzero(np.bincount(self.all.probability[settled])):
+            mine = settled & (self.all.probability == code)
+            num_canary, num_live = units_of(self.all.unit[mine], self.all.is_canary[mine])
+            found += [self._ratio((num_canary, 0), self._share), self._ratio((0, num_live), self._share)]
         return [ratio for ratio in found if ratio.is_broken]
 
     def _ratio(self, num: tuple[int, int], share: float) -> UnitRatio:

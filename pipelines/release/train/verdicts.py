@@ -133,7 +133,7 @@ def fact_of(
 
 
 def _sentence(metric: Metric, fact: Mapping[str, Any], trouble: str) -> str:
-    about = metric.label.capitalize()
+    about = f"{metric.label.capitalize()} ({fact['task']})"
     if fact["verdict"] == "missing":
         return f"{about}: live has them, the canary does not."
     if trouble:

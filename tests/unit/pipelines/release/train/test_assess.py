@@ -232,6 +232,18 @@ def test_a_rare_task_must_not_be_worse_but_is_not_waited_for() -> None:
     assert verdict(facts_of([*product(0, 16_000), *bad], rules=rules), "refuses", "rare") == "worse"
 
 
+def test_many_rare_tasks_are_proven_together() -> None:
+    rules = {f"task {number}": RULES["chat"] for number in range(20)}
+    rows = [row._replace(task=f"task {number % 20}") for number, row in enumerate(product(0, 16_000))]
+    facts = facts_of(rows, rules=rules)
+    required = [fact for fact in facts["metrics"] if fact["required"]]
+    assert {(fact["task"], fact["verdict"]) for fact in required} == {("all tasks", "proven")}
+    assert (
+        fact({"metrics": required}, "reward")["num_canary"]
+        == fact(facts_of(product(0, 16_000)), "reward")["num_canary"]
+    )
+
+
 def test_lengths_are_shown_as_ratios() -> None:
     rows = [
         row._replace(
