@@ -33,7 +33,7 @@ from commands.servers import servers_of
 from commands.supervisor import Supervisor
 from commands.up import greet, listen, new_settings, running
 from contracts import assignments
-from contracts.assignments import LIVE
+from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE
 from contracts.errors import MillraceError
 from contracts.ledger import PENDING, generation_counts, trained_versions
 from contracts.tasks.loading import load_tasks
@@ -42,18 +42,37 @@ from examples.reservations.sentences import requests
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from runtime.database import Database
-from runtime.settings import make_section
+from runtime.settings import Section, make_section
+from runtime.train_settings import TrainSettings
+from services.engine.settings import EngineSettings
 
 NUM_SENTINELS = 200
 NUM_USERS = 16
 PACE_SECONDS = 1.0
 DRAIN_SECONDS = 90.0
-DEMO_SECONDS, SMOKE_SECONDS = 180.0, 30.0
+DEMO_SECONDS, SMOKE_SECONDS = 210.0, 30.0
 PRODUCT = Path(__file__).parent.parent / "examples" / "reservations"
 _REPORT_SECONDS = 5.0
 
 DEMO_TRAINING = {"learning_rate": 3e-4, "batch_size": 16, "publish_samples": 96, "publish_seconds": 8.0}
 """Small steps and frequent versions: sixteen users give nine signals a second, and they leave after three minutes."""
+DEMO_SLOTS = (LIVE, CANDIDATE, LEARNING, CANARY)
+DEMO_TRAIN = {
+    "learning_share": 0.2,
+    "stages": (0.5,),
+    "stage_seconds": 5.0,
+    "stage_units": 15,
+    "shadow_prompts": 30,
+    "age_seconds": 5.0,
+    "margin": 0.15,
+    "guardrail_margin": 0.3,
+    "length_margin": 1.0,
+    "level": 0.01,
+    "proof_level": 0.1,
+    "tuned_units": 60,
+    "patience_seconds": 60.0,
+}
+"""A short train: it leaves every half a minute, and sees only large harm. Ten users a second cannot show small ones."""
 SmokeOption = Annotated[
     bool, typer.Option("--smoke", help="A run of half a minute. It must lose nothing, and need not learn much.")
 ]
@@ -87,6 +106,8 @@ def demo(
     if learning_rate is not None:
         product = product._replace(training={**product.training, "learning_rate": learning_rate})
     chosen = choose_engine(engine, vllm_python, 2)
+    if chosen.kind == "millrace":
+        chosen = chosen._replace(own=make_section("[engine]", EngineSettings, slots=DEMO_SLOTS))
     if chosen.kind == "vllm":
         product = product._replace(goals=product.goals._replace(seconds=VLLM_SECONDS))
     return run_demo(product, chosen, seed=seed, home=home, keep=keep, device=device, smoke=smoke, profile=profile)
@@ -120,7 +141,10 @@ def run_demo(
         )
         release = ReleaseSettings(sentinels=product.write_sentinels(folder / "sentinels.jsonl"))
         training = make_section("[training]", TrainingSettings, **product.training)
-        ready = prepare_home(settings, {"training": training, "release": release, **chosen.sections}, check_policy)
+        sections: dict[str, Section] = {"training": training, "release": release, **chosen.sections}
+        if product.train is not None:
+            sections["train"] = make_section("[train]", TrainSettings, **product.train)
+        ready = prepare_home(settings, sections, check_policy)
         if ready.app_key is None:
             raise MillraceError(f"{folder} was used before; run the demo in a new folder")
         with running(ready, sockets, servers.replicas, chosen) as supervisor:
@@ -261,6 +285,7 @@ RESERVATIONS = DemoProduct(
     goals=GOALS,
     smoke_goals=SMOKE_GOALS,
     training=DEMO_TRAINING,
+    train=DEMO_TRAIN,
     seconds=DEMO_SECONDS,
     num_users=NUM_USERS,
     pace=PACE_SECONDS,

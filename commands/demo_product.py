@@ -34,5 +34,7 @@ class DemoProduct(NamedTuple):
     num_users: int
     pace: float
     """Seconds from one piece of work of a user to the next."""
+    train: Mapping[str, Any] | None = None
+    """Of the section [train]; None: a version that passed the gate goes live at once."""
     further: Callable[[Connection], dict[str, Any]] = _nothing
     """More figures for the summary, once everything is drained."""

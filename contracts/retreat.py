@@ -10,7 +10,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from contracts import assignments, revocations
-from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE, TRAINING, Assignment
+from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, TRAINING, Assignment
 from contracts.errors import InvalidValue, NotFound
 from contracts.version_history import read_known
 from contracts.version_parents import Parents
@@ -38,10 +38,12 @@ def revoke_unproven(connection: Connection, policy: str, version: int, *, writer
     revoked = sorted(known.descendants([version]) - before.keys())
     revocations.revoke(connection, policy, revoked, treatment="evidence", writer=writer, reason=reason)
     gone = revocations.read(connection, policy)
-    for arm in (CANDIDATE, LEARNING, CANARY, TRAINING):
+    for arm in (CANDIDATE, LEARNING, CANARY, HOLDOUT, TRAINING):
         held = arms.get(arm)
         if held is None and arm != TRAINING:
             continue
+        if arm == HOLDOUT and held is not None and held.version not in gone:
+            continue  # only operators move it
         held = held or Assignment(policy, arm, None, 0.0, 0)
         # All of them move, even to the same version: whoever was about to move one did not know of the revocation, and the new epoch
         # of `training` tells the trainer to go back.

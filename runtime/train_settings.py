@@ -43,7 +43,7 @@ class TrainSettings(Section):
     length_margin: float = Field(default=0.25, gt=0)
     """The same for tokens and seconds of an answer, as a share of them."""
     age_seconds: float | None = Field(default=None, gt=0)
-    """Age at which all answers are compared. Default: the longest window of the task's signals, at most a quarter of
+    """Age at which all answers are compared. Default: the window of the task, or a longer one of its signals up to a quarter of
     `patience_seconds`."""
     stratum_seconds: float = Field(default=HALF_HOUR, gt=0)
     """Answers are compared within so much time."""

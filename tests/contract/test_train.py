@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from contracts import assignments, holds, revocations
-from contracts.assignments import CANARY, LEARNING, LIVE, TRAINING
+from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, TRAINING
 from contracts.errors import Held, StaleWrite, VersionRevoked
 from contracts.retreat import revoke_unproven
 from contracts.rollback import roll_back
@@ -132,6 +132,17 @@ def test_a_revocation_and_the_gate_that_accepts_a_descendant(world: TrackWorld, 
     check(world)
     assert world.versions()[LEARNING] is None
     assert world.versions()[TRAINING] == 1
+
+
+@pytest.mark.parametrize(("held_out", "left"), [(3, None), (1, 1)])
+def test_a_revoked_version_leaves_the_holdout_and_another_stays(
+    world: TrackWorld, held_out: int, left: int | None
+) -> None:
+    a_train(world)
+    world.point(HOLDOUT, held_out, share=0.05)
+    with world.database.transaction() as connection:
+        revoke_unproven(connection, POLICY, 3, writer="release", reason="worse")
+    assert world.versions()[HOLDOUT] == left
 
 
 @pytest.mark.parametrize("attempt", range(4))

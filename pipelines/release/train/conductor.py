@@ -33,6 +33,7 @@ from pipelines.release.train.moves import is_on_track
 from pipelines.release.train.repository import REVOKED, Train
 from pipelines.release.train.slots import TrainSlots
 from pipelines.release.train.standing import TrackView, ended_by_others
+from pipelines.release.train.task_rules import patience_of
 from pipelines.release.train.trip import Shadow, Trip
 from runtime.database import Database
 from runtime.metrics import TRAIN_FAILURES, TRAIN_MOVES, TRAIN_STAGE
@@ -190,6 +191,7 @@ class Conductor:
         if not self._settings.enabled or CANARY not in seen.slots:
             return
         settings = self._settings.model_dump(mode="json") | {"slots": sorted(seen.slots)}
+        settings["patience_seconds"] = patience_of(self._tasks, self._settings)
         for version in self._waiting(live.version, seen.revoked):
             try:
                 with self._database.transaction() as connection:

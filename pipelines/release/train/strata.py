@@ -20,7 +20,7 @@ from runtime.train_settings import TrainSettings
 SKEW_SECONDS = 5.0
 """Clocks of gateways may be ahead of ours by so much."""
 SETTLE_SECONDS = 30.0
-"""An answer reaches us within this time: until then its absence says nothing."""
+"""An answer reaches us within this time, or within a shorter stage: until then its absence says nothing."""
 
 Mask = NDArray[np.bool_]
 
@@ -40,6 +40,7 @@ class Strata:
     ) -> None:
         self.settings, self.now = settings, now
         self._share = settings.stages[max(stage, 0)]
+        self._settle_seconds = min(SETTLE_SECONDS, settings.stage_seconds)
         self.all = answers.columns()
         names = answers.names("task")
         self.tasks = [(code, name) for code, name in enumerate(names) if name in tasks]
@@ -118,7 +119,7 @@ class Strata:
 
     def sample_ratio(self) -> UnitRatio:
         """The worst of the stages so far: each is tested alone, because people of an earlier one come back."""
-        settled = self.counts & (self.all.at <= self.now - SETTLE_SECONDS)
+        settled = self.counts & (self.all.at <= self.now - self._settle_seconds)
         found = list[UnitRatio]()
         for number, share in enumerate(self.shares):
             mine = settled & (self._stage_of == number)
@@ -128,7 +129,7 @@ class Strata:
 
     def _arms_without_the_other(self) -> list[UnitRatio]:
         """Broken ratios of answers that were drawn by a share at which nothing of the other arm reached us."""
-        settled = self._unpaired & (self.all.at <= self.now - SETTLE_SECONDS)
+        settled = self._unpaired & (self.all.at <= self.now - self._settle_seconds)
         found = list[UnitRatio]()
         for code in np.flatnonzero(np.bincount(self.all.probability[settled])):
             mine = settled & (self.all.probability == code)

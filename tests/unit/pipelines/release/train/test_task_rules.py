@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from contracts.tasks import Task
-from pipelines.release.train.task_rules import comparing_age, has_primary, task_rules
+from pipelines.release.train.task_rules import comparing_age, has_primary, patience_of, task_rules
 from runtime.train_settings import TrainSettings
 from tests.fakes import BOOKING_TASK
 
@@ -22,6 +22,14 @@ def test_the_age_is_that_of_the_slowest_signal_but_no_train_waits_for_weeks() ->
     assert comparing_age(BOOKING_TASK, settings) == 10.0
     assert comparing_age(a_task(signals=slow), settings) == settings.patience_seconds / 4
     assert comparing_age(a_task(signals=slow), TrainSettings(age_seconds=60.0)) == 60.0
+
+
+def test_rewards_that_come_at_the_end_of_a_long_window_are_waited_for() -> None:
+    settings, day = TrainSettings(), 86_400.0
+    slow = a_task(window_seconds=day, signals={"ok": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}}})
+    assert comparing_age(slow, settings) == day
+    assert patience_of(task_rules({"t": slow}, settings), settings) == 4 * day
+    assert patience_of(task_rules({"t": BOOKING_TASK}, settings), settings) == settings.patience_seconds
 
 
 def test_a_task_of_which_nothing_is_worth_anything_has_no_primary_reward() -> None:

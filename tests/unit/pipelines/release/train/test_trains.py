@@ -42,7 +42,7 @@ def test_a_worse_version_is_revoked_and_the_trainer_is_sent_back(world: TrackWor
     world.run(400)
     [held] = world.trains()
     assert (held.version, held.state) == (4, "revoked"), held
-    assert held.reason.startswith("Reward:")
+    assert held.reason.startswith("Reward")
     assert world.versions() == {LIVE: 0, CANARY: None, TRAINING: 0}
     with world.database.snapshot() as connection:
         assert set(revocations.read(connection, POLICY)) == {4}
