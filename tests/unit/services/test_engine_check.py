@@ -94,6 +94,7 @@ def test_one_engine_that_serves_is_enough(tmp_path: Path, engine: tuple[Engine, 
 
 def test_doctor_names_every_replica(tmp_path: Path, engine: tuple[Engine, str], database: Database) -> None:
     settings = make_home(tmp_path, engine[1])
+    (tmp_path / "millrace.toml").touch()  # with the defaults of [train]
     settings = settings.model_copy(update={"database_url": database.url})
     well = EngineReplica(
         "eu-1", "demo", engine[1], "millrace", "eu", "serving", {"live": 3}, frozenset(), "", "e", "float32", 0.0, settings.run
