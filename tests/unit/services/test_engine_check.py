@@ -108,7 +108,7 @@ def test_doctor_names_every_replica(tmp_path: Path, engine: tuple[Engine, str], 
         connection.execute(update(engine_replica).where(engine_replica.c.name == "us-2").values(seen_at=1.0))
     found = list(engine_findings(settings))
     assert [(finding.good, finding.needed) for finding in found] == [
-        (True, False), (False, False), (False, True), (False, False),
+        (True, False), (False, False), (False, True), (False, False), (True, False),
     ]  # fmt: skip
     says = [finding.says for finding in found]
     assert says[0].startswith(f"eu-1 (millrace, region eu, {engine[1]}): serving, live v3: accepts this home's key")
@@ -117,3 +117,4 @@ def test_doctor_names_every_replica(tmp_path: Path, engine: tuple[Engine, str], 
     assert "another_run: it belongs to another run, so it gets no requests" in says[2]
     assert "us-2" in says[3]
     assert "not heard of for" in says[3]
+    assert "canary" in says[4]
