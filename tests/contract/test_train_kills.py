@@ -69,7 +69,7 @@ def test_a_train_whose_conductors_are_killed_all_the_time_ends_as_it_should(
             world.announce()
             held = world.running()
             if held is not None and world.wall - held.started_at > AGE:
-                world.answer(30, 60, age=AGE)
+                world.answer(30, age=AGE)
             check(world)
             any_database.close()
             if chance.random() < 0.3:
