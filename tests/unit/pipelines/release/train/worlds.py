@@ -184,12 +184,18 @@ class TrackWorld:
         share = held.settings["stages"][held.stage]
         if num_live is None:
             num_live = round(num_canary / expected_share(share, self.settings.control_ratio)) - num_canary
+        rows = []
         for arm, version, num in (("canary", held.version, num_canary), ("live", held.blessed, num_live)):
             if arms in {"both", arm}:
                 probability = share if arm == "canary" else 1.0 - share
-                self._write(held, arm, version, [probability] * num, age)
+                rows += self._rows(held, arm, version, [probability] * num, age)
+        # Together: whoever looks in between would see one arm without the other.
+        with self.database.transaction() as connection:
+            connection.execute(insert(train_answer), rows)
 
-    def _write(self, held: Train, arm: str, version: int, probabilities: list[float], age: float) -> None:
+    def _rows(
+        self, held: Train, arm: str, version: int, probabilities: list[float], age: float
+    ) -> list[dict[str, Any]]:
         like, rows = self.behaviour.get(version, Behaviour()), []
         for probability in probabilities:
             self.num_answers += 1
@@ -206,8 +212,7 @@ class TrackWorld:
                     "changed": int(self.wall * 1000),
                 }
             )  # fmt: skip
-        with self.database.transaction() as connection:
-            connection.execute(insert(train_answer), rows)
+        return rows
 
     def run(self, looks: int, *, num_canary: int = 20, num_live: int | None = None) -> None:
         """Looks with users in between, until the track is free."""
