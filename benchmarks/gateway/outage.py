@@ -114,7 +114,9 @@ async def _sample(world: World, samples: list[Sample]) -> None:
 def _look(world: World) -> Sample:
     spool = world.home / "spool"
     with closing(sqlite3.connect(f"file:{spool / '0.db'}?mode=ro", uri=True)) as connection:
-        [num] = connection.execute("SELECT COUNT(*) FROM waiting").fetchone()
+        # An emptied file is truncated, and has no table until it was made again.
+        [tables] = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'waiting'").fetchone()
+        [num] = connection.execute("SELECT COUNT(*) FROM waiting").fetchone() if tables else (0,)
     num_bytes = sum(path.stat().st_size for path in spool.glob("*.db*"))
     return Sample(time.monotonic(), num, num_bytes, world.process.memory_info().rss)
 
