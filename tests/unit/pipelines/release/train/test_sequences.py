@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import ville
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ville._boundaries import normal_mixture
 
@@ -19,12 +19,14 @@ TIMES = st.floats(1.0, 1e7)
 TUNED = st.floats(20.0, 1e5)
 
 
+@settings(deadline=None)
 @given(TIMES, LEVELS, TUNED)
 def test_the_two_sided_boundary_is_that_of_ville(time: float, level: float, tuned: float) -> None:
     theirs = float(normal_mixture(time, level, precision(level, tuned))) / math.sqrt(time)
     assert two_sided(time, level, tuned) == pytest.approx(theirs, rel=1e-9)
 
 
+@settings(deadline=None)
 @given(TIMES, LEVELS, TUNED)
 def test_the_one_sided_boundary_is_that_of_ville(time: float, level: float, tuned: float) -> None:
     rho = precision(2.0 * level, tuned)
@@ -32,6 +34,7 @@ def test_the_one_sided_boundary_is_that_of_ville(time: float, level: float, tune
     assert one_sided(time, level, tuned) == pytest.approx(theirs, rel=1e-6)
 
 
+@settings(deadline=None)
 @given(LEVELS, TUNED)
 def test_the_sequence_is_narrowest_where_it_is_tuned(level: float, tuned: float) -> None:
     best = ville.AsymptoticCS(alpha=level, t_opt=tuned).rho_
@@ -51,6 +54,7 @@ def test_a_whole_test_of_two_arms_agrees_with_ville() -> None:
     assert difference + half == pytest.approx(theirs.interval()[1], abs=0.0015)
 
 
+@settings(deadline=None)
 @given(TIMES, st.floats(1e-5, 0.2), TUNED)
 def test_a_sequence_is_wider_than_an_interval_that_is_looked_at_once(time: float, level: float, tuned: float) -> None:
     normal = NormalDist()
