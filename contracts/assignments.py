@@ -14,6 +14,7 @@ belongs to one run, and keeps the root under which it was first published. `assi
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
 from sqlalchemy import Connection, case, insert, select, update
@@ -171,3 +172,27 @@ def move(
         revocations.refuse(connection, policy, version)
     connection.execute(insert(assignment_change).values(policy=policy, arm=arm, at=now, **values))
     return Assignment(policy, arm, version, share, epoch, root, run)
+
+
+def move_held(
+    connection: Connection,
+    arms: Mapping[str, Assignment],
+    arm: str,
+    version: int | None,
+    *,
+    writer: str,
+    reason: str,
+    share: float = 0.0,
+) -> Assignment:
+    """Point an arm at a version, or empty it, unless it moved since `arms` was read. `arms` has the live arm. Raises as `move` does."""
+    held = arms.get(arm) or Assignment(arms[LIVE].policy, arm, None, 0.0, 0)
+    return move(
+        connection,
+        policy=held.policy,
+        arm=arm,
+        version=version,
+        expected_epoch=held.epoch,
+        writer=writer,
+        reason=reason,
+        share=share,
+    )

@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import openai
 import torch
 from sqlalchemy import func, select
 from transformers import AutoTokenizer, LlamaForCausalLM
@@ -224,7 +225,7 @@ def _ride(home: Home, database: Database, version: int, live: float, offered: Of
 def _accuracy(home: Home, version: int) -> float | None:
     try:
         return evaluate(home.settings.web_url, home.operator_key, "reservations", version).accuracy
-    except Exception:  # noqa: BLE001 its slot may have been emptied meanwhile
+    except openai.OpenAIError:  # its slot may have been emptied meanwhile
         return None
 
 

@@ -168,7 +168,14 @@ def store(
         not judged.details.get("revoked")
         and refused_in_a_row(_history(connection, policy, judged.details["sentinels"])) % refusals_before_rollback == 0
     ):
-        _move(connection, arms, TRAINING, arms[LIVE].version, f"{refusals_before_rollback} refusals in a row")
+        assignments.move_held(
+            connection,
+            arms,
+            TRAINING,
+            arms[LIVE].version,
+            writer="release",
+            reason=f"{refusals_before_rollback} refusals in a row",
+        )
     holds.refuse(connection, policy, time.time())
 
 
@@ -180,35 +187,28 @@ def _accept(
     accepted_arm: AcceptedArm,
 ) -> None:
     if accepted_arm.arm == LIVE and LEARNING in arms and arms[LEARNING].version is not None:
-        _move(connection, arms, LEARNING, None, f"v{judged.version} goes live at once: there is no train")
+        assignments.move_held(
+            connection,
+            arms,
+            LEARNING,
+            None,
+            writer="release",
+            reason=f"v{judged.version} goes live at once: there is no train",
+        )
     if accepted_arm.arm is not None:
-        _move(connection, arms, accepted_arm.arm, judged.version, judged.reason, share=accepted_arm.share)
+        assignments.move_held(
+            connection,
+            arms,
+            accepted_arm.arm,
+            judged.version,
+            writer="release",
+            reason=judged.reason,
+            share=accepted_arm.share,
+        )
     # Versions on the track are, or may become, live, and are then compared with.
     on_track = {arms[name].version for name in (LIVE, LEARNING, CANARY) if name in arms and accepted_arm.arm != LIVE}
     keep = {judged.version, *(version for version in on_track if version is not None)}
     forget(connection, policy, judged.details["sentinels"], keep)
-
-
-def _move(
-    connection: Connection,
-    arms: Mapping[str, Assignment],
-    arm: str,
-    version: int | None,
-    reason: str,
-    *,
-    share: float = 0.0,
-) -> None:
-    held = arms.get(arm) or Assignment(arms[LIVE].policy, arm, None, 0.0, 0)
-    assignments.move(
-        connection,
-        policy=held.policy,
-        arm=arm,
-        version=version,
-        expected_epoch=held.epoch,
-        writer="release",
-        reason=reason,
-        share=share,
-    )
 
 
 def forget(connection: Connection, policy: str, sentinels_hash: str, keep: Collection[int]) -> None:

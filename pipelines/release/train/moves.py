@@ -47,7 +47,7 @@ def depart(
         Held, NotFound, StaleWrite, VersionRevoked: nothing is changed; `NotFound` says that the version's bytes were removed.
     """
     live = arms[LIVE]
-    _move(connection, arms, CANARY, version, f"v{version} departs", share=0.0)
+    assignments.move_held(connection, arms, CANARY, version, writer=WRITER, reason=f"v{version} departs")
     if assignments.read(connection, policy)[LIVE].epoch != live.epoch:
         raise StaleWrite(f"another version became live before v{version} departed; it is looked at anew")
     row = {
@@ -70,7 +70,7 @@ def advance(connection: Connection, train: Train, *, reason: str, evidence: Mapp
     share = train.settings["stages"][stage]
     values = {"state": CANARY_STAGE, "stage": stage, "stage_at": now, "reason": reason, "evidence": dict(evidence)}
     repository.change(connection, train, **values)
-    _move(connection, arms, CANARY, train.version, reason, share=share)
+    assignments.move_held(connection, arms, CANARY, train.version, writer=WRITER, reason=reason, share=share)
     holds.refuse(connection, train.policy, now)
 
 
@@ -93,8 +93,8 @@ def arrive(connection: Connection, train: Train, *, reason: str, evidence: Mappi
     """Make the version live: everybody gets it."""
     arms = _standing(connection, train)
     repository.change(connection, train, state=SHIPPED, ended_at=now, reason=reason, evidence=dict(evidence))
-    _move(connection, arms, CANARY, None, reason)
-    _move(connection, arms, LIVE, train.version, reason, share=1.0)
+    assignments.move_held(connection, arms, CANARY, None, writer=WRITER, reason=reason)
+    assignments.move_held(connection, arms, LIVE, train.version, writer=WRITER, reason=reason, share=1.0)
     holds.refuse(connection, train.policy, now)
 
 
@@ -102,7 +102,7 @@ def withdraw(connection: Connection, train: Train, *, reason: str, now: float) -
     """Take the version off the track without revoking it."""
     arms = _standing(connection, train)
     repository.change(connection, train, state=WITHDRAWN, ended_at=now, reason=reason)
-    _move(connection, arms, CANARY, None, reason)
+    assignments.move_held(connection, arms, CANARY, None, writer=WRITER, reason=reason)
     holds.refuse(connection, train.policy, now)
 
 
@@ -126,7 +126,7 @@ def end(connection: Connection, train: Train, *, state: str, reason: str, now: f
     canary = arms.get(CANARY)
     if canary is None or canary.version != train.version:
         return
-    _move(connection, arms, CANARY, None, reason)
+    assignments.move_held(connection, arms, CANARY, None, writer=WRITER, reason=reason)
     if state != REVOKED:
         holds.refuse(connection, train.policy, now)
 
@@ -144,7 +144,7 @@ def shift(connection: Connection, train: Train, seconds: float, now: float) -> N
 
 def empty(connection: Connection, arms: Mapping[str, Assignment], arm: str, reason: str) -> None:
     """Empty an arm that nobody moved since it was read."""
-    _move(connection, arms, arm, None, reason)
+    assignments.move_held(connection, arms, arm, None, writer=WRITER, reason=reason)
 
 
 def share_of(train: Train) -> float:
@@ -164,25 +164,3 @@ def _standing(connection: Connection, train: Train) -> dict[str, Assignment]:
     if arms[LIVE].version != train.blessed or not is_on_track(train, arms):
         raise StaleWrite(f"another writer moved an arm of the train of v{train.version}; it is looked at anew")
     return arms
-
-
-def _move(
-    connection: Connection,
-    arms: Mapping[str, Assignment],
-    arm: str,
-    version: int | None,
-    reason: str,
-    *,
-    share: float = 0.0,
-) -> None:
-    held = arms.get(arm) or Assignment(arms[LIVE].policy, arm, None, 0.0, 0)
-    assignments.move(
-        connection,
-        policy=held.policy,
-        arm=arm,
-        version=version,
-        expected_epoch=held.epoch,
-        writer=WRITER,
-        reason=reason,
-        share=share,
-    )

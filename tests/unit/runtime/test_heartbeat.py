@@ -1,3 +1,4 @@
+import threading
 import time
 from collections.abc import Callable
 
@@ -34,4 +35,6 @@ def test_a_process_beats_until_it_ends_in_order(database: Database) -> None:
 def test_a_database_that_is_away_ends_no_process(tmp_path: object) -> None:
     heart = Heartbeat(Database(f"sqlite:///{tmp_path}/nowhere/m.db"), "p", "rewards", 120.0)
     time.sleep(0.05)
+    assert "heartbeat" in {thread.name for thread in threading.enumerate()}
     heart.close()
+    assert "heartbeat" not in {thread.name for thread in threading.enumerate()}

@@ -21,7 +21,7 @@ _PAGE, _LOOKED_FOR_EACH = 500, 20
 
 
 class ShadowPrompt(NamedTuple):
-    """A prompt, as a question to both versions, and whose it is."""
+    """A user's prompt that both versions answer, and the unit that sent it."""
 
     question: Sentinel
     unit: str
