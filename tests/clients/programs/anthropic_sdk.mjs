@@ -110,7 +110,9 @@ test("countTokens()", async () => {
   const { max_tokens, ...counted } = request("What is the weather in Paris?", asked);
   truth(max_tokens, "it is not sent");
   const { usage } = await ask("What is the weather in Paris?", asked);
-  same((await client.messages.countTokens(counted)).input_tokens, usage.input_tokens);
+  // An earlier client may have asked the same: what the cache held is told apart from what was read anew.
+  const whole = usage.input_tokens + (usage.cache_read_input_tokens ?? 0);
+  same((await client.messages.countTokens(counted)).input_tokens, whole);
 });
 test("models: list and retrieve", async () => {
   const found = [];
