@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 import httpx
 
 from commands.findings import Finding
+from contracts import assignments
 from contracts.assignments import CANARY, HOLDOUT, LEARNING
 from contracts.engines import EngineReplica, read_replicas
 from contracts.errors import InvalidSettings, Unavailable
@@ -28,7 +29,7 @@ def engine_findings(settings: Settings) -> Iterator[Finding]:
     """One finding for each replica that announced itself; without any, one for the engine at this home's address."""
     try:
         headers = authorization(engine_key(settings.home))
-        rows = _rows(settings)
+        rows, has_proved = _rows(settings)
     except (InvalidSettings, Unavailable) as error:
         yield Finding("engine", False, isinstance(error, InvalidSettings), error.message)
         return
@@ -40,11 +41,14 @@ def engine_findings(settings: Settings) -> Iterator[Finding]:
     fresh = [row for row in rows if row.is_fresh(now) and row.misfit(settings.run, base) is None]
     if fresh:
         is_enabled = load_section(settings.home, "train", TrainSettings).enabled
-        yield train_finding({slot for row in fresh for slot in row.slots}, is_enabled=is_enabled)
+        yield train_finding({slot for row in fresh for slot in row.slots}, is_enabled=is_enabled, has_proved=has_proved)
 
 
-def train_finding(slots: Collection[str], *, is_enabled: bool) -> Finding:
-    """How far the slots of all engines carry a release train. `is_enabled`: whether the settings want one."""
+def train_finding(slots: Collection[str], *, is_enabled: bool, has_proved: bool = False) -> Finding:
+    """How far the slots of all engines carry a release train.
+
+    `is_enabled`: whether the settings want one. `has_proved`: whether there was one, so that versions wait for a slot that is missing.
+    """
     without = {
         CANARY: "a version that passed the gate goes live at once, without proof on a few users",
         LEARNING: "no share of the users gets the newest gated version for the trainer",
@@ -53,10 +57,15 @@ def train_finding(slots: Collection[str], *, is_enabled: bool) -> Finding:
     name = "release train"
     if not is_enabled:
         return Finding(name, True, False, f"off ([train] enabled = false): {without[CANARY]}")
+    if has_proved and CANARY not in slots:
+        without[CANARY] = (
+            "versions that passed the gate wait for one; if it was removed for good, write [train] enabled = false and restart release"
+        )
     missing = [f"no engine has a slot for {arm}: {why}" for arm, why in without.items() if arm not in slots]
     if not missing:
         return Finding(name, True, False, f"engines have slots for {', '.join(without)}")
-    return Finding(name, True, False, "; ".join(missing) + "; add slots with [engine] slots or --slots")
+    good = not has_proved or CANARY in slots
+    return Finding(name, good, False, "; ".join(missing) + "; add slots with [engine] slots or --slots")
 
 
 def _finding(row: EngineReplica, run: str, base: str, now: float, headers: Mapping[str, str]) -> Finding:
@@ -90,13 +99,14 @@ def _key_taken(who: str, url: str, headers: Mapping[str, str]) -> Finding:
     return Finding("engine", answer.is_success, False, f"{who}: accepts this home's key ({answer.status_code})")
 
 
-def _rows(settings: Settings) -> list[EngineReplica]:
-    """Raises InvalidSettings, Unavailable."""
+def _rows(settings: Settings) -> tuple[list[EngineReplica], bool]:
+    """The rows of all replicas, and whether there ever was a train. Raises InvalidSettings, Unavailable."""
     if settings.database_url is None and not (settings.home / "millrace.db").exists():
-        return []  # nothing was started yet, and a look must make no file
+        return [], False  # nothing was started yet, and a look must make no file
     database: Database = settings.database()
     try:
         with database.snapshot() as connection:
-            return read_replicas(connection, settings.policy)
+            arms = assignments.read(connection, settings.policy)
+            return read_replicas(connection, settings.policy), CANARY in arms
     finally:
         database.close()

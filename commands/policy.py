@@ -26,7 +26,8 @@ from contracts.holds import Hold
 from contracts.revocations import Revocation, Treatment, claimed_parents
 from contracts.rollback_effects import describe, describe_treatment, read_effects
 from contracts.version_parents import BASE, stored_parents
-from runtime.settings import load_settings
+from runtime.settings import load_section, load_settings
+from runtime.train_settings import TrainSettings
 from weights.stores.opening import open_weight_store
 
 EVIDENCE: Treatment = "evidence"
@@ -46,7 +47,7 @@ def print_versions(home: HomeOption = DEFAULT_HOME) -> None:
         anchors = queries.anchors(connection, policy)
         revoked = revocations.read(connection, policy)
         held = held_arms.read(connection, policy, now := time.time())
-        slots = train.slots_say(connection, policy, now)
+        slots = train.slots_say(connection, policy, now, is_enabled=load_section(home, "train", TrainSettings).enabled)
     table = Table("version", "parent", "made", "samples", "density", "delta", "verdict", "serves")
     for version in reversed(store.versions(policy)):
         try:

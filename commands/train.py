@@ -33,10 +33,8 @@ def print_train(
         ended = repository.read_ended(connection, settings.policy, last)
         held = holds.read(connection, settings.policy, now)
         arms = assignments.read(connection, settings.policy)
-        says = slots_say(connection, settings.policy, now)
+        says = slots_say(connection, settings.policy, now, is_enabled=own.enabled)
     database.close()
-    if not own.enabled:
-        print("[train] enabled is false: there is no train, and a version that passed the gate goes live at once")
     for line in says:
         print(line)
     drawn = [f"{name} v{arms[name].version} {arms[name].share:.1%}" for name in DRAWN if _serves(arms.get(name))]
@@ -56,10 +54,15 @@ def print_train(
         )
 
 
-def slots_say(connection: Connection, policy: str, now: float) -> list[str]:
-    """What the train lacks because no engine that runs has a slot for it."""
+def slots_say(connection: Connection, policy: str, now: float, *, is_enabled: bool) -> list[str]:
+    """What the train lacks because no engine that runs has a slot for it. `is_enabled`: [train] enabled."""
     running = [row for row in read_replicas(connection, policy) if row.is_fresh(now)]
-    return slot_sentences({arm for row in running for arm in row.slots}, num_engines=len(running))
+    return slot_sentences(
+        {arm for row in running for arm in row.slots},
+        num_engines=len(running),
+        is_enabled=is_enabled,
+        has_proved=assignments.CANARY in assignments.read(connection, policy),
+    )
 
 
 def train_lines(train: Train, now: float) -> Iterator[str]:
@@ -70,7 +73,7 @@ def train_lines(train: Train, now: float) -> Iterator[str]:
         if train.stage == IN_SHADOW
         else f"stage {train.stage + 1} of {len(stages)}, {stages[train.stage]:.1%}"
     )
-    left = train.settings["patience_seconds"] - (now - train.started_at)
+    left = train.settings["patience_seconds"] + train.paused_seconds - (now - train.started_at)
     yield (
         f"v{train.version} against v{train.blessed}: {train.state}, {where}, for {_duration(now - train.stage_at)}; withdrawn unless "
         f"proven in {_duration(max(0.0, left))}"

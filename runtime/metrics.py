@@ -146,6 +146,10 @@ SWAP_PAUSE_SECONDS = Histogram("millrace_swap_pause_seconds", "Generation paused
 TRAIN_MOVES = Counter("millrace_train_moves_total", "Moves of the release train.", ["kind"])
 TRAIN_SHARE = Gauge("millrace_train_share", "Share of the users that an arm gets.", ["arm"])
 TRAIN_STOPPED = Gauge("millrace_train_stopped", "1 while no new evidence reaches the running train.")
+TRAIN_WITHOUT_SLOT = Gauge(
+    "millrace_train_without_slot",
+    "1 while versions that pass the gate wait because no engine has a canary slot any more.",
+)
 HOLD_ACTIVE = Gauge("millrace_hold_active", "1 while operators hold the arms.", ["kind"])
 HOLD_SECONDS = Gauge("millrace_hold_seconds", "How long operators have held the arms; 0 if they do not.")
 WEBHOOKS_WAITING = Gauge("millrace_webhooks_waiting", "Messages that a receiver has not accepted yet.")

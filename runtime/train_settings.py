@@ -15,7 +15,7 @@ class TrainSettings(Section):
     """How a version that passed the gate is proven on users before everybody gets it."""
 
     enabled: bool = True
-    """False, or no engine with a canary slot: a version that passed the gate goes live at once."""
+    """False: a version that passed the gate goes live at once. So it does while no engine ever had a canary slot."""
     unit: Literal["user", "session", "answer"] = "user"
     """What gets an arm. A request without it is drawn by the next smaller one."""
     learning_share: float = Field(default=0.05, ge=0, le=0.5)

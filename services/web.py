@@ -20,8 +20,8 @@ from services.serving import clock_check, run_services, storage_check
 CHECKS = {"storage": storage_check, "engine": engine_check, "clock": clock_check}
 
 
-def make(settings: Settings, *, unit: UnitKind = "user") -> dict[str, FastAPI]:
-    """The applications of one home, by the prefix of their paths. `unit`: what gets an arm."""
+def make(settings: Settings, *, unit: UnitKind = "user", has_trains: bool = True) -> dict[str, FastAPI]:
+    """The applications of one home, by the prefix of their paths. `unit`: what gets an arm; `has_trains`: [train] enabled."""
     links = settings.replica_links()
     inference = create_inference(settings, links=links, unit=unit)
     return {
@@ -30,11 +30,13 @@ def make(settings: Settings, *, unit: UnitKind = "user") -> dict[str, FastAPI]:
         "/hot_load/": inference,
         "/tokenize": inference,
         PREFIX: inference,
-        "/": create_dashboard(settings, links=links),
+        "/": create_dashboard(settings, links=links, has_trains=has_trains),
     }
 
 
 def main(home: Path) -> None:
     """Run the process `web` of a home until SIGTERM or SIGINT."""
-    unit = load_section(home, "train", TrainSettings).unit
-    run_services("web", home, partial(make, unit=unit), CHECKS, lambda settings: settings.web_url)
+    train = load_section(home, "train", TrainSettings)
+    run_services(
+        "web", home, partial(make, unit=train.unit, has_trains=train.enabled), CHECKS, lambda settings: settings.web_url
+    )

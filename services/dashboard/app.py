@@ -35,8 +35,8 @@ from services.http import make_service
 from weights.stores.opening import open_weight_store
 
 
-def create_app(settings: Settings, *, links: ReplicaLinks | None = None) -> FastAPI:
-    """The dashboard of one home, to be served at the root; `links` replaces the home's own."""
+def create_app(settings: Settings, *, links: ReplicaLinks | None = None, has_trains: bool = True) -> FastAPI:
+    """The dashboard of one home, to be served at the root; `links` replaces the home's own. `has_trains`: [train] enabled."""
     links = links or settings.replica_links()
 
     @asynccontextmanager
@@ -44,7 +44,7 @@ def create_app(settings: Settings, *, links: ReplicaLinks | None = None) -> Fast
         database, event_log = settings.database(), settings.event_log()
         app.state.database, app.state.sessions = database, Sessions(database)
         app.state.store = store = open_weight_store(settings, measures=WeightStoreMetrics())
-        watcher = Watcher(StateReader(settings.policy, database, event_log, store).read)
+        watcher = Watcher(StateReader(settings.policy, database, event_log, store, has_trains=has_trains).read)
         app.state.watchers = watchers = Watchers(watcher, TenantReader(settings.policy, database))
         loop = asyncio.get_running_loop()
         links.bell.listen(MOVED, lambda: loop.call_soon_threadsafe(watchers.wake))

@@ -36,7 +36,7 @@ from pipelines.release.train.standing import TrackView, ended_by_others
 from pipelines.release.train.task_rules import patience_of
 from pipelines.release.train.trip import Shadow, Trip
 from runtime.database import Database
-from runtime.metrics import TRAIN_FAILURES, TRAIN_MOVES, TRAIN_STAGE
+from runtime.metrics import TRAIN_FAILURES, TRAIN_MOVES, TRAIN_STAGE, TRAIN_WITHOUT_SLOT
 from runtime.operations import LONGEST_WORK_SECONDS, trouble
 from runtime.replicas import Bell
 from runtime.train_settings import TrainSettings
@@ -48,6 +48,10 @@ _COUNTED = {
     f"train {kind}": kind for kind in ("departed", "advanced", "stopped", "goes on", "shipped", "withdrawn", "revoked")
 }
 """By what is logged: the kind of a move in the metrics."""
+WAITING_FOR_SLOT = (
+    "versions that pass the gate wait for the slot, and none goes live unproven; if it was removed for good, write enabled = false "
+    "into [train] and restart release"
+)
 
 log = structlog.get_logger()
 
@@ -146,7 +150,8 @@ class Conductor:
         try:
             with self._database.snapshot() as connection:
                 seen = standing.look(connection, self._policy, self._slots, now)
-            self._tell_slots(seen.slots)
+            self._tell_slots(seen)
+            TRAIN_WITHOUT_SLOT.set(seen.waits_for_slot and bool(seen.slots))
             TRAIN_STAGE.set(float("nan") if seen.train is None else seen.train.stage)
             if not self._tidy(seen, now):
                 if seen.train is None:
@@ -159,11 +164,15 @@ class Conductor:
         self._lift.look(now)
         self._clean(now)
 
-    def _tell_slots(self, slots: frozenset[str]) -> None:
+    def _tell_slots(self, seen: TrackView) -> None:
         """Log what the engines cannot hold: each missing slot makes the train shorter."""
+        slots = seen.slots
         if not slots or slots == self._slots_told:  # without any, no engine is there yet
             return
         self._slots_told = slots
+        if seen.waits_for_slot:
+            log.warning("no engine has a canary slot", slots=sorted(slots), effect=WAITING_FOR_SLOT)
+            return
         missing = [arm for arm in (CANARY, LEARNING, assignments.HOLDOUT) if arm not in slots]
         effect = "versions that pass the gate go live at once" if CANARY in missing else "versions are proven on users"
         log.info("slots of the engines", slots=sorted(slots), missing=missing, effect=effect)

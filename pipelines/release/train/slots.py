@@ -1,9 +1,9 @@
 """Which arms the engines hold, as their rows say: with a canary slot there is a train, without one a version that passed goes live.
 
-In: the rows of the engine replicas. Out: names of arms. Waits for: nothing.
+In: the rows of the engine replicas, and the arms. Out: names of arms. Waits for: nothing.
 
-A row is missing while its engine restarts. So the train counts as there until no row has named the slot for `MEMORY_SECONDS`: a restart
-at the wrong moment must not bless a version that no user proved.
+A row is missing while its engine restarts, and a large model loads for minutes. So once there was a train, a missing slot blesses nobody,
+however long it is missing: versions that pass the gate wait for the slot. Only an operator ends that, by `[train] enabled = false`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from contracts.assignments import CANARY, LEARNING, LIVE
 from contracts.engines import EngineReplica, fitting
 from runtime.train_settings import TrainSettings
 
-MEMORY_SECONDS = 120.0
-
 
 class AcceptedArm(NamedTuple):
     """The arm that a version gets when it passed the gate. `arm` None: it waits for the train alone."""
@@ -30,24 +28,16 @@ class AcceptedArm(NamedTuple):
 
 
 class TrainSlots:
-    """See the module. `clock`: UTC epoch seconds; `monotonic`: seconds for timers."""
+    """See the module. `clock`: UTC epoch seconds."""
 
     def __init__(
-        self,
-        policy: str,
-        *,
-        run: str,
-        base: str,
-        settings: TrainSettings,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        self, policy: str, *, run: str, base: str, settings: TrainSettings, clock: Callable[[], float] = time.time
     ) -> None:
         self._settings = settings
         self._policy = policy
         self._run, self._base = run, base
-        self._clock, self._monotonic = clock, monotonic
-        self._started = monotonic()
-        self._seen: float | None = None
+        self._clock = clock
+        self._was_seen = False
 
     def rows(self, connection: Connection) -> list[EngineReplica]:
         """The replicas that announced themselves lately and may answer for this home."""
@@ -58,21 +48,15 @@ class TrainSlots:
     def declared(self, connection: Connection) -> frozenset[str]:
         """Arms that some replica has a slot for."""
         found = frozenset(arm for row in self.rows(connection) for arm in row.slots)
-        if CANARY in found:
-            self._seen = self._monotonic()
+        self._was_seen = self._was_seen or CANARY in found
         return found
 
     def has_train(self, connection: Connection) -> bool:
         """Whether a version that passed the gate has to be proven on users before everybody gets it."""
         if not self._settings.enabled:
             return False
-        if CANARY in self.declared(connection):
-            return True
-        seen = self._seen
-        if seen is None:  # not since this process started
-            arm = assignments.read(connection, self._policy).get(CANARY)
-            seen = self._started if arm is not None else None
-        return seen is not None and self._monotonic() - seen < MEMORY_SECONDS
+        # The arm has a row from the first departure on; before it, this process remembers the slot.
+        return CANARY in self.declared(connection) or self._was_seen or has_proved(connection, self._policy)
 
     def accepting(self, connection: Connection) -> AcceptedArm:
         """Where a version goes that just passed the gate."""
@@ -85,3 +69,8 @@ class TrainSlots:
     def holds(self, connection: Connection, version: int) -> bool:
         """Whether some engine can answer with a version now."""
         return any(version in row.slots.values() for row in self.rows(connection))
+
+
+def has_proved(connection: Connection, policy: str) -> bool:
+    """Whether a train ever departed: from then on the arm `canary` has a row."""
+    return CANARY in assignments.read(connection, policy)

@@ -27,6 +27,8 @@ class TrackView(NamedTuple):
     holders: tuple[str, ...]
     """Engines that hold the train's version for the canary."""
     num_engines: int
+    waits_for_slot: bool
+    """There was a train, and no engine has a canary slot now: versions that pass the gate wait."""
     problem: str
     """Why an engine could not load it."""
 
@@ -41,7 +43,7 @@ class TrackView(NamedTuple):
 def look(connection: Connection, policy: str, slots: TrainSlots, now: float) -> TrackView:
     """Read everything."""
     train = repository.read_running(connection, policy)
-    rows = slots.rows(connection)
+    rows, declared = slots.rows(connection), slots.declared(connection)
     problems = [row.problems[CANARY] for row in rows if CANARY in row.problems]
     wanted = train.version if train is not None else -1
     return TrackView(
@@ -49,9 +51,10 @@ def look(connection: Connection, policy: str, slots: TrainSlots, now: float) -> 
         revoked=revocations.read(connection, policy),
         train=train,
         hold=holds.read(connection, policy, now),
-        slots=slots.declared(connection),
+        slots=declared,
         holders=tuple(row.name for row in rows if row.slots.get(CANARY) == wanted),
         num_engines=len(rows),
+        waits_for_slot=CANARY not in declared and slots.has_train(connection),
         problem=next((item["message"] for item in problems if item["version"] == wanted), ""),
     )
 

@@ -50,8 +50,12 @@ from weights.stores.store import WeightStore
 class StateReader:
     """Reads the state of one policy's loop. Used from one thread at a time."""
 
-    def __init__(self, policy: str, database: Database, event_log: EventLog, store: WeightStore) -> None:
+    def __init__(
+        self, policy: str, database: Database, event_log: EventLog, store: WeightStore, *, has_trains: bool = True
+    ) -> None:
+        """`has_trains`: [train] enabled."""
         self._policy = policy
+        self._has_trains = has_trains
         self._database = database
         self._traffic = TrafficReader(event_log)
         self._store = store
@@ -111,7 +115,7 @@ class StateReader:
 
         if subject != self._subject:
             self._subject, self._series = subject, ThrottledValue()
-        return build_rollout(found, arms, self._series.get(read_series), now)
+        return build_rollout(found, arms, self._series.get(read_series), now, is_enabled=self._has_trains)
 
     def _read_flow(self, rows: LoopRows, versions: dict[int, Published], now: float) -> Flow:
         start, live = window_start(now), newest_live(rows.changes)

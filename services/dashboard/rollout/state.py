@@ -146,8 +146,10 @@ class Series(NamedTuple):
     holdout_kinds: Mapping[str, int]
 
 
-def build_rollout(rows: RolloutRows, arms: Mapping[str, Assignment], series: Series, now: float) -> Rollout:
-    """What the pages draw, from one look at the database."""
+def build_rollout(
+    rows: RolloutRows, arms: Mapping[str, Assignment], series: Series, now: float, *, is_enabled: bool = True
+) -> Rollout:
+    """What the pages draw, from one look at the database. `is_enabled`: [train] enabled."""
     running = rows.trains[0] if rows.trains and rows.trains[0].state in RUNNING else None
     slots = sorted({arm for engine in rows.engines if engine.is_fresh(now) for arm in engine.slots})
     held = rows.hold
@@ -158,7 +160,12 @@ def build_rollout(rows: RolloutRows, arms: Mapping[str, Assignment], series: Ser
         held="" if held is None else held.kind,
         held_until=None if held is None else held.until,
         slots=slots,
-        slots_say=slot_sentences(slots, num_engines=sum(1 for engine in rows.engines if engine.is_fresh(now))),
+        slots_say=slot_sentences(
+            slots,
+            num_engines=sum(1 for engine in rows.engines if engine.is_fresh(now)),
+            is_enabled=is_enabled,
+            has_proved="canary" in arms,
+        ),
         budget=budget_sentence(rows.levels),
         points=_columns(series.primary),
         lift=_lift(arms, rows.holdout_since, series),
@@ -182,7 +189,7 @@ def _running(row: Any, evidence: Any, arms: Mapping[str, Assignment]) -> Running
         started_at=row.started_at,
         stage_at=row.stage_at,
         stage_until=facts.get("stage_ready_at"),
-        deadline=None if patience is None else row.started_at + patience,
+        deadline=None if patience is None else row.started_at + float(facts.get("paused_seconds") or 0.0) + patience,
         reason=row.reason,
         says=str(facts.get("says") or ""),
         promise=str(facts.get("promise") or ""),

@@ -23,12 +23,24 @@ def unit_sentence(wanted: str, kinds: Mapping[str, int]) -> str:
     return f"an arm is drawn for each {wanted}; {others}, because those requests have no `{wanted}`"
 
 
-def slot_sentences(slots: Collection[str], *, num_engines: int) -> list[str]:
-    """What the train lacks because no engine has a slot for it; empty: nothing."""
+def slot_sentences(
+    slots: Collection[str], *, num_engines: int, is_enabled: bool = True, has_proved: bool = False
+) -> list[str]:
+    """What the train lacks because no engine has a slot for it; empty: nothing.
+
+    `is_enabled`: [train] enabled. `has_proved`: there was a train already, so a version never goes live because a slot is missing.
+    """
+    if not is_enabled:
+        return ["[train] enabled is false: there is no train, and a version that passed the gate goes live at once."]
     if num_engines == 0:
         return ["No engine has announced itself in the last seconds, so nothing is known about its slots."]
     lacks = []
-    if "canary" not in slots:
+    if "canary" not in slots and has_proved:
+        lacks.append(
+            "No engine has a canary slot now: versions that pass the gate wait for one, and none goes live unproven. If it was removed "
+            "for good, write enabled = false into [train] and restart release; to let one version through: millrace policy promote."
+        )
+    elif "canary" not in slots:
         lacks.append(
             "No engine has a canary slot: there is no train, and a version that passed the gate goes live at once."
         )

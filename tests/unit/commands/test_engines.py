@@ -78,6 +78,10 @@ def test_doctor_says_how_far_the_slots_carry_a_train() -> None:
     assert "no engine has a slot for canary: a version that passed the gate goes live at once" in says["default"]
     assert ("canary" in says["canary"], "learning" in says["canary"]) == (False, True)
     assert "goes live at once" in train_finding(SLOTS, is_enabled=False).says
+    gone = train_finding(SLOTS_OF_HOMES["default"], is_enabled=True, has_proved=True)
+    assert not gone.good
+    assert "versions that passed the gate wait for one" in gone.says
+    assert train_finding(SLOTS_OF_HOMES["all"], is_enabled=True, has_proved=True).good
 
 
 def test_each_replica_of_the_engine_has_a_port_of_its_own() -> None:

@@ -122,6 +122,9 @@ def test_without_a_train_it_says_why(home: Path, database: Database) -> None:
         announce(connection, engine)
     for says in (shown(home), run_here("policy", "list", "--home", str(home)).stdout):
         assert "No engine has a canary slot: there is no train" in says
+    with database.transaction() as connection:
+        assignments.move(connection, policy=POLICY, arm=CANARY, version=None, expected_epoch=0, writer="t", reason="t")
+    assert "No engine has a canary slot now: versions that pass the gate wait for one" in shown(home)
     write_settings(settings_of(home), {"train": TrainSettings(enabled=False)})
     assert "[train] enabled is false" in shown(home)
 

@@ -11,7 +11,7 @@ from contracts import holds, revocations
 from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE, TRAINING
 from contracts.errors import Held
 from contracts.tables import engine_replica
-from pipelines.release.train.slots import MEMORY_SECONDS, TrainSlots
+from pipelines.release.train.slots import TrainSlots
 from runtime.database import Database
 from runtime.train_settings import TrainSettings
 from tests.unit.pipelines.release.worlds import STOP, GateWorld
@@ -69,31 +69,38 @@ def test_without_a_canary_slot_or_with_trains_switched_off_it_goes_live_at_once(
     assert world.arms()[LEARNING] is None, "nothing would move it any more"
 
 
-def test_a_canary_slot_that_is_away_for_a_moment_blesses_nobody(database: Database) -> None:
-    now = 1000.0
-    world = GateWorld(database)
-    world.slots = TrainSlots(world.policy, run="", base="", settings=TrainSettings(), monotonic=lambda: now)
-    world.restarted()
-    announce(world, *ALL)
-    world.begin(70)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_canary_slot_that_is_away_blesses_nobody_however_long(world: GateWorld, again: bool) -> None:
+    """An engine restarts and loads for minutes, or release restarts too: what passes the gate waits."""
     world.offer(1, 75)
+    if again:
+        world.point(CANARY, 1)
+        world.slots = TrainSlots(world.policy, run="", base="", settings=TrainSettings())
+        world.restarted()
     announce(world)
     assert world.offer(2, 75) == 0
     announce(world, LIVE, CANDIDATE)
     assert world.offer(3, 75) == 0
-    now += MEMORY_SECONDS + 1
-    assert world.offer(4, 75) == 4
+    assert world.verdict(3).accepted
+    announce(world, *ALL)
+    assert world.offer(4, 75) == 0
+    assert world.arms()[LEARNING] == 4
 
 
 def test_after_a_restart_the_arms_remember_that_there_was_a_train(database: Database) -> None:
-    now = 1000.0
     world = GateWorld(database)
-    world.slots = TrainSlots(world.policy, run="", base="", settings=TrainSettings(), monotonic=lambda: now)
-    world.restarted()
     world.begin(70)
     world.point(CANARY, None)
     assert world.offer(1, 75) == 0
-    now += MEMORY_SECONDS + 1
+    assert world.verdict(1).accepted
+
+
+def test_an_operator_ends_the_proving_for_good_by_the_setting(world: GateWorld) -> None:
+    world.point(CANARY, 0)
+    announce(world, LIVE, CANDIDATE)
+    assert world.offer(1, 75) == 0
+    world.slots = TrainSlots(world.policy, run="", base="", settings=TrainSettings(enabled=False))
+    world.restarted()
     assert world.offer(2, 75) == 2
 
 

@@ -113,7 +113,7 @@ def test_slots_are_those_of_engines_that_are_there(small: Settings, reader_of: R
     found = rollout_of(small, reader_of, now)
     assert found.slots == ["candidate", "live"]
     assert [line.split(":")[0] for line in found.slots_say] == [
-        "No engine has a canary slot", "No engine has a learning slot", "No engine has a hold-out slot",
+        "No engine has a canary slot now", "No engine has a learning slot", "No engine has a hold-out slot",
     ]  # fmt: skip
     found = rollout_of(small, reader_of, now + 60)
     assert found.slots == []
@@ -196,6 +196,24 @@ def test_the_budget_adds_up_over_the_trains() -> None:
 def test_nothing_is_missing_with_all_slots() -> None:
     assert slot_sentences({"live", "candidate", "learning", "canary", "holdout"}, num_engines=1) == []
     assert "goes live at once" in slot_sentences({"live", "candidate"}, num_engines=1)[0]
+
+
+def test_a_canary_slot_that_is_gone_is_said_with_what_to_do() -> None:
+    [said, *_] = slot_sentences({"live", "candidate"}, num_engines=1, has_proved=True)
+    assert "none goes live unproven" in said
+    assert "enabled = false" in said
+    [said] = slot_sentences({"live"}, num_engines=1, is_enabled=False, has_proved=True)
+    assert said.startswith("[train] enabled is false")
+
+
+def test_the_time_that_does_not_count_moves_the_deadline(small: Settings, reader_of: ReaderOf) -> None:
+    now = time.time()
+    seed_rollout(small, now)
+    paused = {**evidence(now), "paused_seconds": 600.0}
+    change(small, update(train).where(train.c.version == CANARY_VERSION).values(evidence=paused))
+    found = rollout_of(small, reader_of, now)
+    assert found.train is not None
+    assert found.train.deadline == now - 400 + 600 + 14_400
 
 
 def test_the_pages_are_for_operators(small: Settings) -> None:

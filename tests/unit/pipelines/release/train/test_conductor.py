@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client import REGISTRY
 
 from contracts import holds, revocations
-from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE, TRAINING
+from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE, SLOTS, TRAINING
 from contracts.rollback import promote, roll_back
 from pipelines.release.train import standing, trip
 from pipelines.release.train.rules import MoveKind, TrainMove
@@ -151,6 +152,26 @@ def test_without_a_canary_slot_nothing_departs(world: TrackWorld) -> None:
     world.look(5)
     assert world.trains() == []
     assert world.versions() == {LIVE: 0}
+
+
+def test_a_canary_slot_that_vanished_is_told_to_the_alarm_until_it_is_back(world: TrackWorld) -> None:
+    def waits() -> float | None:
+        return REGISTRY.get_sample_value("millrace_train_without_slot")
+
+    world.declared = (LIVE, CANDIDATE)
+    world.begin()
+    world.look()
+    assert waits() == 0.0, "there never was a train"
+    world.declared = SLOTS
+    world.accept(1)
+    world.look()
+    world.declared = (LIVE, CANDIDATE)
+    world.restarted()
+    world.look()
+    assert waits() == 1.0
+    world.declared = SLOTS
+    world.look()
+    assert waits() == 0.0
 
 
 def test_a_train_whose_slot_vanished_stops_says_so_and_is_withdrawn(world: TrackWorld) -> None:

@@ -92,9 +92,7 @@ class TrackWorld:
             policy=POLICY,
             settings=self.settings,
             tasks=self.tasks,
-            slots=TrainSlots(
-                POLICY, run="", base="", settings=self.settings, clock=lambda: self.wall, monotonic=lambda: self.tick
-            ),
+            slots=TrainSlots(POLICY, run="", base="", settings=self.settings, clock=lambda: self.wall),
             bell=LocalBell(),
             lift=NoLift(),
             shadow=self.shadow,
