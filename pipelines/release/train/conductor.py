@@ -29,6 +29,7 @@ from contracts.rollback import left_behind
 from contracts.version_history import read_live_history
 from pipelines.release.train import moves, repository, standing
 from pipelines.release.train.answers import TaskRule
+from pipelines.release.train.learning_guard import LearningGuard
 from pipelines.release.train.moves import is_on_track
 from pipelines.release.train.repository import REVOKED, Train
 from pipelines.release.train.slots import TrainSlots
@@ -108,6 +109,7 @@ class Conductor:
         self._shadow = shadow
         self._clock, self._monotonic = clock, monotonic
         self._fault = fault
+        self._guard = LearningGuard(database, policy=policy, tasks=tasks, settings=settings, monotonic=monotonic)
         self._trip: Trip | None = None
         self._clean_at = float("-inf")
         self._without_bytes: set[int] = set()
@@ -153,7 +155,7 @@ class Conductor:
             self._tell_slots(seen)
             TRAIN_WITHOUT_SLOT.set(seen.waits_for_slot and bool(seen.slots))
             TRAIN_STAGE.set(float("nan") if seen.train is None else seen.train.stage)
-            if not self._tidy(seen, now):
+            if not self._tidy(seen, now) and not self._guards(seen, now):
                 if seen.train is None:
                     self._depart(seen, now)
                 else:
@@ -191,6 +193,16 @@ class Conductor:
             if not is_revoked:
                 holds.refuse(connection, self._policy, now)
         self._moved("learning arm emptied", reason, version=learning.version)
+        return True
+
+    def _guards(self, seen: TrackView, now: float) -> bool:
+        """Take the version of the learning arm from its users if it harms them; True if it was."""
+        move = self._guard.look(seen, now)
+        version = seen.arms[LEARNING].version if move is not None else None
+        if move is None or version is None:
+            return False
+        what = "learning version revoked" if move.kind == "revoke" else "learning arm emptied"
+        self._moved(what, move.reason, version=version)
         return True
 
     def _depart(self, seen: TrackView, now: float) -> None:
@@ -258,11 +270,13 @@ class Conductor:
             return
         with self._database.transaction() as connection:
             running = repository.read_running(connection, self._policy)
-            holdout = assignments.read(connection, self._policy).get(assignments.HOLDOUT)
+            arms = assignments.read(connection, self._policy)
+            holdout, learning = arms.get(assignments.HOLDOUT), arms.get(LEARNING)
             num = repository.forget_answers(
                 connection,
                 self._policy,
                 running=running.version if running else None,
+                learning=learning.version if learning else None,
                 holdout=holdout.version if holdout else None,
                 lift_since=self._lift.since(now),
                 limit=_PIECE,

@@ -1,4 +1,4 @@
-"""The evidence of one train: its answers in memory, read again as they change, and what they say now.
+"""The evidence of one comparison: its answers in memory, read again as they change, and what they say now.
 
 In: rows of `train_answer`. Out: an assessment. Waits for: the database.
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from sqlalchemy import Connection
 
 from pipelines.release.train import repository
-from pipelines.release.train.answers import Answers, TaskRule
+from pipelines.release.train.answers import AnswerRow, Answers, TaskRule
 from pipelines.release.train.assess import Assessment, Standing, assess
 from pipelines.release.train.repository import Train
 from runtime.train_settings import TrainSettings
@@ -24,12 +24,22 @@ _LONG_SECONDS = 30.0
 _IDLE = 4.0
 """Assessing takes at most one part in five of the time."""
 
+ReadChanged = Callable[[Connection, int], list[tuple[AnswerRow, int]]]
+"""The answers that were written from a time on (UTC epoch milliseconds), with the time at which they were."""
+
 
 class TrainEvidence:
     """See the module. `monotonic`: seconds for timers."""
 
-    def __init__(self, train: Train, tasks: Mapping[str, TaskRule], monotonic: Callable[[], float]) -> None:
-        self.settings = settings_of(train)
+    def __init__(
+        self,
+        read_changed: ReadChanged,
+        tasks: Mapping[str, TaskRule],
+        settings: TrainSettings,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.settings = settings
+        self._read_changed = read_changed
         self._tasks = tasks
         self._monotonic = monotonic
         self._answers = Answers()
@@ -41,7 +51,10 @@ class TrainEvidence:
         self._found: Assessment | None = None
         self._standing: Standing | None = None
 
-    def read(self, connection: Connection, train: Train, now: float) -> None:
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def read(self, connection: Connection, now: float) -> None:
         """Take in what changed."""
         is_long = self._monotonic() >= self._long_at
         # If the clock was set back, rows are older from now on than those that were read.
@@ -49,7 +62,7 @@ class TrainEvidence:
         since = max(0, last - (_LONG_AGAIN_MS if is_long else _AGAIN_MS))
         if is_long:
             self._long_at = self._monotonic() + _LONG_SECONDS
-        found = repository.read_changed(connection, train, since)
+        found = self._read_changed(connection, since)
         self._answers.put([row for row, changed in found if self._seen.get(row.key) != changed])
         self._last_ms = max([last, *(changed for _, changed in found)])
         if is_long:
@@ -57,7 +70,7 @@ class TrainEvidence:
         self._seen.update((row.key, changed) for row, changed in found)
 
     def assess(self, now: float, standing: Standing) -> Assessment:
-        """What all answers say; at most one part in five of the time is spent on it."""
+        """What all answers say."""
         if self._found is not None and self._monotonic() < self._assess_at and standing == self._standing:
             return self._found
         began = time.perf_counter()
@@ -65,6 +78,16 @@ class TrainEvidence:
         self._standing = standing
         self._assess_at = self._monotonic() + _IDLE * (time.perf_counter() - began)
         return self._found
+
+
+def evidence_of_train(train: Train, tasks: Mapping[str, TaskRule], monotonic: Callable[[], float]) -> TrainEvidence:
+    """The evidence of a train, by the settings that it departed with."""
+    return TrainEvidence(
+        lambda connection, since: repository.read_changed(connection, train, since),
+        tasks,
+        settings_of(train),
+        monotonic,
+    )
 
 
 def settings_of(train: Train) -> TrainSettings:

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, and_, delete, insert, not_, or_, select, update
 
 from contracts import train_points
+from contracts.assignments import LEARNING
 from contracts.errors import StaleWrite
 from contracts.tables import train, train_answer, train_point, verdict
 from contracts.tables.statements import delete_free
 from pipelines.release.train.answers import AnswerRow
 from pipelines.release.train.lift_figures import LiftRow
+from pipelines.release.train.reading.sampling import CONTROL
 
 SHADOW, CANARY_STAGE, STOPPED = "shadow", "canary", "stopped"
 SHIPPED, WITHDRAWN, REVOKED = "shipped", "withdrawn", "revoked"
@@ -135,6 +137,21 @@ def read_changed(connection: Connection, held: Train, since_ms: int) -> list[tup
     return [(_answer_of(row), row.changed) for row in connection.execute(statement)]
 
 
+def read_learning(
+    connection: Connection, policy: str, version: int, blessed: int, since_ms: int
+) -> list[tuple[AnswerRow, int]]:
+    """The answers of the learning arm's version, and those of the live version that are in the table, from then on, as `read_changed`."""
+    columns = train_answer.c
+    learning = and_(columns.arm == LEARNING, columns.version == version)
+    live = and_(columns.arm.in_(("live", CONTROL)), columns.version == blessed)
+    statement = (
+        select(train_answer)
+        .where(columns.policy == policy, columns.changed >= since_ms, or_(learning, live))
+        .order_by(columns.changed)
+    )
+    return [(_answer_of(row), row.changed) for row in connection.execute(statement)]
+
+
 def read_lift_answers(connection: Connection, policy: str, holdout: int, since: float, limit: int) -> list[LiftRow]:
     """The newest rewarded answers of the hold-out's version, and of whatever version was live, after a time."""
     columns = train_answer.c
@@ -150,18 +167,29 @@ def read_lift_answers(connection: Connection, policy: str, holdout: int, since: 
 
 
 def forget_answers(
-    connection: Connection, policy: str, *, running: int | None, holdout: int | None, lift_since: float, limit: int
+    connection: Connection,
+    policy: str,
+    *,
+    running: int | None,
+    learning: int | None,
+    holdout: int | None,
+    lift_since: float,
+    limit: int,
 ) -> int:
-    """Delete a piece of the answers that neither the running train nor the hold-out needs; returns how many.
+    """Delete a piece of the answers that neither the running train, the learning arm nor the hold-out needs; returns how many.
 
-    `running`, `holdout`: their versions. While there is a hold-out, answers of `live` stay until `lift_since`.
+    `running`, `learning`, `holdout`: their versions. While there is a hold-out, answers of `live` stay until `lift_since`.
     """
     columns = train_answer.c
     in_lift = and_(
         columns.at >= lift_since, or_(columns.arm == "live", and_(columns.arm == "holdout", columns.version == holdout))
     )
-    in_train = or_(columns.version == running, columns.compared_with == running)
+    in_train = and_(
+        columns.arm.not_in((LEARNING, CONTROL)), or_(columns.version == running, columns.compared_with == running)
+    )
+    in_learning = and_(columns.arm.in_((LEARNING, CONTROL)), columns.compared_with == learning)
     needed = [in_train] if running is not None else []
+    needed += [in_learning] if learning is not None else []
     needed += [in_lift] if holdout is not None else []
     unneeded = [not_(or_(*needed))] if needed else []
     return delete_free(connection, train_answer, columns.policy == policy, *unneeded, limit=limit)

@@ -6,7 +6,7 @@ metric, arms in which other people speak) or does not come only withdraws it: th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pipelines.release.train.assess import Assessment, Standing
@@ -36,6 +36,25 @@ def decide(standing: Standing, assessment: Assessment, settings: TrainSettings, 
         or _patience(standing, facts, settings, now)
         or TrainMove("stay", str(facts["says"]))
     )
+
+
+def decide_by_fast_facts(assessment: Assessment, with_primary: Collection[str]) -> TrainMove:
+    """Whether the learning arm's version stays with its users, is revoked, or leaves them without being revoked.
+
+    Its rewards are not compared, so lengths are compared in both directions. `with_primary`: the tasks with a reward; there, as in a
+    train, shorter answers are no fault, and longer ones are a harm.
+    """
+    harms, doubts = list[str](), list[str]()
+    for fact in assessment.facts["metrics"]:
+        if fact["verdict"] == "missing" or (
+            fact["verdict"] == "worse" and fact["better"] == "same" and fact["task"] not in with_primary
+        ):
+            doubts.append(fact["says"])
+        elif fact["verdict"] == "worse" and (fact["better"] != "same" or fact["difference"] > 0.0):
+            harms.append(fact["says"])
+    if harms:
+        return TrainMove("revoke", " ".join(harms))
+    return TrainMove("withdraw", " ".join(doubts)) if doubts else TrainMove("stay", str(assessment.facts["says"]))
 
 
 def _harm(facts: Mapping[str, Any]) -> TrainMove | None:

@@ -19,7 +19,7 @@ from contracts import train_points
 from pipelines.release.train import moves, repository
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.assess import Standing
-from pipelines.release.train.gathering import TrainEvidence
+from pipelines.release.train.gathering import evidence_of_train
 from pipelines.release.train.repository import (
     COUNTED_AT,
     IN_SHADOW,
@@ -84,7 +84,7 @@ class Trip:
         self._shadow = shadow
         self._tell = tell
         self._clock, self._monotonic = clock, monotonic
-        self._evidence = TrainEvidence(train, tasks, monotonic)
+        self._evidence = evidence_of_train(train, tasks, monotonic)
         self._settings = self._evidence.settings
         self._began = monotonic()
         self._looked: tuple[float, float] | None = None
@@ -98,7 +98,7 @@ class Trip:
         if self._count(seen, train, now):
             return
         with self._database.snapshot() as connection:
-            self._evidence.read(connection, train, now)
+            self._evidence.read(connection, now)
         where = Standing(train.stage, train.stage_at, train.started_at, train.state)
         found = self._evidence.assess(now, where)
         # The start by which patience ends: later, if a time did not count.
@@ -124,7 +124,7 @@ class Trip:
         if abs(gap) > _GAP_SECONDS:
             with self._database.transaction() as connection:
                 moves.shift(connection, train, gap, now)
-            self._evidence = TrainEvidence(train, self._tasks, self._monotonic)  # and read everything anew
+            self._evidence = evidence_of_train(train, self._tasks, self._monotonic)  # and read everything anew
             log.warning("time not counted", version=train.version, seconds=round(gap, 1))
         self._looked = now, tick
         return abs(gap) > _GAP_SECONDS

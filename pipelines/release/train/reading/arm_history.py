@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from contracts.assignments import CANARY, HOLDOUT
+from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE
 
 
 class ArmMove(NamedTuple):
@@ -53,6 +53,11 @@ class ArmHistory:
         """The same; also None if the arm had no share, so that nobody was given it."""
         found = self.at(arm, time)
         return found if found is not None and found.share > 0.0 else None
+
+    def guarded(self, time: float) -> Served | None:
+        """What the learning arm gave to users, unless everybody had it."""
+        found, live = self.drawn(LEARNING, time), self.at(LIVE, time)
+        return found if found is not None and live is not None and found.version != live.version else None
 
     def compared(self, time: float) -> set[int]:
         """The versions that answers of that time are compared with: those of a canary and of a hold-out that had a share."""

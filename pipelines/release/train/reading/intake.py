@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import structlog
 from sqlalchemy import Connection
 
+from contracts import holds
 from contracts.clusters import Clusters, words_of
 from contracts.errors import InvalidRecord, InvalidRequest, MillraceError, NewerSchema
 from contracts.event_log import EventLog, LogRecord, Message
@@ -31,7 +32,9 @@ from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, GENERATIONS, route_of_key
 from pipelines.release.train.reading import repository
 from pipelines.release.train.reading.arm_history import ArmHistory
+from pipelines.release.train.reading.room import Room
 from pipelines.release.train.reading.sampling import (
+    CONTROL,
     Evidence,
     LeftOut,
     evidence_of,
@@ -86,6 +89,7 @@ class TrainIntake:
         self._clock = clock
         self._clusters = {name: Clusters(task.curation.topics) for name, task in tasks.items()}
         self._history, self._read_at = ArmHistory(), float("-inf")
+        self._room, self._is_held = Room(), False
 
     def read(self, record: LogRecord) -> ReadEvidence:
         """See `Handler.read`. Raises NewerSchema."""
@@ -128,6 +132,8 @@ class TrainIntake:
         if time.monotonic() - self._read_at >= _LOOK_SECONDS:
             with self._database.snapshot() as connection:
                 self._history = ArmHistory(repository.read_moves(connection, self._policy))
+                self._is_held = holds.read(connection, self._policy, self._clock()) is not None
+                self._room.look(lambda: repository.count(connection, self._policy))
             self._read_at = time.monotonic()
 
     def _add(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
@@ -174,6 +180,10 @@ class TrainIntake:
             if found is not None and not again:
                 _leave_out(found)
             return None
+        if not self._room.take(_arm_of(record, found), found.compared_with, is_held=self._is_held):
+            if not again:
+                _leave_out("full")
+            return None
         return self._described(record, found)
 
     def _described(self, record: Generation, found: Evidence) -> dict[str, Any]:
@@ -193,7 +203,7 @@ class TrainIntake:
         return {
             "key": record.key,
             "policy": record.policy,
-            "arm": record.arm,
+            "arm": _arm_of(record, found),
             "version": held,
             "compared_with": found.compared_with,
             "task": record.task,
@@ -225,6 +235,11 @@ def read_evidence(intake: TrainIntake, database: Database, event_log: EventLog, 
             trouble("evidence", error.message if isinstance(error, MillraceError) else repr(error))
             log.exception("evidence not read")
             stop.wait(_RETRY_SECONDS)
+
+
+def _arm_of(record: Generation, found: Evidence) -> str:
+    """The column `arm`."""
+    return CONTROL if found.is_control else record.arm
 
 
 def _leave_out(reason: LeftOut) -> None:

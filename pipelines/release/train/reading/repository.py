@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
-from contracts.assignments import CANARY, HOLDOUT, LIVE
+from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE
 from contracts.ids import parse_sample_key, sample_key
 from contracts.tables import assignment_change, generation, train_answer
 from contracts.tables.statements import among, insert_all_new, update_all
@@ -22,7 +22,7 @@ def read_moves(connection: Connection, policy: str) -> list[ArmMove]:
     """The newest moves of the arms that are compared, oldest first."""
     columns = assignment_change.c
     found: list[ArmMove] = []
-    for arm in (LIVE, CANARY, HOLDOUT):
+    for arm in (LIVE, CANARY, HOLDOUT, LEARNING):
         statement = (
             select(columns.version, columns.share, columns.at)
             .where(columns.policy == policy, columns.arm == arm)
@@ -31,6 +31,17 @@ def read_moves(connection: Connection, policy: str) -> list[ArmMove]:
         )
         found += [ArmMove(arm, row.version, row.share, row.at) for row in reversed(connection.execute(statement).all())]
     return found
+
+
+def count(connection: Connection, policy: str) -> dict[tuple[str, int], int]:
+    """Answers in the table by arm and by the version that they are compared with."""
+    columns = train_answer.c
+    statement = (
+        select(columns.arm, columns.compared_with, func.count())
+        .where(columns.policy == policy)
+        .group_by(columns.arm, columns.compared_with)
+    )
+    return {(row[0], row[1]): row[2] for row in connection.execute(statement)}
 
 
 def add(connection: Connection, rows: Sequence[Row]) -> int:

@@ -3,9 +3,12 @@
     canary    all of them                  compared_with: its own version, which is the train's
     holdout   all of them                  compared_with: its own version
     live      those of sampled units       compared_with: the version of the train, or without one that of the hold-out
+    learning  all of them                  compared_with: its own version
+    control   of live, of sampled units    compared_with: the version of the learning arm; these are compared with nothing else
 
 Units of `live` are sampled by hash, never by what was answered: `control_ratio` times as many as the canary has, and while there is no
-canary as many as the hold-out has. A reader of the lift takes every row of `live`, whatever it is compared with. All of this depends on
+canary as many as the hold-out has. A reader of the lift takes every row of `live`, whatever it is compared with. The learning arm has as
+many units of `live` as its own: rows of `control`, and those among the rows of `live` that its hash chooses. All of this depends on
 the time of the draw alone (`arm_history.py`). The hash is taken of the column `unit`, so the sample can be checked from the table.
 
 Left out, with a reason: an answer that was not drawn (its request named a version), one whose tokens are not all of the version that
@@ -21,17 +24,20 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from contracts.arms import UnitKind, is_control, unit_of
-from contracts.assignments import CANARY, HOLDOUT, LIVE
+from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE
 from contracts.records import Experience, Generation, GenerationBody
 from contracts.sampling import Sampling
 from contracts.tasks import Task
 from pipelines.release.train.answers import known_until
 from pipelines.release.train.reading.arm_history import ArmHistory
 
-LeftOut = Literal["not_drawn", "other_version", "unknown_task", "unreadable"]
+LeftOut = Literal["not_drawn", "other_version", "unknown_task", "unreadable", "full"]
+CONTROL = "control"
+"""In the column `arm`: an answer of `live` that only the learning arm is compared with."""
 _BYTES_PER_ID = 4
 _SHORTEST_SECONDS = 1e-3
 _LIFT_RATIO = 1.0
+LEARNING_RATIO = 1.0
 _DIGEST_BYTES = 8
 
 
@@ -41,6 +47,8 @@ class Evidence(NamedTuple):
     compared_with: int
     unit: str
     unit_kind: UnitKind
+    is_control: bool = False
+    """See `CONTROL`."""
 
 
 def evidence_of(
@@ -48,7 +56,9 @@ def evidence_of(
 ) -> Evidence | LeftOut | None:
     """Whether an answer is compared; None if it is not sampled, or if there is nothing to compare."""
     at = record.created_at
-    if record.purpose != "user" or record.arm not in {CANARY, HOLDOUT, LIVE} or not history.compared(at):
+    guarded = history.guarded(at)
+    arms = ({CANARY, HOLDOUT, LIVE} if history.compared(at) else set()) | ({LEARNING, LIVE} if guarded else set())
+    if record.purpose != "user" or record.arm not in arms:
         return None
     drawn = unit_of(
         unit,
@@ -59,10 +69,13 @@ def evidence_of(
     )
     name = hash_of(drawn.name)
     held = history.at(record.arm, at)
+    only_learning = False
     if record.arm == LIVE:
         compared_with = _control_of(name, history, at, control_ratio)
         if compared_with is None:
-            return None
+            if guarded is None or not is_control(name, guarded.version, guarded.share, LEARNING_RATIO):
+                return None
+            compared_with, only_learning = guarded.version, True
     else:
         compared_with = held.version if held is not None else -1
     if record.arm_probability >= 1.0:
@@ -71,7 +84,7 @@ def evidence_of(
         return "other_version"
     if record.task not in tasks:
         return "unknown_task"
-    return Evidence(compared_with, name, drawn.kind)
+    return Evidence(compared_with, name, drawn.kind, only_learning)
 
 
 def facts_of(record: Generation, body: GenerationBody | None) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import delete, insert, select
 
 from contracts import assignments
+from contracts.arms import is_control
 from contracts.assignments import LIVE, SLOTS, Assignment
 from contracts.tables import assignment_change, engine_replica, train, train_answer, verdict, version_claim
 from pipelines.release.train.answers import TaskRule
@@ -77,6 +79,11 @@ class TrackWorld:
         self.shadow: Shadow | None = None
         self.kill_at: str | None = None
         self.num_answers = 0
+        self.chance = random.Random(1)
+        self.lacks: set[int] = set()
+        """Versions whose answers of the learning arm do not say whether they were cut off."""
+        self.lengths: dict[int, float] = {}
+        """Logarithms of the tokens of these answers."""
         self.behaviour: dict[int, Behaviour] = {}
         self.conductor = self.restarted()
 
@@ -188,6 +195,37 @@ class TrackWorld:
                 probability = share if arm == "canary" else 1.0 - share
                 rows += self._rows(held, arm, version, [probability] * num, age)
         # Together: whoever looks in between would see one arm without the other.
+        with self.database.transaction() as connection:
+            connection.execute(insert(train_answer), rows)
+
+    def answer_learning(self, num: int, *, delay: float = 1.0) -> None:
+        """Users of the learning arm get answers, and as many of those of live that it is compared with. `delay`: until they are read."""
+        arms = self.arms()
+        learning, live = arms["learning"], arms[LIVE]
+        if learning.version is None or live.version is None:
+            return
+        for arm, version in (("learning", learning.version), ("control", live.version)):
+            units = list[str]()
+            while len(units) < num:
+                self.num_answers += 1
+                unit = f"u{self.num_answers}"
+                if arm == "learning" or is_control(unit, learning.version, learning.share, 1.0):
+                    units.append(unit)
+            self._put(arm, version, learning.version, units, delay)
+
+    def _put(self, arm: str, version: int, compared_with: int, units: list[str], delay: float) -> None:
+        """Rows of fast facts alone, by chance."""
+        like, at = self.behaviour.get(version, Behaviour()), self.wall - delay
+        rows = [
+            {
+                "key": f"{arm}-{unit}", "policy": POLICY, "arm": arm, "version": version, "compared_with": compared_with,
+                "task": "chat", "unit": unit, "unit_kind": "user", "cluster": "", "sampling": "s", "probability": 0.05, "at": at,
+                "metrics": {"errors": 0.0, "tokens": self.lengths.get(version, 4.0) + self.chance.gauss(0.0, 0.2)}
+                | ({} if version in self.lacks else {"truncated": float(self.chance.random() < like.truncated)}),
+                "reward": None, "status": "", "scored_at": None, "changed": int(self.wall * 1000),
+            }
+            for unit in units
+        ]  # fmt: skip
         with self.database.transaction() as connection:
             connection.execute(insert(train_answer), rows)
 

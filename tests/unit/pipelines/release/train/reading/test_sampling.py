@@ -180,3 +180,43 @@ class TestScores:
     ) -> None:
         said = an_experience(revision=revision, scored_at=scored_at)
         assert (heard_row({**self.row, "revision": held}, said, BOOKING_TASK, age) is not None) == counts
+
+
+GUARDED = ArmHistory([ArmMove(LIVE, 4, 1.0, 0.0), ArmMove(LEARNING, 6, 0.05, 10.0)])
+
+
+def test_the_learning_arm_is_compared_with_as_many_units_of_live_as_its_own() -> None:
+    arms = {
+        arm: Assignment("p", arm, version, share, 1) for arm, version, share in ((LIVE, 4, 1.0), (LEARNING, 6, 0.05))
+    }
+    names = [f"person {number}" for number in range(20_000)]
+    drawn = {
+        name: draw_arm(arms, unit_of("user", tenant="default", person=name, session_id=None, completion_id="").name)
+        for name in names
+    }
+    rows = [
+        (drawn[name].arm, found(an_answer(drawn[name].arm, 6 if drawn[name].arm == LEARNING else 4, drawn[name].probability, person=name), GUARDED))
+        for name in names
+    ]  # fmt: skip
+    kept = [(arm, row) for arm, row in rows if isinstance(row, Evidence)]
+    num = {arm: sum(1 for one, _ in kept if one == arm) for arm in (LEARNING, LIVE)}
+    assert 0.045 * 20_000 < num[LEARNING] < 0.055 * 20_000
+    assert 0.9 < num[LIVE] / num[LEARNING] < 1.1
+    assert {(row.compared_with, row.is_control) for arm, row in kept if arm == LIVE} == {(6, True)}
+    assert {(row.compared_with, row.is_control) for arm, row in kept if arm == LEARNING} == {(6, False)}
+
+
+def test_controls_of_the_learning_arm_are_never_controls_of_the_same_versions_train() -> None:
+    """The same hash chooses both, so a train of 1% would otherwise find five times as many of live as it was promised."""
+    both = ArmHistory([ArmMove(LIVE, 6, 1.0, 0.0), ArmMove(LEARNING, 7, 0.05, 0.0), ArmMove(CANARY, 7, 0.005, 0.0)])
+    kept = [found(an_answer(LIVE, 6, 0.9, person=f"person {number}"), both, 1.0) for number in range(20_000)]
+    rows = [row for row in kept if isinstance(row, Evidence)]
+    assert {row.compared_with for row in rows} == {7}
+    of_train = sum(1 for row in rows if not row.is_control)
+    assert 50 < of_train < 150
+    assert 700 < len(rows) - of_train < 1100
+
+
+def test_a_version_that_everybody_has_needs_no_guard() -> None:
+    history = ArmHistory([ArmMove(LIVE, 6, 1.0, 0.0), ArmMove(LEARNING, 6, 0.05, 10.0)])
+    assert found(an_answer(LEARNING, 6), history) is None

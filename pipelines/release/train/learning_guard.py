@@ -1,0 +1,149 @@
+"""Guards the users of the learning arm: they get each version that passed the gate at once, before any shadow or stage proved it.
+
+    answers of the arm learning ─┐
+                                 ├─▶ fast facts, compared as a train compares them ──worse──▶ the version is revoked
+    as many units of live ───────┘                                                └─doubt──▶ the arm is emptied
+
+In: rows of `train_answer`. Out: at most one move. Waits for: the database.
+
+Only fast facts are compared (refusals, errors, cut off, empty, misshapen, broken calls, lengths): rewards come later, and the train compares
+them. So the learning arm's share is all that ever sees such a version, and it leaves within a minute where a hundred people come in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from contracts import assignments, holds
+from contracts.arms import is_control
+from contracts.assignments import LEARNING, LIVE
+from contracts.errors import StaleWrite
+from contracts.retreat import revoke_unproven
+from pipelines.release.train import moves, repository
+from pipelines.release.train.answers import CANARY, AnswerRow, TaskRule
+from pipelines.release.train.assess import ALL_TASKS, Standing
+from pipelines.release.train.gathering import TrainEvidence
+from pipelines.release.train.reading.room import LEARNING_ROWS
+from pipelines.release.train.reading.sampling import LEARNING_RATIO
+from pipelines.release.train.rules import TrainMove, decide_by_fast_facts
+from pipelines.release.train.standing import TrackView
+from runtime.database import Database
+from runtime.train_settings import TrainSettings
+
+_LOOK_SECONDS = 2.0
+_STRATUM_SECONDS = 300.0
+"""The canary's share, which live's answers depend on, is not known of an answer of the learning arm: times are compared more narrowly."""
+_WHERE = Standing(stage=0, stage_at=0.0, started_at=0.0, state="canary")
+
+
+class Guarded(NamedTuple):
+    """What is compared. Another version in either arm begins a new comparison."""
+
+    version: int
+    blessed: int
+    share: float
+
+
+class LearningGuard:
+    """See the module. `monotonic`: seconds for timers."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        policy: str,
+        tasks: Mapping[str, TaskRule],
+        settings: TrainSettings,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._policy = policy
+        # Without their rewards.
+        self._tasks = {name: rule._replace(has_primary=False) for name, rule in tasks.items()}
+        primary = {name for name, rule in tasks.items() if rule.has_primary}
+        self._with_primary = primary | ({ALL_TASKS} if primary else set())
+        self._settings = settings
+        self._monotonic = monotonic
+        self._guarded: Guarded | None = None
+        self._evidence: TrainEvidence | None = None
+        self._look_at = float("-inf")
+
+    def look(self, seen: TrackView, now: float) -> TrainMove | None:
+        """The move that was made; None if the version stays.
+
+        Raises:
+            Held, StaleWrite: somebody else moved or holds the arms; nothing is changed.
+        """
+        guarded = guarded_of(seen)
+        if guarded is None:
+            self._guarded = self._evidence = None
+            return None
+        if guarded != self._guarded or self._evidence is None:
+            self._guarded, self._evidence = guarded, self._begin(guarded)
+        elif self._monotonic() < self._look_at:
+            return None
+        self._look_at = self._monotonic() + _LOOK_SECONDS
+        if len(self._evidence) < 2 * LEARNING_ROWS:
+            with self._database.snapshot() as connection:
+                self._evidence.read(connection, now)
+        move = decide_by_fast_facts(self._evidence.assess(now, _WHERE), self._with_primary)
+        if move.kind == "stay" or seen.hold is not None:
+            return None
+        self._make(guarded, move, now)
+        return move
+
+    def _begin(self, guarded: Guarded) -> TrainEvidence:
+        changes = {
+            "stages": (guarded.share,),
+            "control_ratio": LEARNING_RATIO,
+            "level": self._settings.learning_level,
+            "stratum_seconds": min(_STRATUM_SECONDS, self._settings.stratum_seconds),
+        }
+
+        def read(connection: Connection, since_ms: int) -> list[tuple[AnswerRow, int]]:
+            rows = repository.read_learning(connection, self._policy, guarded.version, guarded.blessed, since_ms)
+            return [(_as_compared(row, guarded), changed) for row, changed in rows if _is_compared(row, guarded)]
+
+        return TrainEvidence(read, self._tasks, self._settings.model_copy(update=changes), self._monotonic)
+
+    def _make(self, guarded: Guarded, move: TrainMove, now: float) -> None:
+        reason = f"in the learning arm, before its train proved it: {move.reason}"
+        with self._database.transaction() as connection:
+            arms = assignments.lock(connection, self._policy)
+            if (arms[LEARNING].version, arms[LIVE].version) != (guarded.version, guarded.blessed):
+                raise StaleWrite(f"another writer moved the arm {LEARNING}; it is looked at anew")
+            if move.kind == "revoke":
+                revoke_unproven(connection, self._policy, guarded.version, writer=moves.WRITER, reason=reason)
+            else:
+                moves.empty(connection, arms, LEARNING, reason)
+            holds.refuse(connection, self._policy, now)
+
+
+def guarded_of(seen: TrackView) -> Guarded | None:
+    """The version that the learning arm gives to users; None if there is none, or everybody has it."""
+    learning, live = seen.arms.get(LEARNING), seen.arms.get(LIVE)
+    if learning is None or learning.version is None or learning.share <= 0.0 or live is None or live.version is None:
+        return None
+    if learning.version <= live.version or learning.version in seen.revoked:
+        return None
+    return Guarded(learning.version, live.version, learning.share)
+
+
+def _is_compared(row: AnswerRow, guarded: Guarded) -> bool:
+    """Of live, always the same units, whatever else they are compared with."""
+    return row.arm == LEARNING or is_control(row.unit, guarded.version, guarded.share, LEARNING_RATIO)
+
+
+def _as_compared(row: AnswerRow, guarded: Guarded) -> AnswerRow:
+    """A row as the statistics of a train take it: the learning arm is the canary."""
+    is_learning = row.arm == LEARNING
+    return row._replace(
+        arm=CANARY if is_learning else LIVE,
+        probability=guarded.share if is_learning else 1.0 - guarded.share,
+        reward=None,
+        status="",
+    )
