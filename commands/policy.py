@@ -12,16 +12,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from commands import holds, queries, train, webhooks
+from commands import holds, queries, rejecting, train, webhooks
 from commands.home_gates import gates_of_home
-from commands.operators import WRITER, wake_followers
+from commands.operators import WRITER, treatment_of, wake_followers
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts import assignments, revocations
 from contracts import holds as held_arms
 from contracts import rollback as rollback_plan
 from contracts.arms import DRAWN
 from contracts.assignments import LIVE, SLOTS, Assignment
-from contracts.errors import InvalidValue, NotFound, WeightsRefused
+from contracts.errors import NotFound, WeightsRefused
 from contracts.holds import Hold
 from contracts.revocations import Revocation, Treatment, claimed_parents
 from contracts.rollback_effects import describe, describe_treatment, read_effects
@@ -32,7 +32,8 @@ from weights.stores.opening import open_weight_store
 
 EVIDENCE: Treatment = "evidence"
 app = typer.Typer(
-    help="List versions, promote one, roll back; freeze or pin the arms, hold users out.", no_args_is_help=True
+    help="List versions, promote one, roll back, reject one; freeze or pin the arms, hold users out.",
+    no_args_is_help=True,
 )
 
 
@@ -127,6 +128,8 @@ def rollback(
     roll_back(home, to, reason, treatment=treatment, revoke=set(revoke or ()) or None, dry_run=dry_run, ask=ask)
 
 
+app.command("withdraw")(rejecting.withdraw)
+app.command("revoke")(rejecting.revoke)
 app.command("freeze")(holds.freeze)
 app.command("pin")(holds.pin)
 app.command("resume")(holds.resume)
@@ -151,7 +154,7 @@ def roll_back(
         InvalidValue: no such treatment, or the plan is impossible.
         StaleWrite: another version went live in the meantime.
     """
-    chosen = _treatment(treatment)
+    chosen = treatment_of(treatment)
     settings = load_settings(home)
     store, policy, database = open_weight_store(settings), settings.policy, settings.database()
     if to is not None:
@@ -185,13 +188,6 @@ def roll_back(
         )
     wake_followers(settings)
     print(f"v{done.target} is live now, and the trainer goes on from it")
-
-
-def _treatment(text: str) -> Treatment:
-    for treatment in get_args(Treatment):
-        if text == treatment:
-            return text  # type: ignore[return-value] # it is one of them
-    raise InvalidValue(f"--treatment is {' or '.join(get_args(Treatment))}, not {text!r}", param="treatment")
 
 
 def _verdict_text(verdict: queries.GateVerdict | None) -> str:

@@ -1,4 +1,4 @@
-"""The effects of a rollback on samples, in numbers and in words: shown before anybody confirms it.
+"""The effects of a rollback or a revocation on samples, in numbers and in words: shown before anybody confirms it.
 
 In: a plan and the ledger's rows. Out: counts, and the lines that command line and dashboard both print. Changes nothing.
 """
@@ -61,9 +61,15 @@ def read_effects(connection: Connection, plan: RollbackPlan) -> Effects:
 
 
 def describe(plan: RollbackPlan, effects: Effects, now: float | None = None) -> list[str]:
-    """The price, whatever the treatment: one sentence per line. `now`: UTC epoch seconds."""
+    """The price, whatever the treatment: one sentence per line. `now`: UTC epoch seconds.
+
+    A plan whose target is the live version revokes versions above it.
+    """
     revoked = _names(plan.revoked)
-    lines = [f"Users get v{plan.target} instead of v{plan.live}, and training goes on from v{plan.target}."]
+    what = f"Users get v{plan.target} instead of v{plan.live}"
+    if plan.target == plan.live:
+        what = f"v{plan.live} stays live; whoever has a revoked version gets v{plan.live} from now on"
+    lines = [f"{what}, and training goes on from v{plan.target}."]
     if revoked:
         lines.append(
             f"Revoked for good: {revoked}. A revoked version never serves again and is compared with no other."
@@ -86,7 +92,7 @@ def describe(plan: RollbackPlan, effects: Effects, now: float | None = None) -> 
             f"of which {effects.num_said_waiting:,} wait to be decided."
         )
     lines.append(
-        "A rollback cannot be taken back. Answers and signals stay readable, and requests in flight finish."
+        f"A {'revocation' if plan.target == plan.live else 'rollback'} cannot be taken back. Answers and signals stay readable, and requests in flight finish."
         if revoked
         else "Answers and signals stay readable, and requests in flight finish."
     )

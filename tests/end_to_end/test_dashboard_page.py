@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from sqlalchemy import insert
 
-from contracts import assignments, heartbeats, holds
+from contracts import assignments, heartbeats, holds, revocations
 from contracts.heartbeats import NEEDED, ProcessBeat
 from contracts.keys import create_key
 from contracts.tables import dead_letter
@@ -26,7 +26,7 @@ from services.dashboard.signin.sessions import TOKEN_FILE
 from tests.end_to_end.chromium import BROWSER, Chromium
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, POLICY, SCRIPT, key_of, seed, settings_of
 from tests.unit.services.dashboard.seed_rewards import seed_rewards
-from tests.unit.services.dashboard.seed_rollout import CANARY_VERSION, seed_rollout
+from tests.unit.services.dashboard.seed_rollout import CANARY_VERSION, add_train, seed_rollout
 from tests.unit.services.dashboard.seed_sessions import SeededCall, call_id, linear, seed_session
 
 pytestmark = [
@@ -443,7 +443,7 @@ def test_an_operator_freezes_pins_and_resumes(page: Chromium, tmp_path: Path) ->
         page.open(f"{site.url}/rollout")
         page.wait_for(READY)
         live = NUM_VERSIONS - 1
-        assert page.evaluate(shown) == ["Freeze", f"Pin v{live}", f"Roll back to v{live - 1}"]
+        assert page.evaluate(shown) == ["Freeze", f"Pin v{live}", f"Roll back live v{live} to v{live - 1}"]
         press("Freeze")
         assert "the train stands still" in page.evaluate("document.querySelector('#decision .what').textContent")
         decide(page, "a launch")
@@ -451,7 +451,7 @@ def test_an_operator_freezes_pins_and_resumes(page: Chromium, tmp_path: Path) ->
         assert page.evaluate("document.querySelector('#hold').textContent").startswith(
             "Frozen: nothing moves by itself."
         )
-        assert page.evaluate(shown) == ["Resume", f"Roll back to v{live - 1}"]
+        assert page.evaluate(shown) == ["Resume", f"Roll back live v{live} to v{live - 1}"]
         press("Resume")
         decide(page, "it went well")
         page.wait_for("document.querySelector('#hold').hidden")
@@ -463,12 +463,65 @@ def test_an_operator_freezes_pins_and_resumes(page: Chromium, tmp_path: Path) ->
             hold = holds.read(connection, POLICY, time.time())
         assert hold is not None
         assert (hold.kind, hold.version) == ("pin", live)
-        press(f"Roll back to v{live - 1}")
+        press(f"Roll back live v{live} to v{live - 1}")
         page.wait_for(CONFIRMABLE)
         price = page.evaluate("document.querySelector('#decision .effects').textContent")
         assert "learned samples are undone" in price
         assert "cannot be taken back" in price
         assert page.evaluate(SCROLL) <= 0
+        assert page.errors == []
+    finally:
+        database.close()
+        site.close()
+
+
+def test_an_operator_withdraws_and_revokes_a_canary(page: Chromium, tmp_path: Path) -> None:
+    """Each names the version that it takes, and says beforehand what it does."""
+    settings = seed(tmp_path / "home", num_generations=40)
+    seed_rollout(settings, time.time())
+    database = settings.database()
+    with database.transaction() as connection:
+        key = create_key(connection, "operator")
+    site = Site(settings)
+    shown = "[...document.querySelectorAll('#actions button:not([hidden])')].map((one) => one.textContent)"
+    canary = f"v{CANARY_VERSION}"
+
+    def press(name: str) -> None:
+        page.evaluate(
+            f"[...document.querySelectorAll('#actions button')].find((one) => one.textContent === '{name}').click()"
+        )
+        page.wait_for("document.querySelector('#decision').open")
+
+    try:
+        page.resize(400, 900)
+        page.open(site.url)
+        page.evaluate(f"document.querySelector('#key').value = '{key}'")
+        page.evaluate("document.querySelector('form button').click()")
+        page.wait_for(READY)
+        page.open(f"{site.url}/rollout")
+        page.wait_for(READY)
+        assert f"Withdraw the canary {canary}" in page.evaluate(shown)
+        assert page.evaluate(SCROLL) <= 0
+        press(f"Revoke the canary {canary}")
+        page.wait_for(CONFIRMABLE)
+        price = page.evaluate("document.querySelector('#decision .effects').textContent")
+        assert f"Revoked for good: {canary}" in price
+        assert f"v{CANARY_VERSION - 1} stays live" in price
+        page.evaluate("document.querySelector('#decision button[value=cancel]').click()")
+        press(f"Withdraw the canary {canary}")
+        assert "does not depart again" in page.evaluate("document.querySelector('#decision .what').textContent")
+        decide(page, "complaints")
+        page.wait_for("document.querySelector('#past').textContent.includes('complaints')")
+        assert f"Withdraw the canary {canary}" not in page.evaluate(shown)
+        with database.transaction() as connection:
+            add_train(connection, time.time())
+        page.wait_for("document.querySelector('#train .way') !== null")
+        press(f"Revoke the canary {canary}")
+        page.wait_for(CONFIRMABLE)
+        decide(page, "it lies")
+        page.wait_for("!document.querySelector('#decision').open")
+        with database.snapshot() as connection:
+            assert revocations.read(connection, POLICY)[CANARY_VERSION].reason == "it lies"
         assert page.errors == []
     finally:
         database.close()

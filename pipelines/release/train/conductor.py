@@ -157,6 +157,8 @@ class Conductor:
             TRAIN_STAGE.set(float("nan") if seen.train is None else seen.train.stage)
             if not self._tidy(seen, now) and not self._guards(seen, now):
                 if seen.train is None:
+                    if self._trip is not None:  # an operator, or another replica, ended it
+                        self._trip, self._clean_at = None, float("-inf")
                     self._depart(seen, now)
                 else:
                     self._conduct(seen, seen.train, now, stop)

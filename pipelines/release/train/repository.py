@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Row, and_, delete, insert, not_, or_, select,
 from contracts import train_points
 from contracts.assignments import LEARNING
 from contracts.errors import StaleWrite
+from contracts.rejection import WITHDRAWN_BY
 from contracts.tables import train, train_answer, train_point, verdict
 from contracts.tables.statements import delete_free
 from pipelines.release.train.answers import AnswerRow
@@ -83,13 +84,12 @@ def read_accepted_above(connection: Connection, policy: str, live: int) -> list[
 
 
 def read_tried(connection: Connection, policy: str, blessed: int) -> set[int]:
-    """Versions whose train ended by what it found against `blessed`, not because somebody else moved an arm."""
+    """Versions whose train ended by what it found against `blessed`, not because somebody else moved an arm; or that an operator withdrew."""
     columns = train.c
+    was_tried = and_(columns.blessed == blessed, columns.evidence[BY_OTHERS].as_string().is_(None))
+    was_rejected = columns.evidence[WITHDRAWN_BY].as_string().is_not(None)
     statement = select(columns.version).where(
-        columns.policy == policy,
-        columns.blessed == blessed,
-        columns.ended_at.is_not(None),
-        columns.evidence[BY_OTHERS].as_string().is_(None),
+        columns.policy == policy, columns.ended_at.is_not(None), or_(was_tried, was_rejected)
     )
     return set(connection.execute(statement).scalars())
 

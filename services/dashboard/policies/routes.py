@@ -19,7 +19,7 @@ from contracts.revocations import Treatment, claimed_parents
 from contracts.rollback_effects import describe, describe_treatment, read_effects
 from contracts.version_parents import BASE, stored_parents
 from services.dashboard.live.acceptance import num_sentinels
-from services.dashboard.policies import holds
+from services.dashboard.policies import holds, rejecting
 from services.dashboard.policies.bodies import InBody, Reason
 from services.dashboard.policies.gates import read_gates
 from services.dashboard.policies.queries import Key, count_learned, list_learned, newest_details, read_facts
@@ -164,6 +164,7 @@ def promote(request: Request, session: OperatorWriter, policy: Policy, body: Bod
 
 router.include_router(pages)
 router.include_router(holds.router)
+router.include_router(rejecting.router)
 
 
 def _roll_back(request: Request, *, policy: str, **decision: Any) -> Response:

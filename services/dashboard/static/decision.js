@@ -11,7 +11,20 @@ let asked = null;
 
 // long: a duration can be given; needed: it must be.
 const KINDS = {
-  rollback: { name: (body) => `Roll back to ${version(body.to)}`, consequence: () => "Counting what this would change…" },
+  rollback: {
+    name: (body) => (body.live == null ? `Roll back to ${version(body.to)}` : `Roll back ${version(body.live)} to ${version(body.to)}`),
+    consequence: () => "Counting what this would change…",
+    preview: (body) => `/api/rollback?to=${body.to}`,
+  },
+  withdraw: {
+    name: (body) => `Withdraw ${version(body.version)}`,
+    consequence: (body) => `The train of ${version(body.version)} ends: its users get what everybody gets, and it does not depart again by itself. It is not revoked, no sample is lost, and it can still be promoted. The next version that passed the gate departs.`,
+  },
+  revoke: {
+    name: (body) => `Revoke ${version(body.version)}`,
+    consequence: () => "Counting what this would change…",
+    preview: (body) => `/api/revoke?version=${body.version}`,
+  },
   promote: {
     name: (body) => `Promote to ${version(body.to)}`,
     consequence: (body, note) => `Users get ${version(body.to)} instead of ${version(body.live)}, against any verdict of the gate. ${note} Requests in flight finish; you can roll back.`,
@@ -34,7 +47,7 @@ export const mayDecide = decides !== undefined;
 
 // body: the fields of the request, without reason and duration
 function open(kind, body, note = "") {
-  const { name, consequence, long, needed } = KINDS[kind];
+  const { name, consequence, preview, long, needed } = KINDS[kind];
   confirm.disabled = false;
   asked = { kind, body };
   title.textContent = confirm.textContent = name(body);
@@ -47,19 +60,19 @@ function open(kind, body, note = "") {
   reason.value = "";
   treatment.querySelector("[value=evidence]").checked = true;
   dialog.showModal();
-  if (kind === "rollback") showEffects(asked);
+  if (preview) showEffects(asked);
 }
 
 function chosen() {
-  if (asked.kind === "rollback") return { treatment: treatment.querySelector(":checked").value };
+  if (KINDS[asked.kind].preview) return { treatment: treatment.querySelector(":checked").value };
   const seconds = duration.querySelector("select").value;
   return KINDS[asked.kind].long && seconds ? { seconds: Number(seconds) } : {};
 }
 
-// A rollback can be confirmed only once the dialog shows its effects.
+// What revokes versions can be confirmed only once the dialog shows its effects.
 async function showEffects(shown) {
   confirm.disabled = true;
-  const answer = await fetch(`/api/rollback?to=${shown.body.to}`).catch(() => null);
+  const answer = await fetch(KINDS[shown.kind].preview(shown.body)).catch(() => null);
   const told = answer ? await answer.json().catch(() => null) : null;
   if (asked !== shown) return;
   if (!answer?.ok) return refuse(told);
@@ -112,10 +125,10 @@ export function offerRollback(tile) {
   };
 }
 
-// The buttons of the Rollout page: hold the arms or let them go, pin what is live, go back to the last accepted version.
+// The buttons of the Rollout page: hold the arms or let them go, pin what is live, reject the canary, go back from the live version.
 export function offerTrain(place, current) {
   if (!mayDecide) {
-    place.append(element("span", { className: "quiet" }, "operators can freeze, pin and roll back"));
+    place.append(element("span", { className: "quiet" }, "operators can freeze, pin, reject the canary and roll back"));
     return () => {};
   }
   const make = (name, decide, calm = true) => {
@@ -126,15 +139,21 @@ export function offerTrain(place, current) {
   const freeze = make("Freeze", () => open("freeze", {}));
   const pin = make("Pin", () => open("pin", { version: current().live, live: current().live }));
   const resume = make("Resume", () => open("resume", {}));
+  const canary = () => current().rollout.train?.version;
+  const withdraw = make("Withdraw the canary", () => open("withdraw", { version: canary() }));
+  const revoke = make("Revoke the canary", () => open("revoke", { version: canary(), live: current().live }), false);
   const back = make("Roll back", () => open("rollback", { live: current().live, to: current().rollback_to }), false);
-  place.append(freeze, pin, resume, back);
+  place.append(freeze, pin, resume, withdraw, revoke, back);
   return (state) => {
-    const { held } = state.rollout;
+    const { held, train } = state.rollout;
+    withdraw.hidden = revoke.hidden = !train;
+    withdraw.textContent = `Withdraw the canary ${version(train?.version)}`;
+    revoke.textContent = `Revoke the canary ${version(train?.version)}`;
     resume.hidden = !held;
     freeze.hidden = Boolean(held);
     pin.hidden = Boolean(held) || state.live == null;
     pin.textContent = `Pin ${version(state.live)}`;
     back.disabled = state.rollback_to == null;
-    back.textContent = state.rollback_to == null ? "Roll back" : `Roll back to ${version(state.rollback_to)}`;
+    back.textContent = state.rollback_to == null ? "Roll back" : `Roll back live ${version(state.live)} to ${version(state.rollback_to)}`;
   };
 }
