@@ -12,23 +12,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, delete, func, select
 
-from contracts.tables import train_point
+from contracts.tables import train, train_point
 from contracts.tables.statements import insert_new
 
 LIFT = "lift"
 MAX_POINTS = 300
+KEPT_TRAINS = 20
+"""Points of older trains are deleted: their charts are not shown any more."""
+_PRIMARY = "primary v"
 
 
 def primary_of(version: int) -> str:
     """The subject of a canary's main metric."""
-    return f"primary v{version}"
+    return f"{_PRIMARY}{version}"
 
 
 def put(connection: Connection, policy: str, subject: str, at: float, values: Mapping[str, Any]) -> bool:
     """Add a point; False if there is one of this time."""
     return insert_new(connection, train_point, {"policy": policy, "subject": subject, "at": at, "values": dict(values)})
+
+
+def forget_primaries(connection: Connection, policy: str) -> int:
+    """Delete the points of all but the newest trains; returns how many."""
+    newest = select(train.c.version).where(train.c.policy == policy).order_by(train.c.id.desc()).limit(KEPT_TRAINS)
+    kept = [primary_of(version) for version in connection.execute(newest).scalars()]
+    columns = train_point.c
+    old = (columns.policy == policy, columns.subject.startswith(_PRIMARY), columns.subject.not_in(kept))
+    return connection.execute(delete(train_point).where(*old)).rowcount
 
 
 def read(connection: Connection, policy: str, subject: str, since: float = 0.0) -> list[tuple[float, dict[str, Any]]]:

@@ -21,7 +21,7 @@ from typing import Protocol
 
 import structlog
 
-from contracts import assignments, holds
+from contracts import assignments, holds, train_points
 from contracts.assignments import CANARY, LEARNING, LIVE, MOVED
 from contracts.errors import Held, MillraceError, NotFound, StaleWrite, Unavailable
 from contracts.faults import FaultPoint, no_fault
@@ -283,6 +283,7 @@ class Conductor:
                 lift_since=self._lift.since(now),
                 limit=_PIECE,
             )
+            train_points.forget_primaries(connection, self._policy)
         self._clean_at = self._monotonic() + (0.0 if num == _PIECE else _CLEAN_SECONDS)
 
     def _failed(self, error: Exception, num_failures: int) -> None:

@@ -77,7 +77,8 @@ def advance(connection: Connection, train: Train, *, reason: str, evidence: Mapp
 def stop(connection: Connection, train: Train, *, reason: str, now: float) -> None:
     """Keep the share, and advance no further."""
     _standing(connection, train)
-    repository.change(connection, train, state=STOPPED, reason=reason)
+    evidence = repository.with_stop(train, STOPPED, reason, now)
+    repository.change(connection, train, state=STOPPED, reason=reason, evidence=evidence)
     holds.refuse(connection, train.policy, now)
 
 
@@ -85,7 +86,8 @@ def go_on(connection: Connection, train: Train, *, reason: str, now: float) -> N
     """Leave the state `stopped`."""
     _standing(connection, train)
     state = SHADOW if train.stage == IN_SHADOW else CANARY_STAGE
-    repository.change(connection, train, state=state, reason=reason)
+    evidence = repository.with_stop(train, state, reason, now)
+    repository.change(connection, train, state=state, reason=reason, evidence=evidence)
     holds.refuse(connection, train.policy, now)
 
 

@@ -23,6 +23,9 @@ IN_SHADOW = -1
 """The stage before the first."""
 COUNTED_AT, PAUSED = "counted_at", "paused_seconds"
 """In the evidence: until when the train's times were counted, and how many seconds since its departure do not count."""
+STOPS = "stops"
+"""In the evidence: when the train stopped and went on, the newest last: {"at", "state", "stage", "reason", "epoch"}."""
+_MOST_STOPS = 20
 BY_OTHERS = "by_others"
 """In the evidence of a train that others brought to its end."""
 
@@ -113,6 +116,12 @@ def change(connection: Connection, held: Train, **values: Any) -> None:
     )
     if connection.execute(statement).rowcount != 1:
         raise StaleWrite(f"another process moved the train of v{held.version}; read it again", version=held.version)
+
+
+def with_stop(held: Train, state: str, reason: str, now: float) -> dict[str, Any]:
+    """The evidence of a train that stops, or goes on, by its next change."""
+    stop = {"at": now, "state": state, "stage": held.stage, "reason": reason, "epoch": held.epoch + 1}
+    return {**held.evidence, STOPS: [*held.evidence.get(STOPS, ()), stop][-_MOST_STOPS:]}
 
 
 def note_evidence(connection: Connection, held: Train, evidence: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from pipelines.release.train.repository import (
     REVOKED,
     SHIPPED,
     STOPPED,
+    STOPS,
     WITHDRAWN,
     Train,
 )
@@ -222,7 +223,7 @@ class Trip:
     ) -> dict[str, Any]:
         """What is stored: the assessment, what happens next and why, and what the train must remember."""
         facts = {**found, "next": {"kind": move.kind, "reason": move.reason}, COUNTED_AT: now}
-        facts |= {name: train.evidence[name] for name in ("shadow", PAUSED) if name in train.evidence}
+        facts |= {name: train.evidence[name] for name in ("shadow", PAUSED, STOPS) if name in train.evidence}
         if seen.hold is not None:
             facts |= {"held": seen.hold.words, COUNTED_AT: train.evidence.get(COUNTED_AT, now)}
         return facts

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
-EventKind = Literal["arm.moved", "hold.changed", "train.ended", "test"]
+EventKind = Literal["arm.moved", "hold.changed", "train.stopped", "train.went_on", "train.ended", "test"]
 _DIGEST_BYTES = 20
 
 

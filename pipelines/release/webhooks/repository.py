@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, or_, select, update
 from sqlalchemy.orm import aliased
 
 from contracts.tables import assignment, assignment_change, train, train_hold, webhook_delivery
 from contracts.tables.statements import insert_all_new, insert_new
+from pipelines.release.train.repository import STOPPED, STOPS
 from pipelines.release.webhooks.events import WebhookEvent, make_event, message_id
 
 GIVEN_UP_SECONDS = 86_400.0
@@ -110,24 +111,38 @@ def find_holds(connection: Connection, policy: str, run: str, after: int, since:
     ]
 
 
-def find_ended_trains(connection: Connection, policy: str, run: str, since: float) -> list[WebhookEvent]:
-    """The newest trains that ended after a time, oldest first."""
+def find_train_events(connection: Connection, policy: str, run: str, since: float) -> list[WebhookEvent]:
+    """Of the newest trains: those that ended after a time, and when they stopped and went on; each train's together, oldest first."""
     newest = select(train).where(train.c.policy == policy).order_by(train.c.id.desc()).limit(_NEWEST_TRAINS)
     names = ("policy", "version", "blessed", "state", "stage", "reason", "started_at", "ended_at")
+    found = list[WebhookEvent]()
+    for row in reversed(connection.execute(newest).all()):
+        found += _stops_of(row, run, since)
+        if row.ended_at is not None and row.ended_at >= since:
+            facts = {name: getattr(row, name) for name in names}
+            facts |= {"run": run, "train": row.id, "says": str(row.evidence.get("says", ""))}
+            found.append(make_event("train.ended", (policy, run, row.id), row.ended_at, facts))
+    return found
+
+
+def _stops_of(row: Row[Any], run: str, since: float) -> list[WebhookEvent]:
+    """When a train stopped and went on."""
     return [
         make_event(
-            "train.ended",
-            (policy, run, row.id),
-            row.ended_at,
+            "train.stopped" if stop["state"] == STOPPED else "train.went_on",
+            (row.policy, run, row.id, stop["epoch"]),
+            stop["at"],
             {
                 "run": run,
                 "train": row.id,
-                **{name: getattr(row, name) for name in names},
-                "says": str(row.evidence.get("says", "")),
+                "policy": row.policy,
+                "version": row.version,
+                "blessed": row.blessed,
+                **{name: stop[name] for name in ("state", "stage", "reason")},
             },
         )
-        for row in reversed(connection.execute(newest).all())
-        if row.ended_at is not None and row.ended_at >= since
+        for stop in row.evidence.get(STOPS, ())
+        if stop["at"] >= since
     ]
 
 

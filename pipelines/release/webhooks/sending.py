@@ -48,7 +48,7 @@ def send(client: httpx.Client, to: SignedUrl, event: WebhookEvent, at: float) ->
     try:
         with client.stream("POST", to.url, content=body, headers=headers) as answer:
             return _read(answer)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         return WebhookTry("failed", f"{type(error).__name__}: {error}"[:300])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+import httpx
 from pydantic import Field, field_validator
 
 from runtime.settings import Section
@@ -30,8 +31,10 @@ class WebhookSettings(Section):
 def _check(url: str) -> None:
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        usable = (
+            parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0 and bool(httpx.URL(url).host)
+        )
+    except (ValueError, httpx.InvalidURL):
         usable = False
     if not usable or len(url) > _MAX_URL or not url.isascii() or any(letter.isspace() for letter in url):
         raise ValueError(f"{url[:100]!r} is not a URL that begins with http:// or https://")

@@ -1,6 +1,6 @@
 """A thread for each URL: it queues what happened, and sends what waits.
 
-In: moves of arms, holds, and ends of trains, as the database has them. Out: signed POSTs (`signing.py`). Waits: for the URL's answers;
+In: moves of arms, holds, and stops and ends of trains, as the database has them. Out: signed POSTs (`signing.py`). Waits: for the URL's answers;
 nothing waits for this thread. A message is sent until it is accepted, after growing pauses, for 24 hours: at least once, in any order,
 with the same id each time. After a 410 the URL is told nothing more, until `millrace policy webhook-test` is accepted.
 """
@@ -97,8 +97,8 @@ class WebhookTeller:
             known = repository.receiver(connection, self._policy, self._url)
             epochs = repository.newest_epochs(connection, self._policy)
             since = now if known is None else max(known.since, now - GIVEN_UP_SECONDS)
-            ended = repository.find_ended_trains(connection, self._policy, self._run, since)
-            new: list[WebhookEvent] = [event for event in ended if event.id not in self._trains]
+            of_trains = repository.find_train_events(connection, self._policy, self._run, since)
+            new: list[WebhookEvent] = [event for event in of_trains if event.id not in self._trains]
             for arm, epoch in epochs.items():
                 seen = self._seen.get(arm, 0)
                 if epoch > seen and known is not None:
@@ -115,7 +115,7 @@ class WebhookTeller:
                 repository.add(connection, self._policy, self._url, new, now)
         if known is not None:  # else another replica knew it first, since when is read again
             self._seen = epochs
-        self._trains = {event.id for event in ended}
+        self._trains = {event.id for event in of_trains}
         return True
 
     def _claim(self, held: Delivery) -> bool:

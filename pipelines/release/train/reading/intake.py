@@ -167,7 +167,13 @@ class TrainIntake:
         rows = []
         wanted = self._history.compared(self._clock())
         for wire in repository.read_records(connection, keys).values():
-            record = decode_shape(Generation, wire)
+            try:
+                record = decode_shape(Generation, wire)
+            except NewerSchema:
+                raise
+            except InvalidRecord:
+                _leave_out("unreadable")
+                continue
             row = self._row(record, again=True) if record.policy == self._policy else None
             if row is not None and row["compared_with"] in wanted:
                 rows.append(row)

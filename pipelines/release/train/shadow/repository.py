@@ -31,7 +31,7 @@ class ShadowPrompt(NamedTuple):
 def read_prompts(connection: Connection, policy: str, num: int, tasks: Collection[str]) -> list[ShadowPrompt]:
     """Up to `num` prompts of users, newest first, of many people.
 
-    Only what was logged is here, so everybody consented. Erased bodies, and bodies that cannot be opened, are left out.
+    Only what was logged is here, so everybody consented. Erased bodies, and records and bodies that cannot be read, are left out.
     """
     found, more = list[ShadowPrompt](), list[ShadowPrompt]()
     taken = Counter[str]()
@@ -55,7 +55,10 @@ def _newest(connection: Connection, policy: str, most: int) -> Iterator[Generati
     for start in range(0, most, _PAGE):
         page = connection.execute(statement.limit(min(_PAGE, most - start)).offset(start)).scalars().all()
         for wire in page:
-            yield decode_shape(Generation, wire)
+            try:
+                yield decode_shape(Generation, wire)
+            except InvalidRecord:  # one damaged row must not end the train
+                continue
         if len(page) < _PAGE:
             return
 

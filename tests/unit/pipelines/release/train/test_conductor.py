@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import REGISTRY
 
-from contracts import holds, revocations
+from contracts import holds, revocations, train_points
 from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE, SLOTS, TRAINING
 from contracts.rollback import promote, roll_back
 from pipelines.release.train import standing, trip
@@ -439,3 +439,37 @@ def test_answers_of_ended_trains_are_deleted(world: TrackWorld, script: Script) 
     world.look()
     assert world.count() == 0
     assert len(world.trains()) == 2
+
+
+def test_when_a_train_stopped_and_went_on_is_kept_for_whoever_has_to_be_told(world: TrackWorld, script: Script) -> None:
+    on_the_way(world)
+    kinds: tuple[MoveKind, ...] = ("stay", "stop", "stay", "go_on", "stay")
+    for script.kind in kinds:
+        world.look(1 if script.kind != "stay" else 70)
+    held = world.running()
+    assert held is not None
+    assert [(stop["state"], stop["reason"]) for stop in held.evidence["stops"]] == [
+        ("stopped", "script: stop"), ("canary", "script: go_on"),
+    ]  # fmt: skip
+    script.kind = "withdraw"
+    world.look(2)
+    assert len(world.trains()[0].evidence["stops"]) == 2
+
+
+def test_points_of_trains_that_are_not_shown_any_more_are_deleted(
+    world: TrackWorld, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_points, "KEPT_TRAINS", 2)
+    world.begin(1, 2, 3, 4)
+    kinds: tuple[MoveKind, ...] = ("stay", "withdraw", "stay", "withdraw", "stay")
+    for script.kind in kinds:
+        world.look(2 if script.kind == "stay" else 1)
+    subjects = (*map(train_points.primary_of, (1, 2, 3, 4)), train_points.LIFT)
+    with world.database.transaction() as connection:
+        for subject in subjects:
+            train_points.put(connection, POLICY, subject, 1.0, {})
+    world.restarted().look(STOP)
+    with world.database.snapshot() as connection:
+        left = {subject for subject in subjects if train_points.read(connection, POLICY, subject)}
+    assert [held.version for held in world.trains()] == [4, 3, 2]
+    assert left == {train_points.primary_of(2), train_points.primary_of(3), train_points.LIFT}

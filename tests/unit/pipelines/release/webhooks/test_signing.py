@@ -83,6 +83,8 @@ def test_a_secret_that_is_none_is_named(tmp_path: Path, text: str) -> None:
         (["https://"], "is not a URL"),
         (["https://a b"], "is not a URL"),
         (["https://[::1"], "is not a URL"),
+        (["https://[::1]x/"], "is not a URL"),
+        (["https://a\x7f/"], "is not a URL"),
         (["https://ü.example"], "is not a URL"),
         ([f"https://a.example/{'x' * 2000}"], "is not a URL"),
         (["https://user:word@a.example"], "name or password"),

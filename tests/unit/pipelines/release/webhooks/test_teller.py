@@ -21,7 +21,8 @@ from contracts import assignments, holds
 from contracts.assignments import CANARY, LIVE
 from contracts.tables import train, webhook_delivery
 from pipelines.release.webhooks import repository
-from pipelines.release.webhooks.sending import make_client
+from pipelines.release.webhooks.events import make_test_event
+from pipelines.release.webhooks.sending import SignedUrl, make_client, send
 from pipelines.release.webhooks.teller import WebhookTeller, pause_before
 from runtime.database import Database
 from tests.unit.pipelines.release.webhooks.receiver import SECRET_TEXT, Receiver, receiving
@@ -319,3 +320,33 @@ def test_pauses_grow_to_an_hour() -> None:
     most = [max(pause_before(nth) for _ in range(200)) for nth in range(2, 12)]
     assert all(later > earlier for earlier, later in zip(most[:5], least[1:6], strict=True))
     assert (least[0] >= 4.0, most[0] <= 6.0, most[-1] <= 1.2 * HOUR) == (True, True, True)
+
+
+def test_stops_of_a_train_are_told_once_each_also_after_a_restart(
+    database: Database, receiver: Receiver, clock: Clock
+) -> None:
+    teller, now = known(database, receiver, clock), time.time()
+    stops = [
+        {"at": now, "state": "stopped", "stage": 1, "reason": "no engine holds v6", "epoch": 3},
+        {"at": now + 0.1, "state": "canary", "stage": 1, "reason": "e holds v6", "epoch": 4},
+    ]
+    times: dict[str, Any] = {"started_at": 1.0, "stage_at": 1.0, "ended_at": None, "reason": "", "settings": {}}
+    with database.transaction() as connection:
+        values = {"policy": POLICY, "version": 6, "blessed": 5, "state": "stopped", "stage": 1, "epoch": 3, **times}
+        connection.execute(train.insert().values(**values, evidence={"stops": stops[:1]}))
+    assert look(teller) == 1
+    assert look(teller) == 0
+    with database.transaction() as connection:
+        connection.execute(update(train).values(epoch=4, state="canary", evidence={"stops": stops}))
+    assert look(make_teller(database, receiver, clock)) == 1
+    assert [(item["type"], item["data"]["reason"]) for item in verified(receiver)] == [
+        ("train.stopped", "no engine holds v6"),
+        ("train.went_on", "e holds v6"),
+    ]
+
+
+def test_an_address_that_is_none_is_a_failure_like_others() -> None:
+    with make_client() as client:
+        tried = send(client, SignedUrl("http://a\x7f/", b"s"), make_test_event(POLICY), 0.0)
+    assert tried.fate == "failed"
+    assert tried.says.startswith("InvalidURL")

@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from prometheus_client import REGISTRY
-from sqlalchemy import select
+from sqlalchemy import select, update
 
-from contracts import assignments
+from contracts import assignments, holds
 from contracts.assignments import CANARY, LIVE
 from contracts.errors import Unavailable
 from contracts.event_log import LogRecord, Message
 from contracts.faults import FaultPoint, no_fault
 from contracts.records import Experience, FinishReason, Generation, GenerationBody
 from contracts.sampling import Span
-from contracts.tables import assignment_change, dead_letter, position, train_answer
+from contracts.tables import assignment_change, dead_letter, generation, position, train_answer
 from contracts.topics import EXPERIENCES, GENERATIONS
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.release.train.reading import intake as module
+from pipelines.release.train.reading import room
 from pipelines.release.train.reading.intake import TrainIntake, read_evidence
 from runtime.database import Database
 from runtime.log.local import LocalLog
@@ -287,3 +288,35 @@ def test_a_late_score_brings_no_answer_of_an_ended_train_back(world: EvidenceWor
 
 def as_record(item: Message) -> LogRecord:
     return LogRecord(item.topic, 0, 0, item.key, item.value, NOW)
+
+
+def test_a_damaged_row_of_the_join_costs_only_its_own_score(world: EvidenceWorld) -> None:
+    broken, fine = an_answer(), an_answer()
+    join = EpisodesHandler(TASKS, lambda: NOW)
+    with world.database.transaction() as connection:
+        join.handle(connection, [join.read(as_record(message(GENERATIONS, item.key, item))) for item in (broken, fine)])
+        mine = generation.c.completion_id == broken.completion_id
+        connection.execute(update(generation).where(mine).values(record=b"\xc1junk"))
+    world.append(said_of(broken), said_of(fine))
+    world.run()
+    assert world.rows().keys() == {fine.key}
+
+
+def test_a_train_that_is_held_takes_no_more_than_its_room(
+    world: EvidenceWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "HELD_ROWS", 5)
+    before = left_out("full")
+    with world.database.transaction() as connection:
+        holds.freeze(connection, policy=POLICY, until=None, writer="ann", reason="r", now=NOW)
+    world.worker = world.restarted()
+    world.append(*(an_answer() for _ in range(9)))
+    world.run()
+    assert len(world.rows()) == 5
+    assert left_out("full") == before + 4
+    with world.database.transaction() as connection:
+        holds.resume(connection, policy=POLICY, writer="ann", reason="r", now=NOW + 0.0)
+    world.worker = world.restarted()
+    world.append(an_answer())
+    world.run()
+    assert len(world.rows()) == 6

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from contracts.errors import MillraceError, Unavailable
 from contracts.event_log import LogRecord
@@ -269,3 +269,14 @@ class TestPrompts:
             connection.execute(update(generation).where(gone).values(state="erased"))
             found = read_prompts(connection, POLICY, 50, {"booking"})
         assert [prompt.question.messages[0]["content"] for prompt in found] == ["1"]
+
+
+def test_a_record_that_cannot_be_decoded_is_left_out_and_the_others_are_asked(database: Database) -> None:
+    store(database, *(a_prompt(number) for number in range(3)))
+    with database.transaction() as connection:
+        columns = generation.c
+        newest = select(columns.completion_id).order_by(columns.created_at.desc()).limit(1)
+        broken = connection.execute(newest).scalar_one()
+        connection.execute(update(generation).where(columns.completion_id == broken).values(record=b"\xc1junk"))
+    with database.snapshot() as connection:
+        assert len(read_prompts(connection, POLICY, 10, TASKS)) == 2
