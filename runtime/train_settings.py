@@ -34,8 +34,8 @@ class TrainSettings(Section):
     """Recent prompts that both versions answer before any user meets the new one. 0: no shadow."""
     level: float = Field(default=0.002, gt=0, lt=0.5)
     """Chance that a version which is not worse is rolled back, over all looks and metrics of its train."""
-    learning_level: float = Field(default=0.001, gt=0, lt=0.5)
-    """The same for a version in the learning arm, by its fast facts alone."""
+    learning_level: float = Field(default=0.0002, gt=0, lt=0.5)
+    """The same for a version in the learning arm, by its fast facts alone: smaller, because there are more of them than trains."""
     proof_level: float = Field(default=0.05, gt=0, lt=0.5)
     """Chance that a version which is worse by the margin arrives."""
     margin: float = Field(default=0.02, gt=0, lt=1)

@@ -2,7 +2,7 @@
 
     answers of the arm learning ─┐
                                  ├─▶ fast facts, compared as a train compares them ──worse──▶ the version is revoked
-    as many units of live ───────┘                                                └─doubt──▶ the arm is emptied
+    4 times as many units of live┘                                                └─doubt──▶ the arm is emptied
 
 In: rows of `train_answer`. Out: at most one move. Waits for: the database.
 

@@ -7,8 +7,8 @@
     control   of live, of sampled units    compared_with: the version of the learning arm; these are compared with nothing else
 
 Units of `live` are sampled by hash, never by what was answered: `control_ratio` times as many as the canary has, and while there is no
-canary as many as the hold-out has. A reader of the lift takes every row of `live`, whatever it is compared with. The learning arm has as
-many units of `live` as its own: rows of `control`, and those among the rows of `live` that its hash chooses. All of this depends on
+canary as many as the hold-out has. A reader of the lift takes every row of `live`, whatever it is compared with. The learning arm has
+four times as many units of `live` as its own: rows of `control`, and those among the rows of `live` that its hash chooses. All of this depends on
 the time of the draw alone (`arm_history.py`). The hash is taken of the column `unit`, so the sample can be checked from the table.
 
 Left out, with a reason: an answer that was not drawn (its request named a version), one whose tokens are not all of the version that
@@ -37,7 +37,8 @@ CONTROL = "control"
 _BYTES_PER_ID = 4
 _SHORTEST_SECONDS = 1e-3
 _LIFT_RATIO = 1.0
-LEARNING_RATIO = 1.0
+LEARNING_RATIO = 4.0
+"""Units of `live` for each of the learning arm: whoever meets an unproven version is one of few, so the comparison must not want for others."""
 _DIGEST_BYTES = 8
 
 

@@ -16,6 +16,7 @@ from contracts.tables import assignment_change, engine_replica, train, train_ans
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.conductor import Conductor
 from pipelines.release.train.ratio import expected_share
+from pipelines.release.train.reading.sampling import LEARNING_RATIO
 from pipelines.release.train.repository import Train
 from pipelines.release.train.slots import TrainSlots
 from pipelines.release.train.trip import Shadow
@@ -199,17 +200,17 @@ class TrackWorld:
             connection.execute(insert(train_answer), rows)
 
     def answer_learning(self, num: int, *, delay: float = 1.0) -> None:
-        """Users of the learning arm get answers, and as many of those of live that it is compared with. `delay`: until they are read."""
+        """Users of the learning arm get answers, and more of those of live that it is compared with. `delay`: until they are read."""
         arms = self.arms()
         learning, live = arms["learning"], arms[LIVE]
         if learning.version is None or live.version is None:
             return
         for arm, version in (("learning", learning.version), ("control", live.version)):
             units = list[str]()
-            while len(units) < num:
+            while len(units) < (num if arm == "learning" else round(num * LEARNING_RATIO)):
                 self.num_answers += 1
                 unit = f"u{self.num_answers}"
-                if arm == "learning" or is_control(unit, learning.version, learning.share, 1.0):
+                if arm == "learning" or is_control(unit, learning.version, learning.share, LEARNING_RATIO):
                     units.append(unit)
             self._put(arm, version, learning.version, units, delay)
 
