@@ -47,7 +47,7 @@ _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 1.0, 30.0
 _PIECE, _CLEAN_SECONDS = 5_000, 600.0
 _COUNTED = {
     f"train {kind}": kind for kind in ("departed", "advanced", "stopped", "goes on", "shipped", "withdrawn", "revoked")
-}
+} | {"learning version revoked": "learning revoked"}
 """By what is logged: the kind of a move in the metrics."""
 WAITING_FOR_SLOT = (
     "versions that pass the gate wait for the slot, and none goes live unproven; if it was removed for good, write enabled = false "

@@ -6,6 +6,7 @@ import functools
 import statistics
 
 import pytest
+from prometheus_client import REGISTRY
 
 from contracts import holds, revocations
 from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE, TRAINING
@@ -65,9 +66,14 @@ def test_a_broken_version_leaves_within_a_minute_and_nobody_else_ever_saw_it(dat
 
 
 def test_the_revoked_version_takes_its_descendants_and_the_trainer_goes_back(world: TrackWorld) -> None:
+    def counted() -> float:
+        return REGISTRY.get_sample_value("millrace_train_moves_total", {"kind": "learning revoked"}) or 0.0
+
+    before = counted()
     world.behaviour[7] = Behaviour(truncated=0.4)
     world.accept(8, parent=7)
     assert seconds_until_gone(world, 300) is not None
+    assert counted() == before + 1, "the alarm VersionsRevoked counts these too"
     assert world.versions() == {LIVE: 0, LEARNING: None, TRAINING: 0}
     with world.database.snapshot() as connection:
         found = revocations.read(connection, POLICY)
