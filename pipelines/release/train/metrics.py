@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from runtime.train_settings import TrainSettings
 
 Better = Literal["higher", "lower", "same"]
-REWARD, HEARD = "reward", "heard"
+REWARD, HEARD, SECONDS = "reward", "heard", "seconds"
 
 
 class Metric(NamedTuple):
@@ -36,7 +36,7 @@ GUARDRAILS: Mapping[str, Metric] = {
         Metric("misshapen", "misshapen answers", "lower"),
         Metric("invalid_tool_call", "invalid tool calls", "lower"),
         Metric("tokens", "tokens per answer", "lower", is_log=True),
-        Metric("seconds", "seconds per answer", "lower", is_log=True),
+        Metric(SECONDS, "seconds per answer", "lower", is_log=True),
     )
 }
 """Fast facts by their name in `AnswerRow.metrics`. """

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pipelines.release.train.assess import Assessment, Standing
+from pipelines.release.train.metrics import SECONDS
 from pipelines.release.train.words import ratio_in_words
 from runtime.train_settings import TrainSettings
 
@@ -42,13 +43,12 @@ def decide_by_fast_facts(assessment: Assessment, with_primary: Collection[str]) 
     """Whether the learning arm's version stays with its users, is revoked, or leaves them without being revoked.
 
     Its rewards are not compared, so lengths are compared in both directions. `with_primary`: the tasks with a reward; there, as in a
-    train, shorter answers are no fault, and longer ones are a harm.
+    train, shorter answers are no fault, and longer ones are a harm. Slow answers are only a doubt: the slot was just loaded.
     """
     harms, doubts = list[str](), list[str]()
     for fact in assessment.facts["metrics"]:
-        if fact["verdict"] == "missing" or (
-            fact["verdict"] == "worse" and fact["better"] == "same" and fact["task"] not in with_primary
-        ):
+        is_lengths = fact["better"] == "same" and fact["task"] not in with_primary
+        if fact["verdict"] == "missing" or (fact["verdict"] == "worse" and (is_lengths or fact["name"] == SECONDS)):
             doubts.append(fact["says"])
         elif fact["verdict"] == "worse" and (fact["better"] != "same" or fact["difference"] > 0.0):
             harms.append(fact["says"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipelines.release.train.assess import Assessment
-from pipelines.release.train.rules import decide
+from pipelines.release.train.rules import decide, decide_by_fast_facts
 from tests.unit.pipelines.release.train.product import LAST, NOON, SETTINGS, standing
 
 NOW = NOON + 200.0
@@ -101,3 +101,28 @@ def test_reasons_are_the_evidence_in_words() -> None:
         "No new evidence for 400 s; left out: 3 from the future. Nothing advances until it comes again.",
         "In words.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "with_primary", "kind"),
+    [
+        ({}, {"chat"}, "revoke"),
+        ({"verdict": "fine"}, {"chat"}, "stay"),
+        ({"verdict": "missing"}, {"chat"}, "withdraw"),
+        ({"name": "seconds"}, {"chat"}, "withdraw"),
+        ({"name": "tokens", "better": "same"}, {"chat"}, "revoke"),
+        ({"name": "tokens", "better": "same", "difference": -0.5}, {"chat"}, "stay"),
+        ({"name": "tokens", "better": "same"}, set(), "withdraw"),
+    ],
+)
+def test_what_fast_facts_do_to_the_learning_arm(changes: dict[str, object], with_primary: set[str], kind: str) -> None:
+    fact = {
+        "name": "empty",
+        "task": "chat",
+        "verdict": "worse",
+        "better": "lower",
+        "difference": 0.3,
+        "says": "s",
+        **changes,
+    }
+    assert decide_by_fast_facts(Assessment({"metrics": [fact], "says": "fine"}), with_primary).kind == kind
