@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, Assignment
+from contracts.draws import DrawnVersion, LoggedDraw, UnitKind, hash_of
 
-UnitKind = Literal["user", "session", "answer"]
 DRAWN = (HOLDOUT, LEARNING, CANARY)
 """Arms with a share, in the order of their draws."""
 _NUM_BYTES = 8
@@ -49,14 +49,32 @@ def unit_of(wanted: UnitKind, *, tenant: str, person: str | None, session_id: st
 def draw_arm(arms: Mapping[str, Assignment], unit: str, served: Collection[str] = DRAWN) -> Draw:
     """The arm of a unit. `served`: arms that some engine has a slot for; nothing is drawn for the others."""
     rest = 1.0
-    for name in DRAWN:
-        arm = arms.get(name)
-        if arm is None or arm.version is None or arm.share <= 0.0 or name not in served:
-            continue
+    for name, arm in _with_share(arms, served).items():
         if position_of(unit, salt_of(arm)) < arm.share:
             return Draw(name, rest * arm.share)
         rest *= 1.0 - arm.share
     return Draw(LIVE, rest)
+
+
+def logged_draw(
+    arms: Mapping[str, Assignment], drawn: str, unit: Unit, served: Collection[str] = DRAWN
+) -> LoggedDraw | None:
+    """What the log keeps of a draw whose arm was `drawn`; None if there was only one arm to draw."""
+    found = {name: DrawnVersion(arm.version or 0, arm.share) for name, arm in _with_share(arms, served).items()}
+    if not found:
+        return None
+    held = arms.get(drawn)
+    version = -1 if held is None or held.version is None else held.version
+    learning, live = found.get(LEARNING), arms.get(LIVE)
+    if learning is not None and live is not None and learning.version == live.version:
+        learning = None
+    return LoggedDraw(hash_of(unit.name), unit.kind, version, found.get(CANARY), found.get(HOLDOUT), learning)
+
+
+def _with_share(arms: Mapping[str, Assignment], served: Collection[str]) -> dict[str, Assignment]:
+    """The arms that can be drawn, in the order of their draws."""
+    found = {name: arms[name] for name in DRAWN if name in arms and name in served}
+    return {name: arm for name, arm in found.items() if arm.version is not None and arm.share > 0.0}
 
 
 def salt_of(arm: Assignment) -> str:

@@ -7,8 +7,39 @@ draws are independent. Pure.
 from __future__ import annotations
 
 import hashlib
+from typing import Literal
 
+import msgspec
+
+UnitKind = Literal["user", "session", "answer"]
 _NUM_BYTES = 8
+
+
+class DrawnVersion(msgspec.Struct, frozen=True, array_like=True):
+    """What an arm served at a draw, and its share."""
+
+    version: int
+    share: float
+
+
+class LoggedDraw(msgspec.Struct, frozen=True):
+    """How the arm of a user's answer was drawn (`contracts/arms.py`), as whoever drew it knew it: no later reader has to guess by clocks."""
+
+    unit: str
+    """Hash of the unit's name, see `hash_of`."""
+    unit_kind: UnitKind
+    version: int
+    """Of the arm that was drawn, whichever version made the answer; -1: not known."""
+    canary: DrawnVersion | None = None
+    """The canary that could have been drawn; None: there was none."""
+    holdout: DrawnVersion | None = None
+    learning: DrawnVersion | None = None
+    """None also if everybody had its version."""
+
+
+def hash_of(text: str) -> str:
+    """16 hex digits, so that no name of a person stands in a table."""
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=_NUM_BYTES).hexdigest()
 
 
 def is_asked(completion_id: str, probability: float) -> bool:

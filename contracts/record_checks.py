@@ -24,7 +24,7 @@ be times: no calendar shows them, and sums of them lose whole seconds."""
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 MAX_SEQUENCE = 2**62 - 1
 """The highest sequence number of a decision; one more stands for "all of them"."""
-MAX_NAME, MAX_ID, MAX_ARM, MAX_REASON, MAX_REQUEST, MAX_SESSION = 64, 128, 16, 128, 32, 256
+MAX_NAME, MAX_ID, MAX_ARM, MAX_UNIT, MAX_REASON, MAX_REQUEST, MAX_SESSION = 64, 128, 16, 32, 128, 32, 256
 """Characters of the columns in `contracts/tables`."""
 _Check = Callable[[Any], str]
 _WORD = 4
@@ -75,6 +75,13 @@ def _whole(least: int = 0, most: int = MAX_INT32) -> _Check:
 
 def _share(number: float) -> str:
     return "" if 0.0 <= number <= 1.0 else f": {number:g} is not a probability"
+
+
+def _drawn(found: Any) -> str:
+    if found is None:
+        return ""
+    problem = _share(found.share)
+    return f".share{problem}" if problem else _nested(found)
 
 
 def _time(seconds: float) -> str:
@@ -145,6 +152,8 @@ _CHECKS: dict[str, _Check] = {
     **dict.fromkeys(("tenant", "policy", "task", "name", "key_id", "branch", "group"), _text(MAX_NAME)),
     "id": _text(MAX_ID),
     "arm": _text(MAX_ARM),
+    "unit": _text(MAX_UNIT),
+    **dict.fromkeys(("canary", "holdout"), _drawn),
     "reason": _text(MAX_REASON),
     "request": _text(MAX_REQUEST),
     "completion_id": _completion_id,
@@ -153,7 +162,7 @@ _CHECKS: dict[str, _Check] = {
     "parent": lambda key: "" if key is None else _sample_key(key),
     "value": _value,
     **dict.fromkeys(("token_ids", "logprobs"), _packed),
-    **dict.fromkeys(("sampling", "attempt", "submitter", "turn", "share"), _nested),
+    **dict.fromkeys(("sampling", "attempt", "submitter", "turn", "share", "draw"), _nested),
     **dict.fromkeys(("turns", "signals", "segments", "spans", "also"), _each),
 }
 """Field name to its check. A problem begins with what follows the name: a colon, or the path to a field inside."""

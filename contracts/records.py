@@ -16,7 +16,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 import zstandard
+from msgspec.structs import replace
 
+from contracts.draws import LoggedDraw
 from contracts.errors import InvalidRecord, NewerSchema
 from contracts.event_log import is_damaged
 from contracts.ids import sample_key
@@ -73,10 +75,9 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
 
         Calls of every model family look the same there, so graders need not know how a family writes them.
         """
-        functions = [call["function"] for call in self.tool_calls]
         calls = [
             f'<tool_call>{{"name": {msgspec.json.encode(function["name"]).decode()}, "arguments": {function["arguments"]}}}</tool_call>'
-            for function in functions
+            for function in (call["function"] for call in self.tool_calls)
         ]
         return "\n".join([*([self.text] if self.text or not calls else []), *calls])
 
@@ -103,6 +104,7 @@ class Generation(Record, frozen=True, kw_only=True):
     purpose: Purpose
     arm: str
     arm_probability: float
+    draw: LoggedDraw | None = None
     spans: tuple[Span, ...]
     sampling: Sampling
     finish_reason: FinishReason
@@ -121,7 +123,7 @@ class Generation(Record, frozen=True, kw_only=True):
     attempt: Attempt | None = None
     """None: the client does not count retries, or sent an `Idempotency-Key`."""
     num_choices: int = 0
-    """Of the completion. Choices without tokens have no record. 0: logged by an older release."""
+    """Of the completion. Choices without tokens have no record, unless their arm was drawn and failed. 0: logged by an older release."""
     key_id: str | None = None
     """Id of the key that seals the body; None: not sealed."""
     seal: Literal["none"] = "none"
@@ -283,11 +285,8 @@ class Outcome(Record, frozen=True, kw_only=True):
 
     def each(self) -> list[Outcome]:
         """One outcome for every sample of this record."""
-        alone = msgspec.structs.replace(self, also=()) if self.also else self
-        return [alone] + [
-            msgspec.structs.replace(alone, key=other.key, revision=other.revision, sequence=other.sequence)
-            for other in self.also
-        ]
+        alone = replace(self, also=()) if self.also else self
+        return [alone, *(replace(alone, key=it.key, revision=it.revision, sequence=it.sequence) for it in self.also)]
 
 
 RecordType = TypeVar("RecordType", bound=Record)

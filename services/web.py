@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from contracts.arms import UnitKind
+from contracts.draws import UnitKind
 from runtime.settings import Settings, load_section
 from runtime.train_settings import TrainSettings
 from services.dashboard.app import create_app as create_dashboard

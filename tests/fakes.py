@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from contracts.draws import DrawnVersion, LoggedDraw, hash_of
 from contracts.errors import Unavailable
 from contracts.event_log import EventLog, LoadPosition, LogRecord, Message, TopicState
 from contracts.ids import new_completion_id
@@ -99,6 +100,19 @@ def a_generation(text: str = '{"party":2}', **changes: Any) -> Generation:
         "body": seal_body(body),
     }
     return Generation(**(values | changes))
+
+
+def a_draw(
+    version: int, unit: str = "default/ann", *, canary: tuple[int, float] | None = None, holdout: float | None = None
+) -> LoggedDraw:
+    """The draw of an arm that served `version`. `canary`: its version and share; `holdout`: the share of version 0."""
+    return LoggedDraw(
+        hash_of(unit),
+        "user",
+        version,
+        None if canary is None else DrawnVersion(*canary),
+        None if holdout is None else DrawnVersion(0, holdout),
+    )
 
 
 def asking(text: str, **changes: Any) -> Generation:

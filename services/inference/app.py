@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from contracts.arms import UnitKind
 from contracts.assignments import MOVED
+from contracts.draws import UnitKind
 from contracts.event_log import EventLog
 from contracts.tasks.loading import load_tasks
 from contracts.version_parents import BASE, stored_parents

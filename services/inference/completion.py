@@ -16,14 +16,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Literal
 
-from contracts.errors import GrammarStuck, InvalidSchema, MillraceError, VersionNotResident
+from contracts.errors import GrammarStuck, InvalidRequest, InvalidSchema, MillraceError, VersionNotResident
 from contracts.records import Generation
 from services.inference.answer import Choice, Delta
 from services.inference.engine.pool import EnginePool
 from services.inference.engine.wire import EngineRequest, Piece, together
 from services.inference.parts import AnswerParser
 from services.inference.plan import RequestPlan
-from services.inference.recorder import Recorder, generation_of
+from services.inference.recorder import Recorder, failure_of, generation_of
 from services.inference.sessions.budgets import SessionBudgets
 from services.inference.sessions.turns import Turns
 
@@ -77,8 +77,8 @@ class Completion:
                 yield new
         try:
             await self._generation
-        except MillraceError:
-            self._leave("error")
+        except MillraceError as error:
+            self._leave("error", error)
             raise
 
     def unread(self) -> list[Delta]:
@@ -89,8 +89,8 @@ class Completion:
         """Wait for all choices, then `record` them."""
         try:
             await asyncio.shield(self._generation)
-        except MillraceError:
-            self._leave("error")
+        except MillraceError as error:
+            self._leave("error", error)
             raise
         return await self.record()
 
@@ -112,12 +112,13 @@ class Completion:
         if not self._recorded:
             self._leave("cancelled")
 
-    def _leave(self, reason: Literal["cancelled", "error"]) -> None:
+    def _leave(self, reason: Literal["cancelled", "error"], error: MillraceError | None = None) -> None:
         self._recorded = True
         self._generation.cancel()
         for choice in self.choices:
             choice.cut(reason)
-        self._recorder.record_later(self._generations())
+        # A request that no arm can answer says nothing about the arms.
+        self._recorder.record_later(self._generations(with_failed=not isinstance(error, InvalidRequest)))
         if self.plan.budget is not None:
             self._budgets.spend_later(self.plan.budget, self._num_tokens)
 
@@ -125,13 +126,15 @@ class Completion:
     def _num_tokens(self) -> int:
         return sum(len(choice.tokens) for choice in self.choices)
 
-    def _generations(self) -> list[Generation]:
+    def _generations(self, *, with_failed: bool = False) -> list[Generation]:
+        """The records of the choices. One without a token has nothing to learn from, but its drawn arm has failed to answer."""
         if not self.plan.logged:
             return []
-        # A choice without a token has nothing to learn from or to judge.
         now = time.time()
-        pairs = zip(self.plan_of, self.choices, strict=True)
-        return [generation_of(plan, choice, now) for plan, choice in pairs if choice.tokens]
+        pairs = list(zip(self.plan_of, self.choices, strict=True))
+        made = [generation_of(plan, choice, now) for plan, choice in pairs if choice.tokens]
+        failed = [pair for pair in pairs if with_failed and not pair[1].tokens and pair[0].draw is not None]
+        return made + [failure_of(plan, choice, now) for plan, choice in failed]
 
     async def _generate(self) -> None:
         try:

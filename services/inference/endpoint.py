@@ -29,6 +29,7 @@ import msgspec
 import structlog
 from fastapi import Request, Response
 
+from contracts.arms import logged_draw
 from contracts.ids import new_completion_id
 from contracts.keys import Caller
 from contracts.records import Attempt
@@ -152,6 +153,7 @@ class Endpoint:
             logged=logged,
             requirement=requirement,
             refusal=decide_refusal(requirement, held.version if held else None),
+            draw=None if unit is None else logged_draw(arms, arm.name, unit, served),
             attempt=attempt if purpose == "user" else None,
             grammar=answering.grammar,
             new_parser=answering.new_parser,

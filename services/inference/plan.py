@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 from tokenizers import Tokenizer
 
-from contracts.draws import is_asked, is_exploring
+from contracts.draws import LoggedDraw, is_asked, is_exploring
 from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotServed
 from contracts.keys import Caller
 from contracts.records import Attempt, Purpose
@@ -40,6 +40,8 @@ class RequestPlan(NamedTuple):
     requirement: VersionRequirement
     refusal: VersionNotServed | None
     """Why it cannot be answered now. A repeat under the same idempotency key still gets the answer that is kept."""
+    draw: LoggedDraw | None = None
+    """How its arm was drawn; None: nothing was drawn."""
     attempt: Attempt | None = None
     """Which attempt of a user's request it is, if the client counts them."""
     grammar: Mapping[str, Any] | None = None

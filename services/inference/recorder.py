@@ -136,6 +136,7 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
         purpose=plan.purpose,
         arm=plan.arm.name,
         arm_probability=plan.arm.probability,
+        draw=plan.draw,
         spans=tuple(choice.spans),
         sampling=_sampling_of(plan, choice),
         finish_reason=choice.finish_reason or "cancelled",
@@ -152,6 +153,13 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
         num_choices=plan.request.num_choices,
         body=seal_body(body),
     )
+
+
+def failure_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Generation:
+    """The record of a choice whose arm was drawn and gave no token: it counts against the arm. No words, and no signal finds it."""
+    silent = msgspec.structs.replace(plan.request, messages=[], metadata=None, tools=[], response_format=None)
+    empty = plan._replace(request=silent, prompt_ids=[], attempt=None, turn=None)
+    return msgspec.structs.replace(generation_of(empty, choice, finished_at), spans=(), ask_probability=0.0)
 
 
 def _how(sampling: Sampling) -> str:

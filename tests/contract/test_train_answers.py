@@ -24,7 +24,7 @@ from runtime.log.loss_detection import EVIDENCE, losses, note
 from runtime.log.outbox import message
 from runtime.train_settings import TrainSettings
 from runtime.worker import Worker
-from tests.fakes import BOOKING_TASK, a_generation
+from tests.fakes import BOOKING_TASK, a_draw, a_generation
 from tests.hostile import an_experience
 
 POLICY, TASKS = "booking", {"booking": BOOKING_TASK}
@@ -37,7 +37,13 @@ def no_marks(task: str, body: GenerationBody, finish_reason: FinishReason) -> Ma
 
 def an_answer(number: int) -> Generation:
     return a_generation(
-        arm=CANARY, arm_probability=0.5, spans=(Span(0, 5),), person=f"p{number}", created_at=2e9, finished_at=2e9 + 1
+        arm=CANARY,
+        arm_probability=0.5,
+        draw=a_draw(5, f"default/p{number}", canary=(5, 0.5)),
+        spans=(Span(0, 5),),
+        person=f"p{number}",
+        created_at=2e9,
+        finished_at=2e9 + 1,
     )
 
 
@@ -98,7 +104,7 @@ def test_answers_and_scores_become_rows_once(any_database: Database, log: LocalL
         record.key: 0.5 if place < 10 else 0.25 for place, record in enumerate(records)
     }
     assert {tuple(sorted(row.metrics)) for row in rows.values()} == {
-        ("empty", "errors", "heard", "seconds", "tokens", "truncated")
+        ("cancelled", "empty", "errors", "heard", "seconds", "tokens", "truncated")
     }
 
 

@@ -10,7 +10,8 @@ from hashlib import blake2b
 
 import msgspec
 
-from contracts.arms import Unit, UnitKind, unit_of
+from contracts.arms import Unit, unit_of
+from contracts.draws import UnitKind
 from runtime.replicas import SessionStore
 from runtime.replicas.in_process import LocalSessionStore
 from services.inference.requests import ChatRequest

@@ -125,9 +125,10 @@ def _opened(connection: Connection, tenant: str, ids: list[str]) -> list[list[St
 def _choice(wire: bytes) -> StoredChoice | None:
     try:
         record = decode_shape(Generation, wire)
-        return StoredChoice(record, record.open())
+        body = record.open()
     except InvalidRecord:
         return None
+    return StoredChoice(record, body) if body.completion_ids else None  # else its arm failed, and nobody got an answer
 
 
 def _matches(choices: list[StoredChoice], search: StoredSearch) -> bool:

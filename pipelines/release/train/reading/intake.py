@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import structlog
 from sqlalchemy import Connection
 
-from contracts import holds
+from contracts import assignments, holds
+from contracts.assignments import CANARY, HOLDOUT, LEARNING
 from contracts.clusters import Clusters, words_of
 from contracts.errors import InvalidRecord, InvalidRequest, MillraceError, NewerSchema
 from contracts.event_log import EventLog, LogRecord, Message
@@ -31,10 +32,10 @@ from contracts.records import Experience, Generation, GenerationBody, decode, de
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, GENERATIONS, route_of_key
 from pipelines.release.train.reading import repository
-from pipelines.release.train.reading.arm_history import ArmHistory
 from pipelines.release.train.reading.room import Room
 from pipelines.release.train.reading.sampling import (
     CONTROL,
+    RESCUED,
     Evidence,
     LeftOut,
     evidence_of,
@@ -88,7 +89,8 @@ class TrainIntake:
         self._settings = settings
         self._clock = clock
         self._clusters = {name: Clusters(task.curation.topics) for name, task in tasks.items()}
-        self._history, self._read_at = ArmHistory(), float("-inf")
+        self._compared, self._read_at = frozenset[int](), float("-inf")
+        """The versions that answers are compared with now, and when that was read."""
         self._room, self._is_held = Room(), False
 
     def read(self, record: LogRecord) -> ReadEvidence:
@@ -131,9 +133,11 @@ class TrainIntake:
     def _look(self) -> None:
         if time.monotonic() - self._read_at >= _LOOK_SECONDS:
             with self._database.snapshot() as connection:
-                self._history = ArmHistory(repository.read_moves(connection, self._policy))
+                arms = assignments.read(connection, self._policy)
                 self._is_held = holds.read(connection, self._policy, self._clock()) is not None
                 self._room.look(lambda: repository.count(connection, self._policy))
+            held = (arms[name].version for name in (CANARY, HOLDOUT, LEARNING) if name in arms)
+            self._compared = frozenset(version for version in held if version is not None)
             self._read_at = time.monotonic()
 
     def _add(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
@@ -145,8 +149,8 @@ class TrainIntake:
     def _hear(self, connection: Connection, said: Sequence[Experience]) -> None:
         """Apply scores, in the order of the log."""
         known = repository.read(connection, {record.key for record in said})
-        recent = {record.key for record in said if self._history.compared(record.generated_at)}
-        if early := self._read_early(connection, recent - known.keys()):
+        unknown = {record.key for record in said} - known.keys() if self._compared else set[str]()
+        if early := self._read_early(connection, unknown):
             self._add(connection, early)
             known |= {row["key"]: row for row in early}
         changes: dict[str, dict[str, Any]] = {}
@@ -165,7 +169,6 @@ class TrainIntake:
         All others that the table lacks are not sampled, were appended before the first start, or belong to a train that has ended.
         """
         rows = []
-        wanted = self._history.compared(self._clock())
         for wire in repository.read_records(connection, keys).values():
             try:
                 record = decode_shape(Generation, wire)
@@ -175,13 +178,13 @@ class TrainIntake:
                 _leave_out("unreadable")
                 continue
             row = self._row(record, again=True) if record.policy == self._policy else None
-            if row is not None and row["compared_with"] in wanted:
+            if row is not None and row["compared_with"] in self._compared:
                 rows.append(row)
         return rows
 
     def _row(self, record: Generation, *, again: bool = False) -> dict[str, Any] | None:
         """The row of an answer; None if it is not compared. `again`: it was counted or will be."""
-        found = evidence_of(record, self._history, self._tasks, self._settings.unit, self._settings.control_ratio)
+        found = evidence_of(record, self._tasks, self._settings.control_ratio)
         if found is None or isinstance(found, str):
             if found is not None and not again:
                 _leave_out(found)
@@ -205,12 +208,11 @@ class TrainIntake:
             cluster = self._clusters[record.task].of(words_of(body.messages[:2]))
             if record.finish_reason not in _UNTOLD:
                 marks = self._mark(record.task, body, record.finish_reason)
-        held = record.spans[0].version if record.spans else found.compared_with
         return {
             "key": record.key,
             "policy": record.policy,
             "arm": _arm_of(record, found),
-            "version": held,
+            "version": found.version,
             "compared_with": found.compared_with,
             "task": record.task,
             "unit": found.unit,
@@ -219,7 +221,7 @@ class TrainIntake:
             "sampling": sampling_hash(record.sampling),
             "probability": record.arm_probability,
             "at": record.finished_at,
-            "metrics": {**facts_of(record, body), **marks},
+            "metrics": {**facts_of(record, body), **marks} if not found.is_rescued else dict(RESCUED),
             "reward": None,
             "status": "",
             "scored_at": None,

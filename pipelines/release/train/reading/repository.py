@@ -1,4 +1,4 @@
-"""SQL of the intake: moves of the arms, answers that are compared, and answers whose score came first."""
+"""SQL of the intake: answers that are compared, and answers whose score came first."""
 
 from __future__ import annotations
 
@@ -7,30 +7,11 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE
 from contracts.ids import parse_sample_key, sample_key
-from contracts.tables import assignment_change, generation, train_answer
+from contracts.tables import generation, train_answer
 from contracts.tables.statements import among, insert_all_new, update_all
-from pipelines.release.train.reading.arm_history import ArmMove
 
 Row = dict[str, Any]
-_MOVES = 200
-"""Newest moves of each arm that are read: answers of older times are not compared any more."""
-
-
-def read_moves(connection: Connection, policy: str) -> list[ArmMove]:
-    """The newest moves of the arms that are compared, oldest first."""
-    columns = assignment_change.c
-    found: list[ArmMove] = []
-    for arm in (LIVE, CANARY, HOLDOUT, LEARNING):
-        statement = (
-            select(columns.version, columns.share, columns.at)
-            .where(columns.policy == policy, columns.arm == arm)
-            .order_by(columns.epoch.desc())
-            .limit(_MOVES)
-        )
-        found += [ArmMove(arm, row.version, row.share, row.at) for row in reversed(connection.execute(statement).all())]
-    return found
 
 
 def count(connection: Connection, policy: str) -> dict[tuple[str, int], int]:

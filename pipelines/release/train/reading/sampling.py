@@ -8,28 +8,30 @@
 
 Units of `live` are sampled by hash, never by what was answered: `control_ratio` times as many as the canary has, and while there is no
 canary as many as the hold-out has. A reader of the lift takes every row of `live`, whatever it is compared with. The learning arm has
-four times as many units of `live` as its own: rows of `control`, and those among the rows of `live` that its hash chooses. All of this depends on
-the time of the draw alone (`arm_history.py`). The hash is taken of the column `unit`, so the sample can be checked from the table.
+four times as many units of `live` as its own: rows of `control`, and those among the rows of `live` that its hash chooses. All of this is
+in the logged draw, so neither clocks nor a late reader change the sample. The hash is the column `unit`: the sample can be checked by the
+table.
 
-Left out, with a reason: an answer that was not drawn (its request named a version), one whose tokens are not all of the version that
-its arm had (a swap in the middle), and one of a task that does not exist any more.
+A drawn arm that did not answer counts as failed, whoever helped its user: an answer without tokens is an error, and one with tokens of
+another version, because live answered for the arm. Left out, with a reason: an answer that was not drawn (its request named a version),
+one of live by an engine that had not loaded live's version yet, and one of a task that does not exist any more.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from contracts.arms import UnitKind, is_control, unit_of
+from contracts.arms import is_control
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE
+from contracts.draws import DrawnVersion, LoggedDraw, UnitKind, hash_of
 from contracts.records import Experience, Generation, GenerationBody
 from contracts.sampling import Sampling
 from contracts.tasks import Task
 from pipelines.release.train.answers import known_until
-from pipelines.release.train.reading.arm_history import ArmHistory
 
 LeftOut = Literal["not_drawn", "other_version", "unknown_task", "unreadable", "full"]
 CONTROL = "control"
@@ -39,53 +41,46 @@ _SHORTEST_SECONDS = 1e-3
 _LIFT_RATIO = 1.0
 LEARNING_RATIO = 4.0
 """Units of `live` for each of the learning arm: whoever meets an unproven version is one of few, so the comparison must not want for others."""
-_DIGEST_BYTES = 8
+
+RESCUED: Mapping[str, float] = MappingProxyType({"errors": 1.0})
+"""All that an answer says of an arm for which live answered."""
 
 
 class Evidence(NamedTuple):
     """Where an answer belongs."""
 
+    version: int
+    """For which it was drawn."""
     compared_with: int
     unit: str
     unit_kind: UnitKind
     is_control: bool = False
     """See `CONTROL`."""
+    is_rescued: bool = False
+    """Live answered for its arm, wholly or in part."""
 
 
-def evidence_of(
-    record: Generation, history: ArmHistory, tasks: Mapping[str, Task], unit: UnitKind, control_ratio: float
-) -> Evidence | LeftOut | None:
+def evidence_of(record: Generation, tasks: Mapping[str, Task], control_ratio: float) -> Evidence | LeftOut | None:
     """Whether an answer is compared; None if it is not sampled, or if there is nothing to compare."""
-    at = record.created_at
-    guarded = history.guarded(at)
-    arms = ({CANARY, HOLDOUT, LIVE} if history.compared(at) else set()) | ({LEARNING, LIVE} if guarded else set())
-    if record.purpose != "user" or record.arm not in arms:
+    draw = record.draw
+    if record.purpose != "user" or record.arm not in {CANARY, HOLDOUT, LEARNING, LIVE}:
         return None
-    drawn = unit_of(
-        unit,
-        tenant=record.tenant,
-        person=record.person,
-        session_id=record.session_id,
-        completion_id=record.completion_id,
-    )
-    name = hash_of(drawn.name)
-    held = history.at(record.arm, at)
-    only_learning = False
-    if record.arm == LIVE:
-        compared_with = _control_of(name, history, at, control_ratio)
-        if compared_with is None:
-            if guarded is None or not is_control(name, guarded.version, guarded.share, LEARNING_RATIO):
-                return None
-            compared_with, only_learning = guarded.version, True
-    else:
-        compared_with = held.version if held is not None else -1
-    if record.arm_probability >= 1.0:
-        return "not_drawn"
-    if held is None or {span.version for span in record.spans} - {held.version}:
+    if draw is None:
+        return None if record.arm == LIVE else "not_drawn"
+    if record.arm == LEARNING and draw.learning is None:
+        return None
+    compared_with = _control_of(draw, control_ratio) if record.arm == LIVE else draw.version
+    only_learning = compared_with is None and _is_sampled(draw, draw.learning, LEARNING_RATIO)
+    if only_learning and draw.learning is not None:
+        compared_with = draw.learning.version
+    if compared_with is None:
+        return None
+    is_other = bool({span.version for span in record.spans} - {draw.version})
+    if is_other and record.arm == LIVE:
         return "other_version"
     if record.task not in tasks:
         return "unknown_task"
-    return Evidence(compared_with, name, drawn.kind, only_learning)
+    return Evidence(draw.version, compared_with, draw.unit, draw.unit_kind, only_learning, is_other)
 
 
 def facts_of(record: Generation, body: GenerationBody | None) -> dict[str, float]:
@@ -93,17 +88,16 @@ def facts_of(record: Generation, body: GenerationBody | None) -> dict[str, float
 
     An answer that ended early says nothing about lengths. `body` None: it cannot be read.
     """
-    found = {"truncated": float(record.finish_reason == "length"), "errors": float(record.finish_reason == "error")}
+    found = {
+        "truncated": float(record.finish_reason == "length"),
+        "errors": float(record.finish_reason == "error"),
+        "cancelled": float(record.finish_reason == "cancelled"),
+    }
     if record.finish_reason in {"stop", "length"}:
         found["seconds"] = math.log(max(_SHORTEST_SECONDS, record.finished_at - record.created_at))
         if body is not None:
             found["tokens"] = math.log1p(len(body.completion_ids) // _BYTES_PER_ID)
     return found
-
-
-def hash_of(text: str) -> str:
-    """16 hex digits, so that no name of a person stands in the table."""
-    return hashlib.blake2b(text.encode(errors="replace"), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def sampling_hash(sampling: Sampling) -> str:
@@ -121,7 +115,7 @@ def heard_row(row: Mapping[str, Any], said: Experience, task: Task, age: float) 
     Only what was known at the comparing age counts, so that old answers are not better known than young ones: a later revision
     is ignored. The first one was closed by the task's own window; if that lies within the age, it counts however late it was scored.
     """
-    if said.revision <= row["revision"]:
+    if said.revision <= row["revision"] or row["metrics"] == RESCUED:
         return None
     is_first_of_window = row["revision"] == 0 and task.window_seconds <= age
     if said.scored_at > known_until(row["at"], age) and not is_first_of_window:
@@ -140,10 +134,13 @@ def heard_row(row: Mapping[str, Any], said: Experience, task: Task, age: float) 
     }
 
 
-def _control_of(unit: str, history: ArmHistory, at: float, control_ratio: float) -> int | None:
+def _control_of(draw: LoggedDraw, control_ratio: float) -> int | None:
     """The version that a unit of `live` is compared with; None if it is not sampled."""
-    for arm, ratio in ((CANARY, control_ratio), (HOLDOUT, _LIFT_RATIO)):
-        other = history.drawn(arm, at)
-        if other is not None and is_control(unit, other.version, other.share, ratio):
+    for other, ratio in ((draw.canary, control_ratio), (draw.holdout, _LIFT_RATIO)):
+        if other is not None and _is_sampled(draw, other, ratio):
             return other.version
     return None
+
+
+def _is_sampled(draw: LoggedDraw, other: DrawnVersion | None, ratio: float) -> bool:
+    return other is not None and is_control(draw.unit, other.version, other.share, ratio)

@@ -14,6 +14,7 @@ import pytest
 from contracts import revocations
 from contracts.arms import draw_arm, unit_of
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, move, read
+from contracts.draws import DrawnVersion, hash_of
 from contracts.records import Generation
 from contracts.sampling import Span
 from runtime.database import Database
@@ -185,6 +186,59 @@ def test_live_answers_for_an_arm_that_was_lost_and_the_record_keeps_the_draw(dra
         records += newest(drawn)
     assert {record.arm for record in records} > {LIVE}
     assert {record.spans for record in records} == {(Span(0, 3),)}
+    assert {record.draw.version for record in records if record.draw and record.arm == CANARY} == {5}
+
+
+def test_the_record_keeps_all_of_the_draw_as_it_was_made(drawn: Inference) -> None:
+    drawn.ask(user="anna", metadata={"session_id": "s"})
+    drawn.ask(user="ben", metadata={"session_id": "s"})
+    drawn.ask(model="demo@v5", user="anna")
+    first, second, named = newest(drawn, 3)
+    assert first.draw is not None
+    assert first.draw == second.draw, "a session is of the person who began it"
+    assert (first.draw.unit, first.draw.unit_kind) == (hash_of("default/anna"), "user")
+    assert (first.draw.canary, first.draw.holdout) == (DrawnVersion(5, 0.5), DrawnVersion(1, 0.2))
+    assert first.draw.version == SLOTS[first.arm]
+    assert named.draw is None
+
+
+def test_an_arm_that_gives_no_token_is_logged_as_failed_without_words_or_names(drawn: Inference) -> None:
+    drawn.engine.full = True
+    for number in range(12):
+        with pytest.raises(openai.RateLimitError):
+            drawn.ask(user=f"person {number}", metadata={"session_id": f"s{number}", "join_key": "k"})
+    wait_until(lambda: len(drawn.logged()) == 12)
+    records = drawn.logged()
+    assert {record.arm for record in records} > {LIVE}
+    assert {(record.finish_reason, record.spans, record.session_id, record.join_key) for record in records} == {
+        ("error", (), None, None)
+    }
+    bodies = [record.open() for record in records]
+    assert [(body.messages, body.metadata, body.prompt_ids, body.text) for body in bodies] == [([], {}, b"", "")] * 12
+    people = {hash_of(f"default/person {number}") for number in range(12)}
+    assert {record.draw.unit for record in records if record.draw is not None} == people
+
+
+def test_a_client_that_left_before_the_first_token_counts_as_well(drawn: Inference) -> None:
+    drawn.engine.hold_after = 0
+    with pytest.raises(openai.APITimeoutError):
+        drawn.client.with_options(timeout=0.3).chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "hi"}], user="anna"
+        )
+    wait_until(lambda: [record.finish_reason for record in drawn.logged()] == ["cancelled"])
+
+
+def test_what_no_arm_can_answer_and_what_was_not_drawn_leaves_no_record(drawn: Inference) -> None:
+    drawn.engine.refusal = {"message": "no such field", "code": "invalid_request", "param": "top_k"}
+    with pytest.raises(openai.BadRequestError):
+        drawn.ask(user="anna")
+    drawn.engine.refusal, drawn.engine.full = None, True
+    with pytest.raises(openai.RateLimitError):
+        drawn.ask(user="anna", model="demo@v5")
+    with pytest.raises(openai.RateLimitError):
+        drawn.ask(user="anna", store=False)
+    time.sleep(0.2)
+    assert drawn.logged() == []
 
 
 @pytest.fixture

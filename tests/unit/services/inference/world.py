@@ -63,6 +63,7 @@ class FakeEngine:
         serving: what /state says.
         slots: arm to version, as /state says it; None: live, and the lowest other version that is resident as candidate.
         refusal: the error with which every request is refused, with status 400.
+        full: it has too much to do, and says so.
         mute: requests are read and not answered, as by a socket that outlives its process.
         num_drawable: how many tokens a truncated answer could be drawn from.
         cached: of each answer, how many tokens of the prompt it had computed before; its last number is for all others.
@@ -78,7 +79,7 @@ class FakeEngine:
         self.resident = {version}
         self.slots: dict[str, int | None] | None = None
         self.serving = True
-        self.mute = False
+        self.mute = self.full = False
         self.num_drawable = 1000
         self.cached: list[int] = []
         self.tells_cached_last = False
@@ -112,6 +113,8 @@ class FakeEngine:
         if version and int(version) not in self.resident:
             return _error(404, "version_not_resident", f"{asked['model']} is not resident")
         self.requests.append(asked)
+        if self.full:
+            return _error(429, "engine_overloaded", "full")
         if self.refusal is not None:
             return JSONResponse({"error": self.refusal}, status_code=400)
         while self.mute:  # noqa: ASYNC110 tests set it from their thread

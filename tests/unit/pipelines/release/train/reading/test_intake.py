@@ -32,7 +32,7 @@ from runtime.log.outbox import message
 from runtime.operations import Operations, trouble
 from runtime.train_settings import TrainSettings
 from runtime.worker import Worker
-from tests.fakes import BOOKING_TASK, Crash, a_generation
+from tests.fakes import BOOKING_TASK, Crash, a_draw, a_generation
 from tests.hostile import an_experience
 
 POLICY = "booking"
@@ -45,9 +45,16 @@ def no_marks(task: str, body: GenerationBody, finish_reason: FinishReason) -> di
     return {"empty": float(not body.text)}
 
 
-def an_answer(arm: str = CANARY, version: int = 5, **changes: Any) -> Generation:
-    values = {"arm_probability": 0.5, "created_at": NOW, "finished_at": NOW + 1.0}
-    return a_generation(arm=arm, spans=(Span(0, version),), **(values | changes))
+def an_answer(arm: str = CANARY, version: int = 5, *, share: float = 0.5, **changes: Any) -> Generation:
+    held, unit = {CANARY: 5, LIVE: 4}[arm], f"default/{changes.get('person', 'ann')}"
+    values: dict[str, Any] = {
+        "arm_probability": 0.5,
+        "created_at": NOW,
+        "finished_at": NOW + 1.0,
+        "draw": a_draw(held, unit, canary=(5, share)),
+        "spans": (Span(0, version),),
+    }
+    return a_generation(arm=arm, **(values | changes))
 
 
 def said_of(record: Generation, **changes: Any) -> Experience:
@@ -132,9 +139,8 @@ def test_an_answer_and_its_score_become_one_row(world: EvidenceWorld) -> None:
 
 
 def test_units_of_live_are_controls_and_the_rest_of_the_traffic_leaves_no_row(world: EvidenceWorld) -> None:
-    world.move(CANARY, 5, 0.05, 1)
     world.worker = world.restarted(control_ratio=1.0)
-    records = [an_answer(LIVE, 4, person=f"p{number}") for number in range(400)]
+    records = [an_answer(LIVE, 4, share=0.05, person=f"p{number}") for number in range(400)]
     world.append(*records)
     world.run()
     world.append(*(said_of(record) for record in records))
@@ -263,10 +269,22 @@ def test_a_record_that_cannot_be_read_is_counted_and_not_buried(world: EvidenceW
         assert connection.execute(select(dead_letter)).all() == []
 
 
+def test_an_answer_that_live_gave_for_the_canary_is_a_failure_and_has_no_reward(world: EvidenceWorld) -> None:
+    rescued, silent = an_answer(version=4), an_answer(spans=(), finish_reason="error")
+    world.append(rescued, silent, said_of(rescued, reward=1.0))
+    world.run()
+    world.append(said_of(rescued, reward=1.0, revision=2))
+    world.run()
+    rows = world.rows()
+    assert {(row.arm, row.version, row.reward) for row in rows.values()} == {(CANARY, 5, None)}
+    assert rows[rescued.key].metrics == {"errors": 1.0}
+    assert rows[silent.key].metrics == {"errors": 1.0, "cancelled": 0.0, "truncated": 0.0}
+
+
 def test_what_is_left_out_is_counted_by_reason(world: EvidenceWorld) -> None:
     before = left_out("other_version"), left_out("not_drawn")
     world.append(
-        an_answer(version=4), an_answer(arm_probability=1.0), an_answer(purpose="shadow"), an_answer(policy="other")
+        an_answer(LIVE, 3, share=0.9), an_answer(draw=None), an_answer(purpose="shadow"), an_answer(policy="other")
     )
     world.run()
     assert (left_out("other_version"), left_out("not_drawn")) == (before[0] + 1, before[1] + 1)

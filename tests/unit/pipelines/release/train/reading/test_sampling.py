@@ -7,118 +7,112 @@ from typing import Any
 
 import pytest
 
-from contracts.arms import control_fraction, draw_arm, unit_of
+from contracts.arms import control_fraction, draw_arm
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, Assignment
+from contracts.draws import hash_of
 from contracts.records import Generation, Score
 from contracts.sampling import Sampling, Span
-from pipelines.release.train.reading.arm_history import ArmHistory, ArmMove, Served
 from pipelines.release.train.reading.sampling import (
+    RESCUED,
     Evidence,
     evidence_of,
     facts_of,
-    hash_of,
     heard_row,
     sampling_hash,
 )
-from tests.fakes import BOOKING_TASK, a_generation
+from tests.fakes import BOOKING_TASK, a_draw, a_generation
 from tests.hostile import an_experience
 
 TASKS = {"booking": BOOKING_TASK}
-TRAIN = ArmHistory([ArmMove(LIVE, 4, 1.0, 0.0), ArmMove(CANARY, 5, 0.0, 10.0), ArmMove(CANARY, 5, 0.05, 50.0)])
-LIFT = ArmHistory([ArmMove(LIVE, 4, 1.0, 0.0), ArmMove(HOLDOUT, 0, 0.02, 10.0)])
 
 
-def an_answer(arm: str = CANARY, version: int = 5, probability: float = 0.05, **changes: Any) -> Generation:
-    return a_generation(arm=arm, arm_probability=probability, spans=(Span(0, version),), **changes)
+def an_answer(
+    arm: str = CANARY,
+    version: int = 5,
+    *,
+    unit: str = "default/ann",
+    train: tuple[int, float] = (5, 0.05),
+    **changes: Any,
+) -> Generation:
+    """An answer of a drawn arm, by the version that it has, while live is v4."""
+    held = {CANARY: train[0], HOLDOUT: 0, LIVE: 4, LEARNING: 6}[arm]
+    draw = a_draw(held, unit, canary=train)
+    values: dict[str, Any] = {"arm_probability": train[1], "spans": (Span(0, version),), "draw": draw}
+    return a_generation(arm=arm, **(values | changes))
 
 
-def found(record: Generation, history: ArmHistory = TRAIN, ratio: float = 4.0) -> Evidence | str | None:
-    return evidence_of(record, history, TASKS, "user", ratio)
+def found(record: Generation, ratio: float = 4.0) -> Evidence | str | None:
+    return evidence_of(record, TASKS, ratio)
 
 
-def test_an_arm_is_known_at_every_time_even_if_a_clock_was_set_back() -> None:
-    history = ArmHistory(
-        [ArmMove(CANARY, 5, 0.01, 10.0), ArmMove(CANARY, 5, 0.05, 9.0), ArmMove(CANARY, None, 0.0, 20.0)]
-    )
-    assert [history.at(CANARY, at) for at in (9.5, 10.0, 20.0)] == [None, Served(5, 0.05), None]
-    assert history.at(HOLDOUT, 10.0) is None
-    assert [TRAIN.compared(at) for at in (20.0, 50.0)] == [set(), {5}]
-
-
-def test_every_answer_of_the_canary_is_compared_whenever_it_is_read() -> None:
-    record = an_answer(person="ann", tenant="acme")
-    assert found(record) == Evidence(5, hash_of("acme/ann"), "user")
-    later = ArmHistory([*(ArmMove(LIVE, 4, 1.0, 0.0), ArmMove(CANARY, 5, 0.05, 50.0)), ArmMove(CANARY, 6, 0.01, 200.0)])
-    assert found(record, later) == found(record)
+def test_every_answer_of_the_canary_is_compared_whatever_its_gateway_took_for_the_time() -> None:
+    expected = Evidence(5, 5, hash_of("acme/ann"), "user")
+    for at in (0.0, 100.0, 1e9):
+        assert found(an_answer(unit="acme/ann", created_at=at)) == expected
 
 
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (an_answer(probability=1.0), "not_drawn"),
-        (an_answer(version=4), "other_version"),
-        (a_generation(arm=CANARY, arm_probability=0.05, spans=(Span(0, 5), Span(3, 6))), "other_version"),
+        (an_answer(draw=None, arm_probability=1.0), "not_drawn"),
+        (an_answer(LIVE, 4, draw=None, arm_probability=1.0), None),
+        (an_answer(LIVE, 3, train=(5, 0.9)), "other_version"),
+        (an_answer(LIVE, 4, draw=a_draw(4)), None),
         (an_answer(task="gone"), "unknown_task"),
         (an_answer(purpose="shadow"), None),
         (an_answer(LEARNING), None),
-        (an_answer("pinned", probability=1.0), None),
-        (an_answer(created_at=20.0), None),
     ],
 )
-def test_what_was_not_drawn_or_not_by_one_version_is_left_out(record: Generation, reason: str | None) -> None:
+def test_what_was_not_drawn_is_left_out(record: Generation, reason: str | None) -> None:
     assert found(record) == reason
+
+
+@pytest.mark.parametrize("spans", [(Span(0, 4),), (Span(0, 5), Span(3, 4))])
+def test_an_answer_of_the_canary_with_tokens_of_live_is_a_failure_of_the_canary(spans: tuple[Span, ...]) -> None:
+    assert found(an_answer(spans=spans)) == Evidence(5, 5, hash_of("default/ann"), "user", is_rescued=True)
+    row = {"at": 100.0, "revision": 0, "metrics": dict(RESCUED)}
+    assert heard_row(row, an_experience(reward=1.0, scored_at=105.0), BOOKING_TASK, 10.0) is None
+
+
+def test_a_drawn_answer_without_a_token_counts_in_both_arms() -> None:
+    for arm, version in ((CANARY, 5), (LIVE, 4)):
+        silent = an_answer(arm, spans=(), finish_reason="error", train=(5, 0.9))
+        assert found(silent) == Evidence(version, 5, hash_of("default/ann"), "user")
+        assert facts_of(silent, None)["errors"] == 1.0
 
 
 def test_controls_are_sampled_by_unit_alone_and_four_times_as_many_as_the_canary() -> None:
     arms = {arm: Assignment("p", arm, version, share, 1) for arm, version, share in ((LIVE, 4, 1.0), (CANARY, 5, 0.05))}
-    people = [f"person {number}" for number in range(20_000)]
-    drawn = {name: draw_arm(arms, f"default/{name}") for name in people}
-    live = [name for name in people if drawn[name].arm == LIVE]
-    controls = {
-        name
-        for name in live
-        if found(an_answer(LIVE, 4, drawn[name].probability, person=name))
-        == Evidence(5, hash_of(f"default/{name}"), "user")
-    }
+    people = [f"default/person {number}" for number in range(20_000)]
+    live = [name for name in people if draw_arm(arms, name).arm == LIVE]
+    controls = {name for name in live if found(an_answer(LIVE, 4, unit=name)) == Evidence(4, 5, hash_of(name), "user")}
     wanted = control_fraction(0.05, 4.0)
     assert len(controls) / len(live) == pytest.approx(wanted, abs=4 * math.sqrt(wanted / len(live)))
     assert len(controls) / (len(people) - len(live)) == pytest.approx(4.0, rel=0.1)
     # Neither the answer nor how it ended decides, and a later stage keeps the units of an earlier one.
-    worse = {name for name in live if found(an_answer(LIVE, 4, 0.95, person=name, finish_reason="length")) is not None}
-    wide = ArmHistory([ArmMove(LIVE, 4, 1.0, 0.0), ArmMove(CANARY, 5, 0.2, 50.0)])
-    kept = {name for name in live if found(an_answer(LIVE, 4, 0.8, person=name), wide) is not None}
+    worse = {name for name in live if found(an_answer(LIVE, 4, unit=name, finish_reason="length")) is not None}
+    kept = {name for name in live if found(an_answer(LIVE, 4, unit=name, train=(5, 0.2))) is not None}
     assert worse == controls
     assert controls < kept
 
 
 def test_another_train_compares_other_units() -> None:
-    next_train = ArmHistory([ArmMove(LIVE, 4, 1.0, 0.0), ArmMove(CANARY, 6, 0.05, 50.0)])
     people = [f"person {number}" for number in range(3_000)]
 
-    def controls(history: ArmHistory) -> set[str]:
-        return {name for name in people if found(an_answer(LIVE, 4, 0.95, person=name), history) is not None}
+    def controls(version: int) -> set[str]:
+        return {name for name in people if found(an_answer(LIVE, 4, unit=name, train=(version, 0.05))) is not None}
 
-    both = controls(TRAIN) & controls(next_train)
+    both = controls(5) & controls(6)
     assert len(both) == pytest.approx(3_000 * control_fraction(0.05, 4.0) ** 2, rel=0.4)
 
 
 def test_the_lift_compares_as_many_of_live_as_the_hold_out_has() -> None:
-    assert found(an_answer(HOLDOUT, 0, 0.02, person="ann"), LIFT) == Evidence(0, hash_of("default/ann"), "user")
+    assert found(an_answer(HOLDOUT, 0)) == Evidence(0, 0, hash_of("default/ann"), "user")
     people = [f"person {number}" for number in range(10_000)]
-    seen = [found(an_answer(LIVE, 4, 0.98, person=name), LIFT) for name in people]
+    seen = [found(an_answer(LIVE, 4, draw=a_draw(4, name, holdout=0.02))) for name in people]
     controls = [item for item in seen if isinstance(item, Evidence)]
     assert {item.compared_with for item in controls} == {0}
     assert len(controls) / len(people) == pytest.approx(0.02 / 0.98, rel=0.25)
-
-
-def test_the_unit_of_a_request_without_a_person_is_smaller_and_no_name_is_kept() -> None:
-    session, alone = found(an_answer(session_id="s1")), found(an_answer())
-    assert isinstance(session, Evidence)
-    assert isinstance(alone, Evidence)
-    assert (session.unit_kind, alone.unit_kind) == ("session", "answer")
-    name = unit_of("user", tenant="acme", person="ann@example.com", session_id=None, completion_id="c").name
-    assert len(hash_of(name)) == 16
-    assert "ann" not in hash_of(name)
 
 
 def test_answers_are_compared_at_equal_sampling() -> None:
@@ -137,12 +131,14 @@ def test_an_answer_that_ended_early_says_nothing_about_lengths() -> None:
     assert facts_of(record, record.open()) == {
         "truncated": 1.0,
         "errors": 0.0,
+        "cancelled": 0.0,
         "seconds": math.log(2.0),
         "tokens": math.log1p(2),
     }
-    assert facts_of(record, None).keys() == {"truncated", "errors", "seconds"}
+    assert facts_of(record, None).keys() == {"truncated", "errors", "cancelled", "seconds"}
     for reason, errors in (("cancelled", 0.0), ("error", 1.0)):
-        assert facts_of(a_generation(finish_reason=reason), None) == {"truncated": 0.0, "errors": errors}
+        facts = {"truncated": 0.0, "errors": errors, "cancelled": 1.0 - errors}
+        assert facts_of(a_generation(finish_reason=reason), None) == facts
 
 
 class TestScores:
