@@ -153,7 +153,7 @@ _CHECKS: dict[str, _Check] = {
     "id": _text(MAX_ID),
     "arm": _text(MAX_ARM),
     "unit": _text(MAX_UNIT),
-    **dict.fromkeys(("canary", "holdout"), _drawn),
+    **dict.fromkeys(("canary", "holdout", "learning"), _drawn),
     "reason": _text(MAX_REASON),
     "request": _text(MAX_REQUEST),
     "completion_id": _completion_id,

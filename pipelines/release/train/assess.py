@@ -1,7 +1,8 @@
 """What the answers of a train say now: every metric of every task, the sample ratio, silence. Pure.
 
     Answers ─▶ Strata: who counts, in which stratum ─▶ a Contrast per task ─▶ Difference per metric ─▶ verdict and sentence
-                       └▶ units per stage ─▶ sample ratio
+                       ├▶ units per stage ─▶ sample ratio
+                       └▶ answers per unit ─▶ are records lost, or do people stay away?
 
 Fast facts count at once. A reward counts when its answer is old enough (`known_until`), as it was known at that age, in both arms alike;
 answers that our own graders failed on are left out, and half hours in which they failed on many.
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipelines.release.train.answers import SCORED, UNSCORED, Answers, TaskRule
 from pipelines.release.train.compare import Contrast, adjusted
-from pipelines.release.train.metrics import GUARDRAILS, HEARD, NAMES, PRIMARY, RESPONSE, Levels, levels
+from pipelines.release.train.metrics import ANSWERS, GUARDRAILS, HEARD, NAMES, PRIMARY, RESPONSE, Levels, levels
 from pipelines.release.train.ratio import UnitRatio
 from pipelines.release.train.strata import Mask, Strata
 from pipelines.release.train.verdicts import LEAST_UNITS, Question, fact_of
@@ -70,7 +71,10 @@ def assess(
         num_tasks=len(tasks) + pooled,
         num_primaries=num_primaries + (pooled and num_primaries > 0),
     )
-    metrics = [fact for part in _parts(seen, tasks) for fact in _part_facts(seen, part, allowed)]
+    parts = _parts(seen, tasks)
+    metrics = [fact for part in parts for fact in _part_facts(seen, part, allowed)]
+    if parts:
+        metrics.append(_answers_fact(seen, parts[-1].name, allowed))
     facts: dict[str, Any] = {
         "at": now,
         "num_canary_units": seen.num_units[0],
@@ -151,6 +155,14 @@ def _reward_facts(seen: Strata, part: _Part, allowed: Levels) -> list[dict[str, 
         fact_of(questions[0], reward, seen.settings, missing=missing, trouble=trouble),
         fact_of(questions[1], response, seen.settings, trouble=trouble),
     ]
+
+
+def _answers_fact(seen: Strata, name: str, allowed: Levels) -> dict[str, Any]:
+    """Whether each unit has as many answers in both arms: a unit of which only some records are lost is missing in no sample ratio."""
+    visits = seen.visits()
+    question = Question(ANSWERS, name, ANSWERS.better, allowed.guardrail, is_required=True)
+    found = Contrast(visits.is_canary, visits.share, visits.unit).compare(visits.log_answers, is_log=True)
+    return fact_of(question, found, seen.settings)
 
 
 def _plan(seen: Strata, rows: NDArray[np.int64]) -> Contrast:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from runtime.train_settings import TrainSettings
 
 Better = Literal["higher", "lower", "same"]
-REWARD, HEARD, SECONDS = "reward", "heard", "seconds"
+REWARD, HEARD, TOKENS = "reward", "heard", "tokens"
 
 
 class Metric(NamedTuple):
@@ -20,23 +20,28 @@ class Metric(NamedTuple):
     better: Better
     is_log: bool = False
     """True: the number is a logarithm, and differences are shown as ratio - 1. False: a share or a reward, in [0, 1]."""
+    blames_version: bool = True
+    """False: the place of the canary's slots may be the cause (too few, a slow machine), so a loss revokes nothing."""
 
 
 PRIMARY = Metric(REWARD, "reward", "higher")
 RESPONSE = Metric(HEARD, "answers that users spoke of", "same")
 """If other people speak in one arm, what they say cannot be compared."""
+ANSWERS = Metric("answers", "answers of each unit", "same", is_log=True)
+"""If records of one arm are lost, or its people come back less often, the answers that are left are not those of all."""
 
 GUARDRAILS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("truncated", "answers that were cut off", "lower"),
-        Metric("errors", "answers that ended in an error", "lower"),
+        Metric("errors", "answers that failed", "lower", blames_version=False),
+        Metric("cancelled", "answers that nobody waited for", "lower", blames_version=False),
         Metric("empty", "empty answers", "lower"),
         Metric("refuses", "refusals", "lower"),
         Metric("misshapen", "misshapen answers", "lower"),
         Metric("invalid_tool_call", "invalid tool calls", "lower"),
-        Metric("tokens", "tokens per answer", "lower", is_log=True),
-        Metric(SECONDS, "seconds per answer", "lower", is_log=True),
+        Metric(TOKENS, "tokens per answer", "lower", is_log=True),
+        Metric("seconds", "seconds per answer", "lower", is_log=True, blames_version=False),
     )
 }
 """Fast facts by their name in `AnswerRow.metrics`. """
@@ -56,7 +61,7 @@ class Levels(NamedTuple):
 
 def levels(level: float, *, num_tasks: int, num_primaries: int) -> Levels:
     """Share the level among all metrics of all tasks, whether they have data yet or not."""
-    num_guardrails = num_tasks * len(GUARDRAILS) + num_primaries
+    num_guardrails = num_tasks * len(GUARDRAILS) + num_primaries + 1  # the last: `ANSWERS`
     if not num_primaries:
         return Levels(level, level / max(1, num_guardrails))
     return Levels(_PRIMARY_PART * level / num_primaries, (1.0 - _PRIMARY_PART) * level / num_guardrails)

@@ -100,10 +100,10 @@ def arrive(connection: Connection, train: Train, *, reason: str, evidence: Mappi
     holds.refuse(connection, train.policy, now)
 
 
-def withdraw(connection: Connection, train: Train, *, reason: str, now: float) -> None:
+def withdraw(connection: Connection, train: Train, *, reason: str, evidence: Mapping[str, Any], now: float) -> None:
     """Take the version off the track without revoking it."""
     arms = _standing(connection, train)
-    repository.change(connection, train, state=WITHDRAWN, ended_at=now, reason=reason)
+    repository.change(connection, train, state=WITHDRAWN, ended_at=now, reason=reason, evidence=dict(evidence))
     assignments.move_held(connection, arms, CANARY, None, writer=WRITER, reason=reason)
     holds.refuse(connection, train.policy, now)
 

@@ -1,7 +1,8 @@
 """What a train does next. Pure.
 
-Behaviour that is proven worse revokes the version: its weights are the cause. Evidence that cannot be believed (lost records, a missing
-metric, arms in which other people speak) or does not come only withdraws it: that may be our fault, and a later version may be as good.
+Behaviour that is proven worse revokes the version: its weights are the cause. Answers that are slow, fail or are not waited for only
+withdraw it: the cause may be where its slots are. So does evidence that cannot be believed (lost records, a missing metric, arms in which
+other people speak) or does not come: that may be our fault, and a later version may be as good.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
 from pipelines.release.train.assess import Assessment, Standing
-from pipelines.release.train.metrics import SECONDS
+from pipelines.release.train.metrics import GUARDRAILS, TOKENS, margin_of
 from pipelines.release.train.words import ratio_in_words
 from runtime.train_settings import TrainSettings
 
+PLACE = "The place of the canary's slots may be the cause, so the version is withdrawn and not revoked."
 MoveKind = Literal["stay", "advance", "arrive", "withdraw", "revoke", "stop", "go_on"]
+
+
+_EARLY = 0.5
+"""Of a margin: a canary that lost so much by its place gets no share that is too large for its engines."""
 
 
 class TrainMove(NamedTuple):
@@ -43,30 +49,42 @@ def decide_by_fast_facts(assessment: Assessment, with_primary: Collection[str]) 
     """Whether the learning arm's version stays with its users, is revoked, or leaves them without being revoked.
 
     Its rewards are not compared, so lengths are compared in both directions. `with_primary`: the tasks with a reward; there, as in a
-    train, shorter answers are no fault, and longer ones are a harm. Slow answers are only a doubt: the slot was just loaded.
+    train, shorter answers are no fault, and longer ones are a harm. What the place of the slot may cause is only a doubt.
     """
     harms, doubts = list[str](), list[str]()
     for fact in assessment.facts["metrics"]:
-        is_lengths = fact["better"] == "same" and fact["task"] not in with_primary
-        if fact["verdict"] == "missing" or (fact["verdict"] == "worse" and (is_lengths or fact["name"] == SECONDS)):
+        is_length = fact["name"] == TOKENS and fact["task"] in with_primary
+        if fact["verdict"] == "missing":
             doubts.append(fact["says"])
-        elif fact["verdict"] == "worse" and (fact["better"] != "same" or fact["difference"] > 0.0):
+        elif fact["verdict"] != "worse" or (is_length and fact["difference"] <= 0.0):
+            continue
+        elif is_length or _blames_version(fact):
             harms.append(fact["says"])
+        else:
+            doubts.append(fact["says"])
     if harms:
         return TrainMove("revoke", " ".join(harms))
     return TrainMove("withdraw", " ".join(doubts)) if doubts else TrainMove("stay", str(assessment.facts["says"]))
 
 
 def _harm(facts: Mapping[str, Any]) -> TrainMove | None:
-    says = [fact["says"] for fact in facts["metrics"] if fact["verdict"] == "worse" and fact["better"] != "same"]
+    says = [fact["says"] for fact in facts["metrics"] if fact["verdict"] == "worse" and _blames_version(fact)]
     return TrainMove("revoke", " ".join(says)) if says else None
 
 
 def _doubt(facts: Mapping[str, Any]) -> TrainMove | None:
     if facts["sample_ratio"]["verdict"] == "broken":
         return TrainMove("withdraw", ratio_in_words(facts))
-    says = [fact["says"] for fact in facts["metrics"] if fact["verdict"] in {"missing", "worse"}]
-    return TrainMove("withdraw", " ".join(says)) if says else None
+    found = [fact for fact in facts["metrics"] if fact["verdict"] in {"missing", "worse"}]
+    if not found:
+        return None
+    says = " ".join(fact["says"] for fact in found)
+    why = "" if all(fact["blames_version"] for fact in found) else f" {PLACE}"
+    return TrainMove("withdraw", f"{says}{why}")
+
+
+def _blames_version(fact: Mapping[str, Any]) -> bool:
+    return bool(fact["blames_version"] and fact["better"] != "same")
 
 
 def _silence(standing: Standing, facts: Mapping[str, Any], settings: TrainSettings, now: float) -> TrainMove | None:
@@ -107,3 +125,31 @@ def _patience(standing: Standing, facts: Mapping[str, Any], settings: TrainSetti
     if now - standing.started_at <= settings.patience_seconds:
         return None
     return TrainMove("withdraw", f"Not proven within {settings.patience_seconds:,.0f} s. {facts['says']}")
+
+
+def no_room(
+    share: float, num_holders: int, num_engines: int, assessment: Assessment, settings: TrainSettings
+) -> str | None:
+    """Why the engines that hold the canary may not be able to take a share; None if nothing says so.
+
+    What a machine can take is not known. So a share is only refused if it is more than those engines' part of all engines, and if answers
+    of the canary are slower, fail or are not waited for already: beyond the level of a proof, and by half of a margin.
+    """
+    if num_holders >= share * num_engines:
+        return None
+    margins = {name: margin_of(metric, settings) for name, metric in GUARDRAILS.items() if not metric.blames_version}
+    says = [
+        fact["says"]
+        for fact in assessment.facts["metrics"]
+        if fact["name"] in margins
+        and fact["verdict"] != "unknown"
+        and fact["low"] is not None
+        and fact["low"] > 0.0
+        and fact["difference"] > _EARLY * margins[fact["name"]]
+    ]
+    if not says:
+        return None
+    return (
+        f"Only {num_holders} of {num_engines} engines hold the canary, too few for {share:.0%} of the users: {' '.join(says)}"
+        " Nothing advances until more engines have a canary slot, or answers are faster."
+    )

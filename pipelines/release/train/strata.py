@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,16 @@ SETTLE_SECONDS = 30.0
 """An answer reaches us within this time, or within a shorter stage: until then its absence says nothing."""
 
 Mask = NDArray[np.bool_]
+
+
+class UnitVisits(NamedTuple):
+    """A unit at one share of the canary, each in the same place of all three."""
+
+    is_canary: Mask
+    share: NDArray[np.int64]
+    unit: NDArray[np.int64]
+    log_answers: NDArray[np.float64]
+    """Logarithm of the number of its answers, so that no single unit outweighs the others."""
 
 
 class Strata:
@@ -111,6 +122,14 @@ class Strata:
     def num_aged_units(self) -> int:
         """Units of the canary with an answer of the comparing age."""
         return int(np.count_nonzero(np.bincount(self.all.unit[self.is_aged & self.all.is_canary])))
+
+    def visits(self) -> UnitVisits:
+        """How many answers of each unit have reached us."""
+        settled = np.flatnonzero(self.counts & (self.all.at <= self.now - SETTLE_SECONDS))
+        places = self.all.unit[settled] * (len(self.shares) + 1) + self._stage_of[settled]
+        _, first, num = np.unique(places, return_index=True, return_counts=True)
+        rows = settled[first]
+        return UnitVisits(self.all.is_canary[rows], self._stage_of[rows], self.all.unit[rows], np.log(num))
 
     def clusters(self) -> NDArray[np.int64]:
         """The codes of the clusters of each task, -1 for none."""

@@ -18,7 +18,7 @@ import structlog
 from contracts import train_points
 from pipelines.release.train import moves, repository
 from pipelines.release.train.answers import TaskRule
-from pipelines.release.train.assess import Standing
+from pipelines.release.train.assess import Assessment, Standing
 from pipelines.release.train.gathering import evidence_of_train
 from pipelines.release.train.repository import (
     COUNTED_AT,
@@ -31,7 +31,7 @@ from pipelines.release.train.repository import (
     WITHDRAWN,
     Train,
 )
-from pipelines.release.train.rules import TrainMove, decide
+from pipelines.release.train.rules import PLACE, TrainMove, decide, no_room
 from pipelines.release.train.standing import TrackView
 from runtime.database import Database
 
@@ -52,6 +52,8 @@ class ShadowResult(NamedTuple):
     refused: bool
     says: str
     facts: Mapping[str, Any]
+    blames_version: bool = True
+    """False: the place of the canary's slots may be the cause, so the refusal revokes nothing."""
 
 
 Shadow = Callable[[Train, threading.Event], ShadowResult]
@@ -104,7 +106,7 @@ class Trip:
         found = self._evidence.assess(now, where)
         # The start by which patience ends: later, if a time did not count.
         due = where._replace(started_at=train.started_at + train.paused_seconds)
-        move = self._next(seen, train, decide(due, found, self._settings, now), now)
+        move = self._next(seen, train, found, decide(due, found, self._settings, now), now)
         facts = self._facts(seen, train, found.facts, move, now)
         self._note(train, facts, now)
         if seen.hold is not None:
@@ -130,7 +132,7 @@ class Trip:
         self._looked = now, tick
         return abs(gap) > _GAP_SECONDS
 
-    def _next(self, seen: TrackView, train: Train, decided: TrainMove, now: float) -> TrainMove:
+    def _next(self, seen: TrackView, train: Train, found: Assessment, decided: TrainMove, now: float) -> TrainMove:
         """The decision by the answers, unless the engines or the shadow come first."""
         if decided.kind == "revoke":
             return decided
@@ -140,6 +142,10 @@ class Trip:
             return self._next_in_shadow(seen, train, now)
         if self._is_too_early(train, decided):
             return TrainMove("stay", f"not yet: {decided.reason}")
+        if decided.kind == "advance":
+            share = self._settings.stages[train.stage + 1]
+            if (why := no_room(share, len(seen.holders), seen.num_engines, found, self._settings)) is not None:
+                return TrainMove("stay", why)
         return decided
 
     def _next_in_shadow(self, seen: TrackView, train: Train, now: float) -> TrainMove:
@@ -181,6 +187,8 @@ class Trip:
         if self._shadow is not None and self._settings.shadow_prompts > 0:
             said = self._shadow(train, stop)
         noted = {**facts, "shadow": said.facts, COUNTED_AT: self._clock()}
+        if said.refused and not said.blames_version:
+            return TrainMove("withdraw", f"{said.says}. {PLACE}"), noted
         return TrainMove("revoke" if said.refused else "advance", said.says), noted
 
     def _make(self, train: Train, move: TrainMove, facts: Mapping[str, Any]) -> None:
@@ -194,7 +202,7 @@ class Trip:
                 case "revoke":
                     moves.revoke(connection, train, reason=move.reason, evidence=facts, now=now)
                 case "withdraw":
-                    moves.withdraw(connection, train, reason=move.reason, now=now)
+                    moves.withdraw(connection, train, reason=move.reason, evidence=facts, now=now)
                 case "stop":
                     moves.stop(connection, train, reason=move.reason, now=now)
                 case "go_on":

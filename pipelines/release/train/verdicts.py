@@ -104,6 +104,7 @@ def fact_of(
         "task": question.task,
         "kind": "primary" if metric.name == REWARD else "guardrail",
         "better": question.better,
+        "blames_version": metric.blames_version,
         "canary": None,
         "live": None,
         "difference": None,

@@ -173,7 +173,8 @@ class PairedShadow:
         asked = f"{len(kept)} prompts of {len({self._prompts[place].unit for place in kept})} people"
         if worse := [item for item in compared if item.is_worse]:
             says = f"worse than v{blessed} on {asked}: {'; '.join(item.words for item in worse)}"
-            return self._found(says, wanted, compared, left_out, refused=True)
+            found = self._found(says, wanted, compared, left_out, refused=True)
+            return found._replace(blames_version=any(item.name != LATE for item in worse))
         few = f", of {wanted} wanted: there are no more" if len(self._prompts) < wanted else ""
         return self._found(f"no worse than v{blessed} on {asked}{few}; {sees(compared)}", wanted, compared, left_out)
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 from pipelines.release.train.answers import AnswerRow, TaskRule
 from pipelines.release.train.assess import Standing
+from pipelines.release.train.ratio import expected_share
 from runtime.train_settings import TrainSettings
 
 NOON = 1_800_000_000.0
 """A departure, at the beginning of a half hour."""
 RULES = {"chat": TaskRule(has_primary=True, age_seconds=60.0)}
 SETTINGS = TrainSettings(margin=0.03)
-FACTS = ("truncated", "errors", "empty", "refuses", "misshapen", "invalid_tool_call")
+FACTS = ("truncated", "errors", "cancelled", "empty", "refuses", "misshapen", "invalid_tool_call")
 LATER = NOON + 1000.0
 LAST = len(SETTINGS.stages) - 1
 
@@ -70,3 +71,21 @@ def product(
             reward=float(draw.random() < reward[is_canary]) if heard else None,
             status="scored" if heard else "unlabelled",
         )
+
+
+def regulars(
+    num: int = 1000, times: int = 10, *, fails: float = 0.0, lost: float = 0.0, share: float = 0.5, seed: int = 0
+) -> Iterator[AnswerRow]:
+    """People who come back `times` times. In the canary the share `fails` of their answers fails, and `lost` leaves no record."""
+    draw = random.Random(seed)
+    for number in range(num):
+        arm = "canary" if draw.random() < expected_share(share, SETTINGS.control_ratio) else "live"
+        for time in range(draw.randint(1, 2 * times - 1)):
+            failed, gone = draw.random() < fails, draw.random() < lost
+            at = NOON + draw.random() * 600.0
+            if arm == "canary" and gone:
+                continue
+            row = answer(number, arm, share=share, at=at, key=f"{number}-{time}", reward=float(draw.random() < 0.8))
+            if arm == "canary" and failed:
+                row = row._replace(metrics={"errors": 1.0}, reward=None, status="", scored_at=None)
+            yield row

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from pipelines.release.train.answers import AnswerRow, Answers, TaskRule
-from pipelines.release.train.assess import assess
+from pipelines.release.train.assess import Assessment, assess
+from pipelines.release.train.rules import decide
 from runtime.train_settings import TrainSettings
-from tests.unit.pipelines.release.train.product import LATER, NOON, RULES, SETTINGS, answer, product, standing
+from tests.unit.pipelines.release.train.product import LATER, NOON, RULES, SETTINGS, answer, product, regulars, standing
 
 
 def facts_of(
@@ -48,7 +49,7 @@ def test_an_equal_version_is_proven() -> None:
     facts = facts_of(product(0, 16_000))
     assert {fact["verdict"] for fact in facts["metrics"]} == {"proven"}
     assert facts["sample_ratio"]["verdict"] == "fine"
-    assert facts["says"].startswith("Proven: none of 10 metrics is worse")
+    assert facts["says"].startswith("Proven: none of 12 metrics is worse")
     assert facts["unit_kinds"] == {"user": 16_000}
     reward = fact(facts, "reward")
     assert reward["low"] > -reward["margin"]
@@ -68,6 +69,30 @@ def test_a_loss_of_reward_is_worse() -> None:
 def test_a_fault_in_the_canary_is_worse_long_before_the_reward_says_so() -> None:
     facts = facts_of(product(0, 400, faults=(0.02, 0.32)))
     assert (verdict(facts, "truncated"), verdict(facts, "reward")) == ("worse", "fine")
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_a_version_that_fails_three_of_ten_requests_is_withdrawn_although_everybody_comes_back(share: float) -> None:
+    stage = SETTINGS.stages.index(share)
+    facts = facts_of(regulars(fails=0.3, share=share), stage=stage)
+    assert verdict(facts, "errors") == "worse"
+    assert verdict(facts, "answers") in {"fine", "proven"}, "a failure is a record"
+    move = decide(standing(stage), Assessment(facts), SETTINGS, LATER)
+    assert move.kind == "withdraw"
+    assert "Answers that failed (chat)" in move.reason
+    assert "may be the cause" in move.reason
+
+
+def test_lost_records_of_people_who_come_back_are_seen_although_no_person_is_missing() -> None:
+    facts = facts_of(regulars(lost=0.3))
+    assert facts["sample_ratio"]["verdict"] != "broken"
+    assert verdict(facts, "answers") == "worse"
+    assert fact(facts, "answers")["difference"] == pytest.approx(-0.3, abs=0.1)
+    assert decide(standing(), Assessment(facts), SETTINGS, LATER).kind == "withdraw"
+
+
+def test_people_who_come_back_to_an_equal_version_are_proven_to_do_so() -> None:
+    assert verdict(facts_of(regulars(4000)), "answers") == "proven"
 
 
 def test_a_guardrail_may_lose_less_than_its_margin() -> None:
@@ -161,7 +186,7 @@ def test_lost_records_of_the_canary_are_found() -> None:
     assert facts_of(rows)["sample_ratio"]["verdict"] == "fine"
     facts = facts_of(kept)
     assert facts["sample_ratio"]["verdict"] == "broken"
-    assert facts["says"].startswith("Records are lost: 45.1%")
+    assert facts["says"].startswith("Records are lost: 44.6%")
 
 
 @pytest.mark.parametrize("arm", ["canary", "live"])

@@ -9,11 +9,11 @@ from contracts import holds, revocations, train_points
 from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE, SLOTS, TRAINING
 from contracts.rollback import promote, roll_back
 from pipelines.release.train import standing, trip
-from pipelines.release.train.rules import MoveKind, TrainMove
+from pipelines.release.train.rules import PLACE, MoveKind, TrainMove
 from pipelines.release.train.slots import TrainSlots
 from pipelines.release.train.trip import ShadowResult
 from runtime.database import Database
-from tests.unit.pipelines.release.train.worlds import POLICY, STOP, Killed, TrackWorld
+from tests.unit.pipelines.release.train.worlds import AGE, POLICY, STOP, Behaviour, Killed, TrackWorld
 
 
 class Script:
@@ -220,6 +220,40 @@ def test_the_shadow_comes_first_and_what_it_refuses_is_revoked(database: Databas
     world.look(2)
     held = world.trains()[-1]
     assert (held.version, held.stage, held.evidence["shadow"]) == (1, 0, {"says": "nothing lost"})
+
+
+def test_a_version_that_the_shadow_found_too_slow_is_withdrawn_and_not_revoked(database: Database) -> None:
+    world = TrackWorld(database)
+    world.settings = world.settings.model_copy(update={"shadow_prompts": 10})
+    world.shadow = lambda _train, _: ShadowResult(
+        refused=True, says="late .25 against 0", facts={"num": 10}, blames_version=False
+    )
+    world.restarted()
+    world.begin(3)
+    world.look(2)
+    [held] = world.trains()
+    assert (held.state, held.reason) == ("withdrawn", f"late .25 against 0. {PLACE}")
+    assert held.evidence["shadow"] == {"num": 10}
+    assert world.versions() == {LIVE: 0, CANARY: None}
+
+
+def test_a_share_that_one_slow_engine_of_three_cannot_take_is_not_given(database: Database) -> None:
+    world = TrackWorld(database)
+    world.num_others = 2
+    world.behaviour[3] = Behaviour(failed=0.12)
+    world.begin(3)
+    world.look(2)
+    for _ in range(30):
+        world.answer(num_canary=40, age=AGE + 1.0)
+        world.look()
+    [held] = world.trains()
+    assert (held.state, held.stage) == ("canary", 0)
+    assert held.evidence["next"]["reason"].startswith(
+        "Only 1 of 3 engines hold the canary, too few for 50% of the users:"
+    )
+    world.num_others = 0
+    world.look(3)
+    assert world.trains()[0].stage == 1
 
 
 @pytest.mark.parametrize(

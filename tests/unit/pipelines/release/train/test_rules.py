@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipelines.release.train.assess import Assessment
-from pipelines.release.train.rules import decide, decide_by_fast_facts
+from pipelines.release.train.rules import PLACE, decide, decide_by_fast_facts, no_room
 from tests.unit.pipelines.release.train.product import LAST, NOON, SETTINGS, standing
 
 NOW = NOON + 200.0
@@ -19,6 +19,7 @@ def metric(verdict: str, **changes: Any) -> dict[str, Any]:
         "better": "higher",
         "verdict": verdict,
         "required": True,
+        "blames_version": True,
         "says": f"It is {verdict}.",
         **changes,
     }
@@ -50,6 +51,10 @@ BROKEN = {"verdict": "broken", "seen": 0.1, "expected": 0.2, "num": 10}
         pytest.param(known(metric("worse")), 0, "stopped", NOW, "revoke", id="worse while stopped"),
         pytest.param(known(metric("worse"), sample_ratio=BROKEN), 1, "canary", NOW, "revoke", id="worse, and lost records"),
         pytest.param(known(metric("worse", better="same")), 1, "canary", NOW, "withdraw", id="others speak"),
+        pytest.param(known(metric("worse", blames_version=False)), 1, "canary", NOW, "withdraw", id="slow, or failed"),
+        pytest.param(
+            known(metric("worse"), metric("worse", blames_version=False)), 1, "canary", NOW, "revoke", id="slow, and worse"
+        ),
         pytest.param(known(metric("worse", required=False)), 1, "canary", NOW, "revoke", id="worse at a rare task"),
         pytest.param(known(metric("missing")), 1, "canary", NOW, "withdraw", id="missing"),
         pytest.param(known(sample_ratio=BROKEN), LAST, "canary", NOW, "withdraw", id="lost records"),
@@ -83,6 +88,37 @@ def test_the_next_move(assessment: Assessment, stage: int, state: str, now: floa
     found = decide(standing(stage, state), assessment, SETTINGS, now)
     assert found.kind == kind
     assert found.reason
+
+
+def test_a_train_that_ends_by_the_place_of_its_slots_says_so() -> None:
+    slow, missing = known(metric("worse", blames_version=False)), known(metric("missing"))
+    assert decide(standing(1), slow, SETTINGS, NOW).reason == f"It is worse. {PLACE}"
+    assert decide(standing(1), missing, SETTINGS, NOW).reason == "It is missing."
+
+
+SLOWER = metric("fine", name="seconds", blames_version=False, low=0.01, difference=0.2)
+
+
+@pytest.mark.parametrize(
+    ("found", "share", "num_holders", "is_told"),
+    [
+        pytest.param(SLOWER, 0.5, 1, True, id="slower, and one of three engines is to take half of the users"),
+        pytest.param(SLOWER, 0.2, 1, False, id="not more than its part"),
+        pytest.param(SLOWER, 0.5, 2, False, id="two of three"),
+        pytest.param(SLOWER | {"low": -0.01}, 0.5, 1, False, id="perhaps by chance"),
+        pytest.param(SLOWER | {"difference": 0.1}, 0.5, 1, False, id="a little slower"),
+        pytest.param(SLOWER | {"verdict": "unknown"}, 0.5, 1, False, id="too few answers"),
+        pytest.param(SLOWER | {"name": "errors", "difference": 0.03}, 0.5, 1, True, id="some fail"),
+        pytest.param(SLOWER | {"name": "tokens"}, 0.5, 1, False, id="longer answers"),
+    ],
+)
+def test_a_share_that_the_engines_of_the_canary_may_not_take_is_told(
+    *, found: dict[str, Any], share: float, num_holders: int, is_told: bool
+) -> None:
+    why = no_room(share, num_holders, 3, known(found), SETTINGS)
+    assert (why is not None) == is_told
+    if why is not None:
+        assert why.startswith("Only 1 of 3 engines hold the canary, too few for 50% of the users: It is fine.")
 
 
 def test_reasons_are_the_evidence_in_words() -> None:

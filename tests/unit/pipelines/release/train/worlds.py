@@ -58,10 +58,11 @@ class NoLift:
 
 
 class Behaviour(NamedTuple):
-    """What the answers of a version are like: means of the reward and of a fast fact."""
+    """What the answers of a version are like: means of the reward and of fast facts."""
 
     reward: float = 0.7
     truncated: float = 0.02
+    failed: float = 0.0
 
 
 class TrackWorld:
@@ -85,6 +86,8 @@ class TrackWorld:
         """Versions whose answers of the learning arm do not say whether they were cut off."""
         self.lengths: dict[int, float] = {}
         """Logarithms of the tokens of these answers."""
+        self.num_others = 0
+        """Engines without a slot for the canary."""
         self.behaviour: dict[int, Behaviour] = {}
         self.conductor = self.restarted()
 
@@ -139,6 +142,9 @@ class TrackWorld:
         with self.database.transaction() as connection:
             connection.execute(delete(engine_replica))
             connection.execute(insert(engine_replica).values(**row))
+            for number in range(self.num_others):
+                other = row | {"name": f"other {number}", "slots": {LIVE: held.get(LIVE)}}
+                connection.execute(insert(engine_replica).values(**other))
 
     def point(self, arm: str, version: int | None, share: float = 0.0) -> None:
         """Move an arm, as an operator or the gate does."""
@@ -244,7 +250,7 @@ class TrackWorld:
                     "key": f"k{self.num_answers:07d}", "policy": POLICY, "arm": arm, "version": version,
                     "compared_with": held.version, "task": "chat", "unit": f"u{self.num_answers}", "unit_kind": "user",
                     "cluster": "", "sampling": "s", "probability": probability, "at": at,
-                    "metrics": {"truncated": float(place < like.truncated), "errors": 0.0, "heard": 1.0},
+                    "metrics": {"truncated": float(place < like.truncated), "errors": float(place < like.failed), "heard": 1.0},
                     "reward": float(place < like.reward), "status": "scored", "scored_at": at + 1.0,
                     "changed": int(self.wall * 1000),
                 }

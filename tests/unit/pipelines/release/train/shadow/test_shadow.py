@@ -227,6 +227,7 @@ def test_answers_that_never_end_are_a_mark_and_not_a_fault(prompts: Database) ->
     assert found.says.startswith(
         "worse than v5 on 200 prompts of 200 people: late 0.250 against 0.000, 50 lost and 0 won"
     )
+    assert not found.blames_version, "a slow machine may be the cause"
     [graded] = [item for item in found.facts["metrics"] if item["name"] == "graded"]
     assert (graded["num"], graded["verdict"]) == (150, "fine")
 
