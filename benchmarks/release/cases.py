@@ -190,6 +190,11 @@ CASES: dict[str, Case] = {
     "people come back: 10 sessions, ICC .2": Case(
         ("arrived",), Product(rate=50.0, people=9000, alike=0.2, explained=0.0), _FEW_PEOPLE
     ),
+    "the same people, and 30% of the canary's records lost": Case(
+        ("withdrawn",),
+        Product(rate=50.0, people=6000, alike=0.2, explained=0.0, lost=(0.0, 0.3), lost_bad=(0.0, 0.3)),
+        _FEW_PEOPLE,
+    ),
     "the same people, -10": Case(
         ("revoked",), Product(rate=50.0, people=9000, alike=0.2, explained=0.0, loss=0.1), _FEW_PEOPLE
     ),

@@ -14,13 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contracts.arms import control_fraction
+from contracts.assignments import CANARY, LIVE
+from contracts.draws import DrawnVersion, LoggedDraw
+from contracts.records import Generation
+from contracts.sampling import Sampling, Span
 from pipelines.release.train.answers import AnswerRow, grace_seconds
+from pipelines.release.train.reading.sampling import Evidence, evidence_of
 
 Floats = NDArray[np.float64]
 START = 1_800_000_000.0
 LEARNING_SHARE = 0.05
 FAST = ("truncated", "refuses", "misshapen")
 _CLUSTERS, _FINE = 200, 200
+_VERSIONS = {LIVE: 4, CANARY: 5}
+_SAMPLING = Sampling(temperature=1.0, max_tokens=16)
 
 
 @dataclass(frozen=True)
@@ -104,8 +111,10 @@ class World:
         known[random.random(num) >= speaks] = np.inf
         kept = random.random(num) >= np.where(good, np.array(product.lost)[arm], np.array(product.lost_bad)[arm])
         is_compared = kept & ((arm == 1) | (places[1] < control_fraction(share, ratio)))
-        places_of = np.flatnonzero(is_compared)
+        # Where clocks are off, release itself chooses the controls.
+        places_of = np.flatnonzero(kept if product.skew else is_compared)
         rows = self._rows(places_of, at, arm, good, known, person, cluster, share)
+        rows = [row for row in rows if _is_compared(row, share, ratio)] if product.skew else rows
         return Batch(rows, Session(arm[kept] == 1, good[kept].astype(float), known[kept]))
 
     def _rows(self, places: NDArray[np.int64], *columns: Any) -> list[AnswerRow]:
@@ -170,3 +179,30 @@ class World:
         fine = np.sort(np.random.default_rng(0).beta(mean * total, (1.0 - mean) * total, _FINE * num))
         means: Floats = fine.reshape(num, _FINE).mean(axis=1)
         return means
+
+
+def _is_compared(row: AnswerRow, share: float, ratio: float) -> bool:
+    """What release decides about the record of an answer, whose gateway has the clock of the row."""
+    arm = CANARY if row.arm == "canary" else LIVE
+    draw = LoggedDraw(row.unit, "user", _VERSIONS[arm], canary=DrawnVersion(_VERSIONS[CANARY], share))
+    record = Generation(
+        completion_id=row.key,
+        choice=0,
+        tenant="",
+        policy="",
+        task=row.task,
+        task_hash="",
+        purpose="user",
+        arm=arm,
+        arm_probability=row.probability,
+        draw=draw,
+        spans=(Span(0, draw.version),),
+        sampling=_SAMPLING,
+        finish_reason="stop",
+        created_at=row.at,
+        finished_at=row.at,
+        engine="",
+        dtype="",
+        body=b"",
+    )
+    return isinstance(evidence_of(record, {row.task}, ratio), Evidence)

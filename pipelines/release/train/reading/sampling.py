@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -60,7 +60,7 @@ class Evidence(NamedTuple):
     """Live answered for its arm, wholly or in part."""
 
 
-def evidence_of(record: Generation, tasks: Mapping[str, Task], control_ratio: float) -> Evidence | LeftOut | None:
+def evidence_of(record: Generation, tasks: Collection[str], control_ratio: float) -> Evidence | LeftOut | None:
     """Whether an answer is compared; None if it is not sampled, or if there is nothing to compare."""
     draw = record.draw
     if record.purpose != "user" or record.arm not in {CANARY, HOLDOUT, LEARNING, LIVE}:
