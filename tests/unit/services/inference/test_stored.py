@@ -7,11 +7,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from sqlalchemy import insert, update
+from msgspec.structs import replace
+from sqlalchemy import insert, select, update
 
 from contracts.ids import new_completion_id, route_of
 from contracts.keys import create_key
-from contracts.records import encode
+from contracts.records import Generation, GenerationBody, decode, encode, seal_body
 from contracts.tables import generation
 from runtime.database import Database
 from tests.unit.services.inference.conftest import Inference
@@ -141,6 +142,19 @@ def test_a_record_that_cannot_be_read_hides_only_itself(inference: Inference, da
         connection.execute(update(generation).where(generation.c.completion_id == broken).values(record=b"\x93junk"))
 
     assert ids_of(inference.client.chat.completions.list()) == [whole]
+
+
+def test_an_arm_that_gave_no_token_left_no_completion(inference: Inference, database: Database) -> None:
+    answer = inference.ask()
+    join(inference, database)
+    body = GenerationBody(messages=[], text="", prompt_ids=b"", completion_ids=b"", logprobs=b"")
+    with database.transaction() as connection:
+        held = decode(Generation, connection.execute(select(generation.c.record)).scalar_one())
+        silent = encode(replace(held, spans=(), finish_reason="error", body=seal_body(body)))
+        connection.execute(update(generation).values(record=silent))
+    assert ids_of(inference.client.chat.completions.list()) == []
+    with pytest.raises(openai.NotFoundError):
+        inference.client.chat.completions.retrieve(answer.id)
 
 
 def test_changes_are_refused_by_name(inference: Inference, database: Database) -> None:
