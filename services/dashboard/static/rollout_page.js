@@ -8,7 +8,7 @@ import { intervalBar } from "./interval.js";
 import { find, followLoop, makeRefresh, now } from "./page.js";
 
 const RELATIVE = { tokens: "tokens", seconds: "seconds" }; // differences of these are ratios minus 1
-const NAMES = { reward: "Reward", errors: "Errors", truncated: "Cut off", refuses: "Refusals", invalid_tool_call: "Invalid tool calls", empty: "Empty answers", misshapen: "Misshapen answers", heard: "Heard of again", tokens: "Tokens", seconds: "Seconds" };
+const NAMES = { reward: "Reward", errors: "Failed", cancelled: "Not waited for", answers: "Answers per unit", truncated: "Cut off", refuses: "Refusals", invalid_tool_call: "Invalid tool calls", empty: "Empty answers", misshapen: "Misshapen answers", heard: "Heard of again", tokens: "Tokens", seconds: "Seconds" };
 const VERDICTS = { fine: "no harm seen", proven: "proven", worse: "worse", unknown: "not known yet", missing: "no data", broken: "broken" };
 const ENDS = { shipped: "shipped", withdrawn: "withdrawn", revoked: "revoked" };
 const STATES = { shadow: "shadow", canary: "canary", stopped: "stopped: no new evidence" };

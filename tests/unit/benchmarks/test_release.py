@@ -28,7 +28,16 @@ def test_a_broken_version_leaves_at_the_first_share(seed: int) -> None:
     assert found.seconds < 100.0
 
 
-@pytest.mark.parametrize("name", ["silence in the canary", "10% of the canary's records lost", "slow bad news, -5"])
+ODD = (
+    "silence in the canary",
+    "10% of the canary's records lost",
+    "slow bad news, -5",
+    "clocks off: 20% of gateways -10 min, 5% +1 h",
+    "the same people, and 30% of the canary's records lost",
+)
+
+
+@pytest.mark.parametrize("name", ODD)
 def test_odd_products_end_as_wanted(name: str) -> None:
     case = CASES[name]
     assert travel(case.product, case.settings, 0, look=5.0, growth=0.1).kind in case.wanted

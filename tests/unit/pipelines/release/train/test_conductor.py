@@ -237,6 +237,17 @@ def test_a_version_that_the_shadow_found_too_slow_is_withdrawn_and_not_revoked(d
     assert world.versions() == {LIVE: 0, CANARY: None}
 
 
+def test_a_version_that_fails_never_arrives_and_is_not_revoked_for_its_place(database: Database) -> None:
+    world = TrackWorld(database)
+    world.behaviour[3] = Behaviour(failed=0.5)
+    world.begin(3)
+    world.run(60)
+    [held] = world.trains()
+    assert (held.state, held.stage) == ("withdrawn", 0)
+    assert "Answers that failed (chat): +50.0 points" in held.reason
+    assert world.versions() == {LIVE: 0, CANARY: None}
+
+
 def test_a_share_that_one_slow_engine_of_three_cannot_take_is_not_given(database: Database) -> None:
     world = TrackWorld(database)
     world.num_others = 2
