@@ -125,7 +125,7 @@ class Strata:
 
     def visits(self) -> UnitVisits:
         """How many answers of each unit have reached us."""
-        settled = np.flatnonzero(self.counts & (self.all.at <= self.now - SETTLE_SECONDS))
+        settled = np.flatnonzero(self.counts & (self.all.at <= self.now - self._settle_seconds))
         places = self.all.unit[settled] * (len(self.shares) + 1) + self._stage_of[settled]
         _, first, num = np.unique(places, return_index=True, return_counts=True)
         rows = settled[first]

@@ -11,7 +11,10 @@ from runtime.train_settings import TrainSettings
 @pytest.mark.parametrize(("num_tasks", "num_primaries"), [(1, 1), (1, 0), (4, 2), (21, 21)])
 def test_all_comparisons_together_spend_the_level(num_tasks: int, num_primaries: int) -> None:
     allowed = levels(0.002, num_tasks=num_tasks, num_primaries=num_primaries)
-    spent = num_primaries * (allowed.primary + allowed.guardrail) + num_tasks * len(GUARDRAILS) * allowed.guardrail
+    num_guardrails = (
+        num_tasks * len(GUARDRAILS) + num_primaries + 1
+    )  # responses of each task, and the answers of each unit
+    spent = num_primaries * allowed.primary + num_guardrails * allowed.guardrail
     assert spent == pytest.approx(0.002)
     assert num_primaries == 0 or allowed.primary > allowed.guardrail
 
