@@ -67,9 +67,7 @@ def evidence_of(record: Generation, tasks: Collection[str], control_ratio: float
         return None
     if draw is None:
         return None if record.arm == LIVE else "not_drawn"
-    if record.arm == LEARNING and draw.learning is None:
-        return None
-    compared_with = _control_of(draw, control_ratio) if record.arm == LIVE else draw.version
+    compared_with = _compared_with(record.arm, draw, control_ratio)
     only_learning = compared_with is None and _is_sampled(draw, draw.learning, LEARNING_RATIO)
     if only_learning and draw.learning is not None:
         compared_with = draw.learning.version
@@ -134,8 +132,12 @@ def heard_row(row: Mapping[str, Any], said: Experience, task: Task, age: float) 
     }
 
 
-def _control_of(draw: LoggedDraw, control_ratio: float) -> int | None:
-    """The version that a unit of `live` is compared with; None if it is not sampled."""
+def _compared_with(arm: str, draw: LoggedDraw, control_ratio: float) -> int | None:
+    """The version that an answer is compared with; None: with none, or with that of the learning arm alone."""
+    if arm == LEARNING:
+        return draw.version if draw.learning is not None else None
+    if arm != LIVE:
+        return draw.version
     for other, ratio in ((draw.canary, control_ratio), (draw.holdout, _LIFT_RATIO)):
         if other is not None and _is_sampled(draw, other, ratio):
             return other.version

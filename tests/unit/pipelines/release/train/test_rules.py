@@ -145,7 +145,8 @@ def test_reasons_are_the_evidence_in_words() -> None:
         ({}, {"chat"}, "revoke"),
         ({"verdict": "fine"}, {"chat"}, "stay"),
         ({"verdict": "missing"}, {"chat"}, "withdraw"),
-        ({"name": "seconds"}, {"chat"}, "withdraw"),
+        ({"name": "seconds", "blames_version": False}, {"chat"}, "withdraw"),
+        ({"name": "answers", "better": "same"}, {"chat"}, "withdraw"),
         ({"name": "tokens", "better": "same"}, {"chat"}, "revoke"),
         ({"name": "tokens", "better": "same", "difference": -0.5}, {"chat"}, "stay"),
         ({"name": "tokens", "better": "same"}, set(), "withdraw"),
@@ -158,6 +159,7 @@ def test_what_fast_facts_do_to_the_learning_arm(changes: dict[str, object], with
         "verdict": "worse",
         "better": "lower",
         "difference": 0.3,
+        "blames_version": True,
         "says": "s",
         **changes,
     }

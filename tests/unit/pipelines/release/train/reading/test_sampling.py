@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from contracts.arms import control_fraction, draw_arm
+from contracts.arms import Unit, control_fraction, draw_arm, logged_draw
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, Assignment
-from contracts.draws import hash_of
+from contracts.draws import DrawnVersion, LoggedDraw, hash_of
 from contracts.records import Generation, Score
 from contracts.sampling import Sampling, Span
 from pipelines.release.train.reading.sampling import (
@@ -178,23 +179,20 @@ class TestScores:
         assert (heard_row({**self.row, "revision": held}, said, BOOKING_TASK, age) is not None) == counts
 
 
-GUARDED = ArmHistory([ArmMove(LIVE, 4, 1.0, 0.0), ArmMove(LEARNING, 6, 0.05, 10.0)])
+ARMS = {arm: Assignment("p", arm, version, share, 1) for arm, version, share in ((LIVE, 4, 1.0), (LEARNING, 6, 0.05))}
+
+
+def drawn_of(person: str, arms: dict[str, Assignment] = ARMS) -> Generation:
+    """The answer that a person gets."""
+    unit = Unit("user", f"default/{person}")
+    arm, probability = draw_arm(arms, unit.name)
+    spans = (Span(0, arms[arm].version or 0),)
+    return a_generation(arm=arm, arm_probability=probability, spans=spans, draw=logged_draw(arms, arm, unit))
 
 
 def test_the_learning_arm_is_compared_with_four_times_as_many_units_of_live() -> None:
-    arms = {
-        arm: Assignment("p", arm, version, share, 1) for arm, version, share in ((LIVE, 4, 1.0), (LEARNING, 6, 0.05))
-    }
-    names = [f"person {number}" for number in range(20_000)]
-    drawn = {
-        name: draw_arm(arms, unit_of("user", tenant="default", person=name, session_id=None, completion_id="").name)
-        for name in names
-    }
-    rows = [
-        (drawn[name].arm, found(an_answer(drawn[name].arm, 6 if drawn[name].arm == LEARNING else 4, drawn[name].probability, person=name), GUARDED))
-        for name in names
-    ]  # fmt: skip
-    kept = [(arm, row) for arm, row in rows if isinstance(row, Evidence)]
+    records = [drawn_of(f"person {number}") for number in range(20_000)]
+    kept = [(record.arm, row) for record in records if isinstance(row := found(record), Evidence)]
     num = {arm: sum(1 for one, _ in kept if one == arm) for arm in (LEARNING, LIVE)}
     assert 0.045 * 20_000 < num[LEARNING] < 0.055 * 20_000
     assert 3.7 < num[LIVE] / num[LEARNING] < 4.3
@@ -204,8 +202,11 @@ def test_the_learning_arm_is_compared_with_four_times_as_many_units_of_live() ->
 
 def test_controls_of_the_learning_arm_are_never_controls_of_the_same_versions_train() -> None:
     """The same hash chooses both, so a train of 1% would otherwise find five times as many of live as it was promised."""
-    both = ArmHistory([ArmMove(LIVE, 6, 1.0, 0.0), ArmMove(LEARNING, 7, 0.05, 0.0), ArmMove(CANARY, 7, 0.005, 0.0)])
-    kept = [found(an_answer(LIVE, 6, 0.9, person=f"person {number}"), both, 1.0) for number in range(20_000)]
+    draw = LoggedDraw("", "user", 4, DrawnVersion(7, 0.005), None, DrawnVersion(7, 0.05))
+    kept = [
+        found(an_answer(LIVE, 4, draw=replace(draw, unit=hash_of(f"person {number}")), arm_probability=0.9), 1.0)
+        for number in range(20_000)
+    ]
     rows = [row for row in kept if isinstance(row, Evidence)]
     assert {row.compared_with for row in rows} == {7}
     of_train = sum(1 for row in rows if not row.is_control)
@@ -214,5 +215,5 @@ def test_controls_of_the_learning_arm_are_never_controls_of_the_same_versions_tr
 
 
 def test_a_version_that_everybody_has_needs_no_guard() -> None:
-    history = ArmHistory([ArmMove(LIVE, 6, 1.0, 0.0), ArmMove(LEARNING, 6, 0.05, 10.0)])
-    assert found(an_answer(LEARNING, 6), history) is None
+    arms = {**ARMS, LIVE: ARMS[LIVE]._replace(version=6)}
+    assert {found(drawn_of(f"person {number}", arms)) for number in range(200)} == {None}
