@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 BASE = Path(__file__).parent.parent / "examples" / "reservations" / "base"
 KINDS = ("llama", "qwen3", "gemma3", "qwen3_moe", "lfm2", "mamba2")
@@ -66,6 +66,13 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {"state_size": 16, "num_heads": 4, "head_dim": 32, "expand": 2, "n_groups": 1, "chunk_size": 32},
     ),
 }
+
+
+def llama_config(**changes: Any) -> LlamaConfig:
+    """Of a Llama with 2 layers of 32, 64 tokens and a context of 64; `changes` replaces or adds to that."""
+    common = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": True}  # fmt: skip
+    return LlamaConfig(**{**common, **changes})
 
 
 def tiny_model(kind: str, *, dtype: torch.dtype = torch.float32, seed: int = 7, **more: Any) -> Any:

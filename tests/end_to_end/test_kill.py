@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +17,14 @@ from commands.audit import audit, read_clients
 from commands.demo import DRAIN_SECONDS, PRODUCT, all_judged, write_sentinels
 from commands.home import Home, prepare_home
 from commands.supervisor import Supervisor
-from commands.up import listen, new_settings, running
+from commands.up import listen, new_settings
 from contracts.ledger import trained_versions
 from contracts.records import Outcome, decode
 from contracts.topics import OUTCOMES
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from tests.fakes import everything
+from tests.supervised import supervised
 from weights.stores.opening import open_weight_store
 
 pytestmark = pytest.mark.slow
@@ -62,21 +62,14 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
         "release": ReleaseSettings(sentinels=write_sentinels(folder / "sentinels.jsonl", 20)),
     }
     home = prepare_home(settings, sections)
-    with running(home, sockets) as supervisor:
-        stop = threading.Event()
-        watcher = threading.Thread(target=supervisor.watch, args=(stop,))
-        watcher.start()
-        try:
-            listed = folder / "users.jsonl"
-            listed.touch()
-            users = start_users(home, listed)
-            time.sleep(FIRST_KILL)
-            kills = {name: kill(supervisor, name) for name in VICTIMS}
-            users.wait(timeout=120)
-            drain(home, listed)
-        finally:
-            stop.set()
-            watcher.join()
+    with supervised(home, sockets) as supervisor:
+        listed = folder / "users.jsonl"
+        listed.touch()
+        users = start_users(home, listed)
+        time.sleep(FIRST_KILL)
+        kills = {name: kill(supervisor, name) for name in VICTIMS}
+        users.wait(timeout=120)
+        drain(home, listed)
         yield Aftermath(home, supervisor, kills, read_clients(listed))
 
 

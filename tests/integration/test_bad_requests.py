@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +12,12 @@ import pytest
 from commands.audit import audit
 from commands.demo import PRODUCT, write_sentinels
 from commands.home import Home, prepare_home
-from commands.up import listen, new_settings, running
+from commands.up import listen, new_settings
 from contracts.ids import sample_key
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from tests.integration.bad_requests import BadRequest, bad_requests
+from tests.supervised import supervised
 
 pytestmark = pytest.mark.slow
 MODEL = "reservations"
@@ -32,16 +32,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     settings = settings.model_copy(update={"requests_per_minute": 0})
     release = ReleaseSettings(sentinels=write_sentinels(folder / "sentinels.jsonl", 20))
     ready = prepare_home(settings, {"training": TrainingSettings(), "release": release})
-    with running(ready, sockets) as supervisor:
-        stop = threading.Event()
-        watcher = threading.Thread(target=supervisor.watch, args=(stop,))
-        watcher.start()
-        try:
-            yield ready
-            assert {child.restarts for child in supervisor.children.values()} == {0}, "a process died"
-        finally:
-            stop.set()
-            watcher.join()
+    with supervised(ready, sockets) as supervisor:
+        yield ready
+        assert {child.restarts for child in supervisor.children.values()} == {0}, "a process died"
 
 
 def test_every_bad_request_is_refused_by_name_and_the_ledger_stays_balanced(home: Home) -> None:

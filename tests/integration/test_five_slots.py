@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS
 from policy.weights import tensors_of
@@ -23,6 +23,7 @@ from services.engine.follower import Follower
 from services.engine.repository import read_wanted
 from services.engine.settings import EngineSettings
 from services.inference.app import create_app
+from tests.models import llama_config
 from tests.unit.services.engine.memory_store import MemoryStore
 from tests.unit.services.engine.world import make_engine
 from tests.unit.services.inference.conftest import Inference
@@ -40,15 +41,12 @@ SECONDS = 30.0
 def tiny_model(seed: int = 0) -> Any:
     """A random Llama with the tokenizer of `make_base`."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = llama_config(
         vocab_size=make_tokenizer().get_vocab_size(),
-        hidden_size=32,
-        intermediate_size=64,
         num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=CONTEXT,
         initializer_range=0.3,
+        tie_word_embeddings=False,
     )
     return LlamaForCausalLM(config).eval().requires_grad_(requires_grad=False)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from sqlalchemy import func, select
 
 from commands.audit import audit, read_clients
 from commands.home import prepare_home
-from commands.up import listen, new_settings, running
+from commands.up import listen, new_settings
 from contracts.assignments import LIVE
 from contracts.assignments import read as read_arms
 from contracts.ledger import trained_versions
@@ -32,6 +31,7 @@ from tests.end_to_end.desk.build import build
 from tests.end_to_end.desk.work import POLITE, TASKS, write_sentinels, write_tasks
 from tests.end_to_end.test_kill import VICTIMS, Aftermath, drain, kill
 from tests.judge_server import judge_server, verdict
+from tests.supervised import supervised
 from tests.unit.rewards.judges.figures import FIGURES
 
 pytestmark = pytest.mark.slow
@@ -64,23 +64,16 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
             "release": ReleaseSettings(sentinels=write_sentinels(folder / "sentinels.jsonl", NUM_SENTINELS)),
         }
         home = prepare_home(settings, sections)
-        with running(home, sockets) as supervisor:
-            stop = threading.Event()
-            watcher = threading.Thread(target=supervisor.watch, args=(stop,))
-            watcher.start()
-            try:
-                listed = folder / "users.jsonl"
-                listed.touch()
-                command = [sys.executable, "-m", "tests.end_to_end.desk.users", "--url", home.settings.web_url]
-                command += ["--key", str(home.app_key), "--seconds", str(WORK_SECONDS), "--out", str(listed)]
-                users = subprocess.Popen(command)  # noqa: S603 our own module
-                time.sleep(FIRST_KILL_SECONDS)
-                kills = {name: kill(supervisor, name) for name in VICTIMS}
-                users.wait(timeout=180)
-                drain(home, listed)
-            finally:
-                stop.set()
-                watcher.join()
+        with supervised(home, sockets) as supervisor:
+            listed = folder / "users.jsonl"
+            listed.touch()
+            command = [sys.executable, "-m", "tests.end_to_end.desk.users", "--url", home.settings.web_url]
+            command += ["--key", str(home.app_key), "--seconds", str(WORK_SECONDS), "--out", str(listed)]
+            users = subprocess.Popen(command)  # noqa: S603 our own module
+            time.sleep(FIRST_KILL_SECONDS)
+            kills = {name: kill(supervisor, name) for name in VICTIMS}
+            users.wait(timeout=180)
+            drain(home, listed)
             yield Aftermath(home, supervisor, kills, read_clients(listed))
 
 

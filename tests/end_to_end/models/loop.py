@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +15,14 @@ import httpx
 from commands.home import Home, prepare_home
 from commands.policy import roll_back
 from commands.supervisor import Supervisor
-from commands.up import listen, new_settings, running
+from commands.up import listen, new_settings
 from contracts.assignments import LIVE
 from contracts.assignments import read as read_arms
 from contracts.records import Generation, decode
 from contracts.topics import GENERATIONS
 from pipelines.training.settings import TrainingSettings
 from tests.fakes import everything
+from tests.supervised import supervised
 
 TASK = """
 name = "words"
@@ -122,12 +122,5 @@ def run_loop(folder: Path, base: Path, **training_settings: Any) -> Iterator[Loo
         **training_settings,
     )  # fmt: skip
     home = prepare_home(settings, {"training": training})
-    with running(home, sockets) as supervisor:
-        stop = threading.Event()
-        watcher = threading.Thread(target=supervisor.watch, args=(stop,))
-        watcher.start()
-        try:
-            yield Loop(home, supervisor, [])
-        finally:
-            stop.set()
-            watcher.join()
+    with supervised(home, sockets) as supervisor:
+        yield Loop(home, supervisor, [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import pytest
 from commands import queries
 from commands.audit import Audit, audit, read_clients
 from commands.home import Home, prepare_home
-from commands.up import listen, new_settings, running
+from commands.up import listen, new_settings
 from contracts.turns import count_rows
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
@@ -21,6 +20,7 @@ from tests.end_to_end.rounds.build import build
 from tests.end_to_end.rounds.hall import NUM_SHELVES, write_sentinels
 from tests.end_to_end.rounds.users import WINDOW
 from tests.end_to_end.test_kill import drain
+from tests.supervised import supervised
 
 pytestmark = pytest.mark.slow
 
@@ -85,21 +85,14 @@ def rounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rounds]:
         "release": ReleaseSettings(sentinels=write_sentinels(folder / "sentinels.jsonl", 60)),
     }
     home = prepare_home(settings, sections)
-    with running(home, sockets) as supervisor:
-        stop = threading.Event()
-        watcher = threading.Thread(target=supervisor.watch, args=(stop,))
-        watcher.start()
-        try:
-            listed = folder / "users.jsonl"
-            listed.touch()
-            command = [sys.executable, "-m", "tests.end_to_end.rounds.users", "--url", home.settings.web_url]
-            command += ["--key", str(home.app_key), "--seconds", str(MOST_SECONDS), "--out", str(listed)]
-            command += ["--enough", str(ENOUGH)]
-            subprocess.run(command, check=True, timeout=MOST_SECONDS + 120)  # noqa: S603 our own module
-            drain(home, listed)
-        finally:
-            stop.set()
-            watcher.join()
+    with supervised(home, sockets):
+        listed = folder / "users.jsonl"
+        listed.touch()
+        command = [sys.executable, "-m", "tests.end_to_end.rounds.users", "--url", home.settings.web_url]
+        command += ["--key", str(home.app_key), "--seconds", str(MOST_SECONDS), "--out", str(listed)]
+        command += ["--enough", str(ENOUGH)]
+        subprocess.run(command, check=True, timeout=MOST_SECONDS + 120)  # noqa: S603 our own module
+        drain(home, listed)
         database, log = home.settings.database(), home.settings.event_log()
         yield Rounds(home, audit(database, log, read_clients(listed), settled=True), read_clients(listed))
         database.close()

@@ -9,15 +9,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from contracts.errors import WeightsRefused
 from policy import logprobs
 from policy.logprobs import TokenScorer
-from tests.models import KINDS, tiny_model
+from tests.models import KINDS, llama_config, tiny_model
 from tests.tolerances import network_tolerance
 
 
 def tiny_config() -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, initializer_range=0.3, tie_word_embeddings=True,
-    )  # fmt: skip
+    return llama_config(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        initializer_range=0.3,
+    )
 
 
 def tiny() -> LlamaForCausalLM:

@@ -6,21 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from contracts.errors import NotFound, WeightsRefused
 from policy.load import load_model
 from policy.weights import copy_tensors, tensors_of
+from tests.models import llama_config
 from weights.tensors import Tensor, Tensors, read_safetensors, root_of
 
 
 def make_model(seed: int = 0, *, tied: bool = True) -> Any:
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=tied,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
+    return LlamaForCausalLM(llama_config(tie_word_embeddings=tied))
 
 
 @pytest.mark.parametrize("tied", [True, False])

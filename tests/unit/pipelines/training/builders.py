@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
@@ -15,6 +15,7 @@ from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.learner import Learner
 from pipelines.training.lineage import Lineage
 from pipelines.training.state import TrainerState
+from tests.models import llama_config
 
 VOCABULARY = 48
 
@@ -24,14 +25,10 @@ def tiny_model(seed: int = 0, *, tied: bool = True) -> Any:
     # Threads that wait for each other are slower than one, on a model this small and a machine that is busy.
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = llama_config(
         vocab_size=VOCABULARY,
-        hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
         num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
         tie_word_embeddings=tied,
         initializer_range=0.2,
     )

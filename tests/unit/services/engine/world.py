@@ -16,6 +16,7 @@ from services.engine.sampling import GenerateRequest, SamplingParams
 from services.engine.settings import EngineSettings
 from services.engine.staging import VersionSource
 from services.engine.swap import SwapRecord
+from tests.models import llama_config
 from tests.tolerances import network_tolerance
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from weights.tensors import Tensors
@@ -31,17 +32,7 @@ def tiny_model(seed: int = 0) -> Any:
 
 
 def tiny_config() -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-    )
+    return llama_config(vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, initializer_range=0.3)
 
 
 def rounding(temperature: float = 1.0) -> float:

@@ -1,0 +1,26 @@
+"""A home whose processes run, and are started again when they die."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from commands.home import Home
+from commands.supervisor import Supervisor
+from commands.up import running
+
+
+@contextmanager
+def supervised(home: Home, sockets: Mapping[str, socket.socket]) -> Iterator[Supervisor]:
+    """Start the processes, wait until they are ready, watch them, and stop them at the end of the block."""
+    with running(home, sockets) as supervisor:
+        stop = threading.Event()
+        watcher = threading.Thread(target=supervisor.watch, args=(stop,))
+        watcher.start()
+        try:
+            yield supervisor
+        finally:
+            stop.set()
+            watcher.join()
