@@ -1,6 +1,7 @@
 """Series of figures that the release train leaves behind: written by release, drawn by the dashboard.
 
     lift          hold-out against live: difference, low, high (of rewards in [0, 1]), num_holdout, num_live, version (the hold-out's),
+                  oldest_at (of the answers that count), unit_kinds (kind to number of units of the hold-out),
                   tasks (optional: name to {difference, low, high})
     primary vN    canary N against live, over all tasks with a primary reward: difference, low, high, num_canary, num_live, share
 

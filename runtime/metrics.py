@@ -171,7 +171,7 @@ TRAIN_STAGE = Gauge(
 )
 TRAIN_FAILURES = Counter(
     "millrace_train_failures_total",
-    "Looks of the release train that a fault of ours ended; nothing moved, and the train looks again.",
+    "Looks of the release train, or of the lift, that a fault of ours ended; nothing moved, and release looks again.",
 )
 
 # Dashboard.

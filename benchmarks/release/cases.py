@@ -259,7 +259,7 @@ def boiling_frog(num: int) -> dict[str, Any]:
             for arm, mean in (("holdout", 0.8), ("live", reward)):
                 good = random.random(FROG_HOLDOUT) < mean
                 rows += [
-                    LiftRow(arm, "chat", f"{arm} {version} {place}", "t1", at, float(value), at + 30.0)
+                    LiftRow(arm, "chat", f"{arm} {version} {place}", "user", "t1", at, float(value))
                     for place, value in enumerate(good.tolist())
                 ]
             if version in points:

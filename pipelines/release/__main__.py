@@ -89,6 +89,7 @@ def main(
     marks = make_marks(tasks)
     shadowed = {name: task for name, task in tasks.items() if without_reference(task.grader_rules, task.gate_graders)}
     intake = TrainIntake(settings.database(), tasks, marks, policy=policy, settings=train, clock=clock.now)
+    lift = Lift(settings.database(), policy=policy, settings=train, tasks=rules, clock=clock.now)
     gauges = ReleaseGauges(settings.database(), policy, webhooks.urls, clock.now)
     told = list(tellers(settings, webhooks, clock.now))
     companions = Companions(stop)
@@ -110,7 +111,7 @@ def main(
             tasks=rules,
             slots=slots,
             bell=bell,
-            lift=Lift(settings.database(), policy, train, rules),
+            lift_since=lift.since,
             shadow=shadow,
             clock=clock.now,
         )
@@ -133,6 +134,7 @@ def main(
             each_look=each_look,
         )
         companions.start("train", conductor.run)
+        companions.start("lift", lift.run)
         companions.start("gauges", gauges.run)
         for tell in told:
             companions.start("webhook", tell)

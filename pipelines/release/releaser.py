@@ -21,22 +21,23 @@ from sqlalchemy import Connection
 
 from contracts import assignments, holds, revocations
 from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
-from contracts.errors import InvalidSettings, MillraceError, Unavailable, VersionNotResident
+from contracts.errors import InvalidSettings, Unavailable, VersionNotResident
 from contracts.gating import Grade, SentinelFile
 from contracts.tasks import Task
 from pipelines.release import repository, rules
 from pipelines.release.asking import BadVersion, SentinelAnswer, SentinelClient
 from pipelines.release.grading import grade_together
+from pipelines.release.looking import LookLoop
 from pipelines.release.repository import VersionVerdict
 from pipelines.release.rules import ANCHOR, Decision, GatedTask
 from pipelines.release.settings import ReleaseSettings
 from pipelines.release.train.slots import TrainSlots
 from runtime.database import Database
 from runtime.metrics import CANDIDATE_AGE_SECONDS, LIVE_VERSION, NO_VERDICTS, VERDICTS
-from runtime.operations import step_done, trouble
+from runtime.operations import step_done
 from runtime.replicas import Bell
 
-_LOOK_SECONDS, _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 1.0, 30.0
+_LOOP = LookLoop("gate", "no verdict", NO_VERDICTS, pause_seconds=0.2, fatal=(InvalidSettings,))
 
 log = structlog.get_logger()
 
@@ -82,24 +83,13 @@ class Releaser:
         Raises:
             InvalidSettings: the endpoint refuses a sentinel because of its content.
         """
-        num_failures = 0
-        while not stop.is_set():
-            try:
-                self._each_look()
-                self.look(stop)
-            except InvalidSettings:
-                raise
-            except Exception as error:  # noqa: BLE001 our own fault must neither become a verdict nor end the gate
-                if stop.is_set():
-                    return
-                num_failures += 1
-                self._failed(error, num_failures)
-                stop.wait(min(_LONGEST_RETRY_SECONDS, _RETRY_SECONDS * 2.0 ** min(num_failures - 1, 10)))
-                continue
-            num_failures = 0
-            trouble("gate", None)
-            step_done()  # not after a failure: a gate that fails in a loop is not healthy
-            stop.wait(_LOOK_SECONDS)
+
+        def look() -> None:
+            self._each_look()
+            self.look(stop)
+
+        # A gate that fails in a loop is not healthy: a step is done only after a look that did not fail.
+        _LOOP.run(look, stop, done=step_done)
 
     def look(self, stop: threading.Event) -> bool:
         """Judge the live version if it has no verdict, else the candidate; False if there is nothing to judge."""
@@ -319,13 +309,6 @@ class Releaser:
             "tasks": tasks,
             "ungated": dict(self._sentinels.ungated),
         }
-
-    def _failed(self, error: Exception, num_failures: int) -> None:
-        NO_VERDICTS.inc()
-        reason = error.message if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
-        trouble("gate", f"no verdict, {num_failures} times in a row: {reason}")
-        # An unexpected error is logged with its traceback.
-        log.warning("no verdict", reason=reason, times=num_failures, exc_info=not isinstance(error, MillraceError))
 
 
 def _verdict(

@@ -17,16 +17,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import structlog
 
 from contracts import assignments, holds, train_points
 from contracts.assignments import CANARY, LEARNING, LIVE, MOVED
-from contracts.errors import Held, MillraceError, NotFound, StaleWrite, Unavailable
+from contracts.errors import Held, NotFound, StaleWrite, Unavailable
 from contracts.faults import FaultPoint, no_fault
 from contracts.rollback import left_behind
 from contracts.version_history import read_live_history
+from pipelines.release.looking import LookLoop
 from pipelines.release.train import moves, repository, standing
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.learning_guard import LearningGuard
@@ -38,12 +38,11 @@ from pipelines.release.train.task_rules import patience_of
 from pipelines.release.train.trip import Shadow, Trip
 from runtime.database import Database
 from runtime.metrics import TRAIN_FAILURES, TRAIN_MOVES, TRAIN_STAGE, TRAIN_WITHOUT_SLOT
-from runtime.operations import LONGEST_WORK_SECONDS, trouble
+from runtime.operations import LONGEST_WORK_SECONDS
 from runtime.replicas import Bell
 from runtime.train_settings import TrainSettings
 
 LOOK_SECONDS = 1.0
-_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 1.0, 30.0
 _PIECE, _CLEAN_SECONDS = 5_000, 600.0
 _COUNTED = {
     f"train {kind}": kind for kind in ("departed", "advanced", "stopped", "goes on", "shipped", "withdrawn", "revoked")
@@ -57,16 +56,6 @@ WAITING_FOR_SLOT = (
 log = structlog.get_logger()
 
 
-class Lifting(Protocol):
-    """Compares the hold-out with the live version."""
-
-    def look(self, now: float) -> None:
-        """Store a point, if it is time."""
-
-    def since(self, now: float) -> float:
-        """Older answers are not needed any more."""
-
-
 class Conductor:
     """See the module.
 
@@ -77,7 +66,7 @@ class Conductor:
         tasks: by name, what is compared.
         slots: what the engines hold.
         bell: rings after every move.
-        lift: the comparison with the hold-out.
+        lift_since: by the time, the time before which the comparison with the hold-out needs no answers (UTC epoch seconds).
         shadow: None: the canary begins without one.
         clock: UTC epoch seconds, by the database if this machine's clock is off.
         monotonic: seconds for timers.
@@ -93,7 +82,7 @@ class Conductor:
         tasks: Mapping[str, TaskRule],
         slots: TrainSlots,
         bell: Bell,
-        lift: Lifting,
+        lift_since: Callable[[float], float],
         shadow: Shadow | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -105,7 +94,7 @@ class Conductor:
         self._tasks = tasks
         self._slots = slots
         self._bell = bell
-        self._lift = lift
+        self._lift_since = lift_since
         self._shadow = shadow
         self._clock, self._monotonic = clock, monotonic
         self._fault = fault
@@ -126,21 +115,12 @@ class Conductor:
 
     def run(self, stop: threading.Event) -> None:
         """Conduct until `stop` is set."""
-        num_failures = 0
-        while not stop.is_set():
+
+        def look() -> None:
             self._looked_at = self._monotonic()
-            try:
-                self.look(stop)
-            except Exception as error:  # noqa: BLE001 our own fault must neither become a verdict nor end the train
-                if stop.is_set():
-                    return
-                num_failures += 1
-                self._failed(error, num_failures)
-                stop.wait(min(_LONGEST_RETRY_SECONDS, _RETRY_SECONDS * 2.0 ** min(num_failures - 1, 10)))
-                continue
-            num_failures = 0
-            trouble("train", None)
-            stop.wait(LOOK_SECONDS)
+            self.look(stop)
+
+        LookLoop("train", "the train stands", TRAIN_FAILURES, LOOK_SECONDS).run(look, stop)
 
     def look(self, stop: threading.Event) -> None:
         """Look at everything once, and make at most one move.
@@ -165,7 +145,6 @@ class Conductor:
         except (StaleWrite, Held) as error:
             # Somebody else moved an arm just now, or holds them.
             log.info("looked at anew", reason=error.message)
-        self._lift.look(now)
         self._clean(now)
 
     def _tell_slots(self, seen: TrackView) -> None:
@@ -280,17 +259,8 @@ class Conductor:
                 running=running.version if running else None,
                 learning=learning.version if learning else None,
                 holdout=holdout.version if holdout else None,
-                lift_since=self._lift.since(now),
+                lift_since=self._lift_since(now),
                 limit=_PIECE,
             )
             train_points.forget_primaries(connection, self._policy)
         self._clean_at = self._monotonic() + (0.0 if num == _PIECE else _CLEAN_SECONDS)
-
-    def _failed(self, error: Exception, num_failures: int) -> None:
-        TRAIN_FAILURES.inc()
-        reason = error.message if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
-        trouble("train", f"the train stands, {num_failures} times in a row: {reason}")
-        # An unexpected error is logged with its traceback.
-        log.warning(
-            "the train stands", reason=reason, times=num_failures, exc_info=not isinstance(error, MillraceError)
-        )

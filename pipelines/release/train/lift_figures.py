@@ -9,27 +9,28 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.release.train.answers import TaskRule, grace_seconds, known_until
+from pipelines.release.train.answers import TaskRule, grace_seconds
 from pipelines.release.train.compare import Contrast
 from pipelines.release.train.sequences import two_sided
 from runtime.train_settings import TrainSettings
 
 LEVEL = 0.05
-"""The intervals hold at all looks together with probability 1 - LEVEL."""
+"""Each interval holds with probability 1 - LEVEL; all together as long as the window only grows, so not once its oldest answers fall out."""
 
 
 class LiftRow(NamedTuple):
-    """One rewarded answer. Times are UTC epoch seconds."""
+    """One rewarded answer: its reward is the one that was known at the comparing age, however late a first one came."""
 
     arm: str
     """`live` or `holdout`."""
     task: str
     unit: str
+    unit_kind: str
     sampling: str
     at: float
+    """UTC epoch seconds."""
     reward: float
     """In [0, 1]."""
-    scored_at: float
 
 
 def lift_of(
@@ -37,9 +38,10 @@ def lift_of(
 ) -> dict[str, Any]:
     """Difference live - hold-out of the mean reward, with its interval, over all tasks and for each.
 
-    The arms are compared within the same time, task and sampling. An answer counts when it is old enough, as it was known at that age.
+    The arms are compared within the same time, task and sampling. An answer counts when it is old enough.
     """
-    kept = [row for row in rows if row.task in tasks and _counts(row, tasks[row.task], now)]
+    until = {name: now - rule.age_seconds - grace_seconds(rule.age_seconds) for name, rule in tasks.items()}
+    kept = [row for row in rows if row.at <= until.get(row.task, -math.inf)]
     found = _compared(kept, settings)
     names = sorted({row.task for row in kept})
     if len(names) > 1:
@@ -48,11 +50,6 @@ def lift_of(
             name: {key: part[key] for key in ("difference", "low", "high")} for name, part in by_task.items()
         }
     return found
-
-
-def _counts(row: LiftRow, rule: TaskRule, now: float) -> bool:
-    age = rule.age_seconds
-    return row.at <= now - age - grace_seconds(age) and row.scored_at <= known_until(row.at, age)
 
 
 def _compared(rows: Sequence[LiftRow], settings: TrainSettings) -> dict[str, Any]:

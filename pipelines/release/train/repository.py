@@ -11,7 +11,7 @@ from contracts import train_points
 from contracts.assignments import LEARNING
 from contracts.errors import StaleWrite
 from contracts.rejection import WITHDRAWN_BY
-from contracts.tables import train, train_answer, train_point, verdict
+from contracts.tables import alarm, train, train_answer, train_point, verdict
 from contracts.tables.statements import delete_free
 from pipelines.release.train.answers import AnswerRow
 from pipelines.release.train.lift_figures import LiftRow
@@ -168,7 +168,6 @@ def read_lift_answers(connection: Connection, policy: str, holdout: int, since: 
     statement = (
         select(*(columns[name] for name in LiftRow._fields))
         .where(columns.policy == policy, columns.at >= since, columns.reward.is_not(None), wanted)
-        .where(columns.scored_at.is_not(None))
         .order_by(columns.at.desc())
         .limit(limit)
     )
@@ -202,6 +201,27 @@ def forget_answers(
     needed += [in_lift] if holdout is not None else []
     unneeded = [not_(or_(*needed))] if needed else []
     return delete_free(connection, train_answer, columns.policy == policy, *unneeded, limit=limit)
+
+
+def read_vetoes(connection: Connection, version: int, blessed: int) -> list[str]:
+    """What the behaviour monitors found in a version, and not in the live one as well: a sentence for each alarm, in the order of their names."""
+    columns = alarm.c
+    rows = connection.execute(select(alarm).where(columns.version.in_((version, blessed)))).all()
+    known = {(row.task, row.name, row.cluster) for row in rows if row.version == blessed}
+    found = [
+        row
+        for row in rows
+        if row.version == version and row.details.get("vetoes") and (row.task, row.name, row.cluster) not in known
+    ]
+    return [_alarm_in_words(row) for row in sorted(found, key=lambda row: (row.task, row.name, row.cluster))]
+
+
+def _alarm_in_words(row: Row[Any]) -> str:
+    where = f" on prompts of cluster {row.cluster!r}" if row.cluster else ""
+    return (
+        f"The monitor {row.name} has raised an alarm about v{row.version} ({row.task}{where}): {row.details['words']}, "
+        f"{row.details['mean']:.3g} over {row.details['num']:,} answers."
+    )
 
 
 def add_point(

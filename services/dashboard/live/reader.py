@@ -42,7 +42,7 @@ from services.dashboard.live.state import Flow, State, build_state
 from services.dashboard.live.throttled import ThrottledValue
 from services.dashboard.live.timeline import Published
 from services.dashboard.live.traffic import CONSUMERS, UNTRACKED, Traffic, TrafficReader
-from services.dashboard.rollout.queries import read_holdout_kinds, read_rollout
+from services.dashboard.rollout.queries import read_levels, read_rollout
 from services.dashboard.rollout.state import Rollout, Series, build_rollout
 from weights.stores.store import WeightStore
 
@@ -110,7 +110,7 @@ class StateReader:
             return Series(
                 train_points.read(connection, self._policy, subject),
                 train_points.read(connection, self._policy, train_points.LIFT),
-                read_holdout_kinds(connection, self._policy),
+                read_levels(connection, self._policy, now),
             )
 
         if subject != self._subject:

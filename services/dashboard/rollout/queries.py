@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, Row, select
 
 from contracts import holds
 from contracts.engines import EngineReplica, read_replicas
 from contracts.holds import Hold
-from contracts.tables import assignment_change, train, train_answer
+from contracts.tables import assignment_change, train
 
 MAX_TRAINS = 20
-MAX_HELD_OUT = 1000
 MAX_YEAR = 20_000
 YEAR_SECONDS = 365 * 86_400.0
 
@@ -26,15 +25,13 @@ class RolloutRows(NamedTuple):
     """Of the newest train, as release wrote it; None without a train."""
     hold: Hold | None
     """In force now."""
-    levels: list[float]
-    """The level of each train of the last year: its chance of a false rollback."""
     engines: list[EngineReplica]
     holdout_since: float | None
     """When the hold-out was pointed at the version that it has now."""
 
 
 def read_rollout(connection: Connection, policy: str, now: float) -> RolloutRows:
-    """Trains, hold, slots and budget of a policy."""
+    """Trains, hold and slots of a policy."""
     columns = train.c[
         "id", "version", "blessed", "state", "stage", "started_at", "stage_at", "ended_at", "reason", "settings"
     ]
@@ -43,24 +40,21 @@ def read_rollout(connection: Connection, policy: str, now: float) -> RolloutRows
     evidence = None
     if trains:
         evidence = connection.execute(select(train.c.evidence).where(train.c.id == trains[0].id)).scalar_one()
-    year = select(train.c.settings).where(train.c.policy == policy, train.c.started_at >= now - YEAR_SECONDS)
     return RolloutRows(
         trains,
         evidence,
         holds.read(connection, policy, now),
-        [float(found.get("level", 0.0)) for found in connection.execute(year.limit(MAX_YEAR)).scalars()],
         read_replicas(connection, policy),
         _holdout_since(connection, policy),
     )
 
 
-def read_holdout_kinds(connection: Connection, policy: str) -> dict[str, int]:
-    """What the newest answers of the hold-out were drawn for: kind of unit to their number, at most `MAX_HELD_OUT`."""
-    columns = train_answer.c
-    mine = select(columns.unit_kind).where(columns.policy == policy, columns.arm == "holdout")
-    newest = mine.order_by(columns.at.desc()).limit(MAX_HELD_OUT).subquery()
-    kinds = select(newest.c.unit_kind, func.count()).group_by(newest.c.unit_kind)
-    return {row[0]: row[1] for row in connection.execute(kinds)}
+def read_levels(connection: Connection, policy: str, now: float) -> list[float]:
+    """The level of each train of the last year, the newest first: its chance of a false rollback."""
+    columns = train.c
+    year = select(columns.settings["level"].as_float()).where(columns.policy == policy)
+    year = year.where(columns.started_at >= now - YEAR_SECONDS).order_by(columns.id.desc()).limit(MAX_YEAR)
+    return [level or 0.0 for level in connection.execute(year).scalars()]
 
 
 def _holdout_since(connection: Connection, policy: str) -> float | None:

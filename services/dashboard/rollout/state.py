@@ -110,7 +110,10 @@ class LiftNow(msgspec.Struct, frozen=True, kw_only=True):
     """The hold-out's version; None: there is no hold-out."""
     share: float
     since: float | None
+    """When the hold-out got this version."""
     at: float | None = None
+    oldest_at: float | None = None
+    """The oldest answer that counts: at most 30 days before `at`."""
     difference: float | None = None
     low: float | None = None
     high: float | None = None
@@ -139,11 +142,11 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series(NamedTuple):
-    """What is read less often: the points of the running train's main metric and of the lift, and for what the hold-out was drawn."""
+    """What is read less often: the points of the running train's main metric and of the lift, and the levels of the year's trains."""
 
     primary: Points
     lift: Points
-    holdout_kinds: Mapping[str, int]
+    levels: Sequence[float]
 
 
 def build_rollout(
@@ -166,7 +169,7 @@ def build_rollout(
             is_enabled=is_enabled,
             has_proved="canary" in arms,
         ),
-        budget=budget_sentence(rows.levels),
+        budget=budget_sentence(series.levels),
         points=_columns(series.primary),
         lift=_lift(arms, rows.holdout_since, series),
         lift_points=_columns(series.lift),
@@ -227,7 +230,6 @@ def _lift(arms: Mapping[str, Assignment], since: float | None, series: Series) -
     # Points of an earlier hold-out say nothing about this one.
     mine = [(at, facts) for at, facts in series.lift if facts.get("version") in {None, held.version}]
     known: dict[str, Any] = {"version": held.version, "share": held.share, "since": since}
-    known["unit_kinds"] = dict(series.holdout_kinds)
     if not mine:
         return LiftNow(**known)
     at, facts = mine[-1]

@@ -41,7 +41,7 @@ function drawLift({ lift, live }) {
       fact("Since", lift.since == null ? "–" : moment(lift.since)),
       fact("Compared with", live == null ? "nothing is live" : `${version(live)} and what was live before it`),
       fact("Compared", `${count(lift.num_holdout)} ${units} of the hold-out`, element("small", {}, ` with ${count(lift.num_live)} others`)),
-      fact("Measured", lift.at == null ? "not yet" : moment(lift.at)),
+      fact("Measured", lift.at == null ? "not yet" : moment(lift.at), ...(lift.oldest_at == null ? [] : [element("small", {}, ` by answers since ${moment(lift.oldest_at)}`)])),
     ),
   );
 }

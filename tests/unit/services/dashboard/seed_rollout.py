@@ -107,7 +107,7 @@ def _lift(connection: Connection, now: float) -> None:
     for place in range(NUM_POINTS):
         middle, half = 0.11 * (1 - math.exp(-place / 9)), 0.15 / math.sqrt(place + 1)
         values = {"difference": middle, "low": middle - half, "high": middle + half, "num_holdout": 8 * place, "num_live": 390 * place,
-                  "version": 0, "tasks": {POLICY: {"difference": middle, "low": middle - half, "high": middle + half}}}  # fmt: skip
+                  "version": 0, "oldest_at": now - 90_000, "unit_kinds": {"user": 8 * place}, "tasks": {POLICY: {"difference": middle, "low": middle - half, "high": middle + half}}}  # fmt: skip
         train_points.put(connection, POLICY, LIFT, now - 40_000 + 1000 * place, values)
 
 

@@ -3,13 +3,15 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import insert, update
+from sqlalchemy import event, insert, update
 
-from contracts import assignments, holds
+from contracts import assignments, holds, train_points
 from contracts.assignments import HOLDOUT
-from contracts.tables import engine_replica, train, train_answer
+from contracts.tables import engine_replica, train, train_point
 from runtime.settings import Settings
 from services.dashboard.app import create_app
+from services.dashboard.live import reader as module
+from services.dashboard.rollout.queries import read_levels, read_rollout
 from services.dashboard.rollout.state import Rollout
 from services.dashboard.rollout.words import budget_sentence, slot_sentences, unit_sentence
 from tests.unit.services.dashboard.conftest import ReaderOf
@@ -156,15 +158,52 @@ def test_the_lift_is_that_of_the_holdout_of_today(small: Settings, reader_of: Re
 def test_a_holdout_that_was_drawn_by_answer_is_not_called_people(small: Settings, reader_of: ReaderOf) -> None:
     now = time.time()
     seed_rollout(small, now)
-    row = {"policy": POLICY, "arm": "holdout", "version": 0, "compared_with": 9, "task": POLICY, "unit": "x", "sampling": "s",
-           "probability": 0.02, "at": now, "metrics": {}, "changed": 0}  # fmt: skip
-    kinds = ("answer", "answer", "session")
-    change(
-        small,
-        *(insert(train_answer).values(**row, key=f"k{place}", unit_kind=kind) for place, kind in enumerate(kinds)),
-    )
-    change(small, insert(train_answer).values(**{**row, "arm": "live"}, key="other", unit_kind="user"))
+    facts = {"version": 0, "num_holdout": 3, "unit_kinds": {"answer": 2, "session": 1}}
+    change(small, insert(train_point).values(policy=POLICY, subject=train_points.LIFT, at=now, values=facts))
     assert rollout_of(small, reader_of, now).lift.unit_kinds == {"answer": 2, "session": 1}
+
+
+def test_what_the_pages_ask_costs_the_same_however_many_trains_and_answers_there_are(
+    small: Settings, reader_of: ReaderOf
+) -> None:
+    now = time.time()
+    seed_rollout(small, now)
+    reader = reader_of(small)
+    reader.read(now)
+    plans: dict[str, list[str]] = {}
+
+    def explain(_c: object, cursor: Any, statement: str, parameters: Any, *_: object) -> None:
+        # The cursor is the statement's own: it runs the plan first, then the statement.
+        found = cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
+        plans[statement] = [row[3] for row in found]
+
+    database = small.database()
+    with database.snapshot() as connection:
+        event.listen(connection, "before_cursor_execute", explain)
+        read_rollout(connection, POLICY, now)
+        assert len(read_levels(connection, POLICY, now)) == 5
+    database.close()
+    assert not [statement for statement in plans if "train_answer" in statement], "it has a row for every answer"
+    of_trains = [steps for statement, steps in plans.items() if "FROM train " in statement.replace("\n", " ")]
+    assert len(of_trains) == 3
+    assert all(len(steps) == 1 and steps[0].startswith("SEARCH train USING") for steps in of_trains), of_trains
+
+
+def test_the_year_is_read_less_often_than_the_train(
+    small: Settings, reader_of: ReaderOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, num = time.time(), [0]
+    seed_rollout(small, now)
+
+    def counted(*_: object) -> list[float]:
+        num[0] += 1
+        return [0.002]
+
+    monkeypatch.setattr(module, "read_levels", counted)
+    reader = reader_of(small)
+    for _ in range(5):
+        reader.read(now)
+    assert num == [1]
 
 
 def test_without_a_holdout_there_is_no_lift(small: Settings, reader_of: ReaderOf) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from sqlalchemy import insert
 
@@ -20,19 +22,16 @@ NOW = 1_700_000_000.0
 HOUR = 3600.0
 
 
-def answers(
-    arm: str, share: float, num: int = 400, *, ago: float = HOUR, unit: str = "", late: float = 1.0
-) -> list[LiftRow]:
+def answers(arm: str, share: float, num: int = 400, *, ago: float = HOUR, unit: str = "") -> list[LiftRow]:
     """Answers of `num` people, of which `share` are worth 1."""
     at = NOW - ago
     rewards = [float(place * 0.618034 % 1.0 < share) for place in range(num)]
     return [
-        LiftRow(arm, "chat", unit or f"{arm}{place}", "s", at, reward, at + late)
-        for place, reward in enumerate(rewards)
+        LiftRow(arm, "chat", unit or f"{arm}{place}", "user", "s", at, reward) for place, reward in enumerate(rewards)
     ]
 
 
-def test_the_difference_has_an_interval_that_holds_at_all_looks() -> None:
+def test_the_difference_has_an_interval() -> None:
     found = lift_of(answers("live", 0.8) + answers("holdout", 0.5), TASKS, SETTINGS, NOW)
     assert found["difference"] == pytest.approx(0.3, abs=0.01)
     assert 0.0 < found["low"] < 0.25
@@ -57,32 +56,59 @@ def test_one_person_is_one_witness_however_often_she_speaks() -> None:
     assert found["low"] < 0.0
 
 
-def test_what_is_too_young_or_was_known_too_late_does_not_count() -> None:
-    rows = answers("live", 0.8, ago=5.0) + answers("live", 0.8, late=60.0) + answers("holdout", 0.5)
-    found = lift_of(rows, TASKS, SETTINGS, NOW)
+def test_what_is_too_young_does_not_count() -> None:
+    found = lift_of(answers("live", 0.8, ago=5.0) + answers("holdout", 0.5), TASKS, SETTINGS, NOW)
     assert (found["difference"], found["num_live"]) == (None, 0)
 
 
-def test_points_are_stored_while_there_is_a_hold_out(database: Database) -> None:
-    tick = 0.0
-    lift = Lift(database, "p", SETTINGS, TASKS, monotonic=lambda: tick)
-    rows = [
-        {
-            **row._asdict(), "key": f"{row.arm}{place}", "policy": "p", "version": 3 if row.arm == "live" else 1,
-            "compared_with": 1, "unit_kind": "user", "probability": 0.5, "metrics": {}, "status": "scored", "changed": 0,
-        }
-        for place, row in enumerate(answers("live", 0.8) + answers("holdout", 0.5))
-    ]  # fmt: skip
+def stored(place: int, row: LiftRow, **more: object) -> dict[str, object]:
+    """A row of `train_answer`."""
+    return {
+        **row._asdict(), "key": f"{row.arm}{place}", "policy": "p", "version": 3 if row.arm == "live" else 1, "compared_with": 1,
+        "probability": 0.5, "metrics": {}, "status": "scored", "scored_at": row.at + 1.0, "changed": 0, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def held_out(database: Database) -> Database:
+    """v3 is live, and v1 is held out."""
     with database.transaction() as connection:
-        connection.execute(insert(train_answer), rows)
         for arm, version, share in ((LIVE, 3, 1.0), (HOLDOUT, 1, 0.05)):
             assignments.move(
                 connection, policy="p", arm=arm, version=version, expected_epoch=0, writer="t", reason="", share=share
             )
-    for tick in (0.0, 1.0, 2000.0, 4000.0):
-        lift.look(NOW + tick)
+    return database
+
+
+def points_of(database: Database) -> list[tuple[float, dict[str, Any]]]:
     with database.snapshot() as connection:
-        points = train_points.read(connection, "p", train_points.LIFT)
+        return train_points.read(connection, "p", train_points.LIFT)
+
+
+def test_points_are_stored_while_there_is_a_hold_out(held_out: Database) -> None:
+    ticks = [0.0, 1.0, 2000.0, 4000.0]
+    tick = 0.0
+    lift = Lift(held_out, policy="p", settings=SETTINGS, tasks=TASKS, clock=lambda: NOW + tick, monotonic=lambda: tick)
+    rows = [stored(place, row) for place, row in enumerate(answers("live", 0.8) + answers("holdout", 0.5))]
+    with held_out.transaction() as connection:
+        connection.execute(insert(train_answer), rows)
+    while ticks:
+        tick = ticks.pop(0)
+        lift.look()
+    points = points_of(held_out)
     assert [at for at, _ in points] == [NOW, NOW + 2000.0, NOW + 4000.0]
     assert (points[0][1]["version"], points[0][1]["num_live"]) == (1, 400)
     assert points[0][1]["difference"] == pytest.approx(0.3, abs=0.01)
+    assert (points[0][1]["unit_kinds"], points[0][1]["oldest_at"]) == ({"user": 400}, NOW - HOUR)
+
+
+def test_a_first_score_counts_however_late_it_came(held_out: Database) -> None:
+    """Graders were a day behind. What was stored is what was known at the comparing age: see `heard_row`."""
+    rows = [*answers("live", 0.8, ago=200 * HOUR), *answers("holdout", 0.5, ago=200 * HOUR)]
+    with held_out.transaction() as connection:
+        late = [stored(place, row, scored_at=row.at + 24 * HOUR) for place, row in enumerate(rows)]
+        connection.execute(insert(train_answer), late)
+    Lift(held_out, policy="p", settings=SETTINGS, tasks=TASKS, clock=lambda: NOW).look()
+    [(_, facts)] = points_of(held_out)
+    assert (facts["num_live"], facts["num_holdout"]) == (400, 400)
+    assert facts["difference"] == pytest.approx(0.3, abs=0.01)

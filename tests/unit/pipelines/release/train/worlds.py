@@ -12,7 +12,7 @@ from sqlalchemy import delete, insert, select
 from contracts import assignments
 from contracts.arms import is_control
 from contracts.assignments import LIVE, SLOTS, Assignment
-from contracts.tables import assignment_change, engine_replica, train, train_answer, verdict, version_claim
+from contracts.tables import alarm, assignment_change, engine_replica, train, train_answer, verdict, version_claim
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.conductor import Conductor
 from pipelines.release.train.ratio import expected_share
@@ -44,17 +44,6 @@ SETTINGS = TrainSettings(
 
 class Killed(Exception):
     """A process died at a fault point."""
-
-
-class NoLift:
-    """There is no hold-out."""
-
-    def look(self, now: float) -> None:
-        """Nothing to compare."""
-
-    def since(self, now: float) -> float:
-        """All of it."""
-        return now
 
 
 class Behaviour(NamedTuple):
@@ -105,7 +94,7 @@ class TrackWorld:
             tasks=self.tasks,
             slots=TrainSlots(POLICY, run="", base="", settings=self.settings, clock=lambda: self.wall),
             bell=LocalBell(),
-            lift=NoLift(),
+            lift_since=lambda now: now,
             shadow=self.shadow,
             clock=lambda: self.wall,
             monotonic=lambda: self.tick,
@@ -177,6 +166,21 @@ class TrackWorld:
                 claim = {"policy": POLICY, "version": version, "epoch": 1, "claimed_at": 0.0}
                 claim["parent"] = version - 1 if parent is None else parent
                 connection.execute(insert(version_claim).values(**claim))
+
+    def alarm(self, version: int, *, vetoes: bool | None = True) -> None:
+        """A behaviour monitor raised an alarm about a version. `vetoes` None: as an older release wrote it."""
+        details = {"words": "openings that flatter", "mean": 0.31, "num": 400, "test": "step"}
+        details |= {} if vetoes is None else {"vetoes": vetoes}
+        row = {
+            "task": "chat",
+            "name": "flatters",
+            "version": version,
+            "cluster": "",
+            "at": self.wall,
+            "details": details,
+        }
+        with self.database.transaction() as connection:
+            connection.execute(insert(alarm).values(**row))
 
     def begin(self, *accepted: int) -> None:
         """The base is live, and versions wait."""
