@@ -14,6 +14,7 @@ no longer has is given up for the end of the log: the train then sees fewer answ
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,7 @@ from runtime.train_settings import TrainSettings
 from runtime.worker import BATCH, Worker
 
 _LOOK_SECONDS = 0.5
+_MOST_PASSED = 100_000
 _RETRY_SECONDS = 10.0
 _UNTOLD = frozenset(("cancelled", "error"))
 
@@ -91,6 +93,8 @@ class TrainIntake:
         self._clusters = {name: Clusters(task.curation.topics) for name, task in tasks.items()}
         self._compared, self._read_at = frozenset[int](), float("-inf")
         """The versions that answers are compared with now, and when that was read."""
+        self.passed: dict[str, None] = {}
+        """The newest answers that were read and are not compared: their scores look for nothing."""
         self._room, self._is_held = Room(), False
 
     def read(self, record: LogRecord) -> ReadEvidence:
@@ -109,9 +113,14 @@ class TrainIntake:
     def prepare(self, items: Sequence[ReadEvidence]) -> Sequence[ReadEvidence]:
         """Choose the answers that are compared, and mark their texts."""
         self._look()
-        return [
+        found = [
             item._replace(row=self._row(item.record)) if isinstance(item.record, Generation) else item for item in items
         ]
+        passed = [item.record.key for item in found if isinstance(item.record, Generation) and item.row is None]
+        self.passed.update(dict.fromkeys(passed))
+        for key in list(itertools.islice(self.passed, max(0, len(self.passed) - _MOST_PASSED))):
+            del self.passed[key]
+        return found
 
     def handle(self, connection: Connection, items: Sequence[ReadEvidence]) -> list[Message]:
         """See `Handler.handle`. Answers go first: a batch may hold one behind its score."""
@@ -149,7 +158,7 @@ class TrainIntake:
     def _hear(self, connection: Connection, said: Sequence[Experience]) -> None:
         """Apply scores, in the order of the log."""
         known = repository.read(connection, {record.key for record in said})
-        unknown = {record.key for record in said} - known.keys() if self._compared else set[str]()
+        unknown = {record.key for record in said} - known.keys() - self.passed.keys() if self._compared else set[str]()
         if early := self._read_early(connection, unknown):
             self._add(connection, early)
             known |= {row["key"]: row for row in early}

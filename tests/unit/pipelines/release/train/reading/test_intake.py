@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from contracts.tables import assignment_change, dead_letter, generation, positio
 from contracts.topics import EXPERIENCES, GENERATIONS
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.release.train.reading import intake as module
-from pipelines.release.train.reading import room
+from pipelines.release.train.reading import repository, room
 from pipelines.release.train.reading.intake import TrainIntake, read_evidence
 from runtime.database import Database
 from runtime.log.local import LocalLog
@@ -148,6 +148,34 @@ def test_units_of_live_are_controls_and_the_rest_of_the_traffic_leaves_no_row(wo
     rows = world.rows().values()
     assert 5 < len(rows) < 45
     assert {(row.arm, row.version, row.compared_with, row.status) for row in rows} == {(LIVE, 4, 5, "scored")}
+
+
+def test_the_score_of_an_answer_that_is_not_sampled_looks_for_nothing(
+    world: EvidenceWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def read_records(_: object, keys: Collection[str]) -> dict[str, bytes]:
+        asked.extend(keys)
+        return {}
+
+    monkeypatch.setattr(repository, "read_records", read_records)
+    world.worker = world.restarted(control_ratio=1.0)
+    records = [an_answer(LIVE, 4, share=0.05, person=f"p{number}") for number in range(100)]
+    world.append(*records, *(said_of(record) for record in records), said_of(unread := an_answer()))
+    world.run()
+    assert asked == [unread.key]
+
+
+def test_only_so_many_answers_that_are_not_sampled_are_remembered(
+    world: EvidenceWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_PASSED", 10)
+    intake = world.intake(control_ratio=1.0)
+    records = [an_answer(LIVE, 4, share=0.05, person=f"p{number}") for number in range(100)]
+    items = intake.prepare([intake.read(as_record(message(GENERATIONS, record.key, record))) for record in records])
+    passed = [record.key for record, item in zip(records, items, strict=True) if item.row is None]
+    assert list(intake.passed) == passed[-10:]
 
 
 def test_a_score_that_is_read_before_its_answer_finds_the_answer_in_the_join(world: EvidenceWorld) -> None:
