@@ -15,7 +15,7 @@ from runtime.settings import load_section, load_settings
 
 
 def webhook_test(home: HomeOption = DEFAULT_HOME) -> int:
-    """Send a test to every URL of [webhooks]. Status 1 if one does not accept it. A URL that had answered 410 is told again."""
+    """Send a test to every URL of the section webhooks. Status 1 if one does not accept it. A URL that had answered 410 is told again."""
     settings = load_settings(home)
     urls = load_section(home, "webhooks", WebhookSettings).urls
     if not urls:

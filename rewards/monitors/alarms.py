@@ -40,7 +40,7 @@ class Alarm(NamedTuple):
     cluster: str
     details: dict[str, Any]
     """`mean`, `num`, `reference`, `reference_num`, `versions` (first and last of the reference), `test`, `evidence`
-    (natural logarithm), `line` if the rule has one, `words`."""
+    (natural logarithm), `line` if the rule has one, `words`, `vetoes` (whether the release train heeds it)."""
 
 
 Raised = Collection[tuple[str, int, str]]
@@ -85,7 +85,7 @@ def _judged(rule: Rule, cluster: str, sums: Sums, earlier: Sequence[tuple[int, S
         details: dict[str, Any] = {"words": rule.words, "test": test, "mean": round(sums.mean, 6), "num": sums.num}
         if versions:
             details |= {"reference": round(reference.mean, 6), "reference_num": reference.num, "versions": versions}
-        return details | {"line": rule.line, "evidence": round(evidence, 2)}
+        return details | {"line": rule.line, "evidence": round(evidence, 2), "vetoes": rule.vetoes}
     return None
 
 

@@ -33,7 +33,7 @@ LOOK_SECONDS = 10.0
 VERSIONS_BACK = 32
 """Number of newest versions whose sums are read."""
 VERSIONS_TESTED = 4
-"""Number of newest versions that are tested: older ones do not serve for long."""
+"""Number of newest versions that are tested, beside those that had an answer since the last look."""
 RINGS_SECONDS = 3600.0
 """How long the gauge shows an alarm. Each later version with the same habit raises its own."""
 MIN_NULLS_NUM = 100
@@ -51,6 +51,8 @@ class Monitors:
     def __init__(self, tasks: Mapping[str, Task]) -> None:
         self._measures = {name: Measure(task) for name, task in tasks.items()}
         self._clusters: dict[str, set[str]] = defaultdict(set)
+        self._heard = set[tuple[str, int]]()
+        """(task, version) of the answers since the last look: live and the canary may be much older than the newest version."""
         self._looked_at = float("-inf")
 
     def note(self, connection: Connection, noted: Sequence[WatchedSample]) -> None:
@@ -75,6 +77,7 @@ class Monitors:
         for (task, version, cluster), num in counts.items():
             for metric in BY_CLUSTER if cluster else SHARES:
                 sums[task, version, cluster, metric][0] = num
+        self._heard.update((task, version) for task, version, _ in counts)
         add_behaviour(connection, {place: Sums(int(num), *rest) for place, (num, *rest) in sums.items()})
 
     def tick(self, connection: Connection, now: float) -> None:
@@ -86,11 +89,13 @@ class Monitors:
             newest = newest_version(connection, task)
             if newest is not None:
                 self._look(connection, task, newest, now)
+        self._heard.clear()
 
     def _look(self, connection: Connection, task: str, newest: int, now: float) -> None:
         oldest = newest - VERSIONS_BACK + 1
         versions, raised = behaviour_since(connection, task, oldest), raised_since(connection, task, oldest)
-        for version in sorted(versions)[-VERSIONS_TESTED:]:
+        heard = {version for name, version in self._heard if name == task}
+        for version in sorted(heard & versions.keys() | {*sorted(versions)[-VERSIONS_TESTED:]}):
             alarms = alarms_of(versions, version, raised)
             add_alarms(connection, task, alarms, now)
             raised |= {(found.name, version, found.cluster): now for found in alarms}

@@ -40,6 +40,7 @@ _GAP_SECONDS = 60.0
 """A longer time without a look, or a jump of the clock by more, is not counted."""
 ABSENT_SECONDS = 30.0
 """A train stops when no engine held its version for so long: a restart takes less."""
+_VETO = "Nobody else gets it by itself; who wants the habit promotes the version by hand."
 _ENDED = {"arrive": SHIPPED, "revoke": REVOKED, "withdraw": WITHDRAWN}
 _TOLD = {"advance": "train advanced", "stop": "train stopped", "go_on": "train goes on"}
 
@@ -142,18 +143,32 @@ class Trip:
             return self._next_in_shadow(seen, train, now)
         if self._is_too_early(train, decided):
             return TrainMove("stay", f"not yet: {decided.reason}")
-        if decided.kind == "advance":
-            share = self._settings.stages[train.stage + 1]
-            if (why := no_room(share, len(seen.holders), seen.num_engines, found, self._settings)) is not None:
-                return TrainMove("stay", why)
+        if decided.kind in {"advance", "arrive"}:
+            why = self._veto(train)
+            if why is None and decided.kind == "advance":
+                share = self._settings.stages[train.stage + 1]
+                why = no_room(share, len(seen.holders), seen.num_engines, found, self._settings)
+            if why is not None:
+                return TrainMove("withdraw" if self._is_late(train, now) else "stay", why)
         return decided
 
     def _next_in_shadow(self, seen: TrackView, train: Train, now: float) -> TrainMove:
+        if (why := self._veto(train)) is not None:
+            return TrainMove("withdraw", why)  # it has no users yet, and waiting would change nothing
         if train.state == STOPPED:
             return TrainMove("go_on", f"{', '.join(seen.holders)} holds v{train.version}")
-        if now - train.started_at - train.paused_seconds > self._settings.patience_seconds:
+        if self._is_late(train, now):
             return TrainMove("withdraw", f"the shadow did not end in {self._settings.patience_seconds:.0f} s")
         return TrainMove("advance", "no shadow")
+
+    def _veto(self, train: Train) -> str | None:
+        """Why the behaviour monitors keep the version from more users; None if they do not."""
+        with self._database.snapshot() as connection:
+            says = repository.read_vetoes(connection, train.version, train.blessed)
+        return f"{' '.join(says)} {_VETO}" if says else None
+
+    def _is_late(self, train: Train, now: float) -> bool:
+        return now - train.started_at - train.paused_seconds > self._settings.patience_seconds
 
     def _absence(self, seen: TrackView, train: Train) -> TrainMove | None:
         """What to do about a version that no engine holds; None if one does."""

@@ -267,6 +267,84 @@ def test_a_share_that_one_slow_engine_of_three_cannot_take_is_not_given(database
     assert world.trains()[0].stage == 1
 
 
+FLATTERS = (
+    "The monitor flatters has raised an alarm about v3 (chat): openings that flatter, 0.31 over 400 answers. "
+    "Nobody else gets it by itself; who wants the habit promotes the version by hand."
+)
+
+
+def test_a_version_with_a_habit_gets_no_more_users_and_is_withdrawn_at_its_deadline(
+    world: TrackWorld, script: Script
+) -> None:
+    on_the_way(world)
+    world.alarm(3)
+    for script.kind in ("advance", "arrive"):
+        world.look(3)
+        [held] = world.trains()
+        assert (held.state, held.stage) == ("canary", 0)
+        assert held.evidence["next"] == {"kind": "stay", "reason": FLATTERS}
+    world.look(80, seconds=50.0)
+    held = world.trains()[0]
+    assert (held.state, held.reason) == ("withdrawn", FLATTERS)
+    assert 3 not in [row.version for row in world.changes(LIVE)]
+    with world.database.snapshot() as connection:
+        assert revocations.read(connection, POLICY) == {}
+
+
+def test_a_habit_that_is_known_before_the_first_user_frees_the_track_at_once(world: TrackWorld) -> None:
+    world.begin(1, 2, 3)
+    world.alarm(3)
+    world.look(4)
+    assert [(held.version, held.state, held.stage) for held in world.trains()] == [
+        (3, "withdrawn", -1),
+        (2, "canary", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "alarms",
+    [
+        [(4, {})],
+        [(3, {"vetoes": False})],
+        [(3, {"vetoes": None})],
+        [(0, {}), (3, {})],
+    ],
+    ids=["of another version", "of what the train compares", "of an older release", "that live has raised too"],
+)
+def test_an_alarm_that_is_no_veto_holds_nothing(
+    world: TrackWorld, script: Script, alarms: list[tuple[int, dict[str, bool | None]]]
+) -> None:
+    on_the_way(world)
+    for version, more in alarms:
+        world.alarm(version, **more)
+    script.kind = "advance"
+    world.look()
+    script.kind = "arrive"
+    world.look()
+    assert world.versions()[LIVE] == 3
+
+
+def test_what_harms_is_revoked_whatever_a_monitor_says(world: TrackWorld, script: Script) -> None:
+    on_the_way(world)
+    world.alarm(3)
+    script.kind = "revoke"
+    world.look()
+    assert [held.state for held in world.trains()] == ["revoked"]
+
+
+def test_a_share_that_nobody_has_room_for_is_waited_for_only_until_the_deadline(
+    world: TrackWorld, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_the_way(world)
+    monkeypatch.setattr(trip, "no_room", lambda *_: "too few engines")
+    script.kind = "advance"
+    world.look(60, seconds=50.0)
+    assert [held.state for held in world.trains()] == ["canary"]
+    world.look(20, seconds=50.0)
+    held = world.trains()[0]
+    assert (held.state, held.reason) == ("withdrawn", "too few engines")
+
+
 @pytest.mark.parametrize(
     ("place", "kinds"),
     [
