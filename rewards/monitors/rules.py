@@ -3,8 +3,8 @@
 A `share` is measured on every sample and lies in [0, 1]. An `amount` may be missing and has any size. An effect is a change
 that an operator would care about, not the smallest one that can be detected: with enough samples everything differs.
 
-An alarm about a habit keeps its version from arriving: the release train looks for it. Not so what the train itself compares with the live
-version at the same time (rewards, signals, lengths), and what is no fault of the version.
+An alarm about a habit keeps its version from arriving: the release train looks for it. Alarms about rewards, signals and lengths do not,
+because the train itself compares these with the live version at the same time; nor do alarms about faults of graders.
 """
 
 from __future__ import annotations

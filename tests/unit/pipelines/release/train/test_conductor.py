@@ -309,7 +309,7 @@ def test_a_habit_that_is_known_before_the_first_user_frees_the_track_at_once(wor
         [(3, {"vetoes": None})],
         [(0, {}), (3, {})],
     ],
-    ids=["of another version", "of what the train compares", "of an older release", "that live has raised too"],
+    ids=["of another version", "about lengths", "of an older release", "that live has raised too"],
 )
 def test_an_alarm_that_is_no_veto_holds_nothing(
     world: TrackWorld, script: Script, alarms: list[tuple[int, dict[str, bool | None]]]
