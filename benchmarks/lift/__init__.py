@@ -1,0 +1,1 @@
+"""The lift over a table full of answers, beside the train."""
