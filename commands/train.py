@@ -10,14 +10,14 @@ import typer
 from sqlalchemy import Connection
 
 from commands.options import DEFAULT_HOME, HomeOption
-from contracts import assignments, holds
+from contracts import assignments, error_budget, holds
 from contracts.arms import DRAWN
 from contracts.engines import read_replicas
 from pipelines.release.train import repository
 from pipelines.release.train.repository import IN_SHADOW, Train
 from runtime.settings import load_section, load_settings
 from runtime.train_settings import TrainSettings
-from services.dashboard.rollout.words import slot_sentences
+from services.dashboard.rollout.words import left_sentence, slot_sentences
 
 
 def print_train(
@@ -33,6 +33,7 @@ def print_train(
         ended = repository.read_ended(connection, settings.policy, last)
         held = holds.read(connection, settings.policy, now)
         arms = assignments.read(connection, settings.policy)
+        budget = error_budget.read(connection, settings.policy, now)
         says = slots_say(connection, settings.policy, now, is_enabled=own.enabled)
     database.close()
     for line in says:
@@ -47,6 +48,8 @@ def print_train(
     else:
         for line in train_lines(train, now):
             print(line)
+    for part, shown in sorted(budget.items(), reverse=True):
+        print(left_sentence(part, shown))
     for item in ended:
         print(
             f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(item.ended_at))}  v{item.version} against v{item.blessed}: {item.state} "
@@ -89,6 +92,8 @@ def train_lines(train: Train, now: float) -> Iterator[str]:
         yield f"sample ratio {ratio['verdict']}: {ratio['seen']:.1%} came from the canary, {ratio['expected']:.1%} were drawn for it"
     if says := facts.get("says"):
         yield str(says)
+    if promise := facts.get("promise"):
+        yield f"what a proof takes: {promise}"
     if (ready_at := facts.get("stage_ready_at")) is not None:
         yield f"the stage may end in {_duration(max(0.0, ready_at - now))}, if answers keep coming"
     if following := facts.get("next"):

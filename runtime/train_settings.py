@@ -33,9 +33,12 @@ class TrainSettings(Section):
     shadow_prompts: int = Field(default=500, ge=0)
     """Recent prompts that both versions answer before any user meets the new one. 0: no shadow."""
     level: float = Field(default=0.002, gt=0, lt=0.5)
-    """Chance that a version which is not worse is rolled back, over all looks and metrics of its train."""
+    """Chance that a version which is not worse is rolled back, by its shadow or over all looks and metrics of its canary."""
     learning_level: float = Field(default=0.0002, gt=0, lt=0.5)
     """The same for a version in the learning arm, by its fast facts alone: smaller, because there are more of them than trains."""
+    false_verdicts_per_year: float = Field(default=4.0, gt=0)
+    """The most that levels of all versions add up to in a year: four fifths for trains, a fifth for the learning arm. A version that
+    comes when less than its level is left gets what is left."""
     proof_level: float = Field(default=0.05, gt=0, lt=0.5)
     """Chance that a version which is worse by the margin arrives."""
     margin: float = Field(default=0.02, gt=0, lt=1)

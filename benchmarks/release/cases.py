@@ -20,6 +20,7 @@ from pipelines.release.statistics import compare as compare_sentinels
 from pipelines.release.train.answers import Answers, TaskRule
 from pipelines.release.train.assess import Standing, assess
 from pipelines.release.train.lift_figures import LiftRow, lift_of
+from pipelines.release.train.metrics import canary_level, levels
 from pipelines.release.train.sequences import time_for
 from runtime.train_settings import TrainSettings
 
@@ -108,6 +109,7 @@ def power(num: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for loss, share in ((0.05, 0.5), (0.02, 1.0), (0.1, 0.5)):
         half = DEFAULTS.model_copy(update={"stages": (0.5,), "patience_seconds": 1e6})
+        level = levels(canary_level(half), num_tasks=1, num_primaries=1).primary
         ends = trains(
             Product(loss=loss),
             half,
@@ -121,7 +123,7 @@ def power(num: int) -> dict[str, Any]:
             **ended(ends),
             "promised_for_95": {
                 f"explained {explained:g}": round(
-                    time_for(loss, 0.16 * (1 - explained), level=0.8 * half.level, tuned=half.tuned_units, power=0.95)
+                    time_for(loss, 0.16 * (1 - explained), level=level, tuned=half.tuned_units, power=0.95)
                 )
                 for explained in (0.0, 0.4)
             },

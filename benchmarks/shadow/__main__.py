@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import end_with, print_table
+from pipelines.release.train.metrics import shadow_level
 from pipelines.release.train.shadow.comparing import GRADED, compare_marks
+from runtime.train_settings import TrainSettings
 
-_LEVEL, _NUM, _GOOD = 0.002, 500, 0.8
+_LEVEL, _NUM, _GOOD = shadow_level(TrainSettings()), 500, 0.8
 _SPOILT, _AS_BEFORE = 0.11, 0.01
 _MOST_FALSE, _LEAST_CAUGHT, _FEW = 0.002, 0.98, 0.15
 _DIFFER = (0.1, 0.15, 0.2, 0.3)
@@ -98,7 +100,7 @@ def _show(figures: Any) -> None:
         for row in figures["rows"]
     ]
     print_table(
-        f"shadow of {figures['prompts']} prompts, level {figures['level']:.1%}",
+        f"shadow of {figures['prompts']} prompts, level {figures['level']:.2%}",
         ["mark", "points lost", "differ", "runs", "refused"],
         rows,
     )

@@ -31,6 +31,7 @@ training                     training_step; training_lease, training_epoch: who 
 release                      verdict; sentinel_answer, gate_anchor: answers to the gate's questions, versions to compare with
                              train, train_point: the release trains, and what each look found; train_answer: the answers that a
                              train compares, as the log reports them; webhook_delivery: moves of arms to tell others of
+                             shadow_pair: marks of both answers to each prompt of a shadow; error_budget: what may still be risked
 release, command line,       train_hold: every time that operators froze the arms, pinned a version, or resumed
 and dashboard
 release and operators        revocation: versions that never serve, compare or pass the gate again
@@ -63,10 +64,12 @@ from contracts.tables.serving import (
     dashboard_session as dashboard_session,
     doomed as doomed,
     engine_replica as engine_replica,
+    error_budget as error_budget,
     gate_anchor as gate_anchor,
     process_beat as process_beat,
     revocation as revocation,
     sentinel_answer as sentinel_answer,
+    shadow_pair as shadow_pair,
     swap as swap,
     train as train,
     train_answer as train_answer,

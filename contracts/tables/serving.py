@@ -87,6 +87,28 @@ train_answer = table(
     Index("ix_train_answer_at", "at"),
 )
 
+shadow_pair = table(
+    "shadow_pair",
+    Column("train", BigInteger, primary_key=True, autoincrement=False),
+    Column("key", SORTED_KEY, primary_key=True),
+    Column("unit", String(32), nullable=False),
+    Column("canary", JSON, nullable=False),
+    Column("live", JSON, nullable=False),
+    Column("left_out", String(64), nullable=False),
+)
+
+error_budget = table(
+    "error_budget",
+    Column("policy", String(64), primary_key=True),
+    Column("part", String(16), primary_key=True),
+    Column("per_year", Float, nullable=False),
+    Column("left", Float, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("name", String(128), nullable=False),
+    Column("level", Float, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+)
+
 train_point = table(
     "train_point",
     Column("policy", String(64), primary_key=True),

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import httpx
@@ -76,8 +76,14 @@ class SentinelClient:
     skips: bool = False
     """Whether a question is skipped that the endpoint refuses because of its content, or answers too late: its finish reason is then
     `REFUSED` or `LATE`."""
+    answer_seconds: float | None = None
+    """How long one answer may take. None: as long as `client` waits."""
     _free_at: float = 0.0
     """Shared by all threads: if one is told to wait, all wait."""
+
+    def patient(self, seconds: float) -> SentinelClient:
+        """The same client, with so much time for all its questions, and for each answer."""
+        return replace(self, patience_seconds=seconds, answer_seconds=seconds)
 
     def ask(
         self, sentinels: SentinelFile, version: int, stop: threading.Event, draws: Mapping[str, int]
@@ -162,7 +168,7 @@ class SentinelClient:
     def _post(self, item: Sentinel, body: dict[str, Any], version: int, pause: float) -> SentinelAnswer | MillraceError:
         """The answer, or the error after which the sentinel may be sent again; other errors are raised, see `ask`."""
         try:
-            answer = self.client.post("/v1/chat/completions", json=body)
+            answer = self.client.post("/v1/chat/completions", json=body, timeout=self._timeout)
         except _NEVER_SENT as error:
             return Unavailable(f"{type(error).__name__}: {error}")
         except httpx.TransportError as error:  # the engine may still be answering
@@ -184,6 +190,10 @@ class SentinelClient:
         if answer.status_code == _TOO_MANY:
             self._free_at = max(self._free_at, time.monotonic() + _wait_seconds(answer, pause))
         return Unavailable(said)
+
+    @property
+    def _timeout(self) -> httpx.Timeout:
+        return self.client.timeout if self.answer_seconds is None else httpx.Timeout(self.answer_seconds)
 
     def _check_bad(self, version: int) -> None:
         """Raises BadVersion if a replica found the bytes of the candidate wrong at least `_TRIES` times, and none holds it."""

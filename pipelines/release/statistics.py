@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 NUM_DRAWS = 20_000
 """Fewest sign flips that are drawn; more are drawn if the level is too small for this number."""
+MOST_DRAWS = 2_000_000
+"""At a level below a two-millionth a draw refuses nothing: too few false verdicts, never too many."""
 POWER = 0.8
 _EXACT_PAIRS = 14
 _DRAWS_AT_ONCE = 4_096
@@ -81,7 +83,7 @@ def sign_flips(differences: Floats, alpha: float) -> tuple[float, float]:
         signs = np.arange(2 ** len(differing))[:, None] >> np.arange(len(differing))
         sums = np.where(signs & 1, differing, -differing).sum(axis=1)
         return float((sums <= seen + _ROUNDING).mean()), float((sums >= seen - _ROUNDING).mean())
-    draws = max(NUM_DRAWS, math.ceil(10.0 / alpha))
+    draws = min(MOST_DRAWS, max(NUM_DRAWS, math.ceil(10.0 / alpha)))
     random, low, high = np.random.default_rng(_SEED), 0, 0
     # Eight differences at a time: for each value of a byte, the sum of those whose bit is set. [n / 8, 256]
     eights = np.concatenate([differing, np.zeros(-len(differing) % 8)]).reshape(-1, 8)

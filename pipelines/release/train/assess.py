@@ -10,18 +10,29 @@ answers that our own graders failed on are left out, and half hours in which the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.release.train.answers import SCORED, UNSCORED, Answers, TaskRule
+from pipelines.release.train.answers import SCORED, UNSCORED, Answers, TaskRule, known_until
 from pipelines.release.train.compare import Contrast, adjusted
-from pipelines.release.train.metrics import ANSWERS, GUARDRAILS, HEARD, NAMES, PRIMARY, RESPONSE, Levels, levels
-from pipelines.release.train.ratio import UnitRatio
+from pipelines.release.train.metrics import (
+    ANSWERS,
+    GUARDRAILS,
+    HEARD,
+    NAMES,
+    PRIMARY,
+    RESPONSE,
+    Levels,
+    canary_level,
+    levels,
+)
+from pipelines.release.train.ratio import UnitRatio, expected_share, units_for_ratio
 from pipelines.release.train.strata import Mask, Strata
-from pipelines.release.train.verdicts import LEAST_UNITS, Question, fact_of
+from pipelines.release.train.verdicts import LEAST_UNITS, POWER, Question, fact_of, needed_units
 from pipelines.release.train.words import in_words, promise
 from runtime.train_settings import TrainSettings
 
@@ -67,7 +78,7 @@ def assess(
     seen = Strata(answers, tasks, settings, now, started_at=standing.started_at, stage=standing.stage)
     num_primaries, pooled = sum(rule.has_primary for rule in tasks.values()), len(tasks) > 1
     allowed = levels(
-        settings.level,
+        canary_level(settings),
         num_tasks=len(tasks) + pooled,
         num_primaries=num_primaries + (pooled and num_primaries > 0),
     )
@@ -84,18 +95,35 @@ def assess(
         "newest_at": seen.newest_at,
         "unit_kinds": seen.unit_kinds,
         "metrics": metrics,
-        "sample_ratio": _ratio_fact(seen.sample_ratio()),
+        "sample_ratio": _ratio_fact(seen.sample_ratio(), settings),
         "left_out": seen.left_out,
         "guardrails_only": not num_primaries,
-        "stage_ready_at": _ready_at(standing, settings, now, seen.num_stage_units, metrics),
+        "first": _first(settings, allowed, has_primary=num_primaries > 0),
+        "age_seconds": max(
+            (2.0 * known_until(0.0, rule.age_seconds) for rule in tasks.values() if rule.has_primary), default=0.0
+        ),
     }
+    facts["stage_ready_at"] = _ready_at(standing, settings, facts)
     return Assessment(facts | {"says": in_words(facts, settings), "promise": promise(facts, settings)})
 
 
-def _ratio_fact(ratio: UnitRatio) -> dict[str, Any]:
+def _ratio_fact(ratio: UnitRatio, settings: TrainSettings) -> dict[str, Any]:
     fact: dict[str, Any] = ratio._asdict()
     broken, proven = fact.pop("is_broken"), fact.pop("is_proven")
-    return fact | {"verdict": "broken" if broken else "fine" if proven else "unknown"}
+    last = expected_share(settings.stages[-1], settings.control_ratio)
+    needed = math.ceil(last * units_for_ratio(last, settings.tuned_units, POWER))
+    return fact | {"verdict": "broken" if broken else "fine" if proven else "unknown", "needed_units": needed}
+
+
+def _first(settings: TrainSettings, allowed: Levels, *, has_primary: bool) -> dict[str, int]:
+    """Units of the canary before there are data: at most so many for rewards, and for the slowest of all metrics."""
+    reward = needed_units(Question(PRIMARY, "", PRIMARY.better, allowed.primary, is_required=True), None, settings)
+    guardrails = [
+        needed_units(Question(metric, "", metric.better, allowed.guardrail, is_required=True), None, settings).to_prove
+        for metric in GUARDRAILS.values()
+    ]
+    slowest = max([*guardrails, reward.to_prove] if has_primary else guardrails)
+    return {"needed_units": reward.to_prove, "found_units": reward.to_find, "all_units": slowest}
 
 
 def _parts(seen: Strata, tasks: Mapping[str, TaskRule]) -> list[_Part]:
@@ -208,15 +236,17 @@ def _trouble(seen: Strata, rows: NDArray[np.int64], failed: Mask) -> str:
     return ""
 
 
-def _ready_at(
-    standing: Standing, settings: TrainSettings, now: float, num_stage_units: int, metrics: list[dict[str, Any]]
-) -> float | None:
+def _ready_at(standing: Standing, settings: TrainSettings, facts: Mapping[str, Any]) -> float | None:
     """When the stage may end if units keep coming as they did; None if none came."""
-    passed = now - standing.stage_at
+    num_stage_units, ratio = facts["num_stage_units"], facts["sample_ratio"]
+    passed = facts["at"] - standing.stage_at
     if standing.stage < 0 or passed <= 0.0 or not num_stage_units:
         return None
     wanted = settings.stage_units - num_stage_units
     if standing.stage == len(settings.stages) - 1:
-        unproven = [fact for fact in metrics if fact["required"] and fact["verdict"] != "proven"]
+        unproven = [fact for fact in facts["metrics"] if fact["required"] and fact["verdict"] != "proven"]
         wanted = max([wanted, *(fact["needed_units"] - fact["num_canary"] for fact in unproven)])
-    return max(standing.stage_at + settings.stage_seconds, now + max(0, wanted) * passed / num_stage_units)
+        if ratio["verdict"] != "fine":
+            wanted = max(wanted, ratio["needed_units"] - num_stage_units)
+    ready_at: float = facts["at"] + max(0, wanted) * passed / num_stage_units
+    return max(standing.stage_at + settings.stage_seconds, ready_at)

@@ -19,8 +19,9 @@ import time
 from collections.abc import Callable, Mapping
 
 import structlog
+from sqlalchemy import Connection
 
-from contracts import assignments, holds, train_points
+from contracts import assignments, error_budget, holds, train_points
 from contracts.assignments import CANARY, LEARNING, LIVE, MOVED
 from contracts.errors import Held, NotFound, StaleWrite, Unavailable
 from contracts.faults import FaultPoint, no_fault
@@ -31,7 +32,9 @@ from pipelines.release.train import moves, repository, standing
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.learning_guard import LearningGuard
 from pipelines.release.train.moves import is_on_track
+from pipelines.release.train.promise import PACE, WANTED_LEVEL
 from pipelines.release.train.repository import REVOKED, Train
+from pipelines.release.train.shadow.repository import forget_pairs, read_pace
 from pipelines.release.train.slots import TrainSlots
 from pipelines.release.train.standing import TrackView, ended_by_others
 from pipelines.release.train.task_rules import patience_of
@@ -192,11 +195,19 @@ class Conductor:
             return
         if not self._settings.enabled or CANARY not in seen.slots:
             return
+        if not (waiting := self._waiting(live.version, seen.revoked)):
+            return
         settings = self._settings.model_dump(mode="json") | {"slots": sorted(seen.slots)}
         settings["patience_seconds"] = patience_of(self._tasks, self._settings)
-        for version in self._waiting(live.version, seen.revoked):
+        settings[WANTED_LEVEL] = self._settings.level
+        with self._database.snapshot() as connection:
+            pace = read_pace(connection, self._policy, self._settings, now)
+        settings[PACE] = None if pace is None else pace._asdict()
+        for version in waiting:
             try:
                 with self._database.transaction() as connection:
+                    level = self._level(connection, f"v{version} against v{live.version} at {now:.3f}", now)
+                    settings |= {"level": level}
                     moves.depart(connection, self._policy, version, arms=seen.arms, settings=settings, now=now)
             except NotFound as error:
                 self._without_bytes.add(version)
@@ -204,6 +215,18 @@ class Conductor:
                 continue
             self._moved("train departed", f"v{version} is proven against v{live.version}", version=version)
             return
+
+    def _level(self, connection: Connection, name: str, now: float) -> float:
+        """What one more train may spend of the year's budget of false verdicts."""
+        return error_budget.spend(
+            connection,
+            self._policy,
+            error_budget.TRAINS,
+            name,
+            wanted=self._settings.level,
+            per_year=self._settings.false_verdicts_per_year,
+            now=now,
+        )
 
     def _waiting(self, live: int, revoked: Mapping[int, object]) -> list[int]:
         """Versions that may depart, the newest first."""
@@ -262,5 +285,6 @@ class Conductor:
                 lift_since=self._lift_since(now),
                 limit=_PIECE,
             )
+            forget_pairs(connection, self._policy)
             train_points.forget_primaries(connection, self._policy)
         self._clean_at = self._monotonic() + (0.0 if num == _PIECE else _CLEAN_SECONDS)

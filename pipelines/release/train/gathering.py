@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection
 
 from pipelines.release.train import repository
@@ -91,7 +93,15 @@ def evidence_of_train(train: Train, tasks: Mapping[str, TaskRule], monotonic: Ca
 
 
 def settings_of(train: Train) -> TrainSettings:
-    """The settings as they were at departure."""
-    return TrainSettings(
-        **{name: value for name, value in train.settings.items() if name in TrainSettings.model_fields}
-    )
+    """The settings as they were at departure.
+
+    Another release may have written them, whose bounds were others: a value of the right type counts as it stands, and a setting that
+    is missing, or of another type, has its default.
+    """
+    known = dict[str, Any]()
+    for name, field in TrainSettings.model_fields.items():
+        try:
+            known[name] = TypeAdapter[Any](field.annotation or Any).validate_python(train.settings[name])
+        except (KeyError, ValidationError):
+            continue
+    return TrainSettings.model_construct(**known)

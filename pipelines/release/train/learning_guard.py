@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from contracts import assignments, holds
+from contracts import assignments, error_budget, holds
 from contracts.arms import is_control
 from contracts.assignments import LEARNING, LIVE
 from contracts.errors import StaleWrite
@@ -83,7 +83,8 @@ class LearningGuard:
             self._guarded = self._evidence = None
             return None
         if guarded != self._guarded or self._evidence is None:
-            self._guarded, self._evidence = guarded, self._begin(guarded)
+            self._evidence = self._begin(guarded, now)
+            self._guarded = guarded
         elif self._monotonic() < self._look_at:
             return None
         self._look_at = self._monotonic() + _LOOK_SECONDS
@@ -96,11 +97,12 @@ class LearningGuard:
         self._make(guarded, move, now)
         return move
 
-    def _begin(self, guarded: Guarded) -> TrainEvidence:
+    def _begin(self, guarded: Guarded, now: float) -> TrainEvidence:
         changes = {
             "stages": (guarded.share,),
             "control_ratio": LEARNING_RATIO,
-            "level": self._settings.learning_level,
+            "level": self._spend(guarded, now),
+            "shadow_prompts": 0,
             "stratum_seconds": min(_STRATUM_SECONDS, self._settings.stratum_seconds),
         }
 
@@ -109,6 +111,20 @@ class LearningGuard:
             return [(_as_compared(row, guarded), changed) for row, changed in rows if _is_compared(row, guarded)]
 
         return TrainEvidence(read, self._tasks, self._settings.model_copy(update=changes), self._monotonic)
+
+    def _spend(self, guarded: Guarded, now: float) -> float:
+        """The level of this comparison: less than `learning_level` if little is left of the year's budget."""
+        settings = self._settings
+        with self._database.transaction() as connection:
+            return error_budget.spend(
+                connection,
+                self._policy,
+                error_budget.LEARNING,
+                f"v{guarded.version} against v{guarded.blessed} at {guarded.share:g}",
+                wanted=settings.learning_level,
+                per_year=settings.false_verdicts_per_year,
+                now=now,
+            )
 
     def _make(self, guarded: Guarded, move: TrainMove, now: float) -> None:
         reason = f"in the learning arm, before its train proved it: {move.reason}"

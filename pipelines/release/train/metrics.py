@@ -48,15 +48,27 @@ GUARDRAILS: Mapping[str, Metric] = {
 NAMES = (*GUARDRAILS, HEARD)
 """What is read of `AnswerRow.metrics`."""
 
+SHADOW_PART = 0.1
+"""Of a version's level: its shadow. The rest is for what users do, which sees smaller losses."""
 _PRIMARY_PART = 0.8
 """Of the level: the rare false alarm is best spent where most versions lose, and guardrails lose in leaps."""
 
 
 class Levels(NamedTuple):
-    """The level of each comparison, so that all of them together falsely end the train with at most the settings' level (Bonferroni)."""
+    """The level of each comparison, so that all of them together falsely end the train with at most the canary's level (Bonferroni)."""
 
     primary: float
     guardrail: float
+
+
+def shadow_level(settings: TrainSettings) -> float:
+    """The chance that the shadow refuses a version which is no worse."""
+    return SHADOW_PART * settings.level if settings.shadow_prompts > 0 else 0.0
+
+
+def canary_level(settings: TrainSettings) -> float:
+    """The same for the canary. Both together are the level of the version."""
+    return settings.level - shadow_level(settings)
 
 
 def levels(level: float, *, num_tasks: int, num_primaries: int) -> Levels:

@@ -11,8 +11,10 @@ same: with 1000 they are best for a share that is a few points off, with 10 for 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +29,7 @@ PROOF_LEVEL = 0.05
 _LOST, _LOST_AT, _MOST_LOST = 0.1, 5000.0, 0.5
 _CONCENTRATIONS = (1000.0, 10.0)
 _SAME = 1e-6
+_MOST_UNITS, _ROUNDS = 1e12, 60
 
 
 class ShareGroup(NamedTuple):
@@ -93,10 +96,7 @@ def sample_ratio(
     seen = num_canary / num
     deviation = math.sqrt(expected * (1.0 - expected) / num)
     half = deviation * two_sided(num, PROOF_LEVEL, float(tuned_units))
-    kept = 1.0 - lost_part(tuned_units)
-    fewest, most = (
-        expected * one / (expected * one + (1.0 - expected) * other) for one, other in ((kept, 1.0), (1.0, kept))
-    )
+    fewest, most = _bounds(expected, tuned_units)
     return UnitRatio(
         expected,
         seen,
@@ -108,9 +108,31 @@ def sample_ratio(
     )
 
 
+@functools.lru_cache(maxsize=64)
+def units_for_ratio(expected: float, tuned_units: int, power: float) -> int:
+    """Units of both arms at one share that prove with probability `power` that few records are lost, if none is."""
+    quantile = NormalDist().inv_cdf((1.0 + power) / 2.0)
+    allowed = min(abs(bound - expected) for bound in _bounds(expected, tuned_units))
+    low, high = 1.0, _MOST_UNITS
+    for _ in range(_ROUNDS):
+        middle = math.sqrt(low * high)
+        deviation = math.sqrt(expected * (1.0 - expected) / middle)
+        if deviation * (two_sided(middle, PROOF_LEVEL, float(tuned_units)) + quantile) > allowed:
+            low = middle
+        else:
+            high = middle
+    return math.ceil(high)
+
+
 def units_of(units: NDArray[np.int64], is_canary: NDArray[np.bool_]) -> tuple[int, int]:
     """Distinct units of the canary and of live."""
     return tuple(int(np.count_nonzero(np.bincount(units[arm]))) for arm in (is_canary, ~is_canary))  # type: ignore[return-value] # two
+
+
+def _bounds(expected: float, tuned_units: int) -> tuple[float, float]:
+    """The shares of the canary if the part `lost_part` of its records is lost, or of live's."""
+    kept = 1.0 - lost_part(tuned_units)
+    return expected * kept / (expected * kept + 1.0 - expected), expected / (expected + (1.0 - expected) * kept)
 
 
 def _log_odds(num_canary: int, num_live: int, expected: float, concentration: float) -> float:

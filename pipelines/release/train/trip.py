@@ -20,6 +20,7 @@ from pipelines.release.train import moves, repository
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.assess import Assessment, Standing
 from pipelines.release.train.gathering import evidence_of_train
+from pipelines.release.train.promise import prospect
 from pipelines.release.train.repository import (
     COUNTED_AT,
     IN_SHADOW,
@@ -55,10 +56,13 @@ class ShadowResult(NamedTuple):
     facts: Mapping[str, Any]
     blames_version: bool = True
     """False: the place of the canary's slots may be the cause, so the refusal revokes nothing."""
+    is_over: bool = True
+    """False: more prompts are to be asked; what was answered is kept."""
 
 
 Shadow = Callable[[Train, threading.Event], ShadowResult]
-"""Compares both versions of a train on recent prompts, unseen by users. Raises MillraceError: a fault of ours, to be tried again."""
+"""Compares both versions of a train on recent prompts, unseen by users, a piece at each call. Raises MillraceError: a fault of ours, to be
+tried again."""
 
 
 class Tell(Protocol):
@@ -96,6 +100,7 @@ class Trip:
         self._absent_since: float | None = None
         self._stopped_since: float | None = None
         self._noted_at = float("-inf")
+        self._has_promised = self._is_hopeless = False
 
     def look(self, seen: TrackView, train: Train, now: float, stop: threading.Event) -> None:
         """Make at most one move. Raises as the moves do."""
@@ -108,7 +113,8 @@ class Trip:
         # The start by which patience ends: later, if a time did not count.
         due = where._replace(started_at=train.started_at + train.paused_seconds)
         move = self._next(seen, train, found, decide(due, found, self._settings, now), now)
-        facts = self._facts(seen, train, found.facts, move, now)
+        said = self._promise(train, found, where, now)
+        facts = self._facts(seen, train, {**found.facts, "promise": said}, move, now)
         self._note(train, facts, now)
         if seen.hold is not None:
             return
@@ -116,6 +122,16 @@ class Trip:
             move, facts = self._cast_shadow(train, facts, stop)
         if move.kind != "stay":
             self._make(train, move, facts)
+
+    def _promise(self, train: Train, found: Assessment, where: Standing, now: float) -> str:
+        """What a proof takes; logged when it becomes known whether there is time for it."""
+        left = train.started_at + train.paused_seconds + self._settings.patience_seconds - now
+        promised = prospect(found.facts, train.settings, self._settings, where, seconds_left=left)
+        if (promised.is_in_time is False) != self._is_hopeless or not self._has_promised:
+            self._has_promised, self._is_hopeless = True, promised.is_in_time is False
+            tell = log.warning if self._is_hopeless else log.info
+            tell("what a proof takes", version=train.version, says=promised.says)
+        return promised.says
 
     def _count(self, seen: TrackView, train: Train, now: float) -> bool:
         """Shift the train's times by a time that does not count; True if there was one."""
@@ -202,6 +218,10 @@ class Trip:
         if self._shadow is not None and self._settings.shadow_prompts > 0:
             said = self._shadow(train, stop)
         noted = {**facts, "shadow": said.facts, COUNTED_AT: self._clock()}
+        if not said.is_over:
+            with self._database.transaction() as connection:
+                repository.note_evidence(connection, train, noted)
+            return TrainMove("stay", said.says), noted
         if said.refused and not said.blames_version:
             return TrainMove("withdraw", f"{said.says}. {PLACE}"), noted
         return TrainMove("revoke" if said.refused else "advance", said.says), noted

@@ -33,21 +33,36 @@ def _progress(facts: Mapping[str, Any], settings: TrainSettings) -> str:
         done = f"{len(required) - len(waiting)} of {len(required)} metrics are proven"
         return f"No harm seen. {done}; {slowest['name']} needs about {missing:,} more units of the canary."
     if facts["sample_ratio"]["verdict"] != "fine":
-        return f"All metrics are proven, but not yet that fewer than {lost_part(settings.tuned_units):.0%} of the records are lost."
+        missing = max(0, facts["sample_ratio"]["needed_units"] - facts["num_stage_units"])
+        return (
+            f"All metrics are proven, but not yet that fewer than {lost_part(settings.tuned_units):.0%} of the records are lost: that needs"
+            f" about {missing:,} more units of the canary in the last stage."
+        )
     return f"Proven: none of {len(required)} metrics is worse by more than its margin."
 
 
 def promise(facts: Mapping[str, Any], settings: TrainSettings) -> str:
     """How many units it takes, said before they came."""
+    return f"{_of_rewards(facts, settings)} {_floor(facts, settings)}"
+
+
+def _of_rewards(facts: Mapping[str, Any], settings: TrainSettings) -> str:
     if facts["guardrails_only"]:
         return "No task has a reward of its users: a loss of reward would not be found."
     rewards = [fact for fact in facts["metrics"] if fact["kind"] == "primary" and fact["required"]]
-    if not rewards:
-        return "How many units it takes is known once the first rewards came."
-    slowest = max(rewards, key=lambda fact: fact["found_units"])
+    slowest = max(rewards, key=lambda fact: fact["found_units"], default=facts["first"])
+    most = "" if rewards else "at most "
     return (
-        f"With 95%, about {slowest['needed_units']:,} units of the canary prove that an equal version loses less than"
-        f" {settings.margin:.1%} of the reward, and a loss of {settings.margin:.1%} is found after about {slowest['found_units']:,}."
+        f"With 95%, {most}about {slowest['needed_units']:,} units of the canary prove that an equal version loses less than"
+        f" {settings.margin:.1%} of the reward, and a loss of {settings.margin:.1%} is found after {most}about {slowest['found_units']:,}."
+    )
+
+
+def _floor(facts: Mapping[str, Any], settings: TrainSettings) -> str:
+    """The units that no train can do without, whatever its metrics say."""
+    return (
+        f"Besides, it takes about {facts['sample_ratio']['needed_units']:,} units of the canary in the last stage to prove that fewer than"
+        f" {lost_part(settings.tuned_units):.0%} of the records are lost."
     )
 
 

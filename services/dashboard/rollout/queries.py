@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, select
 
-from contracts import holds
+from contracts import error_budget, holds
 from contracts.engines import EngineReplica, read_replicas
+from contracts.error_budget import BudgetShown
 from contracts.holds import Hold
 from contracts.tables import assignment_change, train
 
@@ -25,6 +26,8 @@ class RolloutRows(NamedTuple):
     """Of the newest train, as release wrote it; None without a train."""
     hold: Hold | None
     """In force now."""
+    budget: dict[str, BudgetShown]
+    """What each part of the year's budget has left."""
     engines: list[EngineReplica]
     holdout_since: float | None
     """When the hold-out was pointed at the version that it has now."""
@@ -44,6 +47,7 @@ def read_rollout(connection: Connection, policy: str, now: float) -> RolloutRows
         trains,
         evidence,
         holds.read(connection, policy, now),
+        error_budget.read(connection, policy, now),
         read_replicas(connection, policy),
         _holdout_since(connection, policy),
     )

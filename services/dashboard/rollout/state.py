@@ -169,7 +169,7 @@ def build_rollout(
             is_enabled=is_enabled,
             has_proved="canary" in arms,
         ),
-        budget=budget_sentence(series.levels),
+        budget=budget_sentence(series.levels, rows.budget),
         points=_columns(series.primary),
         lift=_lift(arms, rows.holdout_since, series),
         lift_points=_columns(series.lift),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from contracts.error_budget import TRAINS, BudgetShown
 from contracts.holds import Hold
 from services.dashboard.formatting import percent, version
 
@@ -57,13 +58,23 @@ def hold_sentence(hold: Hold) -> str:
     return f"{what}: nothing moves by itself. {hold.writer}: {hold.reason}"
 
 
-def budget_sentence(levels: Sequence[float]) -> str:
-    """What the trains of a year may cost: the chance of any false rollback among them."""
+def budget_sentence(levels: Sequence[float], budget: Mapping[str, BudgetShown]) -> str:
+    """What the trains of a year may cost: the chance of any false rollback among them; and what may still be spent."""
     if not levels:
         return "No train has left in the last year."
     chance = 1.0 - math.prod(1.0 - level for level in levels)
     trains = "1 train" if len(levels) == 1 else f"{len(levels):,} trains"
-    return (
+    said = (
         f"{trains} in the last year: the chance that any of them rolled back a version that was not worse is at most "
         f"{percent(chance)}, {percent(levels[0], 2)} for the newest."
+    )
+    return " ".join([said, *(left_sentence(part, shown) for part, shown in sorted(budget.items(), reverse=True))])
+
+
+def left_sentence(part: str, shown: BudgetShown) -> str:
+    """What one part of the year's budget may spend now."""
+    whose = "trains" if part == TRAINS else "versions in the learning arm"
+    return (
+        f"Of the budget of {shown.per_year:g} false verdicts a year, {whose} may spend {shown.left:.2g} now; it refills evenly, and "
+        "a version gets no more than is left."
     )

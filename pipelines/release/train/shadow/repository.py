@@ -1,48 +1,104 @@
-"""SQL of the shadow: recent prompts that may be asked again."""
+"""SQL of the shadow: recent prompts that may be asked again, and the pairs of answers that were marked."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, delete, select
 
-from contracts.arms import unit_of
+from contracts.arms import Unit, unit_of
+from contracts.draws import UnitKind, hash_of
 from contracts.errors import InvalidRecord
 from contracts.gating import Sentinel, seed_from
 from contracts.records import Generation, GenerationBody, decode_shape
-from contracts.tables import generation
+from contracts.tables import generation, shadow_pair, train
+from contracts.tables.statements import insert_all_new
+from pipelines.release.train.promise import UnitPace
+from runtime.train_settings import TrainSettings
 
 PER_UNIT = 3
 """Most prompts of one person, as long as there are enough others."""
 _ERASED = "erased"
 _PAGE, _LOOKED_FOR_EACH = 500, 20
+_PACE_ANSWERS, _LEAST_ANSWERS = 5_000, 20
+"""Answers by which the pace of users is told: the newest ones, and at least so many."""
 
 
 class ShadowPrompt(NamedTuple):
-    """A user's prompt that both versions answer, and the unit that sent it."""
+    """A user's prompt that both versions answer."""
 
     question: Sentinel
     unit: str
+    """Hash of the unit that sent it."""
     tools: list[dict[str, Any]]
+    seconds: float
+    """How long the user waited for the answer."""
 
 
-def read_prompts(connection: Connection, policy: str, num: int, tasks: Collection[str]) -> list[ShadowPrompt]:
-    """Up to `num` prompts of users, newest first, of many people.
+class ShadowPair(NamedTuple):
+    """The marks of both answers to one prompt, without their text."""
+
+    key: str
+    """Of the answer that the user got."""
+    unit: str
+    canary: dict[str, float]
+    live: dict[str, float]
+    left_out: str
+    """Why the pair, or its grades, are not compared; empty: they are."""
+
+
+def read_prompts(
+    connection: Connection, policy: str, num: int, tasks: Collection[str], done: Collection[ShadowPair] = ()
+) -> list[ShadowPrompt]:
+    """Up to `num` prompts of users, newest first, of many people, without those of the pairs that are `done`.
 
     Only what was logged is here, so everybody consented. Erased bodies, and records and bodies that cannot be read, are left out.
     """
     found, more = list[ShadowPrompt](), list[ShadowPrompt]()
-    taken = Counter[str]()
-    for record in _newest(connection, policy, num * _LOOKED_FOR_EACH):
+    taken, asked = Counter(pair.unit for pair in done), {pair.key for pair in done}
+    for record in _newest(connection, policy, (num + len(asked)) * _LOOKED_FOR_EACH):
         if len(found) >= num:
             break
-        if record.task not in tasks or (prompt := _prompt_of(record)) is None:
+        if record.task not in tasks or record.key in asked or (prompt := _prompt_of(record)) is None:
             continue
         taken[prompt.unit] += 1
         (found if taken[prompt.unit] <= PER_UNIT else more).append(prompt)
     return [*found, *more][:num]
+
+
+def read_pace(connection: Connection, policy: str, settings: TrainSettings, now: float) -> UnitPace | None:
+    """How many units came before `now`, in a train's patience or in the newest answers; None if too few are logged."""
+    since = now - settings.patience_seconds
+    units, oldest, num = set[str](), now, 0
+    for record in _newest(connection, policy, _PACE_ANSWERS):
+        if record.created_at < since:
+            oldest = since
+            break
+        units.add(_unit_of(record, settings.unit).name)
+        oldest, num = min(oldest, record.created_at), num + 1
+    return UnitPace(len(units), now - oldest) if num >= _LEAST_ANSWERS and now > oldest else None
+
+
+def read_pairs(connection: Connection, train_id: int) -> list[ShadowPair]:
+    """The pairs of a train's shadow so far."""
+    columns = [shadow_pair.c[name] for name in ShadowPair._fields]
+    found = connection.execute(select(*columns).where(shadow_pair.c.train == train_id).order_by(shadow_pair.c.key))
+    return [ShadowPair(*row) for row in found]
+
+
+def add_pairs(connection: Connection, train_id: int, pairs: Iterable[ShadowPair]) -> None:
+    """Store pairs; those that another process stored first stay."""
+    insert_all_new(connection, shadow_pair, [{"train": train_id, **pair._asdict()} for pair in pairs])
+
+
+def forget_pairs(connection: Connection, policy: str) -> None:
+    """Delete the pairs of trains that have left their shadow: what it found stands in their evidence."""
+    columns = train.c
+    running = select(columns.id).where(columns.policy == policy, columns.ended_at.is_(None), columns.stage < 0)
+    mine = select(columns.id).where(columns.policy == policy, columns.id.not_in(running))
+    connection.execute(delete(shadow_pair).where(shadow_pair.c.train.in_(mine)))
 
 
 def _newest(connection: Connection, policy: str, most: int) -> Iterator[Generation]:
@@ -70,18 +126,22 @@ def _prompt_of(record: Generation) -> ShadowPrompt | None:
         return None
     if not body.messages:  # a prompt that is no chat
         return None
-    unit = unit_of(
-        "user",
+    # What the app says about its answer would name a session or join a signal: only the task is sent.
+    question = Sentinel(
+        record.task, body.messages, body.metadata, seed_from(record.key.encode()), record.key, _options(body)
+    )
+    seconds = max(0.0, record.finished_at - record.created_at)
+    return ShadowPrompt(question, hash_of(_unit_of(record, "user").name), body.tools, seconds)
+
+
+def _unit_of(record: Generation, wanted: UnitKind) -> Unit:
+    return unit_of(
+        wanted,
         tenant=record.tenant,
         person=record.person,
         session_id=record.session_id,
         completion_id=record.completion_id,
     )
-    # What the app says about its answer would name a session or join a signal: only the task is sent.
-    question = Sentinel(
-        record.task, body.messages, body.metadata, seed_from(record.key.encode()), record.key, _options(body)
-    )
-    return ShadowPrompt(question, unit.name, body.tools)
 
 
 def _options(body: GenerationBody) -> dict[str, Any]:

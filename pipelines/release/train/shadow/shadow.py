@@ -1,10 +1,15 @@
 """The shadow of a train: both versions answer recent prompts of users, and no user sees it.
 
-    generation ─prompts─▶ both versions, same seed, as background requests ─▶ fast marks, graders without reference ─▶ paired tests
+    generation ─prompts─▶ both versions, same seed, as background requests ─▶ fast marks, graders without reference ─▶ shadow_pair
+                                                                                  all pairs, or out of time ─▶ paired tests
 
-In: a version and the blessed one. Out: a refusal with a reason, or what it saw. Waits: until the engine has loaded the version; for
-answers, which wait behind those of users; for graders. It changes nothing: a process that is killed begins again. Answers that were given
-are remembered until the shadow has ended, so a retry asks only for the others.
+In: a version and the blessed one. Out: a refusal with a reason, what it saw, or that it goes on. Waits: until the engine has loaded the
+version; for answers, which wait behind those of users; for graders.
+
+Each call takes a few seconds and asks a piece of the prompts at a time. A piece is stored once both versions have answered it: a process
+that is killed, or arms that are frozen, lose at most one. A piece grows while it takes a short time. If the live version answers too late,
+the next piece is smaller and has more time, so the deadline fits any engine. The pairs are compared once, at the end: when all are there, or
+`TIME_SHARE` of the train's patience has passed. How many there are then depends on the engine's speed, not on who won.
 
 Nothing is logged, trained on or counted as a user's: the requests say so (`x-millrace-purpose: shadow`, `store: false`).
 """
@@ -16,33 +21,52 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from typing import NamedTuple
 
 import structlog
 
 from contracts.errors import Unavailable
-from contracts.gating import GateAnswer, Grade, MarkAnswer, SentinelFile
+from contracts.gating import Grade, MarkAnswer, SentinelFile
 from contracts.records import FinishReason, GenerationBody
 from contracts.tasks import Task
 from pipelines.release.asking import LATE, REFUSED, BadVersion, SentinelAnswer, SentinelClient
 from pipelines.release.train.gathering import settings_of
+from pipelines.release.train.metrics import shadow_level
 from pipelines.release.train.repository import Train
 from pipelines.release.train.shadow.comparing import GRADED, ShadowComparison, compare_marks, sees
-from pipelines.release.train.shadow.repository import ShadowPrompt, read_prompts
+from pipelines.release.train.shadow.repository import ShadowPair, ShadowPrompt, add_pairs, read_pairs, read_prompts
 from pipelines.release.train.trip import ShadowResult
 from runtime.database import Database
 
-EMPTY: Mapping[str, int] = MappingProxyType({})
-_AT_ONCE = 64
-"""Prompts that are asked before the next ones."""
+TIME_SHARE = 0.25
+"""Of a train's patience: then the shadow ends with the pairs that it has, if there is any."""
+_LOOK_SECONDS = 5.0
+"""No piece is begun later in a call."""
+_FIRST, _MOST_AT_ONCE = 8, 64
+_SHORT, _LONG = 1.0, 1.5
+"""Of the time for one answer: the next piece is twice as large if both versions took less, and half as large if they took more."""
+_LEAST_SECONDS, _MOST_SECONDS, _SLACK = 60.0, 300.0, 4.0
+"""For one answer: so many times what the slowest user waited, within bounds. Four of the longest fit into the time of one look."""
 _MOST_LATE = 0.25
-"""If a larger share of the live version's answers comes too late, the engines are too busy for a shadow now."""
+"""If a larger share of the live version's answers comes too late, the piece is asked again with more time."""
+NOT_GRADED = "not graded"
+_NOT_FINITE = "log-probs are not finite"
 
 log = structlog.get_logger()
 
 
+class _WorkPiece(NamedTuple):
+    """How many prompts are asked at once, and how long an answer may take."""
+
+    num: int
+    seconds: float
+
+
 class PairedShadow:
-    """See the module. `grade`: graders that need no reference; `graded`: the tasks that have some; `clock`: UTC epoch seconds."""
+    """See the module.
+
+    `grade`: graders that need no reference; `graded`: the tasks that have some; `clock`: UTC epoch seconds; `monotonic`: seconds for timers.
+    """
 
     def __init__(
         self,
@@ -55,6 +79,7 @@ class PairedShadow:
         tasks: Mapping[str, Task],
         graded: frozenset[str],
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database = database
         self._client = client
@@ -63,70 +88,133 @@ class PairedShadow:
         self._policy = policy
         self._tasks = tasks
         self._graded = graded
-        self._clock = clock
-        self._versions = (-1, -1)
-        self._prompts: list[ShadowPrompt] = []
-        self._answers: dict[int, list[SentinelAnswer]] = {}
+        self._clock, self._monotonic = clock, monotonic
+        self._train_id: int | None = None
+        self._waiting: list[ShadowPrompt] = []
+        self._num_unasked = 0
+        """Prompts that were still to be asked when time was over."""
+        self._piece = _WorkPiece(_FIRST, _LEAST_SECONDS)
 
     def __call__(self, train: Train, stop: threading.Event) -> ShadowResult:
-        """Compare both versions of a train, by its settings.
+        """Go on with the shadow of a train, by its settings.
 
         Raises:
             VersionNotResident: no engine loaded one of the versions within the patience.
             Unavailable: too few answers came in time, or `stop` was set. It may be called again.
         """
-        settings = settings_of(train)
-        version, blessed, wanted = train.version, train.blessed, settings.shadow_prompts
-        if self._versions != (version, blessed):
-            with self._database.snapshot() as connection:
-                self._prompts = read_prompts(connection, self._policy, wanted, self._tasks.keys())
-            self._versions, self._answers = (version, blessed), {version: [], blessed: []}
-        if not self._prompts:
-            return self._found("no shadow: no prompt of a user was logged yet", wanted)
+        until = self._monotonic() + _LOOK_SECONDS
+        pairs = self._begin(train)
         try:
-            self._ask(version, blessed, stop)
+            while self._waiting and self._monotonic() < until and not (pairs and self._is_out_of_time(train)):
+                pairs += self._ask_piece(train, stop)
         except BadVersion as error:
-            return self._found(error.message, wanted, refused=True)
-        result = self._judge(version, blessed, wanted, settings.level)
-        self._versions = (-1, -1)
-        return result
+            return self._found(train, error.message, pairs=pairs, refused=True)
+        if pairs and self._waiting and self._is_out_of_time(train):
+            # What ended once is not looked at again with more pairs.
+            self._num_unasked, self._waiting = len(self._waiting), []
+        if self._waiting:
+            says = f"{len(pairs)} of {len(pairs) + len(self._waiting)} prompts were answered by both versions so far"
+            return self._found(train, says, pairs=pairs, is_over=False)
+        if not pairs:
+            return self._found(train, "no shadow: no prompt of a user was logged yet")
+        return self._judged(train, pairs)
 
-    def _ask(self, version: int, blessed: int, stop: threading.Event) -> None:
-        for start in range(0, len(self._prompts), _AT_ONCE):
-            items = tuple(prompt.question for prompt in self._prompts[start : start + _AT_ONCE])
-            questions = SentinelFile(items, "", {})
-            for number in (version, blessed):
-                if len(self._answers[number]) == start:
-                    draws = dict.fromkeys(questions.tasks, 0)
-                    self._answers[number] += self._client.ask(questions, number, stop, draws)
-            late = sum(answer.finish_reason == LATE for answer in self._answers[blessed][start : start + len(items)])
-            if late > _MOST_LATE * len(items):
-                for answers in self._answers.values():
-                    del answers[start:]
-                raise Unavailable(f"{late} of {len(items)} answers of the live version, v{blessed}, came too late")
+    def _begin(self, train: Train) -> list[ShadowPair]:
+        """The pairs so far; the first time also choose the prompts that are still to be asked."""
+        with self._database.snapshot() as connection:
+            done = read_pairs(connection, train.id)
+            if self._train_id != train.id:
+                missing = max(0, settings_of(train).shadow_prompts - len(done))
+                self._waiting = read_prompts(connection, self._policy, missing, self._tasks.keys(), done)
+                self._train_id, self._num_unasked = train.id, 0
+                slowest = max((prompt.seconds for prompt in self._waiting), default=0.0)
+                self._piece = _WorkPiece(_FIRST, min(_MOST_SECONDS, max(_LEAST_SECONDS, _SLACK * slowest)))
+        asked = {pair.key for pair in done}  # by another process too
+        self._waiting = [prompt for prompt in self._waiting if prompt.question.where not in asked]
+        return done
 
-    def _judge(self, version: int, blessed: int, wanted: int, level: float) -> ShadowResult:
-        left_out = Counter[str]()
-        kept: list[int] = []
-        for place in range(len(self._prompts)):
-            pair = [self._answers[number][place] for number in (version, blessed)]
-            if any(answer.finish_reason == REFUSED for answer in pair):
-                left_out["refused by the endpoint"] += 1
-            else:
-                kept.append(place)
-        if any(not self._answers[version][place].finite for place in kept):
-            return self._found("log-probs are not finite", wanted, left_out=left_out, refused=True)
-        marks = {
-            number: [self._marks(place, self._answers[number][place]) for place in kept] for number in self._versions
-        }
-        left_out += self._add_grades(marks, kept)
-        compared = compare_marks(marks[version], marks[blessed], level)
-        return self._told(wanted, kept, compared, left_out)
+    def _is_out_of_time(self, train: Train) -> bool:
+        passed = self._clock() - train.started_at - train.paused_seconds
+        return passed > TIME_SHARE * settings_of(train).patience_seconds
 
-    def _marks(self, place: int, answer: SentinelAnswer) -> dict[str, float]:
+    def _ask_piece(self, train: Train, stop: threading.Event) -> list[ShadowPair]:
+        """Have both versions answer the next prompts; returns the pairs, which are stored. Nothing is stored of a piece that fails."""
+        began, prompts = self._monotonic(), self._waiting[: self._piece.num]
+        questions = SentinelFile(tuple(prompt.question for prompt in prompts), "", {})
+        client, draws = self._client.patient(self._piece.seconds), dict.fromkeys(questions.tasks, 0)
+        try:
+            mine, theirs = (client.ask(questions, number, stop, draws) for number in (train.version, train.blessed))
+            self._check_late(train, theirs)
+        except Unavailable:
+            self._piece = self._calmer()
+            raise
+        if not all(answer.finite for answer in mine if answer.finish_reason != REFUSED):
+            raise BadVersion(_NOT_FINITE)
+        pairs = self._marked(prompts, mine, theirs)
+        with self._database.transaction() as connection:
+            add_pairs(connection, train.id, pairs)
+        del self._waiting[: len(prompts)]
+        took = self._monotonic() - began
+        self._piece = self._next(took)
+        return pairs
+
+    def _next(self, took: float) -> _WorkPiece:
+        num, seconds = self._piece
+        num = 2 * num if took <= _SHORT * seconds else num // 2 if took > _LONG * seconds else num
+        return _WorkPiece(min(_MOST_AT_ONCE, max(1, num)), seconds)
+
+    def _calmer(self) -> _WorkPiece:
+        return _WorkPiece(max(1, self._piece.num // 2), min(_MOST_SECONDS, 2.0 * self._piece.seconds))
+
+    def _check_late(self, train: Train, answers: Sequence[SentinelAnswer]) -> None:
+        """Raises Unavailable if the live version was too slow and the next piece can be easier: then the engines are busy."""
+        late = sum(answer.finish_reason == LATE for answer in answers)
+        if late > _MOST_LATE * len(answers) and self._calmer() != self._piece:
+            raise Unavailable(
+                f"{late} of {len(answers)} answers of the live version, v{train.blessed}, came too late, after "
+                f"{self._piece.seconds:.0f} s; asked again with more time"
+            )
+
+    def _marked(
+        self, prompts: Sequence[ShadowPrompt], mine: Sequence[SentinelAnswer], theirs: Sequence[SentinelAnswer]
+    ) -> list[ShadowPair]:
+        marks = [
+            [self._marks(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+            for answers in (mine, theirs)
+        ]
+        ungraded = self._add_grades(prompts, (mine, theirs), marks)
+        pairs = []
+        for place, prompt in enumerate(prompts):
+            is_refused = REFUSED in (mine[place].finish_reason, theirs[place].finish_reason)
+            left_out = "refused by the endpoint" if is_refused else NOT_GRADED if place in ungraded else ""
+            pairs.append(ShadowPair(prompt.question.where, prompt.unit, marks[0][place], marks[1][place], left_out))
+        return pairs
+
+    def _judged(self, train: Train, pairs: Sequence[ShadowPair]) -> ShadowResult:
+        kept = [pair for pair in pairs if pair.left_out in {"", NOT_GRADED}]
+        level = shadow_level(settings_of(train))
+        compared = compare_marks([pair.canary for pair in kept], [pair.live for pair in kept], level)
+        asked = f"{len(kept)} prompts of {len({pair.unit for pair in kept})} people"
+        if worse := [item for item in compared if item.is_worse]:
+            says = f"worse than v{train.blessed} on {asked}: {'; '.join(item.words for item in worse)}"
+            found = self._found(train, says, pairs=pairs, compared=compared, refused=True)
+            return found._replace(blames_version=any(item.name != LATE for item in worse))
+        wanted = settings_of(train).shadow_prompts
+        few = ""
+        if self._num_unasked:
+            seconds = TIME_SHARE * settings_of(train).patience_seconds
+            few = f", ended by time after {seconds:,.0f} s with {len(pairs)} of {len(pairs) + self._num_unasked} pairs"
+        elif len(pairs) < wanted:
+            few = f", of {wanted} wanted: there are no more"
+        says = f"no worse than v{train.blessed} on {asked}{few}; {sees(compared)}"
+        return self._found(train, says, pairs=pairs, compared=compared)
+
+    def _marks(self, prompt: ShadowPrompt, answer: SentinelAnswer) -> dict[str, float]:
+        if answer.finish_reason == REFUSED:
+            return {}
         if answer.finish_reason == LATE:
             return {LATE: 1.0}
-        question = self._prompts[place].question
+        question = prompt.question
         body = GenerationBody(
             messages=question.messages,
             text=answer.text,
@@ -138,67 +226,63 @@ class PairedShadow:
         reason: FinishReason = "length" if answer.finish_reason == "length" else "stop"
         return {LATE: 0.0, "truncated": float(reason == "length"), **self._mark(question.task, body, reason)}
 
-    def _add_grades(self, marks: Mapping[int, Sequence[dict[str, float]]], kept: Sequence[int]) -> Counter[str]:
-        """Grade all answers of a task as one blind batch: in random order, equal answers once. Returns what was left out."""
-        left_out = Counter[str]()
+    def _add_grades(
+        self,
+        prompts: Sequence[ShadowPrompt],
+        answers: Sequence[Sequence[SentinelAnswer]],
+        marks: Sequence[Sequence[dict[str, float]]],
+    ) -> set[int]:
+        """Grade all answers of a task as one blind batch: in random order, equal answers once. Returns the places without grades."""
+        ungraded = set[int]()
         for task in self._graded:
-            places = [row for row, place in enumerate(kept) if self._prompts[place].question.task == task]
             said = {
-                (row, number): (kept[row], self._answers[number][kept[row]])
-                for row in places
-                for number in self._versions
-                if self._answers[number][kept[row]].finish_reason != LATE
+                (version, place): (place, answer.text, answer.finish_reason)
+                for version, given in enumerate(answers)
+                for place, answer in enumerate(given)
+                if prompts[place].question.task == task and answer.finish_reason not in {LATE, REFUSED}
             }
-            batch = sorted({(place, answer.text, answer.finish_reason) for place, answer in said.values()})
+            batch = sorted(set(said.values()))
+            if not batch:
+                continue
             random.shuffle(batch)
-            scores = self._grade(task, [self._answered(*item) for item in batch])
+            scores = self._grade(task, [prompts[place].question.answered(*rest) for place, *rest in batch])
             if len(scores) != len(batch):
                 raise Unavailable(f"the graders of task {task!r} gave {len(scores)} scores for {len(batch)} answers")
             values = {item: score.value for item, score in zip(batch, scores, strict=True)}
-            for (row, number), (place, answer) in said.items():
-                value = values[place, answer.text, answer.finish_reason]
-                if value is None:
-                    left_out["not graded"] += 1
+            for (version, place), item in said.items():
+                if (value := values[item]) is None:
+                    ungraded.add(place)
                 else:
-                    marks[number][row][GRADED] = value
-        return left_out
-
-    def _answered(self, place: int, text: str, finish_reason: str) -> GateAnswer:
-        return self._prompts[place].question.answered(text, finish_reason)
-
-    def _told(
-        self, wanted: int, kept: Sequence[int], compared: Sequence[ShadowComparison], left_out: Mapping[str, int]
-    ) -> ShadowResult:
-        _, blessed = self._versions
-        asked = f"{len(kept)} prompts of {len({self._prompts[place].unit for place in kept})} people"
-        if worse := [item for item in compared if item.is_worse]:
-            says = f"worse than v{blessed} on {asked}: {'; '.join(item.words for item in worse)}"
-            found = self._found(says, wanted, compared, left_out, refused=True)
-            return found._replace(blames_version=any(item.name != LATE for item in worse))
-        few = f", of {wanted} wanted: there are no more" if len(self._prompts) < wanted else ""
-        return self._found(f"no worse than v{blessed} on {asked}{few}; {sees(compared)}", wanted, compared, left_out)
+                    marks[version][place][GRADED] = value
+        return ungraded
 
     def _found(
         self,
+        train: Train,
         says: str,
-        wanted: int,
-        compared: Sequence[ShadowComparison] = (),
-        left_out: Mapping[str, int] = EMPTY,
         *,
+        pairs: Sequence[ShadowPair] = (),
+        compared: Sequence[ShadowComparison] = (),
         refused: bool = False,
+        is_over: bool = True,
     ) -> ShadowResult:
-        version, blessed = self._versions
-        log.info("shadow", version=version, blessed=blessed, refused=refused, reason=says)
+        log.info(
+            "shadow" if is_over else "shadow goes on",
+            version=train.version,
+            blessed=train.blessed,
+            refused=refused,
+            reason=says,
+        )
         facts = {
             "at": self._clock(),
-            "version": version,
-            "blessed": blessed,
+            "version": train.version,
+            "blessed": train.blessed,
             "refused": refused,
             "says": says,
-            "num_wanted": wanted,
-            "num_prompts": len(self._prompts),
-            "num_units": len({prompt.unit for prompt in self._prompts}),
-            "left_out": dict(left_out),
+            "num_wanted": settings_of(train).shadow_prompts,
+            "num_prompts": len(pairs),
+            "num_units": len({pair.unit for pair in pairs}),
+            "left_out": dict(Counter(pair.left_out for pair in pairs if pair.left_out)),
             "metrics": [item.facts for item in compared],
         }
-        return ShadowResult(refused, says, facts)
+        return ShadowResult(refused, says, facts, is_over=is_over)

@@ -7,6 +7,7 @@ from sqlalchemy import event, insert, update
 
 from contracts import assignments, holds, train_points
 from contracts.assignments import HOLDOUT
+from contracts.error_budget import BudgetShown
 from contracts.tables import engine_replica, train, train_point
 from runtime.settings import Settings
 from services.dashboard.app import create_app
@@ -227,9 +228,12 @@ def test_the_unit_is_what_was_drawn(kinds: dict[str, int], said: str) -> None:
 
 
 def test_the_budget_adds_up_over_the_trains() -> None:
-    assert budget_sentence([]) == "No train has left in the last year."
-    assert "at most 18.1 %" in budget_sentence([0.002] * 100)
-    assert budget_sentence([0.002]).startswith("1 train in")
+    assert budget_sentence([], {}) == "No train has left in the last year."
+    assert "at most 18.1 %" in budget_sentence([0.002] * 100, {})
+    assert budget_sentence([0.002], {}).startswith("1 train in")
+    left = {"learning": BudgetShown(4.0, 0.08), "trains": BudgetShown(4.0, 0.0004)}
+    assert "Of the budget of 4 false verdicts a year, trains may spend 0.0004 now" in budget_sentence([0.002], left)
+    assert "versions in the learning arm may spend 0.08 now" in budget_sentence([0.002], left)
 
 
 def test_nothing_is_missing_with_all_slots() -> None:

@@ -94,7 +94,14 @@ def test_a_broken_version_is_seen_before_any_user_meets_it(
             skips=True,
         )
         shadow = PairedShadow(
-            database, asker, mark, no_grade, policy="demo", tasks={task.name: task}, graded=frozenset()
+            database,
+            asker,
+            mark,
+            no_grade,
+            policy="demo",
+            tasks={task.name: task},
+            graded=frozenset(),
+            clock=lambda: 1.0,
         )
         found = shadow(train, threading.Event())
     assert found.refused == refused, found.says
