@@ -75,7 +75,7 @@ services-stop:  ## Stop them; their data stays in runs/services
 	deploy/services stop
 
 test-services: services  ## Run the tests that need those servers
-	. $(SERVICES)/env && $(BIN)/pytest -m services -rs
+	. $(SERVICES)/env && $(BIN)/pytest -n 2 --dist loadfile -m services -rs
 
 bench: setup services  ## Run every benchmark and write benchmarks/results (about half an hour)
 	. $(SERVICES)/env && for name in gateway feedback log engine deltas swap rewards rewards.sandbox; do $(BIN)/python -m benchmarks.$$name || exit 1; done

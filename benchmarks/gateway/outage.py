@@ -66,7 +66,7 @@ class Broker:
         """Serving again when it returns."""
         if self._freeze:
             psutil.Process(int(self._pid.read_text())).resume()
-        subprocess.run([_SERVICES, "start"], check=True, capture_output=True)  # noqa: S603 our own script
+        subprocess.run([_SERVICES, "start", "kafka"], check=True, capture_output=True)  # noqa: S603 our own script
 
 
 class Run(NamedTuple):

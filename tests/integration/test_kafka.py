@@ -65,7 +65,8 @@ def collected() -> Iterator[None]:
 
 
 @pytest.fixture
-def servers() -> str:
+def servers(own_broker: Path) -> str:
+    del own_broker  # it is in the environment
     return kafka_servers()
 
 
@@ -75,18 +76,16 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def log(prefix: str) -> Iterator[KafkaLog]:
+def log(servers: str, prefix: str) -> Iterator[KafkaLog]:
+    del servers
     with kafka_log(prefix, timeout=3.0, session=6.0) as log:
         yield log
 
 
 @pytest.fixture
-def broker() -> Iterator[psutil.Process]:
-    """The broker that deploy/services started: to be frozen and stopped. Left running."""
-    home = Path(os.environ.get("MILLRACE_SERVICES", SERVICES.parent.parent / "runs" / "services"))
-    if not (home / "kafka" / "pid").exists():
-        pytest.skip("the broker was not started by deploy/services")
-    process = psutil.Process(int((home / "kafka" / "pid").read_text()))
+def broker(own_broker: Path) -> Iterator[psutil.Process]:
+    """To be frozen and stopped. Left running."""
+    process = psutil.Process(int((own_broker / "kafka" / "pid").read_text()))
     yield process
     if process.is_running():
         process.resume()
@@ -94,7 +93,7 @@ def broker() -> Iterator[psutil.Process]:
 
 
 def start_services() -> None:
-    subprocess.run([SERVICES, "start"], check=True, capture_output=True)  # noqa: S603 our own script
+    subprocess.run([SERVICES, "start", "kafka"], check=True, capture_output=True)  # noqa: S603 our own script
 
 
 def signals(count: int, start: int = 0) -> list[Message]:

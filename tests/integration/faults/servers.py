@@ -39,7 +39,7 @@ class Servers:
     """
 
     def __init__(self, folder: Path, proxy: SlowProxy, behind: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self.proxy = proxy
         ports = {name: free_port() for name in ("KAFKA", "CONTROLLER", "POSTGRES", "REDIS", "S3")}
         (folder / "ports").write_text("".join(f"{name}_PORT={port}\n" for name, port in ports.items()))
@@ -69,12 +69,12 @@ class Servers:
         self._process(name).resume()
 
     def _process(self, name: Name) -> psutil.Process:
-        return psutil.Process(int((self._folder / name / "pid").read_text().split()[0]))
+        return psutil.Process(int((self.folder / name / "pid").read_text().split()[0]))
 
     def _run(self, verb: str, *names: Name) -> None:
         done = subprocess.run(  # noqa: S603 our own script
             [_SCRIPT, verb, *names],
-            env=os.environ | {"MILLRACE_SERVICES": str(self._folder)},
+            env=os.environ | {"MILLRACE_SERVICES": str(self.folder)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
