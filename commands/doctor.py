@@ -19,6 +19,7 @@ from commands.home_gates import gates_of_home
 from commands.options import DEFAULT_HOME, DeviceOption, HomeOption
 from commands.policy_check import findings_of
 from commands.process_rows import process_findings
+from commands.sections import sections_finding
 from commands.up import resolve_policy
 from contracts.assignments import LIVE
 from contracts.errors import ClockOff, MillraceError
@@ -71,6 +72,7 @@ def examine(home: Path) -> Iterator[Finding]:
     yield sandbox_of(MAKERS)
     if (home / "millrace.toml").exists():
         settings = load_settings(home)
+        yield sections_finding(home)
         yield _checked("keys", lambda: _keys(settings))
         yield from engine_findings(settings)
         yield from process_findings(settings)

@@ -40,7 +40,11 @@ def engine_findings(settings: Settings) -> Iterator[Finding]:
         yield _finding(row, settings.run, base, now, headers)
     fresh = [row for row in rows if row.is_fresh(now) and row.misfit(settings.run, base) is None]
     if fresh:
-        is_enabled = load_section(settings.home, "train", TrainSettings).enabled
+        try:
+            is_enabled = load_section(settings.home, "train", TrainSettings).enabled
+        except InvalidSettings as error:
+            yield Finding("release train", False, True, error.message)
+            return
         yield train_finding({slot for row in fresh for slot in row.slots}, is_enabled=is_enabled, has_proved=has_proved)
 
 

@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 
 from commands.keys import make_first_keys
 from commands.queries import has_keys
+from commands.sections import check_sections
 from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.checkpoints import CheckpointReport
@@ -110,8 +111,9 @@ def prepare_home(
         Unavailable: the log or the database cannot be used.
     """
     check_passwords(settings, os.environ)
+    if is_started := (settings.home / "millrace.toml").exists():
+        check_sections(settings.home)
     tasks = check_tasks(settings.tasks, settings.web_url, print)
-    is_started = (settings.home / "millrace.toml").exists()
     if is_started:
         settings = _continued(settings, load_settings(settings.home))
     policy, base = settings.policy, _load_base(settings, inspect)

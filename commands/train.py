@@ -17,7 +17,7 @@ from pipelines.release.train import repository
 from pipelines.release.train.repository import IN_SHADOW, Train
 from runtime.settings import load_section, load_settings
 from runtime.train_settings import TrainSettings
-from services.dashboard.rollout.words import left_sentence, slot_sentences
+from services.dashboard.rollout.words import left_sentence, slot_sentences, unit_sentence
 
 
 def print_train(
@@ -84,8 +84,10 @@ def train_lines(train: Train, now: float) -> Iterator[str]:
     yield train.reason
     facts = train.evidence
     if "num_canary_units" in facts:
-        units = ", ".join(f"{count} by {kind}" for kind, count in facts.get("unit_kinds", {}).items())
+        kinds = facts.get("unit_kinds", {})
+        units = ", ".join(f"{count} by {kind}" for kind, count in kinds.items())
         yield f"heard of {facts['num_canary_units']} on the canary and {facts['num_control_units']} on live ({units or 'nobody'})"
+        yield unit_sentence(train.settings["unit"], kinds)
     for item in facts.get("metrics", ()):
         yield f"  {item['task']}: {item['says']} ({item['num_canary']} and {item['num_live']} compared)"
     if ratio := facts.get("sample_ratio"):

@@ -185,8 +185,8 @@ def make_section(where: str, kind: type[SectionType], **values: Any) -> SectionT
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InvalidSettings(f"{where} {field}: {first['msg']}") from error
+        place = " ".join([where, *([".".join(str(part) for part in first["loc"])] if first["loc"] else [])])
+        raise InvalidSettings(f"{place}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
 def read_settings(path: Path) -> dict[str, Any] | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from runtime.settings import Section
 
@@ -57,10 +57,11 @@ class TrainSettings(Section):
     tuned_units: int = Field(default=5000, ge=10)
     """Units of each arm at which the confidence sequences are narrowest."""
 
-    @model_validator(mode="after")
-    def _rising(self) -> Self:
-        if not self.stages or list(self.stages) != sorted(set(self.stages)):
-            raise ValueError("stages must rise")
-        if not (self.stages[0] > 0.0 and self.stages[-1] < 1.0):
-            raise ValueError("stages must lie between 0 and 1: at 1 no user is left to compare with")
-        return self
+    @field_validator("stages")
+    @classmethod
+    def _rising(cls, stages: tuple[float, ...]) -> tuple[float, ...]:
+        if not stages or list(stages) != sorted(set(stages)):
+            raise ValueError(f"the shares must rise, for example [0.01, 0.05, 0.2, 0.5], not {list(stages)}")
+        if not (stages[0] > 0.0 and stages[-1] < 1.0):
+            raise ValueError("the shares must lie between 0 and 1: at 1 no user is left to compare with")
+        return stages

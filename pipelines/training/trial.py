@@ -11,6 +11,7 @@ before each step.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -95,7 +96,7 @@ class Trial:
         """
         culprits: list[tuple[Batch, Failure]] = []
         self._tried = []
-        keys, left = batch.keys, Batch([], [])
+        keys, left, far = batch.keys, Batch([], []), dict[str, float]()
         batch = self._without_deadly(batch, weights, culprits, epoch, step)
         result: StepResult | None = None
         try:
@@ -104,9 +105,10 @@ class Trial:
                 tried = self._take(batch, weights)
                 if not isinstance(tried, Failure):
                     left = Batch.joined([left, batch.only(tried.left)])
+                    far |= {key: tried.log_ratios[key] for key in tried.left}
                     batch = batch.only(set(batch.keys).difference(tried.left))
                 if not isinstance(tried, Failure) and not tried.skipped:
-                    result = tried
+                    result = _with_left(tried, far)
                     break
                 found = self._blame(batch, weights, tried)
                 culprits += found
@@ -116,7 +118,7 @@ class Trial:
                     batch = batch.half()
                 else:
                     self._learner.accept_sooner()
-                    result = tried
+                    result = _with_left(tried, far)
                     break
         except StepsBroken:
             raise
@@ -246,6 +248,11 @@ class Trial:
                     f"{self._num_in_a_row} samples in a row break their step, all of the last {num_tried} among them: read "
                     "the bundles for the reasons; the earlier samples are quarantined"
                 )
+
+
+def _with_left(result: StepResult, far: Mapping[str, float]) -> StepResult:
+    """The result, which also knows how far those are that left in an earlier try of its step. `far`: key to log ratio."""
+    return replace(result, log_ratios={**far, **result.log_ratios})
 
 
 def _as_pulled(batch: Batch, result: StepResult) -> list[Batch]:

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, MetaData, Table, insert, inspect, select
 
-from contracts.assignments import CANARY, CANDIDATE, LIVE, SLOTS
+from contracts import assignments, holds, rejection, rollback
+from contracts.assignments import CANARY, CANDIDATE, LIVE, SLOTS, TRAINING
+from contracts.errors import Conflict, Held, InvalidValue
 from contracts.event_log import Message
+from contracts.holdout import set_holdout
 from contracts.ledger import generation_counts
 from contracts.records import Episode, Experience, Generation, Outcome, Record, Signal, decode, encode
-from contracts.tables import vote
+from contracts.sampling import Span
+from contracts.tables import train_answer, vote
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
+from pipelines.release.train.reading.intake import TrainIntake
+from pipelines.release.train.slots import TrainSlots
 from rewards.replay.queries import stored_scores
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from runtime.days import is_partition, make_days, migrate
 from runtime.log import outbox
 from runtime.log.local import LocalLog
+from runtime.metrics import TRAIN_LEFT_OUT
+from runtime.train_settings import TrainSettings
 from runtime.worker import Worker
-from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything, message
+from tests.fakes import BOOKING_TASK, a_draw, a_generation, a_signal, everything, message
+from tests.hostile import an_experience
 from tests.unit.pipelines.release.train.worlds import POLICY, TrackWorld
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,8 +45,8 @@ FIRST = "c2e3193157b5"
 BEFORE_NUMBERS = "e19ec36c858b"
 BEFORE_TRAINS = "a4d6c1e97f02"
 TASKS = {"booking": BOOKING_TASK}
-ADDED = {"join_key", "ask_probability", "provisional", "propensity", "seconds"}
-"""Fields that records of the first release lack."""
+ADDED = {"join_key", "ask_probability", "provisional", "propensity", "seconds", "draw"}
+"""Fields that records of the first release lack; those of the last release lack `draw`."""
 
 
 def go_to(database: Database, revision: str) -> None:
@@ -205,6 +216,94 @@ def test_a_home_without_trains_goes_on_and_has_one_as_soon_as_an_engine_has_a_sl
     assert (held.version, held.blessed, held.stage) == (2, 1, 0)
     world.run(600)
     assert world.versions() == {LIVE: 2, CANARY: None}
+
+
+def a_home_of_the_last_release(database: Database, now: float) -> None:
+    """Its engine has two slots, v2 is live, v3 waits for its verdict, and the trainer was sent back to v2 once."""
+    go_to(database, BEFORE_TRAINS)
+    make_days(database, now)
+    with database.transaction() as connection:
+        for epoch, version in enumerate((0, 1, 2), start=1):
+            row = {"policy": POLICY, "arm": LIVE, "version": version, "share": 1.0, "epoch": epoch, "writer": "release"}
+            write(connection, "assignment_change", **row, reason="", at=1.0)
+        write(connection, "assignment", **row, reason="", at=1.0)
+        for arm, version in ((CANDIDATE, 3), (TRAINING, 2)):
+            row = {"policy": POLICY, "arm": arm, "version": version, "share": 0.0, "epoch": 1, "writer": "release"}
+            for into in ("assignment", "assignment_change"):
+                write(connection, into, **row, reason="", at=1.0)
+        for version in (0, 1, 2):
+            row = {"policy": POLICY, "version": version, "accepted": True, "reason": "", "details": "{}", "at": 1.0}
+            write(connection, "verdict", **row)
+        for version in (1, 2, 3):
+            row = {"policy": POLICY, "version": version, "parent": version - 1, "epoch": 1, "root": f"{version:064}"}
+            write(connection, "version_claim", **row, claimed_at=1.0)
+        write(
+            connection, "engine_replica", policy=POLICY, name="e", url="http://e", kind="millrace", region="local",
+            status="serving", slots=json.dumps({LIVE: 2, CANDIDATE: 3}), abilities="[]", instance="i", engine="e",
+            dtype="float32", seen_at=now, run="", base="", problems="{}",
+        )  # fmt: skip
+
+
+def test_an_engine_of_the_last_release_makes_no_train_and_its_versions_are_held_and_rolled_back(
+    empty_database: Database,
+) -> None:
+    now = time.time()
+    a_home_of_the_last_release(empty_database, now)
+    migrate(empty_database)
+    slots = TrainSlots(POLICY, run="", base="", settings=TrainSettings())
+    decided: dict[str, Any] = {"policy": POLICY, "writer": "o", "reason": "r"}
+    with empty_database.transaction() as connection:
+        assert slots.accepting(connection) == (LIVE, 1.0)
+        with pytest.raises(InvalidValue, match="no engine that runs has a slot for the hold-out"):
+            set_holdout(connection, version=0, share=0.02, **decided)
+        with pytest.raises(Conflict, match="v3 cannot be withdrawn: no train runs"):
+            rejection.withdraw(connection, version=3, **decided)
+        holds.freeze(connection, until=None, **decided)
+    with pytest.raises(Held, match="the arms are frozen"), empty_database.transaction() as connection:
+        rollback.promote(connection, to=3, **decided)
+    with empty_database.transaction() as connection:
+        plan = rollback.roll_back(connection, to=1, **decided)
+        arms = assignments.read(connection, POLICY)
+        holds.resume(connection, **decided)
+    assert (plan.live, plan.target, plan.revoked, plan.kept) == (2, 1, (2, 3), (1, 0))
+    assert {name: arm.version for name, arm in arms.items()} == {LIVE: 1, CANDIDATE: None, TRAINING: 1}
+
+
+def test_answers_of_the_last_release_are_joined_and_are_evidence_of_nothing(
+    empty_database: Database, event_log: LocalLog
+) -> None:
+    """Of an inference process that was not yet replaced too: it draws no arms, so it says nothing of them."""
+    a_home_of_the_last_release(empty_database, time.time())
+    unread, read, late, drawn = (a_generation(policy=POLICY, spans=(Span(0, 2),)) for _ in range(4))
+    with empty_database.transaction() as connection:
+        write_generation(connection, read, policy=POLICY, revision=1)
+    event_log.append([message_of(GENERATIONS, unread), message_of(SIGNALS, a_signal(unread))])
+    migrate(empty_database)
+    with empty_database.transaction() as connection:
+        row: dict[str, Any] = {"policy": POLICY, "arm": CANARY, "version": 3, "writer": "release", "reason": ""}
+        assignments.move(connection, **row, share=0.5, expected_epoch=0)
+    intake = TrainIntake(empty_database, TASKS, lambda *_: {}, policy=POLICY, settings=TrainSettings())
+    reader = Worker(intake, empty_database, event_log, follows=True)
+    reader.step()
+    counted_before = left_out()
+    drawn = msgspec.structs.replace(drawn, arm_probability=0.5, draw=a_draw(2, "default/ann", canary=(3, 0.5)))
+    event_log.append([message_of(GENERATIONS, late), message(GENERATIONS, drawn)])
+    said = [an_experience(key=item.key, policy=POLICY) for item in (read, late, drawn)]
+    event_log.append([outbox.message(EXPERIENCES, item.key, item) for item in said])
+    for _ in range(4):
+        reader.step()
+        Worker(EpisodesHandler(TASKS, lambda: 150.0), empty_database, event_log, clock=lambda: 150.0).step()
+    with empty_database.snapshot() as connection:
+        kept = connection.execute(select(train_answer.c.key, train_answer.c.status)).all()
+    assert [tuple(row) for row in kept] == [(drawn.key, "scored")]
+    assert left_out() == counted_before
+    assert sum(counted(empty_database).values()) == 4
+
+
+def left_out() -> float:
+    """Answers that the train could not use."""
+    samples = [sample for found in TRAIN_LEFT_OUT.collect() for sample in found.samples]
+    return sum(sample.value for sample in samples if sample.name.endswith("_total"))
 
 
 def write_outcome(connection: Connection, key: str, **fields: object) -> None:

@@ -15,6 +15,7 @@ EDGE = re.compile(r"step\.json|full\.json|fold-\d{6,}\.json")
 PRIMARIES = ("step.json", "full.json")
 """Names of the edge that makes a version exist; the second one is primary only if it has no parent."""
 _NO_VERSION = 10**18
+_MOST_NAMED = 12
 _POLICY = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = re.compile(r"(e\d{6,18}/)?[0-9a-f]{64}")
@@ -185,8 +186,15 @@ def check_same(stored: Manifest, offered: Manifest) -> None:
 
 def no_version(policy: str, version: int, versions: list[int] | None) -> NotFound:
     """The error for a version that does not exist; `versions`: those that do, None if nobody can list them."""
-    known = "" if versions is None else f"; it has {versions or 'none'}"
+    known = "" if versions is None else f"; it has {_named(versions)}"
     return NotFound(f"policy {policy!r} has no version {version}{known}", policy=policy, version=version)
+
+
+def _named(versions: list[int]) -> str:
+    """The versions, oldest first; of many only the newest, because a run has thousands."""
+    if len(versions) <= _MOST_NAMED:
+        return str(versions or "none")
+    return f"{len(versions)} versions up to {versions[-1]}: `millrace policy list` shows them"
 
 
 def no_chunk(policy: str, chunk: Chunk) -> NotFound:

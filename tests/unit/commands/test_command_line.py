@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from commands.home import prepare_home, to_bf16
+from commands.sections import sections_finding
 from contracts.errors import InvalidSettings, MillraceError
-from runtime.settings import Settings, load_settings
+from runtime.settings import Settings, load_settings, write_settings
 from tests.command_line import Ran
 from tests.command_line import run_here as millrace
 from weights.stores.opening import open_weight_store
@@ -187,6 +188,26 @@ def test_an_unknown_topic_and_a_foreign_version_are_refused(settings: Settings) 
     assert "there are generations" in millrace("log", "tail", "nosuch", *home).stderr
     assert "it has [0]" in millrace("policy", "promote", "7", *home).stderr
     assert millrace("policy", "rollback", *home).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("[train]\nstages = [0.5, 0.2]", "[train] stages: the shares must rise, for example [0.01, 0.05, 0.2, 0.5], not [0.5, 0.2]"),
+        ("[train]\nstages = [0.5, 1.0]", "[train] stages: the shares must lie between 0 and 1"),
+        ("[webhooks]\nurls = ['htp:/x']", "[webhooks] urls: 'htp:/x' is not a URL that begins with http:// or https://"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_any_section_is_named_before_anything_starts(settings: Settings, wrong: str, says: str) -> None:
+    path = write_settings(settings, {})
+    path.write_text(f"{path.read_text()}\n{wrong}\n")
+    before = sorted(settings.home.iterdir())
+    with pytest.raises(InvalidSettings, match=re.escape(says)):
+        prepare_home(settings, {})
+    assert sorted(settings.home.iterdir()) == before
+    found = sections_finding(settings.home)
+    assert (found.good, found.needed) == (False, True)
+    assert says in found.says
 
 
 def test_doctor_reports() -> None:

@@ -98,6 +98,7 @@ def test_a_train_that_runs_is_told_with_its_metrics_and_what_comes_next(home: Pa
     assert "shares of the users: learning v10 3.0%, canary v10 5.0%" in says
     assert "v10 against v9: canary, stage 2 of 4, 5.0%, for 2 min 5 s; withdrawn unless proven in 3 h 48 min" in says
     assert "heard of 812 on the canary and 3200 on live (3900 by user, 112 by session)" in says
+    assert any(line.startswith("an arm is drawn for each user") for line in says.splitlines())
     assert f"  reservations: {METRIC['says']} (812 and 3200 compared)" in says
     assert "sample ratio fine: 20.2% came from the canary, 20.0% were drawn for it" in says
     assert "No harm seen. 1 of 7 metrics are proven." in says

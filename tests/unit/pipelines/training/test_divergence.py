@@ -147,3 +147,22 @@ def test_the_trainer_names_what_its_policy_has_left_and_learns_the_others(tmp_pa
         "its tokens are too far for any revision"
     )
     world.close()
+
+
+def test_what_the_policy_left_in_a_step_with_a_culprit_is_reported_and_ends_nobody(tmp_path: Path) -> None:
+    """The first try of the step finds both, the second one knows of neither."""
+    world = World.new(tmp_path / "home", batch_size=8, divergence_bound=2.0)
+    trainer = world.start()
+    fresh = answers(trainer._learner, 6)
+    (far,) = answers(trainer._learner, 1, log_ratio=-1.5)
+    spike = experience(segment([1, 2], [3] * 40, [*[-3.0] * 39, -60.0]))
+    trainer._learner._signs = {"ratio_spike": [2.0] * 20}
+    trainer._learner._settings = trainer._learner._settings.model_copy(update={"guard_spread": 100.0})
+    world.add(*fresh, far, spike)
+    world.turns(trainer, 3)
+    trainer._checkpoint()
+    assert states(world) == {("trained", ""): 6, ("stale", "divergence"): 1, ("quarantined", "ratio_spike"): 1}
+    with world.database.snapshot() as connection:
+        (row,) = connection.execute(select(training_step.c.metrics)).scalars()
+    assert row["divergence/0"] == pytest.approx(1.5 / 7, abs=1e-3)
+    world.close()

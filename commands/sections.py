@@ -1,0 +1,41 @@
+"""The sections of millrace.toml that processes read: all are checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from commands.findings import Finding
+from contracts.errors import InvalidSettings
+from pipelines.release.settings import ReleaseSettings
+from pipelines.release.webhooks.settings import WebhookSettings
+from pipelines.training.settings import TrainingSettings
+from runtime.settings import Section, load_section
+from runtime.train_settings import TrainSettings
+from services.engine.settings import EngineSettings
+
+KINDS: Mapping[str, type[Section]] = MappingProxyType(
+    {
+        "engine": EngineSettings,
+        "training": TrainingSettings,
+        "release": ReleaseSettings,
+        "train": TrainSettings,
+        "webhooks": WebhookSettings,
+    }
+)
+
+
+def check_sections(home: Path) -> None:
+    """Raises InvalidSettings for the first mistake; it names file, section and field."""
+    for name, kind in KINDS.items():
+        load_section(home, name, kind)
+
+
+def sections_finding(home: Path) -> Finding:
+    """What `millrace doctor` says of them."""
+    try:
+        check_sections(home)
+    except InvalidSettings as error:
+        return Finding("settings", False, True, error.message)
+    return Finding("settings", True, True, f"millrace.toml: {', '.join(KINDS)} can be read")
