@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from pipelines.release.train.compare import Difference
-from pipelines.release.train.metrics import HEARD, REWARD, Better, Metric, margin_of
+from pipelines.release.train.metrics import HEARD, REWARD, TOKENS, Better, Metric, margin_of
 from pipelines.release.train.sequences import one_sided, time_for
 from runtime.train_settings import TrainSettings
 
@@ -125,15 +125,17 @@ def fact_of(
         limit = math.inf if metric.is_log else 1.0
         shown = (found.difference, max(bounds.low, -limit), min(bounds.high, limit))
         fact |= dict(zip(("difference", "low", "high"), (_natural(metric, value) for value in shown), strict=True))
-        fact |= {"live": _natural(metric, found.live), "canary": _natural(metric, found.live + found.difference)}
+        means = {"live": found.live, "canary": found.live + found.difference}
+        fact |= {name: _natural_mean(metric, mean) for name, mean in means.items()}
         if min(found.canary_units, found.live_units) < LEAST_UNITS or trouble:
             fact["verdict"] = "unknown"
     if missing:
         fact["verdict"] = "missing"
-    return fact | {"says": _sentence(metric, fact, trouble)}
+    return fact | {"says": _sentence(question, fact, trouble)}
 
 
-def _sentence(metric: Metric, fact: Mapping[str, Any], trouble: str) -> str:
+def _sentence(question: Question, fact: Mapping[str, Any], trouble: str) -> str:
+    metric = question.metric
     about = f"{metric.label.capitalize()} ({fact['task']})"
     if fact["verdict"] == "missing":
         return f"{about}: live has them, the canary does not."
@@ -153,6 +155,9 @@ def _sentence(metric: Metric, fact: Mapping[str, Any], trouble: str) -> str:
         if fact["required"]
         else "no harm seen; too rare to wait for a proof",
     }[fact["verdict"]]
+    if fact["verdict"] == "worse" and fact["low"] <= 0.0 <= fact["high"]:
+        # The interval has the spread as seen; the verdict has that of equal versions, behind which few faults cannot hide.
+        return f"{about}: {middle}{unit}, {end}: equal versions would differ so much with a chance below {question.level:.2g}."
     return f"{about}: {middle}{unit} [{low}, {high}], {end}."
 
 
@@ -170,4 +175,12 @@ def _own_scale(metric: Metric, natural: float) -> float:
 
 
 def _natural(metric: Metric, value: float) -> float:
+    """A difference: of logarithms, the ratio - 1."""
     return math.expm1(value) if metric.is_log else value
+
+
+def _natural_mean(metric: Metric, value: float) -> float:
+    """Of logarithms, the geometric mean (tokens: of tokens + 1); what is estimated of a share stays a share."""
+    if metric.name == TOKENS:
+        return math.expm1(value)
+    return math.exp(value) if metric.is_log else min(1.0, max(0.0, value))

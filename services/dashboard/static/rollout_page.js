@@ -7,7 +7,7 @@ import { change, clock, count, figure, interval, moment, percent, points, second
 import { intervalBar } from "./interval.js";
 import { find, followLoop, makeRefresh, now } from "./page.js";
 
-const RELATIVE = { tokens: "tokens", seconds: "seconds" }; // differences of these are ratios minus 1
+const RELATIVE = { tokens: figure, seconds, answers: figure }; // differences of these are ratios minus 1; how their means are shown
 const NAMES = { reward: "Reward", errors: "Failed", cancelled: "Not waited for", answers: "Answers per unit", truncated: "Cut off", refuses: "Refusals", invalid_tool_call: "Invalid tool calls", empty: "Empty answers", misshapen: "Misshapen answers", heard: "Heard of again", tokens: "Tokens", seconds: "Seconds" };
 const VERDICTS = { fine: "no harm seen", proven: "proven", worse: "worse", unknown: "not known yet", missing: "no data", broken: "broken" };
 const ENDS = { shipped: "shipped", withdrawn: "withdrawn", revoked: "revoked" };
@@ -92,7 +92,7 @@ function layTrain({ train, live, nothing }) {
 }
 
 function sizes(metric) {
-  const show = (value) => (value == null ? "–" : RELATIVE[metric.name] ? figure(value, 1) : percent(value));
+  const show = (value) => (value == null ? "–" : RELATIVE[metric.name] ? RELATIVE[metric.name](value, 1) : percent(value));
   return `canary ${show(metric.canary)} of ${count(metric.num_canary)}, live ${show(metric.live)} of ${count(metric.num_live)}`;
 }
 

@@ -280,6 +280,17 @@ def test_lengths_are_shown_as_ratios() -> None:
     assert tokens["difference"] == pytest.approx(0.5, abs=0.05)
     assert tokens["verdict"] == "worse"
     assert "%" in tokens["says"]
+    assert fact(facts_of(rows), "seconds")["live"] > 0.0
+
+
+def test_a_fault_that_only_equal_versions_would_rarely_show_is_told_without_an_interval_around_zero() -> None:
+    rows = [product(0, num, faults=(0.0, 0.25), share=0.05) for num in range(300, 1200, 20)]
+    facts = [fact(facts_of(each, stage=1), "truncated") for each in rows]
+    bounds = [one for one in facts if one["verdict"] == "worse"]
+    assert bounds
+    for one in bounds:
+        assert ("equal versions would differ so much" in one["says"]) == (one["low"] <= 0.0)
+    assert any(one["low"] <= 0.0 for one in bounds)
 
 
 def test_the_end_of_a_stage_is_foretold() -> None:
