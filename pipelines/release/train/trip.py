@@ -175,7 +175,7 @@ class Trip:
             return TrainMove("go_on", f"{', '.join(seen.holders)} holds v{train.version}")
         if self._is_late(train, now):
             return TrainMove("withdraw", f"the shadow did not end in {self._settings.patience_seconds:.0f} s")
-        return TrainMove("advance", "no shadow")
+        return TrainMove("advance", "the first stage follows the shadow")
 
     def _veto(self, train: Train) -> str | None:
         """Why the behaviour monitors keep the version from more users; None if they do not."""

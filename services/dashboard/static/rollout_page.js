@@ -40,6 +40,7 @@ function way(train) {
 
 function timeLeft(train, at) {
   if (train.state === "stopped") return ["stopped", "nothing advances until evidence arrives again"];
+  if (train.state === "shadow") return ["until both have answered", "the same prompts, unseen by users"];
   if (train.stage_until == null) return ["not known", "more units must be heard of first"];
   const left = train.stage_until - at;
   return left <= 0 ? ["any look now", "this stage has what it needs"] : [`${seconds(left)} at least`, `until ${clock(train.stage_until)}`];
