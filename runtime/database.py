@@ -27,6 +27,9 @@ LONGEST_PAUSE_SECONDS = 20.0
 _AWAY = (OperationalError, InternalError)  # PostgreSQL raises the second after it ended a transaction
 _BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 30.0, 0.005
 _MIGRATIONS = Path(__file__).parent.parent / "migrations"
+_UNDEFINED = frozenset({"42P01", "42703"})
+"""PostgreSQL: no such table, no such column."""
+_MIGRATE = "it is of an older release: run `millrace init` of this one"
 
 
 class Database:
@@ -75,8 +78,11 @@ class Database:
         try:
             yield
         except _AWAY as error:
+            remedy = _MIGRATE if _is_older(error) else remedy
             raise Unavailable(f"the database cannot be {verb} ({error.orig}); {remedy}") from error
         except (DatabaseError, sqlite3.DatabaseError) as error:
+            if isinstance(error, DatabaseError) and _is_older(error):
+                raise Unavailable(f"the database cannot be {verb} ({error.orig}); {_MIGRATE}") from error
             if (damaged := self._damaged(error)) is None:
                 raise
             raise damaged from error
@@ -114,6 +120,14 @@ class Database:
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
+
+
+def _is_older(error: DatabaseError) -> bool:
+    """True if a table or a column is missing: an older release made the database, and nobody brought it to this one."""
+    is_missing = str(error.orig).startswith(("no such table", "no such column")) or "has no column named" in str(
+        error.orig
+    )
+    return is_missing or getattr(error.orig, "sqlstate", None) in _UNDEFINED
 
 
 def create_database(server_url: str, name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, text, update
 
 from contracts import assignments
 from contracts.errors import StaleWrite, Unavailable
@@ -39,6 +39,14 @@ def test_migrations_run_twice_and_give_what_the_tables_say(any_database: Databas
     with any_database.transaction() as connection:
         config.attributes["connection"] = connection
         command.check(config)
+
+
+@pytest.mark.parametrize("statement", ["SELECT * FROM of_later", "SELECT of_later FROM assignment"])
+def test_a_database_of_an_older_release_says_how_it_is_brought_to_this_one(
+    any_database: Database, statement: str
+) -> None:
+    with pytest.raises(Unavailable, match="run `millrace init`"), any_database.transaction() as connection:
+        connection.execute(text(statement))
 
 
 def test_a_transaction_is_all_or_nothing(any_database: Database) -> None:
