@@ -1,5 +1,8 @@
 """`millrace audit`: every generation and every signal has exactly one state; compares them with the clients' own list.
 
+A record that the join has passed must be known: as a row, a dead letter, part of a dropped day, or an accepted loss. If it is not, it is
+unexplained, and named with its place. A record that the join has not reached is pending.
+
 A clients' list has JSON lines: {"kind": "generation", "key": "..."} for every answer that a client saw, and
 {"kind": "signal", "id": "..."} for every signal that was acknowledged.
 """
@@ -7,34 +10,29 @@ A clients' list has JSON lines: {"kind": "generation", "key": "..."} for every a
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
+import sys
+import time
+from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from sqlalchemy import Connection
 
+from commands.ledger import queries
+from commands.ledger.account import account
+from commands.ledger.logged import Say
+from commands.ledger.sealing import write_seals
+from commands.ledger.signals import SignalFindings, check_signals
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
-from contracts.event_log import EventLog, LogRecord, is_damaged
-from contracts.ledger import (
-    PENDING,
-    LedgerCounts,
-    generation_counts,
-    generation_states,
-    rejection_counts,
-    signal_counts,
-    signal_states,
-)
-from contracts.topics import GENERATIONS
+from contracts.event_log import EventLog
+from contracts.ledger import PENDING, LedgerCounts, rejection_counts, signal_counts
 from runtime.database import Database
-from runtime.log.dead_letters import OPEN, SKIPPED
-from runtime.log.loss_acceptance import keys_before_loss, num_written_off
-from runtime.log.redrive import DEAD_LETTER, DeadLetter, find
+from runtime.seals import Seal, read_seals
 from runtime.settings import load_settings
-
-_PAGE = 1000
 
 
 class Audit(NamedTuple):
@@ -47,6 +45,8 @@ class Audit(NamedTuple):
     """Logged answers that no client saw and that are not cancelled: nobody read them to the end."""
     rejected: Mapping[str, int] = MappingProxyType({})
     """How many signals were refused or rejected, by reason."""
+    notes: tuple[str, ...] = ()
+    """What the log no longer has, and what was sealed now."""
 
     @property
     def balanced(self) -> bool:
@@ -57,19 +57,44 @@ class Audit(NamedTuple):
 def run_audit(
     home: HomeOption = DEFAULT_HOME,
     clients: Annotated[Path | None, typer.Option(help="The clients' own list, JSON lines.")] = None,
+    day: Annotated[
+        str | None, typer.Option(help="YYYY-MM-DD, UTC: print the seal of this day, and read nothing else.")
+    ] = None,
     *,
     settled: Annotated[bool, typer.Option("--settled", help="Nothing may be pending any more.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read the rows of closed days too, and compare them with their seals.")
+    ] = False,
+    seal: Annotated[
+        bool,
+        typer.Option(
+            "--seal", help="If all is explained, seal what was compared: the next audit does not read it again."
+        ),
+    ] = False,
 ) -> int:
-    """Account for every generation and signal. Exit status 1 if anything is unexplained."""
+    """Account for every generation and signal: each has one state. What is unexplained is named. Exit status 1 if anything is.
+
+    Reads the log after the last seal, and the rows of all days that are not closed. Changes nothing, except with --seal.
+    """
     settings = load_settings(home)
+    database = settings.database()
+    if day is not None:
+        return print_day(database, day)
     listed = read_clients(clients) if clients else None
-    result = audit(settings.database(), settings.event_log(), listed, settled=settled)
+    result = audit(database, settings.event_log(), listed, settled=settled, deep=deep, seal=seal, say=_say)
     print_audit(result)
     return 0 if result.balanced else 1
 
 
 def audit(
-    database: Database, log: EventLog, clients: list[dict[str, Any]] | None = None, *, settled: bool = False
+    database: Database,
+    log: EventLog,
+    clients: list[dict[str, Any]] | None = None,
+    *,
+    settled: bool = False,
+    deep: bool = False,
+    seal: bool = False,
+    say: Say = lambda _: None,
 ) -> Audit:
     """Check the ledger against the log.
 
@@ -78,79 +103,106 @@ def audit(
         log: of the home.
         clients: the clients' own list; see `read_clients`.
         settled: the loop was drained, so nothing may be pending.
+        deep: read the rows of closed days too.
+        seal: write seals if all is explained.
+        say: told how far the work is.
     """
+    now = time.time()
+    seen = {item["key"] for item in clients or () if item["kind"] == "generation"}
+    said = {item["id"] for item in clients or () if item["kind"] == "signal"}
     with database.snapshot() as connection:
-        joined, signals = generation_counts(connection), signal_counts(connection)
+        found = account(connection, log, seen, say, deep=deep, seal_at=now if seal else None)
+        lost = check_signals(connection, log, say)
+        signals = _without(signal_counts(connection), lost.num_lost)
         rejected = rejection_counts(connection)
-        states, signal_by_id = generation_states(connection), signal_states(connection)
-        before_loss, num_lost = keys_before_loss(connection), num_written_off(connection)
-        letters = find(connection, states=(OPEN, SKIPPED))
-    # The log is read after the snapshot: while Millrace runs, everything that the join held then is in the log by now.
-    damaged: list[LogRecord] = []
-    logged = logged_generations(log, damaged) | before_loss | {item.key for item in damaged if item.key in states}
-    # A record that the join has not read yet is pending. A row of the join without a record in the log is unexplained.
-    unjoined = logged - states.keys()
-    dead = unjoined & _dead_generations(log, letters)
-    unread = len(unjoined - dead)
-    by_state = joined.states | {PENDING: joined.states.get(PENDING, 0) + unread}
-    by_state |= {"log_lost": num_lost} if num_lost else {}
-    by_state |= {DEAD_LETTER: len(dead)} if dead else {}
-    generations = LedgerCounts(len(logged) + num_lost, by_state)
-    problems = _open_letters(letters) + [
-        f"{name}: {counts.unexplained} unexplained"
-        for name, counts in (("generations", generations), ("signals", signals))
-        if counts.unexplained
+        letters = queries.open_letters(connection)
+        in_doubt = _in_doubt(connection, seen) if clients is not None else ()
+        unheard = said - {id_ for _, id_ in queries.accepted_signals(connection)} if said else set()
+    problems = [
+        # An operator has to decide about them.
+        *(
+            f"{topic}: {num} could not be processed by {process} (millrace dead-letters list --process {process})"
+            for (process, topic), num in letters.items()
+        ),
+        *(
+            f"{name}: {counts.unexplained} unexplained"
+            for name, counts in (("generations", found.counts), ("signals", signals))
+            if counts.unexplained
+        ),
+        *found.problems,
+        *_about_signals(lost),
     ]
-    problems += [f"damaged in the log: {GENERATIONS}/{item.partition} {item.offset}" for item in damaged]
     if settled:
         problems += [
             f"{name}: {counts.states[PENDING]} still pending"
-            for name, counts in (("generations", generations), ("signals", signals))
-            if counts.states.get(PENDING)
+            for name, counts in (("generations", found.counts), ("signals", signals))
+            if counts.states.get(PENDING, 0) > 0
         ]
-    if clients is None:
-        return Audit(generations, signals, tuple(problems), rejected=rejected)
-    seen = {item["key"] for item in clients if item["kind"] == "generation"}
-    said = {item["id"] for item in clients if item["kind"] == "signal"}
-    problems += [f"generation {key}: a client saw it, and the log does not have it" for key in sorted(seen - logged)]
-    problems += [f"signal {id_}: it was acknowledged, and it is lost" for id_ in sorted(said - signal_by_id.keys())]
-    unseen = {key: state for key, (purpose, state) in states.items() if purpose == "user" and key not in seen}
-    in_doubt = tuple(sorted(key for key, state in unseen.items() if state != "cancelled"))
-    return Audit(generations, signals, tuple(problems), in_doubt, rejected)
+    problems += [f"generation {key}: a client saw it, and the log does not have it" for key in sorted(found.unlogged)]
+    problems += [f"signal {id_}: it was acknowledged, and it is lost" for id_ in sorted(unheard)]
+    notes = list(found.notes)
+    if found.new_seals is not None and not problems:
+        with database.transaction() as connection:
+            write_seals(connection, found.new_seals, now)
+        closed = found.new_seals.closed
+        notes.append(f"sealed; {len(closed)} days closed" + (f": {', '.join(closed)}" if closed else ""))
+    return Audit(found.counts, signals, tuple(problems), in_doubt, rejected, tuple(notes))
 
 
-def logged_generations(log: EventLog, damaged: list[LogRecord] | None = None) -> set[str]:
-    """The sample keys of every generation in the log. A client may have seen any of them.
-
-    Damaged records are left out and appended to `damaged`.
-    """
-    keys: set[str] = set()
-    for partition, end in log.ends(GENERATIONS).items():
-        offset = 0
-        while offset < end and (records := log.read(GENERATIONS, partition, offset, _PAGE)):
-            keys.update(record.key for record in records if not is_damaged(record.value))
-            if damaged is not None:
-                damaged += [item for item in records if is_damaged(item.value)]
-            offset = records[-1].offset + 1
-    return keys
+def sealed_day(database: Database, day: str) -> dict[int, Seal]:
+    """Partition of the log to the seal of a day; empty if the day was never sealed."""
+    with database.snapshot() as connection:
+        return {
+            key.partition: seal for key, seal in sorted(read_seals(connection, day).items(), key=lambda item: item[0])
+        }
 
 
-def _dead_generations(log: EventLog, letters: Iterable[DeadLetter]) -> set[str]:
-    """The keys of the generations that the join could not process."""
-    buried = [letter for letter in letters if (letter.process, letter.place.topic) == ("episodes", GENERATIONS)]
-    keys = {letter.key for letter in buried if letter.key is not None}
-    # Older dead letters have no key: it is read from the log.
-    places = [letter.place for letter in buried if letter.key is None]
-    return keys | {record.key for place in places for record in log.read(*place, 1) if record.offset == place.offset}
+def print_day(database: Database, text: str) -> int:
+    """Print the seal of a day. Status 1 if it has none, or one that contradicts itself."""
+    try:
+        day = date.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise InvalidSettings(f"--day is a date such as 2026-11-21, not {text!r}") from error
+    seals = sealed_day(database, day)
+    for partition, seal in seals.items():
+        states = " + ".join(f"{number} {state}" for state, number in sorted(seal.states.items()))
+        kind = "dropped" if seal.dropped_at is not None else "closed" if seal.closed_at is not None else "not closed"
+        number = seal.dropped if seal.dropped_at is not None else seal.sealed
+        print(
+            f"{day} generations/{partition}: {kind}, {number.num}, hash {number.hash:016x}"
+            + (f" = {states}" if states else "")
+        )
+    if not seals:
+        print(f"{day}: never sealed (millrace audit --seal)")
+    whole = all(
+        sum(seal.states.values()) == (seal.dropped.num if seal.dropped_at is not None else seal.sealed.num)
+        for seal in seals.values()
+        if seal.dropped_at is not None or seal.closed_at is not None
+    )
+    if not whole:
+        print(f"UNEXPLAINED {day}: the states of its seal do not add up")
+    return 0 if seals and whole else 1
 
 
-def _open_letters(letters: Iterable[DeadLetter]) -> list[str]:
-    """A problem for each process and topic with open dead letters. An operator has to decide about them."""
-    counts = Counter((letter.process, letter.place.topic) for letter in letters if letter.state == OPEN)
-    return [
-        f"{topic}: {num} could not be processed by {process} (millrace dead-letters list --process {process})"
-        for (process, topic), num in sorted(counts.items())
-    ]
+def _say(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)
+
+
+def _without(counts: LedgerCounts, num_lost: int) -> LedgerCounts:
+    """A lost signal is not pending: it has no state."""
+    return counts._replace(states=counts.states | {PENDING: counts.states.get(PENDING, 0) - num_lost})
+
+
+def _about_signals(found: SignalFindings) -> list[str]:
+    problems = [f"signal {id_} of {tenant}: it was acknowledged, and nobody has it" for tenant, id_ in found.lost]
+    problems += [f"signal {id_} of {tenant} has a state, and was never received" for tenant, id_ in found.unreceived]
+    more = found.num_lost - len(found.lost) + found.num_unreceived - len(found.unreceived)
+    return problems + ([f"and {more} more signals"] if more else [])
+
+
+def _in_doubt(connection: Connection, seen: set[str]) -> tuple[str, ...]:
+    rows = queries.users_rows(connection)
+    return tuple(sorted(key for key, state in rows if key not in seen and state != "cancelled"))
 
 
 def read_clients(path: Path) -> list[dict[str, Any]]:
@@ -171,6 +223,8 @@ def print_audit(result: Audit) -> None:
         print(f"{name}: {counts.total} {left} = {parts or '0'}")
     if result.rejected:
         print("rejected: " + ", ".join(f"{count} {reason}" for reason, count in sorted(result.rejected.items())))
+    for note in result.notes:
+        print(f"note: {note}")
     for key in result.in_doubt:
         print(f"in doubt: {key} was logged, and no client saw it")
     for problem in result.problems:

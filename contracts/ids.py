@@ -80,6 +80,12 @@ def time_of(completion_id: str) -> float:
     return (uuid.UUID(value).int >> 80) / 1000 if _UUID.fullmatch(value) else 0.0
 
 
+def first_id_at(milliseconds: int) -> str:
+    """A lower bound: no id or sample key that was made at this time (UTC epoch milliseconds) or later sorts before it."""
+    digits = f"{milliseconds:012x}"
+    return f"{_PREFIX}{digits[:8]}-{digits[8:]}"
+
+
 def route_of_text(text: str) -> int:
     """The route of any other key, such as a session id."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=2).digest()) % NUM_ROUTES

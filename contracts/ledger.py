@@ -66,13 +66,12 @@ def effective_state() -> ColumnElement[str]:
     )
 
 
-def generation_counts(connection: Connection) -> LedgerCounts:
-    """Every generation by its effective state."""
+def generation_counts(connection: Connection, *which: ColumnElement[bool]) -> LedgerCounts:
+    """Every generation by its effective state, or those of some rows."""
     state = effective_state().label("state")
-    rows = connection.execute(select(state, func.count()).select_from(generation).group_by(state))
+    rows = connection.execute(select(state, func.count()).select_from(generation).where(*which).group_by(state))
     states = {name: count for name, count in rows}  # noqa: C416 a row is not a tuple for dict()
-    total = connection.execute(select(func.count()).select_from(generation)).scalar_one()
-    return LedgerCounts(total, states)
+    return LedgerCounts(sum(states.values()), states)
 
 
 def signal_counts(connection: Connection) -> LedgerCounts:

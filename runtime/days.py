@@ -16,15 +16,17 @@ from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
 
 import structlog
-from sqlalchemy import ColumnElement, Connection, Table, func, select, text
+from sqlalchemy import Boolean, ColumnElement, Connection, Table, func, literal_column, select, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
 from contracts.errors import Conflict, Unavailable
+from contracts.ids import first_id_at
 from contracts.ledger import PENDING, effective_state
 from contracts.tables import generation, generation_count, outcome, received_signal, score, signal, vote
 from runtime.clocks import database_time
 from runtime.database import Database
+from runtime.seals import add_dropped, states_of_rows, sums_of_rows
 
 PARTITIONED = (generation, signal, outcome, score)
 """In the order in which they are locked, so that transactions cannot deadlock."""
@@ -58,9 +60,7 @@ def is_partition(name: str) -> bool:
 
 def first_id(day: date) -> str:
     """The lower bound of a day: no completion id or sample key of this day or a later one sorts before it."""
-    milliseconds = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 1000
-    digits = f"{milliseconds:012x}"
-    return f"chatcmpl-{digits[:8]}-{digits[8:]}"
+    return first_id_at(int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 1000)
 
 
 def migrate(database: Database, wall: Callable[[], float] = time.time) -> None:
@@ -118,7 +118,8 @@ def keep_days_ahead(database: Database, stop: threading.Event) -> None:
 def drop_days(database: Database, before: date) -> list[DroppedDay]:
     """Drop whole days, the oldest first, with the rows that detect repeated signals of these days, and with their votes.
 
-    The default partition stays. Join keys, and signals that wait for one, expire by themselves earlier.
+    Their generations are counted and hashed into `ledger_seal`, so that an audit stays exact. The default partition
+    stays. Join keys, and signals that wait for one, expire by themselves earlier.
 
     Raises:
         Conflict: a day has pending rows, or is not over; that day and later ones were not touched.
@@ -159,6 +160,10 @@ def _make(connection: Connection, table: Table, day: date) -> bool:
 
 
 def _drop(database: Database, day: date) -> DroppedDay:
+    gone_rows = _rows_of_partition(day)
+    with database.snapshot() as connection:  # before any lock: this reads every key of the day
+        has_rows = _name(generation, day) in set(_children(connection))
+        sums = sums_of_rows(connection, *gone_rows) if has_rows else {}
     with database.transaction() as connection:
         _take_turn(connection)
         held = set(_children(connection))
@@ -166,9 +171,11 @@ def _drop(database: Database, day: date) -> DroppedDay:
         for table in tables:
             connection.exec_driver_sql(f'LOCK TABLE "{table.name}" IN ACCESS EXCLUSIVE MODE')
         _refuse_pending(connection, day)
-        num_generations = connection.execute(
-            select(func.count()).select_from(generation).where(_within(generation, day))
-        ).scalar_one()
+        states = states_of_rows(connection, *gone_rows) if generation in tables else {}
+        num_generations = sum(sum(counts.values()) for counts in states.values())
+        if num_generations != sum(item.num for item in sums.values()):
+            raise Conflict(f"{day} changed while it was read: run the command again", day=str(day))
+        add_dropped(connection, day.isoformat(), sums, states, datetime.now(UTC).timestamp())
         gone = select(signal.c.tenant, signal.c.id).where(_within(signal, day)).subquery()
         connection.execute(
             received_signal.delete().where(received_signal.c.tenant == gone.c.tenant, received_signal.c.id == gone.c.id)
@@ -201,6 +208,13 @@ def _refuse_pending(connection: Connection, day: date) -> None:
 def _within(table: Table, day: date) -> ColumnElement[bool]:
     column = next(iter(table.primary_key.columns))
     return (column >= first_id(day)) & (column < first_id(day + timedelta(days=1)))
+
+
+def _rows_of_partition(day: date) -> tuple[ColumnElement[bool], ...]:
+    """Rows that go with a day's partition. Rows of the day in the default partition stay."""
+    return _within(generation, day), literal_column(
+        f"generation.tableoid = '\"{_name(generation, day)}\"'::regclass", Boolean
+    )
 
 
 def _take_turn(connection: Connection) -> None:

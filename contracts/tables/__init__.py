@@ -19,6 +19,8 @@ episodes                     generation, signal, outcome: the join and the ledge
                              and the completion of a signal that waited for its key, so that the count stays exact. It also takes
                              rows out of waiting_signal
 episodes and drop_days       generation_count: records of the log without a row, counted as duplicate or dropped
+audit and drop_days          ledger_seal: how many generations of a day an audit found in the log or drop_days took out, and the sum of
+                             their hashes; ledger_mark: how far in the log these seals go
 rewards                      score; behaviour, alarm: statistics of answers per version, and outliers
                              submitter, signal_delay: how much each person said, how long each signal takes
                              vote, vote_pace: who decided a sample, the weight of that vote, how fast votes come
@@ -90,6 +92,8 @@ from contracts.tables.stream import (
     join_key as join_key,
     ledger_change as ledger_change,
     ledger_epoch as ledger_epoch,
+    ledger_mark as ledger_mark,
+    ledger_seal as ledger_seal,
     log_topic as log_topic,
     outbox as outbox,
     outcome as outcome,

@@ -156,6 +156,27 @@ generation_count = table(
     Column("count", BigInteger, nullable=False),
 )
 
+ledger_seal = table(
+    "ledger_seal",
+    Column("day", String(10), primary_key=True),
+    Column("partition", Integer, primary_key=True),
+    Column("num", BigInteger, nullable=False),
+    Column("hash", String(16), nullable=False),
+    Column("states", JSON, nullable=False),
+    Column("sealed_at", Float),
+    Column("closed_at", Float),
+    Column("num_dropped", BigInteger, nullable=False, server_default="0"),
+    Column("hash_dropped", String(16), nullable=False, server_default="0"),
+    Column("dropped_at", Float),
+)
+
+ledger_mark = table(
+    "ledger_mark",
+    Column("partition", Integer, primary_key=True, autoincrement=False),
+    Column("next_offset", BigInteger, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
 signal = table(
     "signal",
     Column("completion_id", SORTED_ID, primary_key=True),

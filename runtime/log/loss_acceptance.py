@@ -35,6 +35,7 @@ from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from runtime.log.loss_detection import EVIDENCE, LostRange, PositionKey, read_positions, write_known
 from runtime.log.outbox import message, put
+from runtime.seals import forget_log
 
 MOVED = "moved"
 """In `generation_count`: by how many records the join's positions were moved."""
@@ -73,6 +74,8 @@ def accept_loss(
     num_generations = sum(item.unread.get(_JOIN, 0) for item in lost if item.topic == GENERATIONS)
     _move_positions(connection, lost, found)
     _remember(connection, lost, found, now)
+    if GENERATIONS in topics:
+        forget_log(connection)
     num_signals = _send_signals(connection) if SIGNALS in topics else 0
     partitions = {item.partition for item in lost if item.topic in _RETOLD}
     episodes, fates, unscored = _repeat(connection, partitions, tasks, now)

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, insert, update
+from sqlalchemy import delete, insert, select, update
 
 from commands.audit import audit, read_clients
 from contracts.errors import InvalidSettings
 from contracts.event_log import LogRecord, Message
 from contracts.records import Outcome, encode
-from contracts.tables import generation, received_signal, signal, signal_count
+from contracts.tables import generation, outcome, received_signal, signal, signal_count
 from contracts.tables.statements import insert_new
 from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
@@ -29,7 +29,7 @@ def filled(database: Database, log: LocalLog) -> list[dict[str, Any]]:
     records = [(GENERATIONS, seen), (GENERATIONS, left), (SIGNALS, said), (OUTCOMES, trained), (OUTCOMES, cancelled)]
     log.append([Message(GENERATIONS, 0, item.key, encode(item)) for item in (seen, left, seen)])
     with database.transaction() as connection:
-        row = {"id": said.id, "tenant": "t", "body_hash": "", "received_at": 0.0, "record": b""}
+        row = {"id": said.id, "tenant": said.tenant, "body_hash": "", "received_at": 0.0, "record": b""}
         insert_new(connection, received_signal, row)
         connection.execute(insert(signal_count).values(state="duplicate", count=2))
         for topic, record in records:
@@ -62,6 +62,7 @@ def test_pending_is_a_problem_only_once_settled(database: Database, event_log: L
     clients = filled(database, event_log)
     with database.transaction() as connection:
         connection.execute(update(generation).values(state="pending"))
+        connection.execute(delete(outcome))
     assert audit(database, event_log, clients).balanced
     assert audit(database, event_log, clients, settled=True).problems == ("generations: 2 still pending",)
 
@@ -73,10 +74,17 @@ def test_a_settled_signal_that_was_never_received_is_unexplained(database: Datab
     assert not audit(database, event_log).balanced
 
 
-def test_an_acknowledged_signal_that_the_join_has_not_seen_is_pending(database: Database, event_log: LocalLog) -> None:
-    filled(database, event_log)
+def test_an_acknowledged_signal_that_is_on_its_way_to_the_join_is_pending(
+    database: Database, event_log: LocalLog
+) -> None:
+    clients = filled(database, event_log)
     with database.transaction() as connection:
+        wire = connection.execute(select(signal.c.record)).scalar_one()
         connection.execute(delete(signal))
+    lost = audit(database, event_log)
+    assert [problem.split(":")[0] for problem in lost.problems] == ["signals", f"signal {clients[1]['id']} of default"]
+    assert lost.signals.unexplained == 1
+    event_log.append([Message(SIGNALS, 0, "", wire)])
     result = audit(database, event_log)
     assert result.balanced
     assert result.signals.states["pending"] == 1
@@ -86,7 +94,9 @@ def test_a_state_without_a_name_is_unexplained(database: Database, event_log: Lo
     filled(database, event_log)
     with database.transaction() as connection:
         connection.execute(update(generation).where(generation.c.state == "trained").values(state="vanished"))
-    assert audit(database, event_log).problems == ("generations: 1 unexplained",)
+    problems = audit(database, event_log).problems
+    assert problems[:2] == ("generations: 1 unexplained", "1 generations have the state 'vanished', which has no name")
+    assert "is vanished, and no outcome says so" in problems[2]
 
 
 def test_what_is_in_the_log_and_not_joined_yet_is_pending(database: Database, event_log: LocalLog) -> None:
@@ -104,7 +114,10 @@ def test_a_row_without_a_record_in_the_log_is_unexplained(database: Database, ev
     with database.transaction() as connection:
         handler = EpisodesHandler({"booking": BOOKING_TASK}, lambda: 103.0)
         handler.handle(connection, [handler.read(LogRecord(GENERATIONS, 0, 0, "", encode(orphan), 0.0))])
-    assert audit(database, event_log).problems == ("generations: -1 unexplained",)
+    assert audit(database, event_log).problems == (
+        "generations: -1 unexplained",
+        f"generation {orphan.key} has a state, and the log does not have it",
+    )
 
 
 class BusyLog(LocalLog):

@@ -1,0 +1,202 @@
+"""SQL of `millrace audit`: the database's side of the ledger, from one snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Column, ColumnElement, Connection, String, Table, and_, cast, exists, func, or_, select, tuple_
+
+from contracts.ids import parse_sample_key, sample_key
+from contracts.ledger import PENDING, effective_state
+from contracts.tables import (
+    dead_letter,
+    generation,
+    generation_count,
+    ledger_change,
+    ledger_epoch,
+    log_topic,
+    outbox,
+    outcome,
+    position,
+    received_signal,
+    signal,
+    waiting_signal,
+)
+from contracts.topics import GENERATIONS, SIGNALS
+from pipelines.episodes.epochs.chain import Epochs, entry_of
+from pipelines.episodes.epochs.repository import outcomes_of
+from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
+from runtime.log.redrive import SENDER, RecordPlace
+from runtime.seals import PAGE, pages
+
+Condition = ColumnElement[bool]
+JOIN = "episodes"
+MOST_NAMED = 20
+"""At most so many generations or signals are named in each problem; the others are counted."""
+_NOT_DECISIVE = ("late", PENDING)
+
+
+class WrongState(NamedTuple):
+    """A generation whose state is not the one that its outcomes give."""
+
+    key: str
+    state: str
+    expected: str
+    """Empty if there is no such outcome at all."""
+
+
+class DeadPlaces(NamedTuple):
+    """Where the generations are that the join could not process, by what became of them."""
+
+    open: frozenset[RecordPlace]
+    skipped: frozenset[RecordPlace]
+    num_redriven: int
+
+
+def join_positions(connection: Connection, topic: str) -> dict[int, int]:
+    """Partition to the next offset of the join."""
+    mine = (position.c.consumer_group == JOIN, position.c.topic == topic)
+    rows = connection.execute(select(position.c.partition, position.c.next_offset).where(*mine))
+    return {row.partition: row.next_offset for row in rows}
+
+
+def letters_of_join(connection: Connection) -> DeadPlaces:
+    """Where its dead letters among the generations are, without their values."""
+    columns = dead_letter.c["topic", "partition", "offset", "state"]
+    mine = (dead_letter.c.consumer_group == JOIN, dead_letter.c.topic == GENERATIONS, dead_letter.c.offset >= 0)
+    places: dict[str, set[RecordPlace]] = {OPEN: set(), SKIPPED: set(), REDRIVEN: set()}
+    for topic, partition, offset, state in connection.execute(select(*columns).where(*mine)):
+        places.setdefault(state, set()).add(RecordPlace(topic, partition, offset))
+    return DeadPlaces(frozenset(places[OPEN]), frozenset(places[SKIPPED]), len(places[REDRIVEN]))
+
+
+def open_letters(connection: Connection) -> dict[tuple[str, str], int]:
+    """Process and topic to the number of open dead letters."""
+    columns = (dead_letter.c.consumer_group, dead_letter.c.topic)
+    statement = select(*columns, func.count()).where(dead_letter.c.state == OPEN).group_by(*columns).order_by(*columns)
+    return {(process, topic): number for process, topic, number in connection.execute(statement)}
+
+
+def keys_being_sent_again(connection: Connection) -> list[str]:
+    """Keys of redriven generations that are not in the log yet."""
+    mine = (outbox.c.process == SENDER, outbox.c.topic == GENERATIONS)
+    return list(connection.execute(select(outbox.c.key).where(*mine)).scalars())
+
+
+def counts_without_row(connection: Connection) -> dict[str, int]:
+    """Records that the join read and that have no row, by reason: duplicate, dropped, moved."""
+    rows = connection.execute(select(generation_count.c.state, generation_count.c["count"]))
+    return {state: number for state, number in rows}  # noqa: C416 a row is not a tuple for dict()
+
+
+def lost_at(connection: Connection) -> float | None:
+    """When the last loss of generations was accepted, UTC epoch seconds."""
+    statement = select(log_topic.c.lost_at).where(log_topic.c.topic == GENERATIONS)
+    return connection.execute(statement).scalar_one_or_none()
+
+
+def rows_of(
+    connection: Connection, which: Sequence[ColumnElement[bool]], seen: Callable[[], None], *columns: str
+) -> Iterator[Any]:
+    """Generations in the order of their keys: `completion_id`, `choice` and other columns."""
+    return pages(connection, *which, columns=[generation.c[name] for name in columns], seen=seen)
+
+
+def ids_between(first: str, after: str) -> ColumnElement[bool]:
+    """Rows of a range of completion ids."""
+    return and_(generation.c.completion_id >= first, generation.c.completion_id < after)
+
+
+def ids_outside(ranges: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
+    """Rows outside of all these ranges."""
+    return [
+        or_(generation.c.completion_id < first, generation.c.completion_id >= after) for first, after in sorted(ranges)
+    ]
+
+
+def users_rows(connection: Connection) -> Iterator[tuple[str, str]]:
+    """Key and effective state of every generation for a user."""
+    state = effective_state().label("state")
+    for row in pages(connection, generation.c.purpose == "user", columns=[state]):
+        yield sample_key(row.completion_id, row.choice), row.state
+
+
+def has_rows(connection: Connection, keys: Collection[str]) -> set[str]:
+    """Which of these sample keys have a row."""
+    found: set[str] = set()
+    wanted = sorted(keys)
+    for start in range(0, len(wanted), 500):
+        ids = {parse_sample_key(key)[0] for key in wanted[start : start + 500] if key.rpartition(":")[2].isdecimal()}
+        statement = select(generation.c.completion_id, generation.c.choice).where(generation.c.completion_id.in_(ids))
+        found |= {sample_key(row.completion_id, row.choice) for row in connection.execute(statement)}
+    return found & set(wanted)
+
+
+def first_pending(connection: Connection) -> str | None:
+    """The first completion id that is pending."""
+    statement = select(func.min(generation.c.completion_id)).where(effective_state() == PENDING)
+    return connection.execute(statement).scalar_one_or_none()
+
+
+def accepted_signals(connection: Connection) -> Iterator[tuple[str, str]]:
+    """Tenant and id of every acknowledged signal."""
+    return _names(connection, received_signal, received_signal.c.tenant, received_signal.c.id)
+
+
+def joined_signals(connection: Connection) -> Iterator[tuple[str, str]]:
+    """Tenant and id of every signal that the join has seen."""
+    return _names(connection, signal, signal.c.completion_id, signal.c.tenant, signal.c.id)
+
+
+def waiting_signals(connection: Connection) -> Iterator[tuple[str, str]]:
+    """Tenant and id of the signals whose key has no answer yet."""
+    return _names(connection, waiting_signal, waiting_signal.c.tenant, waiting_signal.c.id)
+
+
+def signals_in_outboxes(connection: Connection) -> Iterator[bytes]:
+    """Records of signals on their way to the log."""
+    return iter(connection.execute(select(outbox.c.value).where(outbox.c.topic == SIGNALS)).scalars())
+
+
+def buried_signals(connection: Connection) -> Iterator[bytes]:
+    """Records of signals that the join could not process and with which nobody has dealt."""
+    mine = (dead_letter.c.consumer_group == JOIN, dead_letter.c.topic == SIGNALS, dead_letter.c.state == OPEN)
+    return iter(connection.execute(select(dead_letter.c.value).where(*mine)).scalars())
+
+
+def wrong_states(connection: Connection, which: Sequence[ColumnElement[bool]]) -> Iterator[WrongState]:
+    """Generations with a state that nobody told, and pending ones that somebody decided."""
+    key = generation.c.completion_id.concat(":").concat(cast(generation.c.choice, String))
+    columns = generation.c["completion_id", "choice", "state", "revision"]
+    told = exists().where(
+        outcome.c.key == key,
+        outcome.c.revision == generation.c.state_revision,
+        outcome.c.epoch == generation.c.state_epoch,
+        outcome.c.state == generation.c.state,
+    )
+    for row in connection.execute(select(*columns).where(*which, generation.c.state != PENDING, ~told)):
+        yield WrongState(sample_key(row.completion_id, row.choice), row.state, "")
+    if connection.execute(select(ledger_change.c.id).limit(1)).first() is not None:
+        return  # the join is judging outcomes again
+    starts = connection.execute(select(ledger_epoch.c.epoch, ledger_epoch.c.valid_through))
+    epochs = Epochs({row.epoch: row.valid_through for row in starts})
+    decided = exists().where(outcome.c.key == key, outcome.c.state.not_in(_NOT_DECISIVE))
+    suspects = connection.execute(select(*columns).where(*which, generation.c.state == PENDING, decided)).all()
+    for start in range(0, len(suspects), PAGE // 20):
+        some = {sample_key(row.completion_id, row.choice): row for row in suspects[start : start + PAGE // 20]}
+        said: dict[str, list[Any]] = {}
+        for item in outcomes_of(connection, list(some)):
+            said.setdefault(item.key, []).append(item)
+        for name, row in some.items():
+            if (entry := entry_of(said.get(name, ()), epochs, row.revision)).state != PENDING:
+                yield WrongState(name, PENDING, entry.state)
+
+
+def _names(connection: Connection, table: Table, *key: Column[Any]) -> Iterator[tuple[str, str]]:
+    statement = select(*key).select_from(table).order_by(*key).limit(PAGE)
+    rows = connection.execute(statement).all()
+    while rows:
+        for row in rows:
+            yield row[-2], row[-1]
+        rows = connection.execute(statement.where(tuple_(*key) > tuple(rows[-1]))).all()

@@ -1,0 +1,114 @@
+"""The signals of the ledger: each acknowledged one was seen by the join, or is on its way to it at a place that has a name.
+
+In: one snapshot, and the log after the join's positions. Out: signals that are nowhere, and signals that nobody received. Holds 8 bytes
+for each signal of either side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from sqlalchemy import Connection
+
+from commands.ledger.logged import Say, Words
+from commands.ledger.queries import (
+    MOST_NAMED,
+    accepted_signals,
+    buried_signals,
+    join_positions,
+    joined_signals,
+    signals_in_outboxes,
+    waiting_signals,
+)
+from contracts.errors import InvalidRecord
+from contracts.event_log import EventLog
+from contracts.records import Signal, decode_shape
+from contracts.topics import SIGNALS
+
+_PAGE = 1000
+Name = tuple[str, str]
+"""Tenant and id."""
+
+
+class SignalFindings(NamedTuple):
+    """Signals without an explanation: how many, and the first ones by name."""
+
+    num_lost: int
+    """Acknowledged, not seen by the join, and not on their way."""
+    lost: list[Name]
+    num_unreceived: int
+    """Seen by the join, and never acknowledged."""
+    unreceived: list[Name]
+
+
+def check_signals(connection: Connection, log: EventLog, say: Say) -> SignalFindings:
+    """Compare what was acknowledged with what the join has seen, and look for the others."""
+    say("signals: comparing")
+    accepted = _hashes(accepted_signals(connection))
+    joined = _hashes(joined_signals(connection))
+    say(f"signals: {len(accepted):,} acknowledged, {len(joined):,} seen by the join")
+    unreceived = joined[~np.isin(joined, accepted)]
+    lost = accepted[~np.isin(accepted, joined)]
+    if len(lost):
+        known = _hashes(
+            name
+            for source in (
+                waiting_signals(connection),
+                map(_name_of, signals_in_outboxes(connection)),
+                map(_name_of, buried_signals(connection)),
+                _unread(connection, log),
+            )
+            for name in source
+            if name is not None
+        )
+        lost = lost[~np.isin(lost, known)]
+    return SignalFindings(
+        len(lost),
+        _named(accepted_signals(connection), lost),
+        len(unreceived),
+        _named(joined_signals(connection), unreceived),
+    )
+
+
+def _unread(connection: Connection, log: EventLog) -> Iterator[Name | None]:
+    """Signals in the log that the join has not read."""
+    positions = join_positions(connection, SIGNALS)
+    for partition, end in log.ends(SIGNALS).items():
+        offset = positions.get(partition, 0)
+        while offset < end and (records := log.read(SIGNALS, partition, offset, _PAGE)):
+            yield from (_name_of(record.value) for record in records)
+            offset = records[-1].offset + 1
+
+
+def _name_of(value: bytes) -> Name | None:
+    try:
+        record = decode_shape(Signal, value)
+    except InvalidRecord:
+        return None
+    return record.tenant, record.id
+
+
+def _hashes(names: Iterable[Name]) -> Words:
+    found = array("Q", map(_hash_of, names))
+    return np.frombuffer(found, np.uint64) if found else np.empty(0, np.uint64)
+
+
+def _hash_of(name: Name) -> int:
+    return int.from_bytes(hashlib.blake2b("\0".join(name).encode(), digest_size=8).digest(), "little")
+
+
+def _named(names: Iterator[Name], hashes: Words) -> list[Name]:
+    if not len(hashes):
+        return []
+    wanted = set(hashes.tolist())
+    found: list[Name] = []
+    for name in names:
+        if _hash_of(name) in wanted:
+            found.append(name)
+            if len(found) == MOST_NAMED:
+                break
+    return found
