@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 
 from commands.ledger import queries
 from commands.ledger.compare import UnknownRecords, compare, sort_out
@@ -75,8 +75,7 @@ def account(
     lost_at = queries.lost_at(connection)
 
     def alive(progress: str = "") -> None:
-        """A server ends a transaction that waits too long for its next statement."""
-        connection.execute(text("SELECT 1"))
+        queries.stay(connection)
         if progress:
             say(progress)
 

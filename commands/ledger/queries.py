@@ -54,6 +54,11 @@ class DeadPlaces(NamedTuple):
     num_redriven: int
 
 
+def stay(connection: Connection) -> None:
+    """A server ends a transaction that waits too long for its next statement: this is one."""
+    connection.execute(select(1))
+
+
 def join_positions(connection: Connection, topic: str) -> dict[int, int]:
     """Partition to the next offset of the join."""
     mine = (position.c.consumer_group == JOIN, position.c.topic == topic)

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "9d4e61b7c3f2"
-down_revision = "e3b90c4a17d8"
+down_revision = "5a2c9e7714d3"
 
 
 def upgrade() -> None:

@@ -88,13 +88,6 @@ def num_written_off(connection: Connection) -> int:
     return connection.execute(statement).scalar_one_or_none() or 0
 
 
-def keys_before_loss(connection: Connection) -> set[str]:
-    """Sample keys that were joined before a loss of generations was accepted. Their records may be missing from the log."""
-    lost_at = select(log_topic.c.lost_at).where(log_topic.c.topic == GENERATIONS).scalar_subquery()
-    statement = select(generation.c.completion_id, generation.c.choice).where(generation.c.joined_at <= lost_at)
-    return {sample_key(row.completion_id, row.choice) for row in connection.execute(statement)}
-
-
 def _move_positions(connection: Connection, lost: Sequence[LostRange], found: Mapping[str, TopicState]) -> None:
     stored = read_positions(connection)
     moved = 0

@@ -1,4 +1,4 @@
-"""Losses that are planted in a ledger that balances: `audit` finds each one and names it. And what is no loss is not called one."""
+"""Losses that are planted in a ledger that balances: `audit` finds each one and names it. Retention, late and repeated records are not losses."""
 
 from __future__ import annotations
 
