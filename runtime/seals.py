@@ -177,10 +177,17 @@ def write_mark(connection: Connection, partition: int, next_offset: int, now: fl
     insert_or_update(connection, ledger_mark, row, ("next_offset", "at"))
 
 
+def take_turn(connection: Connection) -> None:
+    """Nobody else changes seals until this transaction ends. SQLite has one writer anyway."""
+    if connection.dialect.name != "sqlite":
+        connection.exec_driver_sql(f"LOCK TABLE {ledger_seal.name} IN SHARE ROW EXCLUSIVE MODE")
+
+
 def add_dropped(
     connection: Connection, day: str, sums: Mapping[int, KeySum], states: Mapping[int, Mapping[str, int]], now: float
 ) -> None:
     """Note the rows that are dropped with a day. Days that were dropped once may be dropped again: late rows add up."""
+    take_turn(connection)
     seals = read_seals(connection, day)
     for partition, dropped in sums.items():
         key = SealKey(day, partition)

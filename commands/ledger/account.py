@@ -141,7 +141,7 @@ def _counted(
     marks: Mapping[int, int],
     found: Explained,
 ) -> LedgerCounts:
-    """The identity: rows, seals, and what has no row for a reason that has a name."""
+    """The identity: rows, seals, and records that have no row for a reason with a name."""
     states = Counter(counts.states)
     for key, seal in seals.items():
         if key.day in closed or seal.dropped_at is not None:

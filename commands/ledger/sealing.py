@@ -29,8 +29,10 @@ from runtime.seals import (
     day_of,
     hour_of,
     read_marks,
+    read_seals,
     states_of_rows,
     sum_of,
+    take_turn,
     write_mark,
     write_seal,
 )
@@ -40,12 +42,13 @@ _DAY_MS = 86_400_000
 
 
 class NewSeals(NamedTuple):
-    """What to write, and the marks that were the basis."""
+    """What to write, and what was there when the audit began."""
 
     seals: dict[SealKey, Seal]
     marks: dict[int, int]
-    before: dict[int, int]
     closed: list[str]
+    marks_before: dict[int, int]
+    seals_before: dict[SealKey, Seal]
 
 
 def range_of(day: str) -> tuple[str, str]:
@@ -104,17 +107,18 @@ def plan_seals(
         states = states_of_rows(connection, ids_between(*range_of(day)))
         for key in [key for key in new if key.day == day]:
             new[key] = new[key]._replace(closed_at=now, states=states.get(key.partition, {}))
-    return NewSeals(new, marks, before, closed)
+    return NewSeals(new, marks, closed, before, read_seals(connection))
 
 
 def write_seals(connection: Connection, new: NewSeals, now: float) -> None:
     """Write them.
 
     Raises:
-        Conflict: another audit sealed meanwhile; nothing was changed.
+        Conflict: somebody sealed or dropped a day meanwhile; nothing was changed.
     """
-    if read_marks(connection) != new.before:
-        raise Conflict("another audit sealed days meanwhile: nothing was changed, and nothing is missing")
+    take_turn(connection)
+    if (read_marks(connection), read_seals(connection)) != (new.marks_before, new.seals_before):
+        raise Conflict("seals changed while this audit ran, so it wrote none: run it again")
     for key, seal in new.seals.items():
         write_seal(connection, key, seal)
     for partition, offset in new.marks.items():

@@ -12,6 +12,8 @@ import pytest
 from sqlalchemy import ColumnElement, Connection, Executable, delete, insert, select, update
 
 from commands.audit import Audit, audit, print_day, sealed_day
+from commands.ledger.sealing import NewSeals, write_seals
+from contracts.errors import Conflict
 from contracts.event_log import Message
 from contracts.ids import first_id_at
 from contracts.records import Generation, Outcome
@@ -36,7 +38,7 @@ from runtime.days import drop_days, first_id, make_days
 from runtime.log.local import LocalLog
 from runtime.log.outbox import Relay, message
 from runtime.log.redrive import find, redrive, skip
-from runtime.seals import add_dropped, read_seals, states_of_rows, sums_of_rows
+from runtime.seals import KeySum, add_dropped, read_seals, states_of_rows, sums_of_rows
 from runtime.worker import Worker
 from services.feedback import repository as feedback
 from services.feedback.requests import ReceivedItem
@@ -441,6 +443,18 @@ def test_a_record_that_came_twice_around_a_mark_is_no_loss(ledger: Ledger) -> No
     assert found.notes == ("sealed days have records that came again: run it with --seal once",)
     assert ledger.audit(seal=True).balanced
     assert ledger.audit()[-1] == ()
+
+
+def test_seals_that_changed_meanwhile_are_not_overwritten(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_late(connection: Connection, new: NewSeals, now: float) -> None:
+        add_dropped(connection, OLDER.isoformat(), {0: KeySum(1, 1)}, {0: {"trained": 1}}, now)
+        write_seals(connection, new, now)
+
+    monkeypatch.setattr("commands.audit.write_seals", write_late)
+    with pytest.raises(Conflict, match="run it again"):
+        ledger.audit(seal=True)
+    with ledger.database.snapshot() as connection:
+        assert read_seals(connection) == {}
 
 
 def test_the_seal_of_a_day_is_printed_without_an_audit(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
