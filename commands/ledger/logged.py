@@ -104,7 +104,9 @@ def read_log(log: EventLog, marks: Mapping[int, int], say: Say) -> LogSide:
                 offset = record.offset + 1
                 if is_damaged(record.value):
                     side.damaged.append(RecordPlace(GENERATIONS, partition, record.offset))
-                side.hours.setdefault(hour_of(record.key), HourOfKeys()).add(record.key, partition, record.offset)
+                if (keys := side.hours.get(hour := hour_of(record.key))) is None:
+                    keys = side.hours[hour] = HourOfKeys()
+                keys.add(record.key, partition, record.offset)
             if num_read // _SAY_EVERY != (num_read + len(records)) // _SAY_EVERY:
                 say(f"log: {num_read + len(records):,} of about {num_left:,} records")
             num_read += len(records)
