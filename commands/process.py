@@ -22,6 +22,7 @@ from commands.options import DEFAULT_HOME, HomeOption
 from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, PositionLost, Unavailable
 from runtime.clocks import ClockWatch
+from runtime.disks import watch_disks
 from runtime.heartbeat import Heartbeat, end_heartbeats
 from runtime.log.loss_detection import require_same_log
 from runtime.logs import set_up_logs
@@ -80,6 +81,7 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
         longest = LONGEST_WORK_SECONDS if name in _LONG_WORKERS else LONGEST_STEP_SECONDS
         settings = load_settings(home)
         Heartbeat(settings.database(), settings.policy, name, longest)
+        watch_disks({"home": home, "checkpoints": settings.checkpoints, "weights": settings.weights})
         if name in _SERVERS:
             module.main(home)
         else:

@@ -2,7 +2,8 @@
 
 In: a home folder. Out: one child per process, with its output in <home>/logs/<name>.log. A child that dies is started again,
 with growing pauses. The supervisor owns the sockets of the servers, so connections wait while a server restarts; replicas of
-a server share a socket, except engines, of which each has its own. <home>/targets.json lists the address of each child's /metrics, in the form that Prometheus reads.
+a server share a socket, except engines, of which each has its own. <home>/targets.json lists the address of each child's /metrics, in the form that Prometheus reads;
+and its own, which counts how often each child ended: one that dies before it can answer is seen only there.
 Waits for: children to end. Exit status 2 of a child means wrong settings: everything ends, because a restart cannot help.
 """
 
@@ -22,7 +23,8 @@ from typing import IO
 
 from contracts.errors import InvalidSettings
 from runtime.listening import LISTEN_FD, REPLICA
-from runtime.operations import OPERATIONS_FD
+from runtime.metrics import CHILD_ENDS
+from runtime.operations import OPERATIONS_FD, Operations, step_done
 
 SERVERS = ("engine", "web", "inference", "feedback", "dashboard")
 WORKERS = ("episodes", "rewards", "training", "release")
@@ -47,6 +49,7 @@ _CLIENTS_OF = {
     "vllm": ("web", "inference"),
     "sglang": ("web", "inference"),
 }
+_OWN_NAME = "supervisor"
 WRONG_SETTINGS = 2
 _MILLRACE = Path(__file__).parent.parent / "millrace.py"
 _FIRST_PAUSE, _LONGEST_PAUSE, _HEALTHY_AFTER = 0.2, 10.0, 30.0
@@ -94,6 +97,7 @@ class Supervisor:
         self._report = report
         self._more = more
         self._operations: dict[str, socket.socket] = {}
+        self._own: Operations | None = None
         self.children: dict[str, Child] = {}
         (home / "logs").mkdir(parents=True, exist_ok=True)
 
@@ -101,11 +105,13 @@ class Supervisor:
         """Start every process and its replicas: `episodes`, `episodes-2`."""
         names = [name for name in SERVERS if name in self._sockets] + [*self._more, *WORKERS]
         children = [child for name in names for child in replica_names(name, self._replicas.get(name, 1))]
-        self._operations = {child: socket.create_server((_LOOPBACK, 0)) for child in children}
+        self._operations = {child: socket.create_server((_LOOPBACK, 0)) for child in [*children, _OWN_NAME]}
+        self._own = Operations(listening=self._operations[_OWN_NAME])
         self._write_targets()
         for child in children:
             process, output = self._spawn(child)
             self.children[child] = Child(child, process, output, time.monotonic())
+            CHILD_ENDS.labels(child)
 
     def watch(self, stop: threading.Event) -> None:
         """Restart children that die, until `stop` is set.
@@ -114,6 +120,7 @@ class Supervisor:
             InvalidSettings: a child refused its settings; the message holds its last line.
         """
         while not stop.wait(_LOOK_SECONDS):
+            step_done()
             for child in self.children.values():
                 self._look_after(child)
 
@@ -132,6 +139,8 @@ class Supervisor:
                 child.process.kill()
                 child.process.wait()
             _close(child)
+        if self._own is not None:
+            self._own.close()
         for listening in self._operations.values():
             listening.close()
 
@@ -157,6 +166,7 @@ class Supervisor:
         child.pause = _FIRST_PAUSE if healthy else min(_LONGEST_PAUSE, child.pause * 2)
         child.start_again_at = now + child.pause
         child.ends.append(status)
+        CHILD_ENDS.labels(child.name).inc()
         how = f"signal {-status}" if status < 0 else f"status {status}"
         self._report(f"{child.name} ended with {how}; restarting it (see {self.log_path(child.name)})")
 

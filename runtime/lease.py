@@ -236,6 +236,16 @@ def read_epochs(connection: Connection, policy: str) -> dict[int, IssuedEpoch]:
     }
 
 
+def unheld_seconds(connection: Connection, policy: str) -> float | None:
+    """Seconds since the last renewal by a trainer that no longer holds the lease; 0 while one holds it, None before the first."""
+    row = _row(connection, policy)
+    holder = _holder(row)
+    if row is None or holder is None or row.epoch == 0:
+        return None
+    age = max(0.0, _now(connection) - row.renewed_at)
+    return 0.0 if age < holder.lifetime and not holder.released else age
+
+
 _FREE: dict[str, Any] = msgspec.to_builtins(LeaseHolder(host="", pid=0, instance="", released=True))
 
 

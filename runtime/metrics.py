@@ -2,17 +2,47 @@
 
 A process sets only its own metrics; `runtime/operations.py` serves them. Labels have few values: never a key, a person or a
 completion. Versions are values of gauges, so that they create no new time series.
+
+Prometheus sees no increase in a counter whose first value is 1. So counters are there from the start, at 0, for every value of their
+labels that is known beforehand (`_born`); alarms about the others also look at series that are new.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+from typing import get_args
+
 from prometheus_client import Counter, Gauge, Histogram
 
+from contracts.records import Fault, ScoreStatus, State
+
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+_GROUPS = ("episodes", "rewards", "training", "release")
+
+
+def _born(counter: Counter, *values: Sequence[str]) -> Counter:
+    """Begin a counter at 0 for every combination of its labels' values."""
+    for labels in product(*values):
+        counter.labels(*labels)
+    return counter
+
 
 # Every process.
 LAST_STEP_NAME = "millrace_last_step_timestamp_seconds"
 LAST_STEP = Gauge(LAST_STEP_NAME, "When the main loop of this process last finished a step.")
+CLOCK = Gauge("millrace_clock_timestamp_seconds", "This process's clock, read at each scrape.")
+TROUBLE = Gauge(
+    "millrace_trouble", "1 while a part of the process fails again and again; /ready has the reason.", ["name"]
+)
+DISK_FREE_BYTES = Gauge("millrace_disk_free_bytes", "Free space where this process writes.", ["disk"])
+DISK_SIZE_BYTES = Gauge("millrace_disk_size_bytes", "Size of the disk where this process writes.", ["disk"])
+
+# The supervisor, `millrace up`.
+CHILD_ENDS = Counter(
+    "millrace_child_ends_total", "Times that a process ended unasked and was started again.", ["child"]
+)
 
 # Every HTTP service.
 REQUESTS = Counter("millrace_requests_total", "Requests answered.", ["service", "status"])
@@ -52,14 +82,17 @@ BEHIND_SECONDS = Gauge(
     "millrace_behind_seconds", "Age of the record handled last; 0 when no record is left.", ["group"]
 )
 STEP_SECONDS = Histogram("millrace_step_seconds", "One batch: handle, commit, relay.", ["group"], buckets=_FAST)
-LOST_PARTITIONS = Counter(
-    "millrace_lost_partitions_total", "Batches rolled back because another replica took the partition.", ["group"]
+LOST_PARTITIONS = _born(
+    Counter(
+        "millrace_lost_partitions_total", "Batches rolled back because another replica took the partition.", ["group"]
+    ),
+    _GROUPS,
 )
-WAITS = Counter("millrace_waits_total", "Times that the log or the database was away.", ["group"])
-DEAD_LETTERS = Counter("millrace_dead_letters_total", "Records that could not be processed.", ["group"])
+WAITS = _born(Counter("millrace_waits_total", "Times that the log or the database was away.", ["group"]), _GROUPS)
+DEAD_LETTERS = _born(Counter("millrace_dead_letters_total", "Records that could not be processed.", ["group"]), _GROUPS)
 HALTED = Gauge("millrace_halted", "1 if the worker halted because too many records could not be processed.", ["group"])
-TICK_FAILURES = Counter(
-    "millrace_tick_failures_total", "Times that the passing of time could not be applied.", ["group"]
+TICK_FAILURES = _born(
+    Counter("millrace_tick_failures_total", "Times that the passing of time could not be applied.", ["group"]), _GROUPS
 )
 
 # Every process that reads the weight store.
@@ -77,13 +110,20 @@ CLOCK_OFFSET_SECONDS = Gauge(
 LOG_LOST_RECORDS = Gauge("millrace_log_lost_records", "Records that the database relies on and the log lacks.")
 
 # Episodes.
-LEDGER_IGNORED = Counter(
-    "millrace_ledger_ignored_total", "Outcomes of a trainer's epoch that the database did not issue.", ["state"]
+LEDGER_IGNORED = _born(
+    Counter(
+        "millrace_ledger_ignored_total", "Outcomes of a trainer's epoch that the database did not issue.", ["state"]
+    ),
+    get_args(State),
 )
 CURATED = Counter("millrace_curated_total", "Prompts by decision of the curation rules.", ["task", "decision"])
 
 # Rewards.
-SCORES = Counter("millrace_scores_total", "Experiences by status and owner of the fault.", ["status", "fault"])
+SCORES = _born(
+    Counter("millrace_scores_total", "Experiences by status and owner of the fault.", ["status", "fault"]),
+    get_args(ScoreStatus),
+    get_args(Fault),
+)
 REWARD = Histogram("millrace_reward", "Rewards given.", buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0))
 JUDGE_CALLS = Counter("millrace_judge_calls_total", "Calls to a judge by result.", ["judge", "fate"])
 JUDGE_TOKENS = Counter("millrace_judge_tokens_total", "Tokens of judges' prompts and verdicts.", ["judge", "kind"])
@@ -114,7 +154,9 @@ TRAIN_LEFT_OUT = Counter(
 
 # Training.
 TRAINING_STEPS = Counter("millrace_training_steps_total", "Optimizer steps.")
-TRAINING_SAMPLES = Counter("millrace_training_samples_total", "Samples by final state.", ["state"])
+TRAINING_SAMPLES = _born(
+    Counter("millrace_training_samples_total", "Samples by final state.", ["state"]), get_args(State)
+)
 TRAINING_CORRECTIONS = Counter(
     "millrace_training_corrections_total", "Later revisions of trained samples, by result.", ["reason"]
 )
@@ -123,12 +165,16 @@ TRAINING_STEP_ERRORS = Counter(
     "Samples that made their step fail, by class of the error or reason of the guard.",
     ["error"],
 )
-TRAINING_REPLAYS = Counter(
-    "millrace_training_replayed_steps_total",
-    "Steps of the journal that a restart took again: with the recorded result, or another.",
-    ["result"],
+TRAINING_REPLAYS = _born(
+    Counter(
+        "millrace_training_replayed_steps_total",
+        "Steps of the journal that a restart took again: with the recorded result, or another.",
+        ["result"],
+    ),
+    ("same", "different"),
 )
 TRAINING_FIGURE = Gauge("millrace_training_figure", "Figures of the last step, as the dashboard shows them.", ["name"])
+PUBLISH_FAILING = Gauge("millrace_publish_failing", "1 while the newest version cannot be written to the weight store.")
 PUBLISHED_VERSION = Gauge("millrace_published_version", "The newest version cut.")
 
 # Engine.
@@ -157,7 +203,7 @@ WEBHOOKS_OLDEST_SECONDS = Gauge(
     "millrace_webhooks_oldest_seconds", "Age of the oldest message that waits for its receiver."
 )
 WEBHOOK_TRIES = Counter("millrace_webhook_tries_total", "Messages sent to a receiver, by result.", ["fate"])
-VERDICTS = Counter("millrace_verdicts_total", "Candidates judged.", ["accepted"])
+VERDICTS = _born(Counter("millrace_verdicts_total", "Candidates judged.", ["accepted"]), ("true", "false"))
 NO_VERDICTS = Counter(
     "millrace_no_verdicts_total",
     "Attempts of the gate that an infrastructure fault ended without a verdict; the gate tries again.",
@@ -183,10 +229,18 @@ LEDGER_LOOK_AGE = Gauge(
     "Seconds since the ledger was last checked successfully; only the process that checks it reports this.",
     ["policy"],
 )
-DASHBOARD_FAULTS = Counter(
-    "millrace_dashboard_faults_total",
-    "Things that the dashboard could not show: a record, or a whole refresh.",
-    ["what"],
+DASHBOARD_FAULTS = _born(
+    Counter(
+        "millrace_dashboard_faults_total",
+        "Things that the dashboard could not show: a record, or a whole refresh.",
+        ["what"],
+    ),
+    ("time", "flow", "look", "evidence"),
+)
+TRAINER_MISSING_SECONDS = Gauge(
+    "millrace_trainer_missing_seconds",
+    "Seconds since a trainer last renewed its lease on the policy; 0 while one holds it.",
+    ["policy"],
 )
 DEAD_LETTERS_OPEN = Gauge("millrace_dead_letters_open", "Dead letters that nobody has dealt with.", ["group"])
 LAG_RECORDS = Gauge("millrace_lag_records", "Records appended but not handled yet.", ["group", "topic", "partition"])

@@ -19,7 +19,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from contracts.errors import MillraceError
 from runtime.listening import inherited_socket
-from runtime.metrics import LAST_STEP, LAST_STEP_NAME
+from runtime.metrics import CLOCK, LAST_STEP, LAST_STEP_NAME, TROUBLE
 
 OPERATIONS_FD = "MILLRACE_OPERATIONS_FD"
 OPERATIONS_ADDRESS = "MILLRACE_OPERATIONS"
@@ -47,10 +47,14 @@ class OperationsResponse(NamedTuple):
 
 
 class Operations:
-    """See the module. This process is ready if all `checks` pass."""
+    """See the module. This process is ready if all `checks` pass. `listening`: instead of the socket that was passed."""
 
     def __init__(
-        self, checks: Mapping[str, Check] | None = None, *, longest_step_seconds: float = LONGEST_STEP_SECONDS
+        self,
+        checks: Mapping[str, Check] | None = None,
+        *,
+        longest_step_seconds: float = LONGEST_STEP_SECONDS,
+        listening: socket.socket | None = None,
     ) -> None:
         self._longest = longest_step_seconds
         self._checks = dict(checks or {})
@@ -59,7 +63,8 @@ class Operations:
         self._checked_at, self._found = float("-inf"), dict[str, str]()
         self._server: ThreadingHTTPServer | None = None
         step_done()
-        listening = _listening_socket()
+        CLOCK.set_function(time.time)
+        listening = listening or _listening_socket()
         if listening is not None:
             self._serve(listening)
 
@@ -134,6 +139,7 @@ def step_done() -> None:
 
 def trouble(name: str, reason: str | None) -> None:
     """Report a reason why this process is not ready; None takes it back."""
+    TROUBLE.labels(name).set(reason is not None)
     if reason is None:
         _troubles.pop(name, None)
     else:

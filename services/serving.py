@@ -45,6 +45,8 @@ _NEW_OBJECTS = 10_000
 """How many new objects begin a collection: those of some fifty requests."""
 _BEAT_SECONDS, _ENGINE_SECONDS = 1.0, 5.0
 _BAD_REQUEST, _UNAUTHORIZED, _TOO_MANY, _UNAVAILABLE = 400, 401, 429, 503
+_ERRORS = (0, 500, 502, 503, 504)
+"""Statuses that an alarm counts; 0: the request ended without an answer."""
 _OWN_PATHS = frozenset(("/health", "/ready", openapi.PATH))
 _log = structlog.get_logger(__name__)
 
@@ -136,6 +138,8 @@ class Measured:
         self._service = service
         self._in_flight = REQUESTS_IN_FLIGHT.labels(service)
         self._seconds = REQUEST_SECONDS.labels(service)
+        for status in _ERRORS:
+            REQUESTS.labels(service, str(status))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and measure it."""

@@ -34,7 +34,7 @@ from pipelines.training.pruning import Pruning
 from pipelines.training.state import BASE_VERSION, TrainerState
 from pipelines.training.upkeep import StoreUpkeep
 from runtime.engine_rows import read_engines
-from runtime.metrics import PUBLISHED_VERSION, WEIGHT_SNAPSHOT_EXPIRES
+from runtime.metrics import PUBLISH_FAILING, PUBLISHED_VERSION, WEIGHT_SNAPSHOT_EXPIRES
 from runtime.snapshot_rows import DatabaseSnapshotRows
 from weights.codec.history import History
 from weights.issuer import Issuer
@@ -214,17 +214,20 @@ class Publisher:
         except (Unavailable, InvalidSettings, WeightsRefused, StaleWrite, NotFound) as error:
             wait = min(FIRST_RETRY_SECONDS * 2.0**self._num_failures, LAST_RETRY_SECONDS)
             self._num_failures, self._retry_at = self._num_failures + 1, now + wait
+            PUBLISH_FAILING.set(1)
             log.warning(
                 "version not published yet", version=unsent.cut.version, reason=error.message, retry_seconds=wait
             )
             return False
         self._unsent = None
+        PUBLISH_FAILING.set(0)
         PUBLISHED_VERSION.set(unsent.cut.version)
         self._fault("training: bytes published")
         return True
 
     def forget_unsent(self) -> None:
         """Drop the queued version: a rollback undid it."""
+        PUBLISH_FAILING.set(0)
         self._unsent = None
 
     def _store_version(self, unsent: UnsentVersion) -> None:

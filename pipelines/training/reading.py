@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from contracts.event_log import Consumer, LogRecord
     from pipelines.training.intake import Intake
+    from pipelines.training.lag import TrainingLag
     from pipelines.training.state import TrainerState
     from pipelines.training.steps import Steps
     from runtime.lease import Lease
@@ -35,13 +36,14 @@ class ExperienceReader:
         intake: Intake,
         steps: Steps,
         lease: Lease,
+        lag: TrainingLag,
         *,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         """`clock` gives UTC epoch seconds, `monotonic` seconds for timers."""
         self._state, self._intake, self._steps = state, intake, steps
-        self._lease = lease
+        self._lease, self._lag = lease, lag
         self._clock, self._monotonic = clock, monotonic
 
     def fill(self, consumer: Consumer, timeout: float) -> int:
@@ -54,9 +56,11 @@ class ExperienceReader:
             records = consumer.poll(0.0 if number else timeout, max(self._steps.num_missing, 1))
             for record in records:
                 self._take(record)
+            self._lag.note(records)
             num_records += len(records)
             if not records or self._steps.num_missing == 0:
                 break
+        self._lag.look()
         return num_records
 
     def _take(self, record: LogRecord) -> None:

@@ -39,6 +39,7 @@ from pipelines.training.clocks import began_before, rising, wall_for_ages
 from pipelines.training.fence import CheckpointFence
 from pipelines.training.intake import Intake
 from pipelines.training.journal import Journal
+from pipelines.training.lag import TrainingLag
 from pipelines.training.lost_positions import refuse_lost, skip, write_off
 from pipelines.training.publisher import Publisher
 from pipelines.training.publishing import Publishing
@@ -157,7 +158,10 @@ class Trainer:
             unfinished=unfinished,
             replayed=replayed,
         )
-        self._reader = ExperienceReader(self.state, self._intake, self._steps, lease, clock=clock, monotonic=monotonic)
+        lag = TrainingLag(event_log, self._intake.position, clock=clock, monotonic=monotonic)
+        self._reader = ExperienceReader(
+            self.state, self._intake, self._steps, lease, lag, clock=clock, monotonic=monotonic
+        )
         self._settling = Settling(
             self.state,
             Saver(learner, self._checkpoints, saving, monotonic, self._journal),

@@ -13,7 +13,7 @@ from sqlalchemy import delete, insert, select
 from contracts.errors import LeaseHeld, LeaseLost, StaleWrite, Unavailable
 from contracts.tables import training_lease, verdict
 from runtime.database import Database
-from runtime.lease import Lease, read_epochs
+from runtime.lease import Lease, read_epochs, unheld_seconds
 from runtime.lease_holder import LeaseHolder, this_process
 from tests.leases import a_dead_process, a_lease, a_process_that_ended, let_it_expire
 
@@ -231,3 +231,20 @@ def test_the_heartbeat_finds_that_it_was_robbed(any_database: Database) -> None:
         with pytest.raises(LeaseLost):
             lease.assert_held()
     robber.check_now()
+
+
+def test_how_long_nobody_has_held_it(any_database: Database) -> None:
+    def unheld() -> float | None:
+        with any_database.snapshot() as connection:
+            return unheld_seconds(connection, "p")
+
+    assert unheld() is None
+    lease = Lease.acquire(any_database, "p")
+    assert unheld() == 0.0
+    lease.release()
+    assert 0.0 <= (unheld() or 0.0) < SOON_SECONDS
+    again = Lease.acquire(any_database, "p", lifetime=20.0)
+    let_it_expire(any_database, "p")
+    assert (unheld() or 0.0) >= 20.0
+    again.renew()
+    assert unheld() == 0.0

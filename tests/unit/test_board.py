@@ -85,7 +85,15 @@ def test_a_counter_is_only_asked_for_its_rate() -> None:
     for query in queries():
         for name in names(query):
             if name.endswith(("_total", "_bucket", "_sum", "_count")):
-                assert re.search(rf"(rate|increase)\({name}(\{{[^}}]*\}})?\[", query), query
+                rest = re.sub(
+                    rf"\({name}(\{{[^}}]*\}})? unless last_over_time\({name}(\{{[^}}]*\}})?\[1d\] offset \d+[mh]\)\)",
+                    "",
+                    query,
+                )
+                assert re.search(rf"(rate|increase)\({name}(\{{[^}}]*\}})?\[", rest), query
+                assert len(re.findall(rf"\b{name}\b", rest)) == len(
+                    re.findall(rf"(?:rate|increase)\({name}\b", rest)
+                ), query
 
 
 def test_every_metric_is_seen() -> None:
@@ -211,7 +219,7 @@ def test_the_manual_knows_how_long_the_log_keeps_things() -> None:
 def test_every_metric_is_set_somewhere() -> None:
     sources = [
         path.read_text()
-        for folder in ("runtime", "services", "pipelines", "rewards")
+        for folder in ("commands", "runtime", "services", "pipelines", "rewards")
         for path in (ROOT / folder).rglob("*.py")
         if path != ROOT / "runtime" / "metrics.py"
     ]

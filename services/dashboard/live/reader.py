@@ -18,9 +18,16 @@ from contracts.assignments import Assignment
 from contracts.errors import InvalidSettings, NotFound, Unavailable, WeightsRefused
 from contracts.event_log import EventLog
 from runtime.database import Database
+from runtime.lease import unheld_seconds
 from runtime.log.dead_letters import OPEN
 from runtime.log.loss_detection import EVIDENCE
-from runtime.metrics import DEAD_LETTERS_OPEN, LAG_RECORDS, LEDGER_LOOK_AGE, LEDGER_UNEXPLAINED
+from runtime.metrics import (
+    DEAD_LETTERS_OPEN,
+    LAG_RECORDS,
+    LEDGER_LOOK_AGE,
+    LEDGER_UNEXPLAINED,
+    TRAINER_MISSING_SECONDS,
+)
 from services.dashboard.faults import note_fault
 from services.dashboard.live.acceptance import acceptance
 from services.dashboard.live.freshness import legs, newest_live
@@ -66,7 +73,7 @@ class StateReader:
         self._series: ThrottledValue[Series] = ThrottledValue()
         self._subject = ""
         self._pulses = Pulses()
-        self._looked_at = time.monotonic()
+        self._began_at = self._looked_at = time.monotonic()
         LEDGER_LOOK_AGE.labels(policy).set_function(lambda: time.monotonic() - self._looked_at)
 
     def read(self, now: float) -> State:
@@ -81,6 +88,10 @@ class StateReader:
             totals = self._totals.get(lambda: read_totals(connection))
             rollout = self._read_rollout(connection, rows.arms, now)
             processes = statuses(self._pulses.states(heartbeats.read(connection, self._policy), now), now)
+            unheld = unheld_seconds(connection, self._policy)
+        TRAINER_MISSING_SECONDS.labels(self._policy).set(
+            time.monotonic() - self._began_at if unheld is None else unheld
+        )
         # The log is read after the positions: records appended between the two count as waiting.
         topics = {
             topic: self._traffic.read(topic, group, rows.positions, now, tracked=topic not in UNTRACKED)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from commands.home import claimed
@@ -83,3 +85,23 @@ def test_watching_ends_when_told(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path, {}, lambda _: None)
     supervisor.watch(stop)  # returns at once, and starts nothing
     assert supervisor.children == {}
+
+
+@pytest.mark.slow
+def test_prometheus_is_told_of_a_child_that_never_lives(tmp_path: Path) -> None:
+    """A home without settings: every child ends at once, long before it could be asked. Seen from outside, as Prometheus does."""
+    supervisor = Supervisor(tmp_path, {}, lambda _: None)
+    supervisor.start()
+    targets = {
+        entry["labels"]["process"]: entry["targets"][0] for entry in json.loads((tmp_path / "targets.json").read_text())
+    }
+    own = f"http://{targets['supervisor']}/metrics"
+    assert httpx.get(own).text.count('millrace_child_ends_total{child="') == 4
+    assert 'millrace_child_ends_total{child="episodes"} 0.0' in httpx.get(own).text
+    supervisor.children["episodes"].process.kill()
+    supervisor.children["episodes"].process.wait()
+    supervisor._look_after(supervisor.children["episodes"])
+    assert 'millrace_child_ends_total{child="episodes"} 1.0' in httpx.get(own).text
+    supervisor.stop()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(own)

@@ -98,3 +98,16 @@ def test_a_trouble_of_the_process_keeps_it_unready_until_it_is_over() -> None:
     assert (answer.status, json.loads(answer.body)["problems"]) == (503, {"gate": "no verdict: the judge is away"})
     trouble("gate", None)
     assert operations.answer("/ready").status == 200
+
+
+def test_what_fails_again_and_again_is_a_metric_too() -> None:
+    trouble("gate", "no engine")
+    assert REGISTRY.get_sample_value("millrace_trouble", {"name": "gate"}) == 1.0
+    trouble("gate", None)
+    assert REGISTRY.get_sample_value("millrace_trouble", {"name": "gate"}) == 0.0
+
+
+def test_the_clock_is_read_at_each_scrape() -> None:
+    Operations()
+    before = time.time()
+    assert before <= (REGISTRY.get_sample_value("millrace_clock_timestamp_seconds") or 0.0) <= time.time()

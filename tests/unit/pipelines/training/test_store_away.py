@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from pipelines.training.publisher import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS
 from pipelines.training.worker import Trainer
@@ -49,6 +50,7 @@ def test_steps_go_on_and_the_version_is_sent_as_it_was_cut(world: World) -> None
     assert not same(cut, trainer._learner.tensors())
     assert (trainer.state.version, world.arm("candidate"), world.arm("live")) == (1, None, 0)
     assert away(world).num_refused == 1, "it is not asked again before it is time"
+    assert REGISTRY.get_sample_value("millrace_publish_failing") == 1.0
 
     away(world).is_away = False
     world.now += FIRST_RETRY_SECONDS
@@ -56,6 +58,7 @@ def test_steps_go_on_and_the_version_is_sent_as_it_was_cut(world: World) -> None
     assert same(world.store.load("tiny", 1), cut)
     assert (world.store.manifest("tiny", 1).step, world.store.manifest("tiny", 1).num_samples) == (step, 8)
     assert world.arm("live") == 1
+    assert REGISTRY.get_sample_value("millrace_publish_failing") == 0.0
     world.turns(trainer, 3)
     assert 2 in world.store.versions("tiny")
 

@@ -2,10 +2,12 @@ import math
 import time
 
 import pytest
+from prometheus_client import REGISTRY
 from sqlalchemy import delete, func, insert, select, update
 
 from contracts import ledger, tables
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
+from runtime.lease import Lease
 from runtime.settings import Settings
 from services.dashboard.formatting import percent, version
 from services.dashboard.live.answers import MAX_BUCKETS, MIN_IN_BUCKET, MIN_LABELS, answers_over_time
@@ -218,3 +220,23 @@ def test_a_run_of_answers_keeps_silence_apart_from_refusal() -> None:
 def test_a_chart_has_a_bounded_number_of_points(number: int) -> None:
     columns = answers_over_time([ScoredAnswer(float(-place), 1, 1.0) for place in range(number)])
     assert bool(number) <= len(columns["at"]) <= MAX_BUCKETS
+
+
+def test_a_policy_without_a_trainer_is_told(seeded: Settings, reader_of: ReaderOf) -> None:
+    def missing() -> float | None:
+        return REGISTRY.get_sample_value("millrace_trainer_missing_seconds", {"policy": POLICY})
+
+    reader, database = reader_of(seeded), seeded.database()
+    with database.transaction() as connection:
+        connection.execute(delete(tables.training_lease))
+    reader.read(STARTED)
+    assert 0.0 < (missing() or 0.0) < 60.0, "since this dashboard began to look"
+    lease = Lease.acquire(database, POLICY)
+    reader.read(STARTED)
+    assert missing() == 0.0
+    with database.transaction() as connection:
+        connection.execute(update(tables.training_lease).values(renewed_at=time.time() - 90))
+    reader.read(STARTED)
+    assert (missing() or 0.0) >= 90.0
+    lease.release()
+    database.close()

@@ -1,0 +1,35 @@
+"""How much space is left on the disks that this process writes to, measured at each scrape.
+
+In: the folders of a home. Out: gauges. Waits for: nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from runtime.metrics import DISK_FREE_BYTES, DISK_SIZE_BYTES
+
+
+def watch_disks(folders: Mapping[str, Path]) -> None:
+    """Measure the disks of these folders, by name; one that several share is measured once, under its first name.
+
+    A folder that is not there yet is on the disk of the nearest folder above it.
+    """
+    seen = set[int]()
+    for name, folder in folders.items():
+        existing = next(path for path in (folder, *folder.resolve().parents) if path.exists())
+        if (device := existing.stat().st_dev) not in seen:
+            seen.add(device)
+            DISK_FREE_BYTES.labels(name).set_function(partial(_measured, existing, lambda usage: usage.free))
+            DISK_SIZE_BYTES.labels(name).set_function(partial(_measured, existing, lambda usage: usage.total))
+
+
+def _measured(folder: Path, part: Callable[[shutil._ntuple_diskusage], int]) -> float:
+    try:
+        return float(part(shutil.disk_usage(folder)))
+    except OSError:  # the folder is gone; no number is more honest than an old one
+        return math.nan
