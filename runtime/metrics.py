@@ -34,7 +34,7 @@ LAST_STEP_NAME = "millrace_last_step_timestamp_seconds"
 LAST_STEP = Gauge(LAST_STEP_NAME, "When the main loop of this process last finished a step.")
 CLOCK = Gauge("millrace_clock_timestamp_seconds", "This process's clock, read at each scrape.")
 TROUBLE = Gauge(
-    "millrace_trouble", "1 while a part of the process fails again and again; /ready has the reason.", ["name"]
+    "millrace_trouble", "1 while a part of the process fails again and again; its log has the reason.", ["name"]
 )
 DISK_FREE_BYTES = Gauge("millrace_disk_free_bytes", "Free space where this process writes.", ["disk"])
 DISK_SIZE_BYTES = Gauge("millrace_disk_size_bytes", "Size of the disk where this process writes.", ["disk"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import msgspec
 import structlog
 
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
+from runtime.metrics import TROUBLE
 from runtime.operations import step_done
 from services.engine.engine import Engine
 
@@ -97,6 +99,8 @@ class Follower:
         self._arms = engine.slots if arms is None else arms
         self.fatal: InvalidSettings | None = None
         self._problems: dict[str, UpdateProblem] = {}
+        for subject in (*self._arms, _ASSIGNMENTS):
+            TROUBLE.labels(f"update of {subject}").set_function(partial(self._is_failing, subject))
         self._stopping = threading.Event()
         self._awake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-follower", daemon=True)
@@ -118,6 +122,9 @@ class Follower:
     def problems(self) -> dict[str, UpdateProblem]:
         """The current problems by arm; under `assignments`, that they cannot be read."""
         return dict(self._problems)
+
+    def _is_failing(self, subject: str) -> float:
+        return float(subject in self._problems)
 
     def step(self, now: float) -> None:
         """Read the assignments once and act on them."""

@@ -36,7 +36,7 @@ def counters() -> dict[str, tuple[str, Counter]]:
     """By the name of the series: name and object of every counter with labels that an alarm uses."""
     asked = {name for rule in RULES.values() for name in re.findall(r"\bmillrace_[a-z_]+_total", rule["expr"])}
     kept = {name: metric for name, metric in vars(metrics).items() if isinstance(metric, Counter)}
-    found = {f"{metric.describe()[0].name}_total": (name, metric) for name, metric in kept.items()}
+    found = {f"{metric._name}_total": (name, metric) for name, metric in kept.items()}
     return {series: found[series] for series in asked if found[series][1]._labelnames}
 
 

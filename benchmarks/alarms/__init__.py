@@ -1,0 +1,1 @@
+"""Which alarm names which fault, and how fast."""

@@ -1,0 +1,97 @@
+"""Breaks a home in turn, and notes which alarm fired after how many seconds, in a real Prometheus.
+
+usage: sudo python -m benchmarks.alarms [--scrape 5] [--only TEXT] [--quick]
+
+In: nothing. Out: a table and a dated JSON file; status 1 if a break was not named within a minute, or anything fired while all was well.
+Needs Debian's `prometheus` and root, for a small disk of its own; with `faketime` also the clock is tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.alarms.breaks import Break, all_breaks
+from benchmarks.alarms.world import World, until
+from benchmarks.report import print_table, write_report
+
+NAMED_WITHIN_SECONDS = 60.0
+_LONGEST_SECONDS, _CALM_SECONDS, _QUIET_SECONDS = 120.0, 300.0, 60.0
+_USERS_SECONDS = 60.0
+_LOOK_SECONDS = 0.25
+
+
+def main() -> int:
+    """Break and note."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scrape", type=float, default=5.0, help="seconds between two scrapes")
+    parser.add_argument("--only", default="", help="only breaks whose name has this text")
+    parser.add_argument("--quick", action="store_true", help="write no file")
+    options = parser.parse_args()
+    if shutil.which("prometheus") is None:
+        print("no prometheus: apt-get install prometheus", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="millrace-alarms-") as folder:
+        world = World(Path(folder), options.scrape)
+        with world.running():
+            quiet = _quiet(world)
+            print(f"all is well: {quiet or 'nothing fires'}", flush=True)
+            rows = [_try(world, one) for one in all_breaks() if options.only in one.name]
+    table = [(row["break"], row["alarm"] or "none", row["seconds"] or "-", ", ".join(row["others"])) for row in rows]
+    print_table(f"scrape every {options.scrape:g} s", ("break", "alarm", "seconds", "also firing"), table)
+    good = not quiet and all(row["alarm"] and row["seconds"] <= NAMED_WITHIN_SECONDS for row in rows)
+    if not options.quick:
+        print(
+            write_report(
+                "alarms", {"scrape_seconds": options.scrape, "fired_while_well": quiet, "breaks": rows, "good": good}
+            )
+        )
+    return 0 if good else 1
+
+
+def _quiet(world: World) -> list[str]:
+    """What fires within a minute of work by users and as much rest; [] is right."""
+    fired = set[str]()
+    working = threading.Thread(target=world.users, args=(_USERS_SECONDS,))
+    working.start()
+    ends = time.monotonic() + _USERS_SECONDS + _QUIET_SECONDS
+    while time.monotonic() < ends or working.is_alive():
+        fired |= {" ".join(name) for name in world.alarms() or ()}
+        time.sleep(_LOOK_SECONDS)
+    return sorted(fired)
+
+
+def _try(world: World, one: Break) -> dict[str, Any]:
+    """One break: its alarm's words, the seconds from when it was broken until it fired, and what else began to fire."""
+    wanted = (one.alarm, one.process)
+    until(
+        lambda: (firing := world.alarms()) is not None and wanted not in firing, _CALM_SECONDS, f"{wanted} does not end"
+    )
+    before = world.alarms() or {}
+    row: dict[str, Any] = {"break": one.name, "alarm": None, "seconds": None, "summary": None, "others": []}
+    if one.users:
+        threading.Thread(target=world.users, args=(_LONGEST_SECONDS,), daemon=True).start()
+        time.sleep(_USERS_SECONDS / 4)
+    with one.broken(world):
+        began = time.monotonic()
+        while row["alarm"] is None and time.monotonic() < began + _LONGEST_SECONDS:
+            firing = world.alarms() or {}
+            row["others"] = sorted(
+                {*row["others"], *(" ".join(name) for name in firing if name not in {*before, wanted})}
+            )
+            if wanted in firing:
+                seconds = round(time.monotonic() - began, 1)
+                row |= {"alarm": one.alarm, "seconds": seconds, "summary": firing[wanted]}
+            time.sleep(_LOOK_SECONDS)
+    print(row, flush=True)
+    return row
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""The ways in which `benchmarks.alarms` breaks a home, each undone at the end, and which alarm should name it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
+
+import psutil
+
+from benchmarks.alarms.world import World, free_port, until
+from benchmarks.paths import ROOT
+from contracts import assignments
+from contracts.assignments import CANDIDATE
+from contracts.errors import InvalidSettings, LeaseHeld, Unavailable
+from contracts.event_log import Message
+from contracts.topics import GENERATIONS
+from runtime.lease import Lease
+from runtime.settings import load_settings
+
+_NO_BYTES = 900_000
+_FILL_BYTES = 2**20
+_BEAT_SECONDS, _CUT_SECONDS = 0.05, 180.0
+
+
+class Break(NamedTuple):
+    """A fault, the alarm that must name it, and for which process ("" where the alarm names none)."""
+
+    name: str
+    alarm: str
+    process: str
+    broken: Callable[[World], AbstractContextManager[None]]
+    users: bool = False
+    """People work meanwhile."""
+
+
+@contextmanager
+def crash_loop(world: World, process: str = "rewards") -> Iterator[None]:
+    """Kill a stage, with signal 9, as often as it comes back."""
+    with _again_and_again(lambda: _kill(world, process)):
+        yield
+
+
+@contextmanager
+def stopped(world: World, process: str) -> Iterator[None]:
+    """A process that stands still: SIGSTOP."""
+    child = world.child(process)
+    if child is None:
+        raise InvalidSettings(f"{process} does not run")
+    child.suspend()
+    try:
+        yield
+    finally:
+        child.resume()
+
+
+@contextmanager
+def no_bytes(world: World) -> Iterator[None]:
+    """The candidate is a version whose bytes are not in the store: no engine can hold it, and the gate cannot ask it."""
+    _point(world, _NO_BYTES)
+    try:
+        yield
+    finally:
+        _point(world, None)
+
+
+@contextmanager
+def another_trainer(world: World) -> Iterator[None]:
+    """The trainer dies, and a twin that trains nothing takes its lease first."""
+    database, policy = load_settings(world.home).database(), load_settings(world.home).policy
+    _kill(world, "training")
+    lease: Lease | None = None
+    while lease is None:
+        try:
+            lease = Lease.acquire(database, policy)
+        except (LeaseHeld, Unavailable):
+            _kill(world, "training")
+    try:
+        with lease.kept_alive():
+            yield
+    finally:
+        database.close()
+
+
+@contextmanager
+def full_store(world: World) -> Iterator[None]:
+    """The disk of the weight store is filled to the last byte."""
+    junk = world.home / "weights" / "junk"
+    with junk.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(os.urandom(_FILL_BYTES))
+        except OSError:
+            pass
+    try:
+        yield
+    finally:
+        junk.unlink()
+
+
+@contextmanager
+def refused_version(world: World) -> Iterator[None]:
+    """The same, until the trainer was refused a version for the first time."""
+    log = world.home / "logs" / "training.log"
+    began = log.stat().st_size
+    with full_store(world):
+        until(lambda: b"version not published yet" in log.read_bytes()[began:], _CUT_SECONDS, "no version was cut")
+        yield
+
+
+@contextmanager
+def clock_ahead(world: World) -> Iterator[None]:
+    """A second `release` whose clock is ten minutes ahead, as libfaketime has it."""
+    port = free_port()
+    command = ["faketime", "-f", "+10m", sys.executable, str(ROOT / "millrace.py"), "release", f"--home={world.home}"]
+    environment = os.environ | {"MILLRACE_OPERATIONS": f"127.0.0.1:{port}", "PYTHONPATH": str(ROOT)}
+    with (world.home / "logs" / "release-ahead.log").open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=ROOT)  # noqa: S603 ours
+    target = {"targets": [f"127.0.0.1:{port}"], "labels": {"process": "release", "replica": "ahead"}}
+    world.other_targets.write_text(json.dumps([target]))
+    try:
+        yield
+    finally:
+        world.other_targets.write_text("[]")
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.terminate()
+        process.terminate()
+        process.wait(60)
+
+
+@contextmanager
+def bad_record(world: World) -> Iterator[None]:
+    """One record that nobody can read."""
+    event_log = load_settings(world.home).event_log()
+    event_log.append([Message(GENERATIONS, 0, "chatcmpl-none/0", b"\xc1 not msgpack")])
+    event_log.close()
+    yield
+
+
+BREAKS = (
+    Break("a stage crash-loops: rewards, kill -9", "ProcessRestarting", "rewards", crash_loop),
+    Break("the gate waits: release stands still", "ProcessDown", "release", lambda world: stopped(world, "release")),
+    Break("the gate waits: its candidate has no bytes", "WorkFails", "engine", no_bytes),
+    Break("the trainer stands still", "TrainerWithoutLease", "", lambda world: stopped(world, "training")),
+    Break("another process holds the trainer's lease", "ProcessRestarting", "training", another_trainer),
+    Break("the disk of the weight store is full", "DiskFull", "", full_store),
+    Break("nothing can be published: the same, with users", "PublishingFails", "", refused_version, users=True),
+    Break("the engine stands still", "ProcessDown", "engine", lambda world: stopped(world, "engine")),
+    Break("a record that nobody can read", "DeadLetters", "", bad_record),
+)
+CLOCK = Break("the clock of a replica is ten minutes ahead", "ClockOff", "release", clock_ahead)
+
+
+def all_breaks() -> tuple[Break, ...]:
+    """Those that can be tried here; the clock needs Debian's `faketime`."""
+    return (*BREAKS[:-1], CLOCK, BREAKS[-1]) if shutil.which("faketime") else BREAKS
+
+
+def _kill(world: World, process: str) -> None:
+    child = world.child(process)
+    if child is not None:
+        os.kill(child.pid, signal.SIGKILL)
+
+
+@contextmanager
+def _again_and_again(act: Callable[[], None]) -> Iterator[None]:
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(_BEAT_SECONDS):
+            act()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _point(world: World, version: int | None) -> None:
+    settings = load_settings(world.home)
+    database = settings.database()
+    with database.transaction() as connection:
+        arm = assignments.lock(connection, settings.policy).get(CANDIDATE)
+        assignments.move(
+            connection, policy=settings.policy, arm=CANDIDATE, version=version,
+            expected_epoch=0 if arm is None else arm.epoch, writer="benchmark", reason="a version without bytes",
+        )  # fmt: skip
+    database.close()

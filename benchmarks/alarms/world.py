@@ -1,0 +1,150 @@
+"""What `benchmarks.alarms` breaks: `millrace up` with the demo's product and its users, and Debian's Prometheus that watches it.
+
+In: a folder, two free ports. Out: the alarms that Prometheus says are firing. Waits for: both to be ready.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import yaml
+
+from benchmarks.paths import BASE, EXAMPLE, ROOT
+from contracts.errors import InvalidSettings
+
+STORE_BYTES = 256 * 2**20
+_READY_SECONDS = 180.0
+_SCRAPE_SECONDS = 10.0
+
+
+class World:
+    """A started home. `other_targets`: more targets for Prometheus, read again every few seconds."""
+
+    def __init__(self, folder: Path, scrape_seconds: float) -> None:
+        self.home, self.port, self._prometheus_port = folder / "home", free_port(), free_port()
+        self._folder = folder
+        self._scrape = scrape_seconds
+        self.other_targets = folder / "other.json"
+        self.app_key = ""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Start the home, its Prometheus and, once, enough users for a few versions."""
+        with ExitStack() as stack:
+            stack.enter_context(self._store_of_its_own())
+            home = stack.enter_context(self._process("home", self._up(), signal.SIGINT))
+            self._supervisor = psutil.Process(home.pid)
+            until(lambda: "operator key" in self._said("home"), _READY_SECONDS, "the home is not ready")
+            [self.app_key] = re.findall(r"app key\s+(\S+)", self._said("home"))
+            stack.enter_context(self._process("prometheus", self._prometheus(), signal.SIGTERM))
+            until(lambda: self.alarms() is not None, _READY_SECONDS, "Prometheus does not answer")
+            yield
+
+    def users(self, seconds: float) -> None:
+        """Let the demo's users work."""
+        arguments = [f"--url=http://127.0.0.1:{self.port}", f"--key={self.app_key}", f"--seconds={seconds}"]
+        command = [sys.executable, "-m", "examples.reservations.users", "--model=base", *arguments, "--users=8"]
+        with self._process("users", [*command, f"--out={self._folder / 'users.jsonl'}"], signal.SIGTERM) as process:
+            process.wait(seconds + _READY_SECONDS)
+
+    def alarms(self) -> dict[tuple[str, str], str] | None:
+        """Every firing alarm: its name and process to its summary; None while Prometheus does not answer."""
+        try:
+            answer = httpx.get(f"http://127.0.0.1:{self._prometheus_port}/api/v1/alerts", timeout=_SCRAPE_SECONDS)
+            answer.raise_for_status()
+        except httpx.HTTPError:
+            return None
+        firing = [one for one in answer.json()["data"]["alerts"] if one["state"] == "firing"]
+        return {
+            (one["labels"]["alertname"], one["labels"].get("process", "")): one["annotations"]["summary"]
+            for one in firing
+        }
+
+    def child(self, process: str) -> psutil.Process | None:
+        """A process of the home; None while it is not running."""
+        for child in self._supervisor.children():
+            try:
+                if f"millrace.py {process} " in " ".join(child.cmdline()) + " ":
+                    return child
+            except psutil.Error:
+                continue
+        return None
+
+    def _up(self) -> list[str]:
+        sentinels, task = EXAMPLE / "sentinels.jsonl", EXAMPLE / "task.toml"
+        start = [sys.executable, str(ROOT / "millrace.py"), "up", f"--policy={BASE}", f"--task={task}"]
+        return [*start, f"--home={self.home}", f"--port={self.port}", f"--sentinels={sentinels}"]
+
+    def _prometheus(self) -> list[str]:
+        """deploy/prometheus.yml, with the targets of this home."""
+        settings = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
+        settings["global"]["scrape_interval"] = f"{self._scrape:g}s"
+        settings["rule_files"] = [str(ROOT / "deploy" / "alerts.yml")]
+        [home] = [job for job in settings["scrape_configs"] if job["job_name"] == "millrace-up"]
+        home["file_sd_configs"] = [
+            {"files": [str(self.home / "targets.json"), str(self.other_targets)], "refresh_interval": "5s"}
+        ]
+        settings["scrape_configs"] = [home]
+        path = self._folder / "prometheus.yml"
+        path.write_text(yaml.safe_dump(settings))
+        listen = f"--web.listen-address=127.0.0.1:{self._prometheus_port}"
+        return ["prometheus", f"--config.file={path}", f"--storage.tsdb.path={self._folder / 'tsdb'}", listen]
+
+    @contextmanager
+    def _store_of_its_own(self) -> Iterator[None]:
+        """The weight store on a small disk of its own, which only root can mount."""
+        weights = self.home / "weights"
+        weights.mkdir(parents=True)
+        run("mount", "-t", "tmpfs", "-o", f"size={STORE_BYTES}", "millrace-alarms", str(weights))
+        try:
+            yield
+        finally:
+            run("umount", "--lazy", str(weights))
+
+    @contextmanager
+    def _process(self, name: str, command: Sequence[str], end: signal.Signals) -> Iterator[subprocess.Popen[bytes]]:
+        with (self._folder / f"{name}.txt").open("wb") as output:
+            environment = os.environ | {"PYTHONPATH": str(ROOT)}
+            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, env=environment)  # noqa: S603 ours
+        try:
+            yield process
+        finally:
+            process.send_signal(end)
+            try:
+                process.wait(_READY_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def _said(self, name: str) -> str:
+        return (self._folder / f"{name}.txt").read_text(errors="replace")
+
+
+def until(is_so: Callable[[], bool], seconds: float, otherwise: str) -> None:
+    """Wait until it is so. Raises InvalidSettings after `seconds`."""
+    ends = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > ends:
+            raise InvalidSettings(f"{otherwise} after {seconds:.0f} s")
+        time.sleep(0.5)
+
+
+def run(*command: str) -> None:
+    """Run a program of the system. Raises CalledProcessError."""
+    subprocess.run(command, check=True)  # noqa: S603 our own command
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
