@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
 from policy.weights import tensors_of
@@ -64,10 +65,12 @@ def test_steps_bring_the_engine_along_and_keep_what_serves() -> None:
     assert engine.versions() == {"live": 1}
     assert [version for version, _ in store.staged] == [1, 5], "the second step was too early"
     assert follower.problems()["live"].code == "not_found"
+    assert REGISTRY.get_sample_value("millrace_trouble", {"name": "update of live"}) == 1.0
     store.add(5, store.weights[2], parent=2)
     follower.step(now=1)
     assert engine.versions() == {"live": 5}
     assert follower.problems() == {}
+    assert REGISTRY.get_sample_value("millrace_trouble", {"name": "update of live"}) == 0.0
     engine.close()
 
 
