@@ -11,7 +11,7 @@ In: one snapshot of the database, and the log as it is after it. Out: an `Accoun
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -83,7 +83,7 @@ def account(
     closed = set() if deep else _closed_days(seals) - {day_of(hour) for hour in side.hours}
     which = queries.ids_outside([range_of(day) for day in closed])
     say("database: comparing every row")
-    rows = ((row.completion_id, row.choice) for row in queries.rows_of(connection, which, lambda: None))
+    rows = ((row.completion_id, row.choice) for gap in which for row in queries.rows_of(connection, gap, lambda: None))
     difference = compare(side, rows)
     unknown = sort_out(difference, positions, letters, queries.keys_being_sent_again(connection), side.damaged)
     orphans = find_orphans(connection, difference.orphans, side, lost_at)
@@ -99,7 +99,7 @@ def account(
             )
         return again._replace(problems=[*found.broken_seals, *again.problems], new_seals=None)
     say("database: comparing states with outcomes")
-    counts = generation_counts(connection, *which)
+    counts = _add(generation_counts(connection, *gap) for gap in which)
     problems = [
         *found.problems,
         *_about_log(connection, side, positions),
@@ -128,6 +128,13 @@ def account(
 
 def _closed_days(seals: Mapping[SealKey, Seal]) -> set[str]:
     return {key.day for key, seal in seals.items() if seal.closed_at is not None}
+
+
+def _add(parts: Iterable[LedgerCounts]) -> LedgerCounts:
+    states: Counter[str] = Counter()
+    for part in parts:
+        states.update(part.states)
+    return LedgerCounts(sum(states.values()), dict(states))
 
 
 def _counted(
@@ -174,13 +181,13 @@ def _about_seals(seals: Mapping[SealKey, Seal]) -> list[str]:
     ]
 
 
-def _about_states(connection: Connection, which: list[queries.Condition], counts: LedgerCounts) -> list[str]:
+def _about_states(connection: Connection, which: list[list[queries.Condition]], counts: LedgerCounts) -> list[str]:
     problems = [
         f"{number} generations have the state {state!r}, which has no name"
         for state, number in sorted(counts.states.items())
         if state not in GENERATION_STATES
     ]
-    wrong = list(queries.wrong_states(connection, which))
+    wrong = [item for gap in which for item in queries.wrong_states(connection, gap)]
     for item in wrong[:MOST_NAMED]:
         told = f"its outcomes say {item.expected}" if item.expected else "no outcome says so"
         problems.append(f"generation {item.key} is {item.state}, and {told}")

@@ -53,7 +53,7 @@ def find_orphans(
     connection: Connection, orphans: Mapping[int, Words], side: LogSide, lost_at: float | None
 ) -> OrphanRows:
     """Read the rows without a record again, an hour at a time."""
-    sums: dict[SealKey, list[int]] = {}
+    sums: dict[SealKey, KeySum] = {}
     fresh: dict[SealKey, list[str]] = {}
     lost: set[SealKey] = set()
     for hour, hashes in orphans.items():
@@ -63,12 +63,12 @@ def find_orphans(
             if (value := hash_of(key)) not in wanted:
                 continue
             place = SealKey(day_of(hour), partition)
-            sums.setdefault(place, []).append(value)
+            sums[place] = sums.get(place, KeySum()).plus(KeySum(1, value))
             if lost_at is not None and joined_at <= lost_at:
                 lost.add(place)
             elif not _is_before_log(side, partition, completion_id):
                 fresh.setdefault(place, []).append(key)
-    return OrphanRows({place: sum_of(values) for place, values in sums.items()}, fresh, lost)
+    return OrphanRows(sums, fresh, lost)
 
 
 def explain(

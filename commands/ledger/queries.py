@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Column, ColumnElement, Connection, String, Table, and_, cast, exists, func, or_, select, tuple_
+from sqlalchemy import Column, ColumnElement, Connection, String, Table, and_, cast, exists, func, select, tuple_
 
 from contracts.ids import parse_sample_key, sample_key
 from contracts.ledger import PENDING, effective_state
@@ -113,11 +113,17 @@ def ids_between(first: str, after: str) -> ColumnElement[bool]:
     return and_(generation.c.completion_id >= first, generation.c.completion_id < after)
 
 
-def ids_outside(ranges: Collection[tuple[str, str]]) -> list[ColumnElement[bool]]:
-    """Rows outside of all these ranges."""
-    return [
-        or_(generation.c.completion_id < first, generation.c.completion_id >= after) for first, after in sorted(ranges)
-    ]
+def ids_outside(ranges: Collection[tuple[str, str]]) -> list[list[Condition]]:
+    """Rows outside of all these ranges, as one list of conditions for each gap between them: a database seeks to each."""
+    gaps: list[list[Condition]] = []
+    after: str | None = None
+    stops: list[tuple[str | None, str | None]] = [*sorted(ranges), (None, None)]
+    for first, end in stops:
+        if after is None or first is None or after < first:
+            bounds: list[Condition] = [generation.c.completion_id >= after] if after is not None else []
+            gaps.append(bounds + ([generation.c.completion_id < first] if first is not None else []))
+        after = end
+    return gaps
 
 
 def users_rows(connection: Connection) -> Iterator[tuple[str, str]]:
