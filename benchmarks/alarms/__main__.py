@@ -29,7 +29,9 @@ _LOOK_SECONDS = 0.25
 
 def main() -> int:
     """Break and note."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.alarms", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--scrape", type=float, default=5.0, help="seconds between two scrapes")
     parser.add_argument("--only", default="", help="only breaks whose name has this text")
     parser.add_argument("--quick", action="store_true", help="write no file")
