@@ -45,7 +45,9 @@ GUARDRAILS: Mapping[str, Metric] = {
         Metric("misshapen", "misshapen answers", "lower"),
         Metric("invalid_tool_call", "invalid tool calls", "lower"),
         Metric(TOKENS, "tokens per answer", "lower", is_log=True, added=1.0),
-        Metric(SECONDS, "seconds per answer", "lower", is_log=True, added=UNFELT_SECONDS, blames_version=False),
+        Metric(
+            SECONDS, "seconds per answer (.1 s added)", "lower", is_log=True, added=UNFELT_SECONDS, blames_version=False
+        ),
     )
 }
 """Fast facts by their name in `AnswerRow.metrics`. """
