@@ -114,7 +114,7 @@ def test_nothing_is_lost_and_each_round_is_one_row(rounds: Rounds) -> None:
 
 def test_four_of_five_rounds_go_well_in_the_end(rounds: Rounds) -> None:
     ends = [item["positive"] for item in rounds.clients if item["kind"] == "signal"]
-    assert len(ends) >= 2 * WINDOW
+    assert len(ends) >= WINDOW, "owners stop when the last of them went well, which may be soon"
     first, last = ends[: WINDOW // 2], ends[-WINDOW:]
     assert sum(first) / len(first) <= 0.6, "the base policy needs to learn"
     assert sum(last) / len(last) >= 0.8
