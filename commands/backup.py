@@ -32,7 +32,8 @@ from runtime.settings import Settings, load_settings
 from weights.stores.opening import open_store_at
 from weights.versions.layout import policy_folder
 
-_LONGEST_PAUSE_SECONDS = 3600.0
+LONGEST_PAUSE_SECONDS = 3600.0
+"""PostgreSQL ends a transaction that waits longer for the next table: a disk may be slow."""
 _MIB = 2**20
 SEQUENCES = "tables/sequences.json"
 
@@ -93,7 +94,7 @@ def _taken(settings: Settings, *, with_weights: bool) -> Iterator[_Taken]:
     with ExitStack() as stack:
         database = Database(
             settings.database_url or f"sqlite:///{settings.home / 'millrace.db'}",
-            longest_pause_seconds=_LONGEST_PAUSE_SECONDS,
+            longest_pause_seconds=LONGEST_PAUSE_SECONDS,
         )
         stack.callback(database.close)
         with database.snapshot() as connection:

@@ -12,6 +12,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -19,7 +20,7 @@ import msgspec
 import typer
 
 from commands import options
-from commands.backup import SEQUENCES, left_out
+from commands.backup import LONGEST_PAUSE_SECONDS, SEQUENCES, left_out
 from contracts.errors import Conflict, InvalidSettings, Unavailable
 from runtime import schema
 from runtime.backup import tables
@@ -60,13 +61,9 @@ def restore(  # noqa: PLR0917 options of the command line
         staging.mkdir(parents=True, mode=0o700)
         unpack(file, staging)
         written = _write_settings(staging / "home", header, home, given)
-        places = _places(header, written)
-        try:
+        with _places(header, written) as places:
             _fill(places, header, staging)
             _name(staging / "home", home)
-        finally:
-            if places.database is not None:
-                places.database.close()
     except OSError as error:
         raise Unavailable(
             f"{home} cannot be made ({error.strerror or error}): free space, or name another --home"
@@ -125,7 +122,8 @@ def _moved(value: Any, old: str, new: str) -> Any:
     return value
 
 
-def _places(header: BackupHeader, written: Mapping[str, Any]) -> _Places:
+@contextmanager
+def _places(header: BackupHeader, written: Mapping[str, Any]) -> Iterator[_Places]:
     """Open the database and the bucket. Raises Conflict: one is not empty."""
     bucket = open_store_at(written["weights_url"]).objects if header.weights == "bucket" else None
     if bucket is not None and next(iter(bucket.list_below(policy_folder(header.policy))), None) is not None:
@@ -134,10 +132,14 @@ def _places(header: BackupHeader, written: Mapping[str, Any]) -> _Places:
             "--weights, or take the backup with --no-weights and keep this one"
         )
     if header.database == "sqlite":
-        return _Places(None, bucket)
-    database = Database(written["database_url"], longest_pause_seconds=3600)
-    tables.require_empty(database)
-    return _Places(database, bucket)
+        yield _Places(None, bucket)
+        return
+    database = Database(written["database_url"], longest_pause_seconds=LONGEST_PAUSE_SECONDS)
+    try:
+        tables.require_empty(database)
+        yield _Places(database, bucket)
+    finally:
+        database.close()
 
 
 def _fill(places: _Places, header: BackupHeader, staging: Path) -> None:
