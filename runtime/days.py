@@ -111,6 +111,15 @@ def held_days(connection: Connection) -> list[str]:
     return sorted(name for name in _children(connection) if _day(name) is not None)
 
 
+def missing_days(connection: Connection, now: float) -> list[str]:
+    """Names of the partitions of today and tomorrow that are not there; rows of these days would land in the default one."""
+    if connection.dialect.name == "sqlite":
+        return []
+    held, today = set(_children(connection)), datetime.fromtimestamp(now, UTC).date()
+    wanted = (_name(table, today + timedelta(days=number)) for number in (0, 1) for table in PARTITIONED)
+    return [name for name in wanted if name not in held]
+
+
 def make_again(connection: Connection, names: Collection[str]) -> None:
     """Make partitions of these names, which `held_days` gave of another database. Raises ValueError: no such name."""
     for name in sorted(names):

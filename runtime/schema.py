@@ -77,6 +77,11 @@ def require_same(connection: Connection) -> None:
     )
 
 
+def is_read_only(connection: Connection) -> bool:
+    """Whether PostgreSQL takes no writes: it is a standby, or was told so."""
+    return bool(connection.exec_driver_sql("SHOW transaction_read_only").scalar_one() == "on")
+
+
 def _config() -> Config:
     found = Config()
     found.set_main_option("script_location", str(_MIGRATIONS))
