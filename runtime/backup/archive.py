@@ -1,6 +1,6 @@
 """The file of a backup: a tar archive that names its release first, and the hash of everything last.
 
-    header.json              who made it, of what, when: see `BackupHeader`
+    header.json              which release, home and moment: see `BackupHeader`
     home/...                 files of the home
     tables/<table>/<number>  the rows of a PostgreSQL table, in pieces of COPY's text
     weights/...              objects of a bucket
