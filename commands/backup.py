@@ -99,8 +99,6 @@ def _taken(settings: Settings, *, with_weights: bool) -> Iterator[_Taken]:
         stack.callback(database.close)
         with database.snapshot() as connection:
             schema.require_same(connection)
-        event_log = settings.event_log()
-        stack.callback(event_log.close)
         found: list[Connection] = []
 
         def take_rows() -> None:
@@ -110,9 +108,7 @@ def _taken(settings: Settings, *, with_weights: bool) -> Iterator[_Taken]:
 
         cut = stack.enter_context(home_cut(settings.home, take_rows))
         rows = found[0] if found else None
-        ends = {
-            topic: {str(part): end for part, end in state.ends.items()} for topic, state in event_log.describe().items()
-        }
+        ends = _ends(settings)
         header = BackupHeader(
             format=FORMAT,
             release=schema.release(),
@@ -128,6 +124,19 @@ def _taken(settings: Settings, *, with_weights: bool) -> Iterator[_Taken]:
             days=() if rows is None else tuple(held_days(rows)),
         )
         yield _Taken(header, cut, rows)
+
+
+def _ends(settings: Settings) -> dict[str, dict[str, int]]:
+    """Where the log ends, by topic and partition; nothing if it is away: a backup is wanted then, too."""
+    event_log = settings.event_log()
+    try:
+        found = event_log.describe()
+    except Unavailable as error:
+        print(f"the log's ends are not noted: {error.message}")
+        return {}
+    finally:
+        event_log.close()
+    return {topic: {str(partition): end for partition, end in state.ends.items()} for topic, state in found.items()}
 
 
 def _write_rows(writer: BackupWriter, rows: Connection) -> None:

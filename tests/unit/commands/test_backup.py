@@ -10,10 +10,12 @@ import pytest
 from commands.backup import backup
 from commands.process import check_release
 from commands.restore import restore
-from contracts.errors import Conflict, Damaged, InvalidSettings
+from contracts.errors import Conflict, Damaged, InvalidSettings, Unavailable
+from contracts.event_log import TopicState
 from pipelines.release.settings import ReleaseSettings
 from runtime import schema
-from runtime.settings import load_section, load_settings
+from runtime.log.local import LocalLog
+from runtime.settings import Settings, load_section, load_settings, write_settings
 
 
 def every_row(home: Path) -> dict[str, list[tuple[object, ...]]]:
@@ -116,6 +118,25 @@ def test_a_server_for_what_is_in_the_home_is_refused(seeded_home: Path, tmp_path
     with pytest.raises(InvalidSettings, match="--database does not fit: what it names is in the home of this backup"):
         restore(tmp_path / "b", tmp_path / "to", "postgresql+psycopg://x@y/z")
     assert not (tmp_path / "to").exists()
+
+
+def test_a_backup_is_taken_while_kafka_is_away_and_says_that_its_records_are_not_in_it(
+    seeded_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AwayLog(LocalLog):
+        def describe(self) -> dict[str, TopicState]:
+            raise Unavailable("no broker answers")
+
+    monkeypatch.setattr(Settings, "event_log", lambda _: AwayLog(tmp_path / "away"))
+    settings = load_settings(seeded_home).model_copy(update={"kafka": "127.0.0.1:9"})
+    write_settings(settings, {})
+    backup(tmp_path / "b", seeded_home)
+    restore(tmp_path / "b", tmp_path / "to", kafka="127.0.0.1:19")
+    said = capsys.readouterr().out
+    assert "the log's ends are not noted: no broker answers" in said
+    assert "not in it: Kafka's records" in said
+    assert f"`millrace log accept-loss --home {tmp_path / 'to'}` shows what is lost with it" in said
+    assert load_settings(tmp_path / "to").kafka == "127.0.0.1:19"
 
 
 def test_the_newest_revision_is_the_one_of_a_new_database(seeded_home: Path) -> None:
