@@ -8,7 +8,9 @@ from typing import Literal, NamedTuple
 from runtime.train_settings import TrainSettings
 
 Better = Literal["higher", "lower", "same"]
-REWARD, HEARD, TOKENS = "reward", "heard", "tokens"
+REWARD, HEARD, TOKENS, SECONDS = "reward", "heard", "tokens", "seconds"
+UNFELT_SECONDS = 0.1
+"""What takes less feels instant (Miller, "Response time in man-computer conversational transactions", 1968)."""
 
 
 class Metric(NamedTuple):
@@ -20,6 +22,8 @@ class Metric(NamedTuple):
     better: Better
     is_log: bool = False
     """True: the number is a logarithm, and differences are shown as ratio - 1. False: a share or a reward, in [0, 1]."""
+    added: float = 0.0
+    """To what the logarithm was taken of, in its unit: differences that are small beside it count for little."""
     blames_version: bool = True
     """False: the place of the canary's slots may be the cause (too few, a slow machine), so a loss revokes nothing."""
 
@@ -40,8 +44,8 @@ GUARDRAILS: Mapping[str, Metric] = {
         Metric("refuses", "refusals", "lower"),
         Metric("misshapen", "misshapen answers", "lower"),
         Metric("invalid_tool_call", "invalid tool calls", "lower"),
-        Metric(TOKENS, "tokens per answer", "lower", is_log=True),
-        Metric("seconds", "seconds per answer", "lower", is_log=True, blames_version=False),
+        Metric(TOKENS, "tokens per answer", "lower", is_log=True, added=1.0),
+        Metric(SECONDS, "seconds per answer", "lower", is_log=True, added=UNFELT_SECONDS, blames_version=False),
     )
 }
 """Fast facts by their name in `AnswerRow.metrics`. """

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from pipelines.release.train.compare import Difference
-from pipelines.release.train.metrics import HEARD, REWARD, TOKENS, Better, Metric, margin_of
+from pipelines.release.train.metrics import HEARD, REWARD, Better, Metric, margin_of
 from pipelines.release.train.sequences import one_sided, time_for
 from runtime.train_settings import TrainSettings
 
@@ -180,7 +180,5 @@ def _natural(metric: Metric, value: float) -> float:
 
 
 def _natural_mean(metric: Metric, value: float) -> float:
-    """Of logarithms, the geometric mean (tokens: of tokens + 1); what is estimated of a share stays a share."""
-    if metric.name == TOKENS:
-        return math.expm1(value)
-    return math.exp(value) if metric.is_log else min(1.0, max(0.0, value))
+    """Of logarithms, the geometric mean, less what was added; what is estimated of a share stays a share."""
+    return max(0.0, math.exp(value) - metric.added) if metric.is_log else min(1.0, max(0.0, value))

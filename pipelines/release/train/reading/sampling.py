@@ -32,12 +32,12 @@ from contracts.records import Experience, Generation, GenerationBody
 from contracts.sampling import Sampling
 from contracts.tasks import Task
 from pipelines.release.train.answers import known_until
+from pipelines.release.train.metrics import SECONDS, UNFELT_SECONDS
 
 LeftOut = Literal["not_drawn", "other_version", "unknown_task", "unreadable", "full"]
 CONTROL = "control"
 """In the column `arm`: an answer of `live` that only the learning arm is compared with."""
 _BYTES_PER_ID = 4
-_SHORTEST_SECONDS = 1e-3
 _LIFT_RATIO = 1.0
 LEARNING_RATIO = 4.0
 """Units of `live` for each of the learning arm: whoever meets an unproven version is one of few, so the comparison must not want for others."""
@@ -92,7 +92,7 @@ def facts_of(record: Generation, body: GenerationBody | None) -> dict[str, float
         "cancelled": float(record.finish_reason == "cancelled"),
     }
     if record.finish_reason in {"stop", "length"}:
-        found["seconds"] = math.log(max(_SHORTEST_SECONDS, record.finished_at - record.created_at))
+        found[SECONDS] = math.log(UNFELT_SECONDS + max(0.0, record.finished_at - record.created_at))
         if body is not None:
             found["tokens"] = math.log1p(len(body.completion_ids) // _BYTES_PER_ID)
     return found

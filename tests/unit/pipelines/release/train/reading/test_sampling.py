@@ -133,13 +133,24 @@ def test_an_answer_that_ended_early_says_nothing_about_lengths() -> None:
         "truncated": 1.0,
         "errors": 0.0,
         "cancelled": 0.0,
-        "seconds": math.log(2.0),
+        "seconds": math.log(2.1),
         "tokens": math.log1p(2),
     }
     assert facts_of(record, None).keys() == {"truncated", "errors", "cancelled", "seconds"}
     for reason, errors in (("cancelled", 0.0), ("error", 1.0)):
         facts = {"truncated": 0.0, "errors": errors, "cancelled": 1.0 - errors}
         assert facts_of(a_generation(finish_reason=reason), None) == facts
+
+
+def test_what_nobody_feels_counts_for_little_and_a_second_counts() -> None:
+    def log_seconds(seconds: float) -> float:
+        return facts_of(a_generation(finish_reason="stop", created_at=100.0, finished_at=100.0 + seconds), None)[
+            "seconds"
+        ]
+
+    assert log_seconds(0.0634) - log_seconds(0.05) < math.log1p(0.1)
+    assert log_seconds(2.0) - log_seconds(1.5) > math.log1p(0.25)
+    assert log_seconds(-1.0) == log_seconds(0.0)
 
 
 class TestScores:
