@@ -41,6 +41,8 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
     "dead-letters": Entry("commands.dead_letters:app", "List, retry or skip records that no worker could process.", _LOOK),
     "policy": Entry("commands.policy:app", "List versions, promote one, roll back; freeze or pin the arms.", _CHANGE),
     "keys": Entry("commands.keys:app", "Make API keys; manage the keys that sign versions.", _CHANGE),
+    "backup": Entry("commands.backup:backup", "Write one file with everything of a home, while it runs.", _CHANGE),
+    "restore": Entry("commands.restore:restore", "Make a home from a backup.", _CHANGE),
     "database": Entry("commands.database:app", "Drop old days from the database.", _CHANGE),
     "score": Entry("commands.rewards.score:score", "Grade answers from standard input with a verifier or task.", _REWARDS),
     "rescore": Entry("commands.rewards.rescore:run_rescore", "Show what other graders would change.", _REWARDS),

@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 
+from commands.deep import deep_findings
+from commands.deep.ports import port_findings
 from commands.engine_rows import engine_findings
 from commands.findings import Finding
 from commands.home_gates import gates_of_home
@@ -55,8 +57,8 @@ _EVERY_RECORD, _MAX_NAMED = 2**62, 10
 _SANDBOX_REMEDY = "get Linux 6.12 or newer, or `apt install bubblewrap` where user namespaces are allowed"
 
 
-def examine(home: Path) -> Iterator[Finding]:
-    """Run every check, without importing torch."""
+def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
+    """Run every check, without importing torch. `deep`: also ask everything that the home depends on."""
     version = sys.version_info[:3]
     yield Finding("python", version[:2] >= _PYTHON, True, f"{'.'.join(map(str, version))}; 3.11 or newer is needed")
     for package in _PACKAGES:
@@ -67,10 +69,15 @@ def examine(home: Path) -> Iterator[Finding]:
     )
     free = shutil.disk_usage(home if home.exists() else Path()).free / _GIB
     yield Finding("disk", free >= _FREE_GIB, True, f"{free:.0f} GiB free; {_FREE_GIB} are needed")
-    free_port = _can_bind(8400)
-    yield Finding("port 8400", free_port, False, "free" if free_port else "taken: start with --port")
     yield sandbox_of(MAKERS)
-    if (home / "millrace.toml").exists():
+    if not (home / "millrace.toml").exists():
+        free_port = _can_bind(8400)
+        yield Finding("port 8400", free_port, False, "free" if free_port else "taken: start with --port")
+        if deep:
+            yield Finding(
+                "home", False, True, f"{home} was never started, so --deep has nothing to ask: name a home with --home"
+            )
+    else:
         settings = load_settings(home)
         yield sections_finding(home)
         yield _checked("keys", lambda: _keys(settings))
@@ -84,6 +91,10 @@ def examine(home: Path) -> Iterator[Finding]:
         if settings.weights_url:
             yield _checked("weights", lambda: _bucket(str(settings.weights_url)))
         yield _checked("versions", lambda: versions_of(settings), needed=False)
+        if deep:
+            yield from deep_findings(settings)
+        else:
+            yield from port_findings(settings)
     gpu = shutil.which("nvidia-smi") is not None
     yield Finding("gpu", gpu, False, "found: try --device cuda" if gpu else "none: everything runs on the CPU")
     browser = shutil.which("chromium") is not None
@@ -117,10 +128,15 @@ def doctor(
         typer.Option(help="Folder or hub id of a base policy: say what of it is supported and what it needs."),
     ] = None,
     device: DeviceOption = "cpu",
+    *,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also ask servers, judges and ports, and look at disks and certificates.")
+    ] = False,
 ) -> int:
     """Check this machine and a home, or a policy, and say how to fix what is missing. Exit status 1 if something needed is missing."""
-    findings = list(examine(home) if policy is None else findings_of(resolve_policy(policy), device))
-    for finding in findings:
+    findings = []
+    for finding in examine(home, deep=deep) if policy is None else findings_of(resolve_policy(policy), device):
+        findings.append(finding)
         mark = "ok     " if finding.good else "MISSING" if finding.needed else "note   "
         print(f"{mark}  {finding.name:<12} {finding.says}")
     return 1 if any(finding.needed and not finding.good for finding in findings) else 0

@@ -21,6 +21,7 @@ import typer
 from commands.options import DEFAULT_HOME, HomeOption
 from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, PositionLost, Unavailable
+from runtime import schema
 from runtime.clocks import ClockWatch
 from runtime.disks import watch_disks
 from runtime.heartbeat import Heartbeat, end_heartbeats
@@ -76,6 +77,7 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
         # During the import there is nothing to finish: a signal ends the process at once.
         module = importlib.import_module(PROCESSES[name])
         check_passwords(load_settings(home), os.environ)
+        check_release(home)
         if name in _ON_THE_LOG:
             _check_log(home)
         longest = LONGEST_WORK_SECONDS if name in _LONG_WORKERS else LONGEST_STEP_SECONDS
@@ -96,6 +98,24 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
     except (InvalidSettings, InvalidTask, LogLost, PositionLost, Damaged) as error:
         print(error.message, flush=True)
         sys.exit(WRONG_SETTINGS)
+
+
+def check_release(home: Path) -> None:
+    """Refuse to run beside another release on its database.
+
+    Raises:
+        InvalidSettings: its schema is another; a database that cannot be reached now is not a reason to refuse the start.
+    """
+    database = load_settings(home).database()
+    try:
+        with database.snapshot() as connection:
+            schema.require_same(connection)
+    except Damaged:
+        raise
+    except Unavailable as error:
+        log.warning("schema not compared with this release's", reason=error.message)
+    finally:
+        database.close()
 
 
 def _check_log(home: Path) -> None:

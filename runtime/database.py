@@ -11,22 +11,19 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import sqlalchemy
-from alembic import command
-from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DatabaseError, InternalError, OperationalError, SQLAlchemyError
 
 from contracts.errors import Damaged, InvalidSettings, Unavailable
+from runtime.schema import upgrade
 
 LONGEST_PAUSE_SECONDS = 20.0
 """Longest pause between two statements of a transaction, on PostgreSQL: a relay that holds a lock may wait this long for Kafka."""
 _AWAY = (OperationalError, InternalError)  # PostgreSQL raises the second after it ended a transaction
 _BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 30.0, 0.005
-_MIGRATIONS = Path(__file__).parent.parent / "migrations"
 _UNDEFINED = frozenset({"42P01", "42703"})
 """PostgreSQL: no such table, no such column."""
 _MIGRATE = "it is of an older release: run `millrace init` of this one"
@@ -105,12 +102,9 @@ class Database:
             InvalidSettings: a newer Millrace made the database, with migrations that this one lacks.
             Unavailable: it cannot be written.
         """
-        config = Config()
-        config.set_main_option("script_location", str(_MIGRATIONS))
         with self.transaction() as connection:
-            config.attributes["connection"] = connection
             try:
-                command.upgrade(config, "head")
+                upgrade(connection)
             except CommandError as error:
                 raise InvalidSettings(
                     f"{self.url} was made by another version of Millrace ({error}); start that one, or choose another "

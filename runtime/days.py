@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
 
@@ -102,6 +102,32 @@ def make_days_now(database: Database, wall: Callable[[], float] = time.time) -> 
         Unavailable: the database cannot be used.
     """
     return make_days(database, database_time(database, wall))
+
+
+def held_days(connection: Connection) -> list[str]:
+    """Names of the partitions of days, of all tables; none in SQLite."""
+    if connection.dialect.name == "sqlite":
+        return []
+    return sorted(name for name in _children(connection) if _day(name) is not None)
+
+
+def missing_days(connection: Connection, now: float) -> list[str]:
+    """Names of the partitions of today and tomorrow that are not there; rows of these days would land in the default one."""
+    if connection.dialect.name == "sqlite":
+        return []
+    held, today = set(_children(connection)), datetime.fromtimestamp(now, UTC).date()
+    wanted = (_name(table, today + timedelta(days=number)) for number in (0, 1) for table in PARTITIONED)
+    return [name for name in wanted if name not in held]
+
+
+def make_again(connection: Connection, names: Collection[str]) -> None:
+    """Make partitions of these names, which `held_days` gave of another database. Raises ValueError: no such name."""
+    for name in sorted(names):
+        day = _day(name)
+        table = next((table for table in PARTITIONED if day is not None and _name(table, day) == name), None)
+        if day is None or table is None:
+            raise ValueError(f"{name!r} is not the name of a partition")
+        _make(connection, table, day)
 
 
 def keep_days_ahead(database: Database, stop: threading.Event) -> None:

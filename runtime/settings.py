@@ -214,19 +214,22 @@ def write_settings(settings: Settings, sections: Mapping[str, Section]) -> Path:
     }
     merged = {name: make_section(f"{path}: [{name}]", type(sections[name]), **given[name]) for name in sections}
     written = {name: section.model_dump(mode="json") for name, section in merged.items()}
-    lines = _toml_section("millrace", settings.model_dump(mode="json"))
-    for name, values in {**held, **written}.items():
-        if name != "millrace":
-            lines += ["", *_toml_section(name, values)]
+    text = to_toml({**held, **written, "millrace": settings.model_dump(mode="json")})
     settings.home.mkdir(parents=True, exist_ok=True)
     # URLs may contain passwords.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write("\n".join(lines) + "\n")
+        file.write(text)
     path.chmod(0o600)
     return path
 
 
-def _toml_section(name: str, values: dict[str, Any]) -> list[str]:
+def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text of a settings file, [millrace] first. Values that are None are left out."""
+    ordered = sorted(sections, key=lambda name: name != "millrace")
+    return "\n\n".join("\n".join(_toml_section(name, sections[name])) for name in ordered) + "\n"
+
+
+def _toml_section(name: str, values: Mapping[str, Any]) -> list[str]:
     return [f"[{name}]", *(f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None)]
 
 
