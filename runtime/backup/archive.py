@@ -210,7 +210,7 @@ def unpack(path: Path, folder: Path) -> None:
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, path: Path) -> _Entry:
     """Write one file. Names lead below the folder, whoever made the archive."""
     place = PurePosixPath(member.name)
-    is_inside = place.parts[0] in _FOLDERS and ".." not in place.parts and not place.is_absolute()
+    is_inside = bool(place.parts) and place.parts[0] in _FOLDERS and ".." not in place.parts and not place.is_absolute()
     source = archive.extractfile(member) if member.isreg() else None
     if source is None or not (is_inside or member.name == HEADER):
         raise _damaged(path, f"it holds {member.name!r}, which is no file of a backup")
