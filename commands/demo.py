@@ -70,7 +70,7 @@ DEMO_TRAIN = {
     "level": 0.01,
     "proof_level": 0.1,
     "tuned_units": 60,
-    "patience_seconds": 35.0,
+    "patience_seconds": 28.0,
 }
 """A short train: it leaves every half a minute, and sees only large harm. Ten users a second cannot show small ones."""
 SmokeOption = Annotated[
