@@ -14,6 +14,8 @@ ENVIRONMENT = $(if $(filter services,$(PROFILE)),deploy/services start && . $(SE
 CPU ?= native
 AS_avx2 := ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 AS_default := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
+# Tests that read the code itself: `make check` runs them.
+CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive docs plain_english)
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -46,8 +48,8 @@ demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
 	$(BIN)/millrace demo-seeds
 
 test: setup  ## Run the fast tests: they need no server, no GPU and no browser
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end -m "not services and not gpu and not browser and not clients and not slow and not vllm"
-	@echo "not run here: tests marked services, gpu, browser, clients, slow, vllm"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end $(CHECKS:%=--ignore %) -m "not services and not gpu and not browser and not clients and not slow and not vllm"
+	@echo "not run here: tests marked services, gpu, browser, clients, slow, vllm; what make check runs"
 
 test-torch: setup  ## Run the torch tests with the instructions of another CPU (CPU=native, avx2 or default)
 	@$(AS_$(CPU)) $(BIN)/python -c 'import torch; print("torch computes with", torch.backends.cpu.get_cpu_capability())'
@@ -92,7 +94,7 @@ check: setup  ## Format, lint, types, import rules, one meaning per name, no dea
 	$(BIN)/ruff check .
 	$(BIN)/mypy .
 	$(BIN)/lint-imports
-	$(BIN)/pytest --quiet --durations=0 tests/unit/test_architecture.py tests/unit/test_import_rules.py tests/unit/test_alive.py tests/unit/test_docs.py tests/unit/test_plain_english.py
+	$(BIN)/pytest --quiet --durations=0 $(CHECKS)
 
 clean:  ## Stop the servers, remove the environment and all runs
 	if [ -d runs/services ]; then deploy/services stop; fi

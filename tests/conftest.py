@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,15 +17,35 @@ from tests.databases import write_migrated
 from tests.torch_marker import touches_torch
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """What collection makes stays to the end: to look through it for garbage took a third of its time."""
     gc.disable()
+    session.config.add_cleanup(_trust_nobody())
 
 
 def pytest_collection_finish() -> None:
     """From here on garbage is made."""
     gc.freeze()
     gc.enable()
+
+
+def _trust_nobody() -> Callable[[], None]:
+    """Let HTTP clients load an empty list of authorities; returns what ends that.
+
+    Each client loads the whole system's list when it is made, which takes 40 ms. No test speaks TLS to the world, and those
+    that speak it here name their own authority.
+    """
+    before = {name: os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
+    folder = tempfile.TemporaryDirectory()
+    os.environ["SSL_CERT_DIR"] = folder.name
+    os.environ.pop("SSL_CERT_FILE", None)
+
+    def end() -> None:
+        del os.environ["SSL_CERT_DIR"]
+        os.environ.update({name: value for name, value in before.items() if value is not None})
+        folder.cleanup()
+
+    return end
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
