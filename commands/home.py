@@ -32,10 +32,11 @@ from runtime.database import Database
 from runtime.days import migrate
 from runtime.engine_key import engine_key
 from runtime.integrity import check_files, damaged_records
+from runtime.kafka_settings import KafkaSettings
 from runtime.log.loss_detection import note, read_positions, require_same_log
 from runtime.passwords import check_passwords
 from runtime.private_files import create_private_files, make_private
-from runtime.settings import Section, Settings, load_settings, write_settings
+from runtime.settings import Section, Settings, load_settings, make_section, write_settings
 from services.inference.template import load_template
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store
@@ -264,11 +265,22 @@ def _continued(settings: Settings, held: Settings) -> Settings:
         raise InvalidSettings(
             f"{held.home} holds the policy {held.policy!r}, not {settings.policy!r}; choose another --home"
         )
-    servers = ("database_url", "kafka", "kafka_session_seconds", "redis", "weights_url")
-    written = ("requests_per_minute", "signals_per_minute", "weights_unsigned")
-    update = {name: getattr(settings, name) or getattr(held, name) for name in servers}
-    update |= {name: getattr(settings if name in settings.model_fields_set else held, name) for name in written}
-    return settings.model_copy(update={"run": held.run, **update})
+    if "partitions" in settings.model_fields_set and settings.partitions != held.partitions:
+        raise InvalidSettings(
+            f"{held.home} has {held.partitions} partitions, not {settings.partitions}, and this number can never change, because records "
+            "that belong together meet by it: leave partitions as it is, or choose another --home"
+        )
+    servers = ("database_url", "kafka", "redis", "weights_url")
+    kept = {name: getattr(settings, name) or getattr(held, name) for name in servers}
+    kept |= {name: getattr(held, name) for name in _KEPT if name not in settings.model_fields_set}
+    return make_section("[millrace]", Settings, **{**settings.model_dump(), **kept, "run": held.run})
+
+
+_KEPT = (
+    *(name for name in KafkaSettings.model_fields if name != "kafka"),
+    *("partitions", "requests_per_minute", "signals_per_minute", "weights_unsigned"),
+)
+"""What an operator may have written into the file stays, unless an option says otherwise."""
 
 
 def to_bf16(tensors: Tensors) -> Tensors:

@@ -34,6 +34,7 @@ def init(
     database: options.DatabaseOption = None,
     redis: options.RedisOption = None,
     weights: options.WeightsOption = None,
+    chosen: options.SetOption = None,
     inference: Annotated[str, typer.Option(help="Where others reach this process: host:port.")] = "127.0.0.1:8400",
     engine: Annotated[str, _AS_INFERENCE] = "127.0.0.1:8401",
     feedback: Annotated[str, _AS_INFERENCE] = "127.0.0.1:8402",
@@ -53,6 +54,7 @@ def init(
             tasks=tasks,
             device=device,
             servers=Servers(kafka, database, redis, weights),
+            **options.chosen_settings(chosen),
             **places,
         )
         release = check_gate(tasks, home, sentinels)

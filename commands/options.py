@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from contracts.errors import InvalidSettings
+from runtime.settings import Settings
 
 DEFAULT_HOME = Path("runs/home")
 HomeOption = Annotated[Path, typer.Option("--home", help="Folder with the settings, log, database and weights.")]
@@ -27,6 +31,14 @@ RedisOption = Annotated[
 ]
 WeightsOption = Annotated[
     str | None, typer.Option("--weights", help="Weight store, s3://bucket/prefix. Default: a folder in the home.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A setting of [millrace] without an option of its own, for example partitions=12 or kafka_tls=true; may be repeated.",
+    ),
 ]
 LearningRateOption = Annotated[float | None, typer.Option("--learning-rate", help="Learning rate of the trainer.")]
 EngineOption = Annotated[
@@ -56,3 +68,28 @@ SlotsOption = Annotated[
         "SGLang; else those of each of our replicas. Default: live,candidate; kept from earlier starts.",
     ),
 ]
+
+
+def chosen_settings(given: Sequence[str] | None) -> dict[str, str]:
+    """The values of `--set NAME=VALUE`.
+
+    Raises:
+        InvalidSettings: it is not of that form, or another option sets that name.
+    """
+    found = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not equals or name not in Settings.model_fields:
+            raise InvalidSettings(
+                f"--set takes NAME=VALUE with a name of [millrace] (docs/operating.md, Settings), not {text!r}"
+            )
+        if name in _WITH_OPTION:
+            raise InvalidSettings(f"--set {name}: it has an option of its own, see --help")
+        found[name] = value
+    return found
+
+
+_WITH_OPTION = {
+    *("home", "run", "policy", "base", "tasks", "device", "database_url", "kafka", "redis", "weights_url"),
+    *(f"{process}_{part}" for process in ("web", "engine", "feedback", "dashboard") for part in ("host", "port")),
+}

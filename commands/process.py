@@ -20,7 +20,7 @@ import typer
 
 from commands.options import DEFAULT_HOME, HomeOption
 from commands.supervisor import WRONG_SETTINGS
-from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, PositionLost, Unavailable
+from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, LogRefused, PositionLost, Unavailable
 from runtime import schema
 from runtime.clocks import ClockWatch
 from runtime.disks import watch_disks
@@ -79,7 +79,7 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
         check_passwords(load_settings(home), os.environ)
         check_release(home)
         if name in _ON_THE_LOG:
-            _check_log(home)
+            _check_log(home, may_wait=name in _SERVERS)
         longest = LONGEST_WORK_SECONDS if name in _LONG_WORKERS else LONGEST_STEP_SECONDS
         settings = load_settings(home)
         Heartbeat(settings.database(), settings.policy, name, longest)
@@ -118,15 +118,21 @@ def check_release(home: Path) -> None:
         database.close()
 
 
-def _check_log(home: Path) -> None:
-    """Raises LogLost, PositionLost or Damaged. A log that cannot be reached now is not a reason to refuse the start."""
+def _check_log(home: Path, *, may_wait: bool) -> None:
+    """Raises LogLost, PositionLost, Damaged, InvalidSettings, or LogRefused unless `may_wait`.
+
+    A log that cannot be reached now is not a reason to refuse the start. A server goes on without it: users are answered, and records wait.
+    """
     settings = load_settings(home)
     database, event_log = settings.database(), settings.event_log()
     try:
+        event_log.check_topics()
         require_same_log(database, event_log, home)
     except Damaged:
         raise
     except Unavailable as error:
+        if isinstance(error, LogRefused) and not may_wait:
+            raise
         log.warning("log not compared with the database", reason=error.message)
     finally:
         event_log.close()

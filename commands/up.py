@@ -50,6 +50,7 @@ def up(
     database: options.DatabaseOption = None,
     redis: options.RedisOption = None,
     weights: options.WeightsOption = None,
+    chosen: options.SetOption = None,
     engine: options.EngineOption = "millrace",
     vllm_python: options.VllmPythonOption = None,
     vllm_replicas: options.VllmReplicasOption = 2,
@@ -60,22 +61,31 @@ def up(
     """Start Millrace with your own policy and tasks. Ctrl-C ends it; the home folder keeps everything."""
     servers = Servers(kafka, database, redis, weights)
     with until_interrupted(), claimed(home):
-        chosen = choose_engine(engine, vllm_python, vllm_replicas, engines, engine_url or (), slots=slots)
+        engines_chosen = choose_engine(engine, vllm_python, vllm_replicas, engines, engine_url or (), slots=slots)
         folder = resolve_policy(policy)
-        sockets = listen(port, split=servers.is_shared, num_engines=chosen.num_own)
+        sockets = listen(port, split=servers.is_shared, num_engines=engines_chosen.num_own)
         settings = new_settings(
-            home, sockets, name=name or name_of(policy), base=folder, tasks=tasks, device=device, servers=servers
+            home,
+            sockets,
+            name=name or name_of(policy),
+            base=folder,
+            tasks=tasks,
+            device=device,
+            servers=servers,
+            **options.chosen_settings(chosen),
         )
         training = training_settings(learning_rate)
         release = check_gate(tasks, home, sentinels)
-        sections = {"training": training, "release": release, **chosen.sections}
+        sections = {"training": training, "release": release, **engines_chosen.sections}
         check = CheckOnce(home)
         ready = prepare_home(settings, sections, check)
         check.remember()
-        check_given(chosen, ready.settings)
-        for limit in chosen.limits():
+        check_given(engines_chosen, ready.settings)
+        for limit in engines_chosen.limits():
             console.print(f"[yellow]{limit}")
-        with running(ready, sockets, servers.replicas | {"engine": chosen.num_own}, chosen) as supervisor:
+        with running(
+            ready, sockets, servers.replicas | {"engine": engines_chosen.num_own}, engines_chosen
+        ) as supervisor:
             greet(ready)
             supervisor.watch(threading.Event())
 
@@ -172,7 +182,7 @@ def make_settings(
         tasks: task files.
         device: cpu, cuda or cuda:N.
         servers: outside servers.
-        addresses: hosts and ports, named as in `Settings`.
+        addresses: hosts and ports, and other values, named as in `Settings`.
     """
     return make_section(
         "[millrace]",

@@ -33,7 +33,8 @@ MillraceError
 ├── Unavailable (503)            temporary: storage full, server restarting
 │   ├── EngineRestarted          the generation loop crashed during the request: nothing was kept
 │   ├── ClockOff                 this machine's clock differs too much from the database's
-│   └── Damaged                  a file is corrupt: bits changed, or it was truncated
+│   ├── Damaged                  a file is corrupt: bits changed, or it was truncated
+│   └── LogRefused               Kafka is there, but certificate, mechanism or sign-in do not fit: `reason` names it
 ├── VersionNotResident (404)     the engine does not have the requested version
 ├── InvalidRecord                a log record that cannot be decoded; becomes a dead letter
 │   └── NewerSchema              a newer Millrace wrote it: upgrade this process
@@ -224,6 +225,10 @@ class EngineRestarted(Unavailable):
 
 class Damaged(Unavailable):
     code = "damaged"
+
+
+class LogRefused(Unavailable):
+    code = "log_refused"
 
 
 class VersionNotResident(MillraceError):

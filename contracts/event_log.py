@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 
 from contracts.errors import PositionLost, RecordTooLarge
 
+NUM_PARTITIONS = 4
+"""Of each topic, unless the settings say another number."""
 MAX_RECORD_BYTES = 1_000_000
 """Key and value. With its envelope, such a record fits the default limit of a Kafka broker, 1 MiB."""
 
@@ -90,7 +92,15 @@ class EventLog(Protocol):
     num_partitions: int
 
     def create_topics(self) -> None:
-        """Make missing topics. Existing ones stay as they are."""
+        """Make missing topics. Existing ones stay as they are, and are checked first. Raises as `check_topics`."""
+
+    def check_topics(self) -> None:
+        """Compare the topics that exist with the settings. Makes and changes nothing.
+
+        Raises:
+            InvalidSettings: a topic has another number of partitions, or keeps records less safely than set; names the setting.
+            Unavailable: the log does not answer.
+        """
 
     def append(self, messages: Sequence[Message]) -> None:
         """Append messages; all are durable when it returns.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Mapping
 from urllib.parse import unquote, urlsplit
 
 from contracts.errors import InvalidSettings
+from runtime.addresses import is_loopback
+from runtime.secret_values import KAFKA_PASSWORD, REDIS_PASSWORD, secret_value
 from runtime.settings import Settings
 
 WELL_KNOWN = frozenset(
@@ -28,24 +29,17 @@ def check_passwords(settings: Settings, environment: Mapping[str, str]) -> None:
             )
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address; an empty one or a path is a Unix socket."""
-    if not host or host == "localhost" or host.startswith("/"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _logins(settings: Settings, environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     """Server, host and password of each server in the settings."""
     for server, url, default in (
         ("the database", settings.database_url, environment.get("PGPASSWORD", "")),
-        ("Redis", settings.redis, ""),
+        ("Redis", settings.redis, secret_value(REDIS_PASSWORD, environment) or ""),
     ):
         if url is not None:
             parts = urlsplit(url)
             yield server, parts.hostname or "", unquote(parts.password or "") or default
+    if settings.kafka_mechanism is not None:
+        for host, _ in settings.kafka_servers:
+            yield "Kafka", host, secret_value(KAFKA_PASSWORD, environment) or ""
     if settings.weights_url is not None and (endpoint := environment.get("AWS_ENDPOINT_URL")):
         yield "the object store", urlsplit(endpoint).hostname or "", environment.get("AWS_SECRET_ACCESS_KEY", "")

@@ -23,9 +23,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from contracts.errors import InvalidSettings
-from contracts.event_log import EventLog
+from contracts.event_log import NUM_PARTITIONS, EventLog
 from contracts.record_checks import MAX_NAME
 from runtime.database import Database
+from runtime.kafka_settings import KafkaSettings
 from runtime.log.local import LocalLog
 from runtime.replicas import ReplicaLinks
 from runtime.replicas.in_process import local_links
@@ -40,7 +41,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Settings(Section):
+class Settings(KafkaSettings, Section):
     """The section [millrace], which all processes of a home share."""
 
     home: Path
@@ -75,11 +76,9 @@ class Settings(Section):
     """Port of the dashboard if it runs as its own process."""
     database_url: str | None = None
     """`postgresql+psycopg://user@host/name`. Default: SQLite in the home."""
-    kafka: str | None = None
-    """`host:port` of the Kafka brokers, separated by commas. Default: the embedded log in the home."""
-    kafka_session_seconds: float | None = Field(default=None, ge=6, le=1800)
-    """After this many seconds without a heartbeat, Kafka gives a worker's partitions to its replicas. The broker limits the
-    range. Default: 15."""
+    partitions: int = Field(default=NUM_PARTITIONS, ge=4, le=256)
+    """Partitions of each topic, in the home or on Kafka: as many replicas of a worker can share its work. It never changes in a
+    home that was started."""
     redis: str | None = None
     """`redis://host:port/0`, where replicas share rate limits, answers to repeated requests and wake-ups. Without it, each process
     keeps its own."""
@@ -141,12 +140,19 @@ class Settings(Section):
     def event_log(self) -> EventLog:
         """The log of this home."""
         if self.kafka is None:
-            return LocalLog(self.home / "log")
+            return LocalLog(self.home / "log", self.partitions)
         # Loading the client takes time and memory, which an embedded home saves.
-        from runtime.log.kafka import SESSION_SECONDS, KafkaLog  # noqa: PLC0415
+        from runtime.log.kafka import SESSION_SECONDS, Access, KafkaLog  # noqa: PLC0415
 
-        session = self.kafka_session_seconds or SESSION_SECONDS
-        return KafkaLog(self.kafka, prefix=self.prefix, session=session)
+        return KafkaLog(
+            self.kafka,
+            prefix=self.prefix,
+            num_partitions=self.partitions,
+            replication=self.kafka_replication,
+            min_insync=self.kafka_min_insync,
+            session=self.kafka_session_seconds or SESSION_SECONDS,
+            access=Access(self),
+        )
 
     def replica_links(self) -> ReplicaLinks:
         """What a process of this home shares with its replicas; without Redis, nothing."""

@@ -50,6 +50,9 @@ class FullLog:
     def create_topics(self) -> None:
         pass
 
+    def check_topics(self) -> None:
+        pass
+
     def append(self, messages: Sequence[Message]) -> None:
         raise Unavailable("the log cannot be written (database or disk is full)")
 

@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, insert
 
 from benchmarks.log.feed import TASK, a_generation
+from contracts.event_log import NUM_PARTITIONS
 from contracts.ids import first_id_at, sample_key
 from contracts.records import encode
 from contracts.tables import generation, outcome, position, received_signal, signal
@@ -18,7 +19,7 @@ from contracts.tables.statements import insert_all
 from contracts.topics import GENERATIONS
 from runtime.database import Database
 from runtime.days import make_days
-from runtime.log.local import NUM_PARTITIONS, LocalLog
+from runtime.log.local import LocalLog
 from runtime.log.local_file import checksum, open_topic
 
 DAYS = 2
@@ -36,7 +37,7 @@ def fill(database: Database, folder: Path, num: int, chance: random.Random) -> i
     wire = encode(a_generation(chance, first / 1000))
     log = LocalLog(folder)
     log.create_topics()
-    files = open_topic(folder / f"{GENERATIONS}.db")
+    files = open_topic(folder / f"{GENERATIONS}.db", NUM_PARTITIONS)
     ends = [0] * NUM_PARTITIONS
     step = DAYS * _DAY_MS / num
     for start in range(0, num, _AT_ONCE):

@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from contracts.errors import Damaged, Unavailable
-from contracts.event_log import LoadPosition, LogRecord, Message, TopicState, as_damaged, position_lost
+from contracts.event_log import NUM_PARTITIONS, LoadPosition, LogRecord, Message, TopicState, as_damaged, position_lost
 from contracts.topics import TOPICS
 from runtime.log.local_file import checksum, open_topic, state_of
 
-NUM_PARTITIONS = 4
 _Row = tuple[int, int, str, bytes, float, int]
 _INSERT = "INSERT INTO record (partition, offset, key, value, appended_at, crc) VALUES (?, ?, ?, ?, ?, ?)"
 _END = "SELECT COALESCE(MAX(offset) + 1, 0) FROM record WHERE partition = ?"
@@ -38,9 +37,14 @@ class LocalLog:
 
     def create_topics(self) -> None:
         """See `EventLog.create_topics`: a topic is a file with an identity."""
+        self.check_topics()
         for topic in TOPICS:
             with self._explained("written", topic):
                 self._connection(topic)
+
+    def check_topics(self) -> None:
+        """See `EventLog.check_topics`."""
+        self.describe()  # opening a file compares it
 
     def append(self, messages: Sequence[Message]) -> None:
         """See `EventLog.append`."""
@@ -74,6 +78,13 @@ class LocalLog:
                 (partition, offset, limit),
             )
             return [_checked(topic, *row) for row in rows]
+
+    def state(self, topic: str) -> tuple[int, int]:
+        """Differs from an earlier one of this thread if anybody, here or in another process, appended meanwhile."""
+        with self._explained("read", topic):
+            connection = self._connection(topic)
+            # The first counts the commits of others, the second our own changes.
+            return connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
 
     def describe(self) -> dict[str, TopicState]:
         """See `EventLog.describe`."""
@@ -131,7 +142,7 @@ class LocalLog:
         if held is None:
             held = self._local.connections = {}
         if topic not in held:
-            connection = open_topic(self._folder / f"{topic}.db")
+            connection = open_topic(self._folder / f"{topic}.db", self.num_partitions)
             held[topic] = connection
             self._connections.append(connection)
         return held[topic]
@@ -145,6 +156,8 @@ class LocalConsumer:
         self._topics = tuple(topics)
         self._load_position = load_position
         self._next: dict[tuple[str, int], int] = {}
+        self._read_at: dict[str, tuple[int, int]] = {}
+        """Topic to the state of its file when it was read to its end."""
         self._polls = 0
         self._look_at = 0.0
 
@@ -171,14 +184,19 @@ class LocalConsumer:
     def seek_to_stored(self) -> None:
         """See `Consumer.seek_to_stored`."""
         self._next.clear()
+        self._read_at.clear()
 
     def close(self) -> None:
         """Nothing to do: the log owns the connections."""
 
     def _take(self, limit: int) -> list[LogRecord]:
         records: list[LogRecord] = []
+        # With many partitions, asking each of them again and again would keep a core busy while nothing comes.
+        states = {topic: self._log.state(topic) for topic in self._topics}
+        places = [place for place in self._next if self._read_at.get(place[0]) != states[place[0]]]
+        if not places:
+            return []
         # Each poll starts with another partition, so that a backlog in one does not starve the others.
-        places = list(self._next)
         self._polls += 1
         start = self._polls % len(places)
         for topic, partition in places[start:] + places[:start]:
@@ -188,7 +206,8 @@ class LocalConsumer:
                 records += batch
                 self._next[topic, partition] = batch[-1].offset + 1
             if len(records) == limit:
-                break
+                return records
+        self._read_at = states
         return records
 
     def _refuse_lost_positions(self) -> None:

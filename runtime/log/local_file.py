@@ -1,4 +1,4 @@
-"""One topic of the embedded log: an SQLite file with an identity, and with a checksum for every record.
+"""One topic of the embedded log: an SQLite file with an identity, a fixed number of partitions, and a checksum for every record.
 
 In: a path. Out: a ready connection, or the extent of the file. Waits for: other processes that make the same file.
 
@@ -14,7 +14,8 @@ import struct
 import zlib
 from pathlib import Path
 
-from contracts.event_log import TopicState
+from contracts.errors import InvalidSettings
+from contracts.event_log import NUM_PARTITIONS, TopicState
 from runtime.database import prepare_sqlite
 
 _SCHEMA = """
@@ -32,19 +33,21 @@ _META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT 
 _POSITION = struct.Struct("<qqd")
 
 
-def open_topic(path: Path) -> sqlite3.Connection:
+def open_topic(path: Path, num_partitions: int) -> sqlite3.Connection:
     """Connect to a topic's file; make it if it does not exist, and upgrade it if it is old.
 
     Each thread uses its own connection; another thread may close it.
+
+    Raises:
+        InvalidSettings: the file has another number of partitions.
     """
     connection = sqlite3.connect(path, timeout=10.0, check_same_thread=False)
     try:
         prepare_sqlite(connection)
         # A damaged key must not prevent reading the record; its checksum reveals the damage.
         connection.text_factory = lambda text: text.decode(errors="replace")
-        if not _is_current(connection):
-            _upgrade(connection)
-    except sqlite3.DatabaseError:
+        _prepare(connection, path, num_partitions)
+    except (sqlite3.DatabaseError, InvalidSettings):
         connection.close()
         raise
     return connection
@@ -56,13 +59,12 @@ def checksum(partition: int, offset: int, key: str, value: bytes, appended_at: f
 
 
 def state_of(path: Path, num_partitions: int) -> TopicState | None:
-    """The extent of a file; None if it does not exist. Makes no file."""
+    """The extent of a file; None if it does not exist. Makes no file. Raises InvalidSettings as `open_topic`."""
     if not path.exists():
         return None
     connection = sqlite3.connect(path, timeout=10.0)
     try:
-        if not _is_current(connection):
-            _upgrade(connection)
+        _prepare(connection, path, num_partitions)
         identity = _identity(connection)
         # One lookup per partition; a GROUP BY would read the whole topic.
         statement = "SELECT COALESCE(MIN(offset), 0), COALESCE(MAX(offset) + 1, 0) FROM record WHERE partition = ?"
@@ -73,22 +75,39 @@ def state_of(path: Path, num_partitions: int) -> TopicState | None:
     return TopicState(identity, beginnings, ends)
 
 
+def _prepare(connection: sqlite3.Connection, path: Path, num_partitions: int) -> None:
+    if not _is_current(connection):
+        _upgrade(connection, num_partitions)
+    row = connection.execute("SELECT value FROM meta WHERE name = 'partitions'").fetchone()
+    if row is not None and not str(row[0]).isdecimal():
+        raise sqlite3.DatabaseError("its number of partitions is corrupt")
+    held = NUM_PARTITIONS if row is None else int(row[0])  # earlier releases had no other number
+    if held != num_partitions:
+        raise InvalidSettings(
+            f"{path} has {held} partitions, not {num_partitions}, and this number can never change, because records that belong together "
+            f"meet by it: set partitions = {held} in [millrace], or begin another --home"
+        )
+
+
 def _is_current(connection: sqlite3.Connection) -> bool:
     columns = connection.execute("SELECT COUNT(*) FROM pragma_table_info('record') WHERE name = 'crc'").fetchone()[0]
     tables = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]
     return bool(columns and tables)
 
 
-def _upgrade(connection: sqlite3.Connection) -> None:
-    """Upgrade a file of an earlier release. Its records have no checksum and are not checked."""
+def _upgrade(connection: sqlite3.Connection, num_partitions: int) -> None:
+    """Fill a new file, or upgrade one of an earlier release. Its records have no checksum and are not checked."""
     connection.isolation_level = None
     with connection:  # commits, or rolls back
         connection.execute("BEGIN IMMEDIATE")
+        is_new = not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'record'").fetchone()
         connection.execute(_SCHEMA)
         if not connection.execute("SELECT 1 FROM pragma_table_info('record') WHERE name = 'crc'").fetchone():
             connection.execute("ALTER TABLE record ADD COLUMN crc INTEGER")
         connection.execute(_META)
         connection.execute("INSERT OR IGNORE INTO meta VALUES ('id', ?)", (_new_identity(),))
+        if is_new:
+            connection.execute("INSERT INTO meta VALUES ('partitions', ?)", (str(num_partitions),))
 
 
 def _new_identity() -> str:

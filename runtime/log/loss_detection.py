@@ -16,7 +16,7 @@ from typing import NamedTuple
 import structlog
 from sqlalchemy import Connection, select
 
-from contracts.errors import Damaged, LogLost, MillraceError, PositionLost, Unavailable
+from contracts.errors import InvalidSettings, LogLost, MillraceError, PositionLost, Unavailable
 from contracts.event_log import EventLog, TopicState
 from contracts.tables import log_topic, position
 from contracts.tables.statements import insert_or_update
@@ -205,7 +205,7 @@ def keep_noting(database: Database, event_log: EventLog, stop: threading.Event, 
         try:
             require_same_log(database, event_log, home)
             LOG_LOST_RECORDS.set(0)
-        except (Unavailable, Damaged) as error:
+        except (Unavailable, InvalidSettings) as error:
             log.warning("log not checked", reason=error.message)
         except MillraceError as error:
             LOG_LOST_RECORDS.set(sum(item["end"] - item["first"] for item in error.facts["lost"]))  # type: ignore[attr-defined]

@@ -112,6 +112,10 @@ class Spool:
         """See `EventLog.create_topics`."""
         self._log.create_topics()
 
+    def check_topics(self) -> None:
+        """See `EventLog.check_topics`."""
+        self._log.check_topics()
+
     def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> Consumer:
         """See `EventLog.consumer`."""
         return self._log.consumer(group, topics, load_position)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 import redis
@@ -20,6 +20,7 @@ from runtime.replicas.in_process import LocalLimiter
 from runtime.replicas.ports import ANSWER_SECONDS, LEASE_SECONDS, Allowance, ReplicaLinks, RequestClaim, allowance_of
 from runtime.replicas.redis_bell import RedisBell
 from runtime.replicas.redis_connection import RedisConnection
+from runtime.secret_values import REDIS_PASSWORD, secret_value
 
 TIMEOUT_SECONDS = 0.1
 _MICROSECONDS = 1_000_000
@@ -136,9 +137,12 @@ class RedisSessionStore:
 def connect(url: str, prefix: str, timeout_seconds: float = TIMEOUT_SECONDS) -> ReplicaLinks:
     """Links over one Redis, which need not run yet; keys and channels begin with `prefix`.
 
+    Without a password in the URL, MILLRACE_REDIS_PASSWORD is used, or the file that MILLRACE_REDIS_PASSWORD_FILE names.
+
     Raises:
         InvalidSettings: the URL is not a Redis URL.
     """
+    url = _with_password(url, secret_value(REDIS_PASSWORD))
     try:
         connection = RedisConnection(url, _circuit(url), timeout_seconds)
         bell = RedisBell(url, _circuit(url), prefix, timeout_seconds)
@@ -155,6 +159,16 @@ def connect(url: str, prefix: str, timeout_seconds: float = TIMEOUT_SECONDS) -> 
         RedisSessionStore(connection, f"{prefix}session:"),
         bell,
         aclose,
+    )
+
+
+def _with_password(url: str, password: str | None) -> str:
+    """The URL with that password, unless it has one."""
+    parts = urlsplit(url)
+    if password is None or parts.password is not None:
+        return url
+    return urlunsplit(
+        parts._replace(netloc=f"{parts.username or ''}:{quote(password, safe='')}@{parts.netloc.rpartition('@')[2]}")
     )
 
 

@@ -23,11 +23,11 @@ import yaml
 
 from commands import process, supervisor
 from commands.servers import Servers
+from contracts.event_log import NUM_PARTITIONS
 from millrace import load
 from runtime import settings as settings_module
 from runtime.engine_key import ENGINE_KEY
 from runtime.listening import BIND
-from runtime.log.kafka.log import NUM_PARTITIONS
 from runtime.logs import LEVEL
 from runtime.operations import OPERATIONS_ADDRESS
 from services.serving import DRAIN_SECONDS

@@ -18,7 +18,7 @@ from typing import Any
 from kafka import KafkaProducer
 from kafka.errors import KafkaError, KafkaTimeoutError
 
-from contracts.errors import Unavailable
+from contracts.errors import InvalidSettings, LogRefused, Unavailable
 from contracts.event_log import Message, check_sizes
 from runtime.log.kafka.clients import Cluster, close_producer
 from runtime.log.kafka.in_flight import InFlight
@@ -106,7 +106,10 @@ class Appender:
             if self._closed:
                 raise Unavailable("the log cannot be written: it was closed")
             if self._producer is None:
-                self._producer = self._cluster.producer()
+                try:
+                    self._producer = self._cluster.producer()
+                except InvalidSettings as error:  # a file of them went away since the start
+                    raise LogRefused(error.message, reason="settings") from error
             return self._producer
         finally:
             self._lock.release()

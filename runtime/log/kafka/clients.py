@@ -15,6 +15,9 @@ from kafka.errors import KafkaError, KafkaTimeoutError
 from kafka.net.compat import KafkaNetClient
 
 from contracts.errors import Unavailable
+from runtime.addresses import host_and_port
+from runtime.log.kafka.access import OPEN, Access
+from runtime.log.kafka.sign_in import require_sign_in
 
 _BATCH_BYTES = 64 * 1024
 _FETCH_BYTES = 16 * 1024 * 1024
@@ -48,13 +51,14 @@ class _Range(RangePartitionAssignor):  # type: ignore[misc] # kafka-python has n
 
 @dataclass(frozen=True)
 class Cluster:
-    """Address and timeouts of Kafka, in seconds; see `KafkaLog`."""
+    """Address, access and timeouts of Kafka, in seconds; see `KafkaLog`."""
 
     servers: str
     timeout: float
     session: float
     max_poll: float
     num_partitions: int
+    access: Access = OPEN
 
     @contextmanager
     def explained(self, verb: str) -> Iterator[None]:
@@ -110,6 +114,8 @@ class Cluster:
 
     def _make(self, kind: Callable[..., Any], **settings: Any) -> Any:
         made: list[KafkaNetClient] = []
+        if not self.access.is_open:  # before the client tries in vain until its time is up
+            require_sign_in(self._places, self.access)
 
         def make_client(**configs: Any) -> KafkaNetClient:
             made.append(KafkaNetClient(**configs))
@@ -123,12 +129,19 @@ class Cluster:
                 # With the default of 30 s, callers would wait long after the broker is back.
                 reconnect_backoff_max_ms=1000,
                 kafka_client=make_client,
+                **self.access.configs(),
                 **settings,
             )
         except KafkaError:
             for client in made:  # a constructor that finds no broker leaks its thread and sockets
                 client.close()
+            if self.access.is_open:  # perhaps the broker does not let everybody in
+                require_sign_in(self._places, self.access)
             raise
+
+    @property
+    def _places(self) -> list[tuple[str, int]]:
+        return [host_and_port(server) for server in self.servers.split(",")]
 
 
 def close_producer(producer: KafkaProducer) -> None:

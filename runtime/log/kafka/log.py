@@ -7,17 +7,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from kafka import KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaTimeoutError, TopicAlreadyExistsError
 
-from contracts.errors import InvalidSettings
-from contracts.event_log import LoadPosition, LogRecord, Message, TopicState
+from contracts.event_log import NUM_PARTITIONS, LoadPosition, LogRecord, Message, TopicState
 from contracts.topics import RETENTION_DAYS, TOPICS
+from runtime.log.kafka.access import OPEN, Access
 from runtime.log.kafka.appender import Appender
 from runtime.log.kafka.clients import Cluster, close_consumer
 from runtime.log.kafka.consumer import KafkaLogConsumer, record_of
+from runtime.log.kafka.topics import Wanted, require_as_set
 
-NUM_PARTITIONS = 4
 SESSION_SECONDS = 15.0
 _SLICE_MS = 100
 _DAY_MS = 86_400_000
@@ -30,6 +30,9 @@ class KafkaLog:
         servers: `host:port`, several with commas.
         prefix: begins the names of topics and groups, so that several installations can share a cluster.
         num_partitions: of every topic; it can never change.
+        replication: brokers that hold each record of a topic; None: what the brokers give a new one, unchecked.
+        min_insync: brokers that must have a record before it counts as written; None: one fewer than `replication`.
+        access: how brokers are reached.
         timeout: seconds that an append or a read may take.
         session: seconds without a heartbeat after which the group gives a member's partitions to others.
         max_poll: seconds without a poll after which a member counts as hung and leaves its group.
@@ -41,42 +44,43 @@ class KafkaLog:
         *,
         prefix: str = "",
         num_partitions: int = NUM_PARTITIONS,
+        replication: int | None = None,
+        min_insync: int | None = None,
+        access: Access = OPEN,
         timeout: float = 10.0,
         session: float = SESSION_SECONDS,
         max_poll: float = 300.0,
     ) -> None:
         self.num_partitions = num_partitions
         self._prefix = prefix
-        self._cluster = Cluster(servers, timeout, session, max_poll, num_partitions)
+        if min_insync is None and replication is not None:
+            min_insync = max(1, replication - 1)  # one broker may be away; if more are, an append is refused
+        self._wanted = Wanted(num_partitions, replication, min_insync)
+        self._cluster = Cluster(servers, timeout, session, max_poll, num_partitions, access)
         self._appender = Appender(self._cluster, prefix, num_partitions)
         self._consumers: list[KafkaLogConsumer] = []
         self._reader: KafkaConsumer | None = None
         self._reading = threading.Lock()
 
-    def create_topics(self, replication: int = 1) -> None:
-        """Make missing topics, with the partitions of this log and the retention of `topics.py`.
+    def create_topics(self) -> None:
+        """See `EventLog.create_topics`. New topics get the retention of `topics.py`.
 
         Raises:
-            InvalidSettings: an existing topic has another number of partitions, so routes would lead to other partitions.
-            Unavailable: no broker answers, or there are fewer than `replication`.
+            InvalidSettings: see `check_topics`; nothing was made.
+            Unavailable: no broker answers, or there are fewer than `kafka_replication`.
         """
-        names = [self._prefix + topic for topic in TOPICS]
-        with self._cluster.explained("prepared"):
-            admin = self._cluster.admin()
-            try:
-                for topic in TOPICS:
-                    with suppress(TopicAlreadyExistsError):
-                        admin.create_topics({self._prefix + topic: self._options(topic, replication)})
-                admin.wait_for_topics(names, timeout_ms=self._cluster.timeout_ms)
-                found = {topic["name"]: len(topic["partitions"]) for topic in admin.describe_topics(names)}
-            finally:
-                admin.close()
-        for name, num_partitions in found.items():
-            if num_partitions != self.num_partitions:
-                raise InvalidSettings(
-                    f"topic {name} has {num_partitions} partitions, not {self.num_partitions}, and this number can never "
-                    "change: use another run or policy name, which gives new topics"
-                )
+        with self._admin("prepared") as admin:
+            require_as_set(admin, self._names, self._wanted)
+            for topic in TOPICS:
+                with suppress(TopicAlreadyExistsError):
+                    admin.create_topics({self._prefix + topic: self._options(topic)})
+            admin.wait_for_topics(self._names, timeout_ms=self._cluster.timeout_ms)
+            require_as_set(admin, self._names, self._wanted)  # another process may have made them meanwhile
+
+    def check_topics(self) -> None:
+        """See `EventLog.check_topics`: partitions, `kafka_replication` and `kafka_min_insync`."""
+        with self._admin("checked") as admin:
+            require_as_set(admin, self._names, self._wanted)
 
     def append(self, messages: Sequence[Message]) -> None:
         """See `EventLog.append`. After `Unavailable`, some of the messages may still be in the log.
@@ -106,12 +110,8 @@ class KafkaLog:
     def describe(self) -> dict[str, TopicState]:
         """See `EventLog.describe`. The identities are the broker's topic ids."""
         names = {self._prefix + topic: topic for topic in TOPICS}
-        with self._cluster.explained("described"):
-            admin = self._cluster.admin()
-            try:
-                found = admin.describe_topics(list(names))
-            finally:
-                admin.close()
+        with self._admin("described") as admin:
+            found = admin.describe_topics(list(names))
         identities = {names[item["name"]]: str(item["topic_id"]) for item in found if not item["error_code"]}
         states = {}
         for topic, identity in identities.items():
@@ -165,13 +165,29 @@ class KafkaLog:
                 self._reader = self._cluster.consumer(None)
             yield self._reader
 
-    def _options(self, topic: str, replication: int) -> dict[str, object]:
+    @property
+    def _names(self) -> list[str]:
+        return [self._prefix + topic for topic in TOPICS]
+
+    @contextmanager
+    def _admin(self, verb: str) -> Iterator[KafkaAdminClient]:
+        with self._cluster.explained(verb):
+            admin = self._cluster.admin()
+            try:
+                yield admin
+            finally:
+                admin.close()
+
+    def _options(self, topic: str) -> dict[str, object]:
         configs = {
             "cleanup.policy": "delete",
             "retention.ms": str(RETENTION_DAYS[topic] * _DAY_MS),
             # The broker's clock: a wrong clock of a sender must not change the retention.
             "message.timestamp.type": "LogAppendTime",
-            # With acks=all, one replica may be away; if more are, an append is refused.
-            "min.insync.replicas": str(max(1, replication - 1)),
         }
-        return {"num_partitions": self.num_partitions, "replication_factor": replication, "configs": configs}
+        options: dict[str, object] = {"num_partitions": self.num_partitions, "configs": configs}
+        if self._wanted.replication is not None:
+            options["replication_factor"] = self._wanted.replication
+        if self._wanted.min_insync is not None:
+            configs["min.insync.replicas"] = str(self._wanted.min_insync)
+        return options

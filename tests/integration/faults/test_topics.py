@@ -7,9 +7,8 @@ import pytest
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from contracts.errors import RecordTooLarge
-from contracts.event_log import MAX_RECORD_BYTES, Message
+from contracts.event_log import MAX_RECORD_BYTES, NUM_PARTITIONS, Message
 from contracts.topics import GENERATIONS, RETENTION_DAYS, TOPICS
-from runtime.log.kafka.log import NUM_PARTITIONS
 from tests.integration.faults.books import balance
 from tests.integration.faults.world import World
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import InvalidSettings
-from runtime.passwords import check_passwords, is_loopback
+from runtime.addresses import is_loopback
+from runtime.passwords import check_passwords
 from runtime.settings import Settings
 
 

@@ -103,7 +103,7 @@ def test_a_file_that_is_no_database_any_more_is_damaged_by_name(tmp_path: Path) 
 def test_an_identity_with_a_flipped_bit_is_damage_and_not_another_log(tmp_path: Path) -> None:
     log = LocalLog(tmp_path)
     log.create_topics()
-    log._connection("signals").execute("UPDATE meta SET value = 'f' || substr(value, 2) || 'x'")
+    log._connection("signals").execute("UPDATE meta SET value = 'f' || substr(value, 2) || 'x' WHERE name = 'id'")
     with pytest.raises(Damaged, match="its identity is corrupt"):
         log.describe()
     log.close()
