@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -30,7 +31,7 @@ from weights.stores.port import Objects, StoredObject
 
 if TYPE_CHECKING:
     from obstore import GetResult, ObjectMeta, UpdateVersion
-    from obstore.store import ObjectStore, S3Config
+    from obstore.store import ClientConfig, ObjectStore, S3Config
 
 _PIECE_BYTES = 2**20
 _RENEW_SECONDS = 1800.0
@@ -200,6 +201,7 @@ def open_bucket(
                 "allow_http": endpoint.startswith("http://"),
                 "connect_timeout": timedelta(seconds=timeouts.connect),
                 "timeout": timedelta(seconds=timeouts.request),
+                **_authorities(environment),
             },
             retry_config={"max_retries": timeouts.retries, "retry_timeout": timedelta(seconds=timeouts.retrying)},
         )
@@ -215,8 +217,26 @@ def _config(environment: Mapping[str, str], endpoint: str) -> S3Config:
         "session_token": environment.get("AWS_SESSION_TOKEN", ""),
         "region": environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION", ""),
         "endpoint": endpoint,
+        # Without keys: those of the workload, which the client fetches with a token and renews by itself.
+        "web_identity_token_file": environment.get("AWS_WEB_IDENTITY_TOKEN_FILE", ""),
+        "role_arn": environment.get("AWS_ROLE_ARN", ""),
+        "role_session_name": environment.get("AWS_ROLE_SESSION_NAME", ""),
+        "endpoint_url_sts": environment.get("AWS_ENDPOINT_URL_STS", ""),
+        "container_credentials_full_uri": environment.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", ""),
+        "container_credentials_relative_uri": environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", ""),
+        "container_authorization_token_file": environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", ""),
     }
     return {name: value for name, value in found.items() if value}  # type: ignore[return-value]
+
+
+def _authorities(environment: Mapping[str, str]) -> ClientConfig:
+    """Whom to trust besides this machine's authorities. Raises InvalidSettings."""
+    if not (path := environment.get("AWS_CA_BUNDLE")):
+        return {}
+    try:
+        return {"root_certificate": Path(path).read_bytes()}
+    except OSError as error:
+        raise InvalidSettings(f"AWS_CA_BUNDLE: {path} cannot be read ({error.strerror}): put the authorities there") from error
 
 
 def _stored(item: ObjectMeta) -> StoredObject:

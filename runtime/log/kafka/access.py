@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cryptography import x509
+
 from contracts.errors import InvalidSettings
+from runtime.certificates import days_left
 from runtime.kafka_settings import OAUTHBEARER, KafkaSettings
 from runtime.log.kafka.tokens import FetchedTokens, FileTokens
 from runtime.secret_values import KAFKA_PASSWORD, secret_value
@@ -50,6 +53,19 @@ class Access:
                 "sasl_plain_password": self._password(),
             }
         return found
+
+    def own_certificate_problem(self) -> str:
+        """Why a broker may have refused this client's certificate, as far as it can be seen here; empty if it cannot."""
+        path = self._settings.kafka_certificate
+        if path is None:
+            return "the brokers want a certificate of this client: set kafka_certificate and kafka_key"
+        try:
+            days = days_left(x509.load_pem_x509_certificate(path.read_bytes()))
+        except (OSError, ValueError):
+            return ""
+        return (
+            "" if days > 0 else f"kafka_certificate: {path} expired {-days:.0f} days ago: renew it where it was issued"
+        )
 
     def _protocol(self) -> str:
         return ("SASL_" if self.mechanism else "") + ("SSL" if self.uses_tls else "PLAINTEXT")

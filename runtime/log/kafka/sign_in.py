@@ -19,6 +19,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from contracts.errors import LogRefused
 from runtime.certificates import certificate_of, refusal_in_words
+from runtime.kafka_settings import OAUTHBEARER
 from runtime.log.kafka.access import Access
 
 SECONDS = 5.0
@@ -37,7 +38,7 @@ def require_sign_in(servers: list[tuple[str, int]], access: Access) -> None:
     refused: LogRefused | None = None
     for host, port in servers:
         try:
-            _sign_in(host, port, configs)
+            _sign_in(host, port, access, configs)
         except LogRefused as error:
             refused = refused or error
         except OSError:
@@ -48,7 +49,7 @@ def require_sign_in(servers: list[tuple[str, int]], access: Access) -> None:
         raise refused
 
 
-def _sign_in(host: str, port: int, configs: dict[str, Any]) -> None:
+def _sign_in(host: str, port: int, access: Access, configs: dict[str, Any]) -> None:
     """Raises LogRefused, or OSError: it cannot be reached."""
     server = f"Kafka at {host}:{port}"
     context: ssl.SSLContext | None = configs.get("ssl_context")
@@ -65,6 +66,8 @@ def _sign_in(host: str, port: int, configs: dict[str, Any]) -> None:
             with suppress(OSError, ValueError):
                 shown = certificate_of(host, port, SECONDS)
             code, says = refusal_in_words(error, server, host, shown, "kafka_ca")
+            if code == "client_certificate":
+                says = access.own_certificate_problem() or says
             raise LogRefused(says, reason=code) from error
 
 
@@ -81,15 +84,21 @@ def _authenticate(wire: _Wire, host: str, configs: dict[str, Any]) -> None:
     while not mechanism.is_done():
         answer = wire.ask(SaslAuthenticateRequest(mechanism.auth_bytes(), version=1))
         if answer.error_code:
-            raise LogRefused(
-                f"{wire.server} refuses this sign-in with {name} ({answer.error_message or for_code(answer.error_code).__name__}): "
-                + ("check the token's issuer, audience and life" if name == "OAUTHBEARER" else _CHECK_PASSWORD),
-                reason="wrong_login",
-            )
+            raise _wrong_login(wire.server, name, answer.error_message or for_code(answer.error_code).__name__)
+        if name == OAUTHBEARER and answer.auth_bytes:  # RFC 7628: a refusal is an answer like any other
+            raise _wrong_login(wire.server, name, answer.auth_bytes.decode(errors="replace"))
         mechanism.receive(answer.auth_bytes)
 
 
+def _wrong_login(server: str, name: str, says: str) -> LogRefused:
+    remedy = _CHECK_TOKEN if name == OAUTHBEARER else _CHECK_PASSWORD
+    return LogRefused(f"{server} refuses this sign-in with {name} ({says}): {remedy}", reason="wrong_login")
+
+
 _CHECK_PASSWORD = "check kafka_user and its password in MILLRACE_KAFKA_PASSWORD"  # noqa: S105 a remedy
+_CHECK_TOKEN = (
+    "check that the token has not expired, and that its issuer and audience are those that the broker expects"  # noqa: S105 as above
+)
 
 
 class _Wire:

@@ -20,6 +20,9 @@ class ListLog:
     def create_topics(self) -> None:
         raise AssertionError
 
+    def check_topics(self) -> None:
+        raise AssertionError
+
     def append(self, messages: Sequence[Message]) -> None:
         raise AssertionError(messages)
 
