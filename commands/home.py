@@ -112,6 +112,7 @@ def prepare_home(
         Unavailable: the log or the database cannot be used.
     """
     check_passwords(settings, os.environ)
+    _check_redis(settings)
     if is_started := (settings.home / "millrace.toml").exists():
         check_sections(settings.home)
     tasks = check_tasks(settings.tasks, settings.web_url, print)
@@ -182,6 +183,20 @@ def _load_base(settings: Settings, inspect: Callable[[Path], CheckpointReport] |
     tensors = {published_as.get(name, name): tensor for name, tensor in read_safetensors(base).items()}
     tensors.pop("", None)
     return to_bf16(tensors)
+
+
+def _check_redis(settings: Settings) -> None:
+    """Raises InvalidSettings if Redis is there and refuses. A home also runs without it, so later nobody would notice."""
+    if settings.redis is None:
+        return
+    from runtime.replicas.redis_access import redis_refusal  # noqa: PLC0415 embedded need not load the client
+
+    try:
+        refusal = redis_refusal(settings.redis)
+    except ValueError as error:
+        refusal = f"{error}; write redis://host:port/0"
+    if refusal:
+        raise InvalidSettings(f"[millrace] redis: {refusal}")
 
 
 def _check_log(database: Database, settings: Settings) -> None:

@@ -9,6 +9,8 @@ import socket
 import ssl
 import time
 import warnings
+from contextlib import suppress
+from pathlib import Path
 
 from cryptography import x509
 
@@ -41,6 +43,36 @@ def certificate_of(host: str, port: int, seconds: float, first: bytes = b"") -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some authorities have odd serial numbers
         return x509.load_der_x509_certificate(shown)
+
+
+def refusal_of(
+    host: str, port: int, seconds: float, *, authority: Path | None, setting: str, first: bytes = b""
+) -> tuple[str, str] | None:
+    """Try a checked handshake; a code and words for its refusal, or None if it succeeds or the server cannot be reached.
+
+    Args:
+        host: its name or address.
+        port: its port.
+        seconds: how long to wait for each answer.
+        authority: the file of those whom to trust; None: this machine's.
+        setting: names `authority` in the words.
+        first: see `certificate_of`.
+    """
+    try:
+        context = ssl.create_default_context(cafile=authority)
+        with socket.create_connection((host, port), seconds) as plain:
+            if first:
+                plain.sendall(first)
+                plain.recv(1)
+            context.wrap_socket(plain, server_hostname=host).close()
+    except ssl.SSLError as error:
+        shown = None
+        with suppress(OSError, ValueError):
+            shown = certificate_of(host, port, seconds, first)
+        return refusal_in_words(error, f"{host}:{port}", host, shown, setting)
+    except OSError:
+        return None
+    return None
 
 
 def names_of(certificate: x509.Certificate) -> list[str]:

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.exc import DatabaseError, InternalError, OperationalError, SQLAlchemyError
 
 from contracts.errors import Damaged, InvalidSettings, Unavailable
+from runtime.database_access import refusal_in_words
 from runtime.schema import upgrade
 
 LONGEST_PAUSE_SECONDS = 20.0
@@ -75,7 +76,7 @@ class Database:
         try:
             yield
         except _AWAY as error:
-            remedy = _MIGRATE if _is_older(error) else remedy
+            remedy = _MIGRATE if _is_older(error) else refusal_in_words(self.url, str(error.orig)) or remedy
             raise Unavailable(f"the database cannot be {verb} ({error.orig}); {remedy}") from error
         except (DatabaseError, sqlite3.DatabaseError) as error:
             if isinstance(error, DatabaseError) and _is_older(error):

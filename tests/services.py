@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from contracts.event_log import NUM_PARTITIONS
 from contracts.topics import TOPICS
 from runtime.log.kafka import KafkaLog
 
@@ -26,9 +27,11 @@ def new_prefix() -> str:
 
 
 @contextmanager
-def kafka_log(prefix: str, *, timeout: float = 10.0, session: float = 15.0) -> Iterator[KafkaLog]:
+def kafka_log(
+    prefix: str, *, timeout: float = 10.0, session: float = 15.0, num_partitions: int = NUM_PARTITIONS
+) -> Iterator[KafkaLog]:
     """A log with topics of its own, which go away with it: a broker that was killed looks through all that it has."""
-    log = KafkaLog(kafka_servers(), prefix=prefix, timeout=timeout, session=session)
+    log = KafkaLog(kafka_servers(), prefix=prefix, timeout=timeout, session=session, num_partitions=num_partitions)
     log.create_topics()
     yield log
     log.close()

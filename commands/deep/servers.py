@@ -93,6 +93,7 @@ def _log(settings: Settings) -> Finding:
     name = "kafka" if settings.kafka else "topics"
     database, event_log = settings.database(), settings.event_log()
     try:
+        event_log.check_topics()
         found = event_log.describe()
         with database.snapshot() as connection:
             positions = read_positions(connection)
@@ -112,6 +113,8 @@ def _log(settings: Settings) -> Finding:
 
 def _redis(settings: Settings) -> Finding:
     """What is written can be read. Its clients never fail, so only this shows that it is away."""
+    from runtime.replicas.redis_access import redis_refusal  # noqa: PLC0415 embedded need not load the client
+
     key, value = f"doctor-{secrets.token_hex(8)}", secrets.token_bytes(16)
 
     async def ask() -> bytes | None:
@@ -125,6 +128,8 @@ def _redis(settings: Settings) -> Finding:
 
     if asyncio.run(ask()) == value:
         return Finding("redis", True, False, "keeps what is written")
+    if refusal := redis_refusal(settings.redis or ""):
+        return Finding("redis", False, False, refusal)
     says = (
         "it does not answer within 0.1 s, or refuses: each replica counts limits alone and sessions are forgotten; start it, or check its "
         "address, password and `maxmemory`"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import msgspec
 import redis
@@ -19,8 +19,7 @@ from runtime.circuit import CircuitBreaker
 from runtime.replicas.in_process import LocalLimiter
 from runtime.replicas.ports import ANSWER_SECONDS, LEASE_SECONDS, Allowance, ReplicaLinks, RequestClaim, allowance_of
 from runtime.replicas.redis_bell import RedisBell
-from runtime.replicas.redis_connection import RedisConnection
-from runtime.secret_values import REDIS_PASSWORD, secret_value
+from runtime.replicas.redis_connection import RedisConnection, with_password
 
 TIMEOUT_SECONDS = 0.1
 _MICROSECONDS = 1_000_000
@@ -142,7 +141,7 @@ def connect(url: str, prefix: str, timeout_seconds: float = TIMEOUT_SECONDS) -> 
     Raises:
         InvalidSettings: the URL is not a Redis URL.
     """
-    url = _with_password(url, secret_value(REDIS_PASSWORD))
+    url = with_password(url)
     try:
         connection = RedisConnection(url, _circuit(url), timeout_seconds)
         bell = RedisBell(url, _circuit(url), prefix, timeout_seconds)
@@ -159,16 +158,6 @@ def connect(url: str, prefix: str, timeout_seconds: float = TIMEOUT_SECONDS) -> 
         RedisSessionStore(connection, f"{prefix}session:"),
         bell,
         aclose,
-    )
-
-
-def _with_password(url: str, password: str | None) -> str:
-    """The URL with that password, unless it has one."""
-    parts = urlsplit(url)
-    if password is None or parts.password is not None:
-        return url
-    return urlunsplit(
-        parts._replace(netloc=f"{parts.username or ''}:{quote(password, safe='')}@{parts.netloc.rpartition('@')[2]}")
     )
 
 

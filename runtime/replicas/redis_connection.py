@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
@@ -17,6 +18,7 @@ from redis.backoff import NoBackoff
 
 from contracts.errors import Unavailable
 from runtime.circuit import CircuitBreaker
+from runtime.secret_values import REDIS_PASSWORD, secret_value
 
 Command = tuple[str | bytes | int, ...]
 
@@ -77,3 +79,16 @@ class RedisConnection:
             for (_, waiting), reply in zip(batch, replies, strict=True):
                 if not waiting.done():
                     waiting.set_result(reply)
+
+
+def with_password(url: str) -> str:
+    """The URL of Redis with the password of the environment, unless it has one.
+
+    Raises:
+        InvalidSettings: the file with the password cannot be read.
+    """
+    parts, password = urlsplit(url), secret_value(REDIS_PASSWORD)
+    if password is None or parts.password is not None:
+        return url
+    place = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:{quote(password, safe='')}@{place}"))

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Executable, delete, insert, se
 from commands.audit import Audit, audit, print_day, sealed_day
 from commands.ledger.sealing import NewSeals, write_seals
 from contracts.errors import Conflict
-from contracts.event_log import Message
+from contracts.event_log import NUM_PARTITIONS, Message
 from contracts.ids import first_id_at
 from contracts.records import Generation, Outcome
 from contracts.tables import (
@@ -52,8 +52,8 @@ EACH = 12
 class Ledger:
     """Two old days and today, with answers in every partition; half of them have a signal, all of the old ones are trained."""
 
-    def __init__(self, database: Database, folder: Path) -> None:
-        self.database, self.log = database, LocalLog(folder)
+    def __init__(self, database: Database, folder: Path, num_partitions: int = NUM_PARTITIONS) -> None:
+        self.database, self.log = database, LocalLog(folder, num_partitions)
         self._numbers, self._steps = itertools.count(), itertools.count(1)
         if not database.url.startswith("sqlite"):
             make_days(database, datetime(OLDER.year, OLDER.month, OLDER.day, tzinfo=UTC).timestamp(), ahead=1)
@@ -144,7 +144,7 @@ class Ledger:
         """The log no longer has what came up to the end of a day."""
         last = first_id(day + timedelta(days=1))
         files = self.log._connection(GENERATIONS)
-        for partition in range(4):
+        for partition in range(self.log.num_partitions):
             [bound] = files.execute(
                 "SELECT COALESCE(MIN(offset), 0) FROM record WHERE partition = ? AND key >= ?", (partition, last)
             ).fetchone()
@@ -168,6 +168,25 @@ def ledger(any_database: Database, tmp_path: Path) -> Iterator[Ledger]:
     assert before.generations.states["trained"] == 3 * EACH
     assert (before.signals.total, before.signals.states["pending"]) == (3 * EACH // 2, 0)
     yield made
+    made.log.close()
+
+
+@pytest.mark.parametrize("num_partitions", [7, 64])
+def test_a_ledger_of_other_partitions_balances_is_sealed_and_misses_what_is_lost(
+    any_database: Database, tmp_path: Path, num_partitions: int
+) -> None:
+    made = Ledger(any_database, tmp_path / "log", num_partitions)
+    sealed = made.audit(seal=True)
+    assert sealed.problems == ()
+    assert sealed.generations.total == 3 * EACH + 1
+    with any_database.snapshot() as connection:
+        seals = {row.partition for row in connection.execute(select(ledger_seal)) if row.topic == GENERATIONS}
+    assert seals == {item % num_partitions for item in range(2 * EACH)}
+    for item in (made.answers[OLD][3], made.answers[TODAY][3]):
+        made.change(delete(generation).where(is_row(item)))
+    told = " ".join(made.audit().problems)
+    assert made.answers[OLD][3].key in told
+    assert made.answers[TODAY][3].key in told
     made.log.close()
 
 

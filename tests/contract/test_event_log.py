@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from contracts.errors import InvalidSettings
 from contracts.event_log import Consumer, EventLog, LogRecord, Message
 from runtime.log.kafka import KafkaLog
 from runtime.log.local import LocalLog
@@ -18,27 +19,28 @@ from tests.services import kafka_log, new_prefix
 
 
 @contextmanager
-def local_log(folder: Path) -> Iterator[LocalLog]:
-    log = LocalLog(folder)
+def local_log(folder: Path, num_partitions: int) -> Iterator[LocalLog]:
+    log = LocalLog(folder, num_partitions)
     yield log
     log.close()
 
 
 @contextmanager
-def own_kafka_log(_folder: Path) -> Iterator[KafkaLog]:
-    with kafka_log(new_prefix()) as log:
+def own_kafka_log(_folder: Path, num_partitions: int) -> Iterator[KafkaLog]:
+    with kafka_log(new_prefix(), num_partitions=num_partitions) as log:
         yield log
 
 
 @pytest.fixture(
     params=[
-        pytest.param(local_log, id="LocalLog"),
-        pytest.param(own_kafka_log, marks=pytest.mark.services, id="KafkaLog"),
+        pytest.param((local_log, 4), id="LocalLog"),
+        pytest.param((local_log, 64), id="LocalLog-64"),
+        pytest.param((own_kafka_log, 7), marks=pytest.mark.services, id="KafkaLog-7"),
     ]
 )
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
-    make: Callable[[Path], AbstractContextManager[EventLog]] = request.param
-    with make(tmp_path / "log") as opened:
+    make: Callable[[Path, int], AbstractContextManager[EventLog]] = request.param[0]
+    with make(tmp_path / "log", request.param[1]) as opened:
         yield opened
 
 
@@ -65,7 +67,7 @@ def test_order_holds_within_a_route(log: EventLog) -> None:
     for partition in range(log.num_partitions):
         mine = [int(record.value) for record in records if record.partition == partition]
         assert mine == sorted(mine)
-        assert {number % log.num_partitions for number in mine} == {partition}
+        assert {number % 8 % log.num_partitions for number in mine} <= {partition}
         offsets = [record.offset for record in records if record.partition == partition]
         assert offsets == list(range(len(offsets)))
 
@@ -135,6 +137,26 @@ def test_a_stretch_can_be_looked_at(log: EventLog) -> None:
 def test_an_empty_topic_has_ends_and_nothing_to_read(log: EventLog) -> None:
     assert log.ends("episodes") == dict.fromkeys(range(log.num_partitions), 0)
     assert log.read("episodes", 0, 0, 10) == []
+
+
+def test_another_number_of_partitions_is_refused_and_changes_nothing(log: EventLog, tmp_path: Path) -> None:
+    log.create_topics()
+    log.append([Message("signals", number, "k", b"v") for number in range(100)])
+    log.check_topics()
+    before = log.describe()
+    assert {len(state.ends) for state in before.values()} == {log.num_partitions}
+    other: EventLog
+    if isinstance(log, LocalLog):
+        other = LocalLog(tmp_path / "log", log.num_partitions + 1)
+    else:
+        assert isinstance(log, KafkaLog)
+        other = KafkaLog(log._cluster.servers, prefix=log._prefix, num_partitions=log.num_partitions + 1)
+    says = f"has {log.num_partitions} partitions, not {log.num_partitions + 1}, .*set partitions = {log.num_partitions}"
+    for act in (other.check_topics, other.create_topics):
+        with pytest.raises(InvalidSettings, match=says):
+            act()
+    other.close()
+    assert log.describe() == before
 
 
 def test_an_empty_append_does_nothing(log: EventLog) -> None:

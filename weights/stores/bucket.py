@@ -39,6 +39,15 @@ _RENEW_SECONDS = 1800.0
 _INSTANCE_METADATA = "169.254.169.254"
 _BEYOND = re.compile(r"status code: 416\b|Invalid range")
 _REFUSED = re.compile(r"status code: 40[13]\b")
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
+_WRONG_CERTIFICATE = (
+    ("Expired", "has expired: renew it there"),
+    ("NotValidYet", "is not valid yet: check both clocks"),
+    ("NotValidForName", "is not for that host: name the host as its certificate does, in AWS_ENDPOINT_URL"),
+    ("UnknownIssuer", "is of an authority that nobody here trusts: set AWS_CA_BUNDLE to a file with that authority"),
+)
+_TOKEN_FILE = "Failed to read token file"  # noqa: S105 the client's words
+_TOKEN_SERVICE = "performing POST REDACTED"  # noqa: S105 as above, about the service that exchanges tokens for keys
 
 
 class BucketTimeouts(NamedTuple):
@@ -162,9 +171,20 @@ class BucketObjects(Objects):
 
     def _named(self, error: BaseError) -> InvalidSettings | Unavailable:
         text = _first_line(error)
+        if wrong := _CERTIFICATE.search(str(error)):
+            where = "AWS_ENDPOINT_URL_STS" if _TOKEN_SERVICE in text else "the server"
+            return Unavailable(
+                f"{self.place} cannot be used: the certificate of {where} {_certificate_problem(wrong[1])}"
+            )
+        if _TOKEN_FILE in text or (_TOKEN_SERVICE in text and "status code: 4" in text):
+            return InvalidSettings(
+                f"{self.place} gets no keys for this workload ({text}): check AWS_WEB_IDENTITY_TOKEN_FILE, and that AWS_ROLE_ARN may be "
+                "taken on with its token"
+            )
         if _INSTANCE_METADATA in text:  # the client looks there for the keys of a machine if it was given none
             return InvalidSettings(
-                f"there are no keys for {self.place}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                f"there are no keys for {self.place}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the workload an identity "
+                "(AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN, or AWS_CONTAINER_CREDENTIALS_FULL_URI)"
             )
         # For a listing the client only tells the answer's text.
         if isinstance(error, PermissionDeniedError | UnauthenticatedError) or _REFUSED.search(text):
@@ -211,7 +231,7 @@ def open_bucket(
 
 
 def _config(environment: Mapping[str, str], endpoint: str) -> S3Config:
-    found: S3Config = {
+    found = {
         "access_key_id": environment.get("AWS_ACCESS_KEY_ID", ""),
         "secret_access_key": environment.get("AWS_SECRET_ACCESS_KEY", ""),
         "session_token": environment.get("AWS_SESSION_TOKEN", ""),
@@ -236,7 +256,14 @@ def _authorities(environment: Mapping[str, str]) -> ClientConfig:
     try:
         return {"root_certificate": Path(path).read_bytes()}
     except OSError as error:
-        raise InvalidSettings(f"AWS_CA_BUNDLE: {path} cannot be read ({error.strerror}): put the authorities there") from error
+        raise InvalidSettings(
+            f"AWS_CA_BUNDLE: {path} cannot be read ({error.strerror}): put the authorities there"
+        ) from error
+
+
+def _certificate_problem(name: str) -> str:
+    known = [says for begins, says in _WRONG_CERTIFICATE if name.startswith(begins)]
+    return known[0] if known else f"is refused ({name}): give it another one"
 
 
 def _stored(item: ObjectMeta) -> StoredObject:

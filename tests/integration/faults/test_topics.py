@@ -7,10 +7,10 @@ import pytest
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from contracts.errors import RecordTooLarge
-from contracts.event_log import MAX_RECORD_BYTES, NUM_PARTITIONS, Message
+from contracts.event_log import MAX_RECORD_BYTES, Message
 from contracts.topics import GENERATIONS, RETENTION_DAYS, TOPICS
 from tests.integration.faults.books import balance
-from tests.integration.faults.world import World
+from tests.integration.faults.world import NUM_PARTITIONS, World
 
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 

@@ -28,6 +28,7 @@ from runtime.settings import Settings, write_settings
 
 READS = {"episodes": (GENERATIONS, SIGNALS, OUTCOMES), "rewards": (EPISODES,)}
 REPLICAS = ("episodes-1", "episodes-2", "rewards-1", "rewards-2")
+NUM_PARTITIONS = 7  # not the default, and no multiple of the replicas
 SESSION_SECONDS = 6.0
 PATIENCE_SECONDS = 120.0
 _MILLRACE = Path(__file__).parent.parent.parent.parent / "millrace.py"
@@ -50,13 +51,14 @@ class World:
             feedback_port=free_port(),
             kafka=kafka,
             kafka_session_seconds=SESSION_SECONDS,
+            partitions=NUM_PARTITIONS,
             database_url=create_database(server_url, run),
         )
         write_settings(self.settings, {})
         self.database: Database = self.settings.database()
         migrate(self.database)
         self.prefix = f"{TASK}.{run}."
-        self.log = KafkaLog(kafka, prefix=self.prefix, timeout=5.0)
+        self.log = KafkaLog(kafka, prefix=self.prefix, timeout=5.0, num_partitions=NUM_PARTITIONS)
         self.log.create_topics()
         with self.database.transaction() as connection:
             self.key = create_key(connection, "app")

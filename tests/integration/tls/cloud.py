@@ -1,8 +1,8 @@
 """A cloud over TLS: S3 (moto), which serves known keys only, and two places that give such keys to workloads with a token.
 
-    POST /sts           AssumeRoleWithWebIdentity, for a token of the issuer
-    GET /credentials    credentials of a container, for the token in `Authorization`
-    everything else     S3
+POST /sts           AssumeRoleWithWebIdentity, for a token of the issuer
+GET /credentials    credentials of a container, for the token in `Authorization`
+everything else     S3
 """
 
 from __future__ import annotations
