@@ -179,6 +179,7 @@ def _log_and_clock(settings: Settings) -> Iterator[Finding]:
 
 
 def _log(settings: Settings, database: Database, event_log: EventLog) -> Finding:
+    event_log.check_topics()
     if lost := losses(database, event_log):
         return Finding("log", False, True, refusal(lost, settings.home).message)
     with database.snapshot() as connection:

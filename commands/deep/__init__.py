@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from commands.deep.certificates import certificate_findings
+from commands.deep.encryption import encryption_findings
 from commands.deep.places import clock_findings, disk_findings
 from commands.deep.ports import port_findings
 from commands.deep.servers import server_findings
@@ -20,6 +21,7 @@ from runtime.settings import Settings
 def deep_findings(settings: Settings) -> Iterator[Finding]:
     """Every check, the cheap ones first; one that fails does not end the others."""
     yield from certificate_findings(settings)
+    yield from encryption_findings(settings)
     yield from disk_findings(settings)
     yield from port_findings(settings)
     yield from server_findings(settings)

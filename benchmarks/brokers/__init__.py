@@ -1,0 +1,1 @@
+"""Three brokers that lose one at a time under load."""
