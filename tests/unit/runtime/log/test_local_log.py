@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.errors import Damaged, InvalidRecord, PositionLost, Unavailable
-from contracts.event_log import Message, is_damaged
+from contracts.errors import Damaged, InvalidRecord, InvalidSettings, PositionLost, Unavailable
+from contracts.event_log import LogRecord, Message, is_damaged
 from contracts.records import Signal, decode
 from runtime.log.local import LocalLog
 
@@ -107,3 +107,42 @@ def test_an_identity_with_a_flipped_bit_is_damage_and_not_another_log(tmp_path: 
     with pytest.raises(Damaged, match="its identity is corrupt"):
         log.describe()
     log.close()
+
+
+class CountingLog(LocalLog):
+    """Counts what is read."""
+
+    num_reads = 0
+
+    def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
+        self.num_reads += 1
+        return super().read(topic, partition, offset, limit)
+
+
+def test_many_partitions_cost_nothing_while_nothing_comes(tmp_path: Path) -> None:
+    log, other = CountingLog(tmp_path, 256), LocalLog(tmp_path, 256)
+    consumer = log.consumer("g", ["signals"], lambda _topic, _partition: 0)
+    assert consumer.poll(0.0, 10) == []
+    assert log.num_reads == 256
+    for _ in range(5):
+        assert consumer.poll(0.0, 10) == []
+    assert log.num_reads == 256
+    for number, sender in enumerate((log, other)):  # this process, and another one
+        sender.append([Message("signals", 255, "k", bytes([number]))])
+        assert [record.value for record in consumer.poll(0.0, 10)] == [bytes([number])]
+    consumer.seek_to_stored()
+    assert [record.value for record in consumer.poll(0.0, 1)] == [b"\x00"]
+    assert [record.value for record in consumer.poll(0.0, 1)] == [b"\x01"]
+    assert consumer.poll(0.0, 1) == []
+    log.close()
+    other.close()
+
+
+def test_a_log_of_an_earlier_release_has_four_partitions(tmp_path: Path) -> None:
+    log = LocalLog(tmp_path)
+    log.create_topics()
+    log._connection("generations").execute("DELETE FROM meta WHERE name = 'partitions'")
+    log.check_topics()
+    log.close()
+    with pytest.raises(InvalidSettings, match=r"generations\.db has 4 partitions, not 8, .*set partitions = 4"):
+        LocalLog(tmp_path, 8).check_topics()
