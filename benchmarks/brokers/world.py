@@ -5,6 +5,7 @@ In: the cluster's address. Out: what each person was told, and when. Waits for: 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -84,6 +85,7 @@ class World:
         self.key = prepare_home(self.settings, {}).app_key or ""
         self.database, self.log = self.settings.database(), self.settings.event_log()
         self.told: list[Told] = []
+        self._behind: dict[str, int] = {}
         self._stopped = threading.Event()
         self._people: list[threading.Thread] = []
 
@@ -113,7 +115,8 @@ class World:
         began = time.monotonic()
         while not self._is_drained():
             if time.monotonic() - began > _PATIENCE_SECONDS:
-                raise RuntimeError(f"not drained; the logs are in {self._folder}")
+                ends = {path.name: path.read_text()[-1500:] for path in self._folder.glob("*.log")}
+                raise RuntimeError(f"not drained: {self._behind}; {json.dumps(ends, indent=1)}")
             time.sleep(_LOOK_SECONDS)
         return time.monotonic() - began
 
@@ -182,7 +185,9 @@ class World:
             rows = connection.execute(select(position)).all()
             waiting = connection.execute(select(func.count()).select_from(outbox)).scalar_one()
         stored = {(row.consumer_group, row.topic, row.partition): row.next_offset for row in rows}
-        return waiting == 0 and all(stored.get(place) == end for place, end in ends.items())
+        self._behind = {"outbox": waiting}
+        self._behind |= {"/".join(map(str, place)): end for place, end in ends.items() if stored.get(place) != end}
+        return self._behind == {"outbox": 0}
 
     def _spawn(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         output = self._stack.enter_context((self._folder / f"{name}.log").open("ab"))

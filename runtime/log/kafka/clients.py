@@ -114,7 +114,7 @@ class Cluster:
 
     def _make(self, kind: Callable[..., Any], **settings: Any) -> Any:
         made: list[KafkaNetClient] = []
-        if not self.access.is_open:  # before the client tries in vain until its time is up
+        if not self.access.is_open:  # the client alone would try until its time is up, and not say why
             require_sign_in(self._places, self.access)
 
         def make_client(**configs: Any) -> KafkaNetClient:

@@ -41,8 +41,8 @@ class Cases:
         fetched = {**tls, "kafka_mechanism": "OAUTHBEARER", "kafka_token_url": token_url, "kafka_user": CLIENT}
         fetched |= {"kafka_token_scope": SCOPE}
 
-        def mutual(authority: Authority, name: str, **dates: float) -> dict[str, Any]:
-            own = authority.issue(name, **dates)
+        def mutual(authority: Authority, name: str, *, since: float = -1.0, days: float = 90.0) -> dict[str, Any]:
+            own = authority.issue(name, since=since, days=days)
             return {**tls, "kafka_certificate": own.certificate, "kafka_key": own.key}
 
         def token(name: str, **claims: Any) -> dict[str, Any]:

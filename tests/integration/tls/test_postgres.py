@@ -19,7 +19,7 @@ from contracts.errors import Unavailable
 from runtime.certificates import certificate_of
 from runtime.database import Database
 from runtime.database_access import ASK_FOR_TLS
-from tests.integration.tls.authority import Authority, Issued
+from tests.integration.tls.authority import LOOPBACK, Authority, Issued
 from tests.services import kafka_servers
 from tests.unit.services.serving import wait_until
 
@@ -142,13 +142,12 @@ def test_what_does_not_fit_is_refused_by_name(  # noqa: PLR0917 a table
     password: str,
     says: str,
 ) -> None:
-    shown = {
-        "good": lambda: authority.issue("postgres"),
-        "old": lambda: authority.issue("postgres-old", since=-30.0, days=20.0),
-        "other": lambda: authority.issue("postgres-other", ("db.example.org",)),
-        "none": lambda: None,
-    }
-    postgres.show(shown[certificate]())
+    if certificate == "none":
+        postgres.show(None)
+    else:
+        hosts = ("db.example.org",) if certificate == "other" else LOOPBACK
+        since = -30.0 if certificate == "old" else -1.0
+        postgres.show(authority.issue(f"postgres-{certificate}", hosts, since=since, days=20.0))
     with pytest.raises(Unavailable) as refused:
         read(postgres, monkeypatch, query.format(authority=authority.file, stranger=stranger.file), password)
     assert re.search(says, refused.value.message), refused.value.message

@@ -58,8 +58,9 @@ def test_what_fits_together_is_taken(values: dict[str, Any]) -> None:
     ],
 )
 def test_what_does_not_is_refused_by_name(values: dict[str, Any], says: str) -> None:
+    base: dict[str, Any] = {"home": Path("h"), "run": "r", "policy": "p", "base": "b", "tasks": (Path("t"),)}
     with pytest.raises(InvalidSettings) as refused:
-        make_section("[millrace]", KafkaSettings, **values)
+        make_section("[millrace]", Settings, **base, **values)
     assert says in refused.value.message
 
 
