@@ -24,6 +24,8 @@ _FETCH_BYTES = 16 * 1024 * 1024
 _FETCH_WAIT_MS = 250
 _HEARTBEATS_PER_SESSION = 5
 _CLOSE_SECONDS = 5.0
+_METADATA_MS = 30_000
+"""How long a client may believe in former leaders of partitions; its default is five minutes."""
 
 log = structlog.get_logger()
 
@@ -128,6 +130,7 @@ class Cluster:
                 request_timeout_ms=self.timeout_ms,
                 # With the default of 30 s, callers would wait long after the broker is back.
                 reconnect_backoff_max_ms=1000,
+                metadata_max_age_ms=_METADATA_MS,
                 kafka_client=make_client,
                 **self.access.configs(),
                 **settings,

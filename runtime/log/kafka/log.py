@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
-from kafka.errors import KafkaTimeoutError, TopicAlreadyExistsError
+from kafka.errors import InvalidReplicationFactorError, KafkaError, KafkaTimeoutError, TopicAlreadyExistsError
 
+from contracts.errors import Unavailable
 from contracts.event_log import NUM_PARTITIONS, LoadPosition, LogRecord, Message, TopicState
 from contracts.topics import RETENTION_DAYS, TOPICS
 from runtime.log.kafka.access import OPEN, Access
@@ -72,8 +73,15 @@ class KafkaLog:
         with self._admin("prepared") as admin:
             require_as_set(admin, self._names, self._wanted)
             for topic in TOPICS:
-                with suppress(TopicAlreadyExistsError):
+                try:
                     admin.create_topics({self._prefix + topic: self._options(topic)})
+                except TopicAlreadyExistsError:
+                    continue
+                except InvalidReplicationFactorError as error:
+                    raise Unavailable(
+                        f"Kafka at {self._cluster.servers} has fewer brokers than kafka_replication = {self._wanted.replication}: start "
+                        "the others, or lower it"
+                    ) from error
             admin.wait_for_topics(self._names, timeout_ms=self._cluster.timeout_ms)
             require_as_set(admin, self._names, self._wanted)  # another process may have made them meanwhile
 
@@ -163,7 +171,13 @@ class KafkaLog:
         with self._cluster.explained("read"), self._reading:
             if self._reader is None:
                 self._reader = self._cluster.consumer(None)
-            yield self._reader
+            try:
+                yield self._reader
+            except KafkaError:
+                # After a broker died, this client may ask the former leaders of its partitions again and again.
+                reader, self._reader = self._reader, None
+                close_consumer(reader)
+                raise
 
     @property
     def _names(self) -> list[str]:
