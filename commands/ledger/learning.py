@@ -127,15 +127,20 @@ def _decided(connection: Connection, keys: set[str]) -> dict[str, int]:
     columns = generation.c["completion_id", "choice", "state_revision"]
     mine = (generation.c.completion_id.in_({name for name, _ in places}), generation.c.state_writer == "training")
     rows = connection.execute(select(*columns).where(*mine))
-    return {
-        key: row.state_revision for row in rows if (key := places.get((row.completion_id, row.choice))) is not None
-    }
+    return {key: row.state_revision for row in rows if (key := places.get((row.completion_id, row.choice))) is not None}
 
 
 def _shadow_prompts(connection: Connection) -> tuple[Counter[str], list[str]]:
     found, problems = Counter[str](), []
     num_pairs = select(func.count()).where(shadow_pair.c.train == train.c.id).scalar_subquery()
-    columns = (train.c.id, train.c.version, train.c.stage, train.c.ended_at, train.c.evidence, num_pairs.label("num_pairs"))
+    columns = (
+        train.c.id,
+        train.c.version,
+        train.c.stage,
+        train.c.ended_at,
+        train.c.evidence,
+        num_pairs.label("num_pairs"),
+    )
     for row in connection.execute(select(*columns).order_by(train.c.id)):
         facts = (row.evidence or {}).get(_SHADOW)
         if not facts or "not_asked" not in facts:  # none yet; or one of a release that did not count them
@@ -145,7 +150,10 @@ def _shadow_prompts(connection: Connection) -> tuple[Counter[str], list[str]]:
         kept, parts = facts["num_compared"], sum(left_out.values())
         found.update({"compared": kept, **left_out, **not_asked})
         where = f"shadow of v{row.version} (train {row.id})"
-        if kept + parts != facts["num_prompts"] or facts["num_prompts"] + sum(not_asked.values()) != facts["num_wanted"]:
+        if (
+            kept + parts != facts["num_prompts"]
+            or facts["num_prompts"] + sum(not_asked.values()) != facts["num_wanted"]
+        ):
             problems.append(
                 f"{where}: of {facts['num_wanted']} prompts {facts['num_prompts']} were asked = {kept} compared + {parts} left out, and "
                 f"{sum(not_asked.values())} were not asked"

@@ -143,7 +143,9 @@ def lose_fate(learned: Learned) -> str:
 
 
 def lose_reason(learned: Learned) -> str:
-    learned.change(update(outcome).where(outcome.c.state == "late", outcome.c.reason == "same_reward").values(reason=""))
+    learned.change(
+        update(outcome).where(outcome.c.state == "late", outcome.c.reason == "same_reward").values(reason="")
+    )
     return "1 corrections were passed over without a reason"
 
 

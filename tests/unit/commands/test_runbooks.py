@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def named_commands() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared as `millrace up` does it, with one record that nobody can read."""
     settings = Settings(
         home=tmp_path_factory.mktemp("runbooks") / "home",
@@ -53,7 +52,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     event_log.append([Message(GENERATIONS, 0, "chatcmpl-none:0", b"\x91")])
     Worker(EpisodesHandler({}), settings.database(), event_log).step()
     event_log.close()
-    yield settings.home
+    return settings.home
 
 
 def test_the_runbook_names_commands() -> None:
