@@ -23,6 +23,7 @@ from sqlalchemy import Connection
 
 from commands.ledger import queries
 from commands.ledger.account import account
+from commands.ledger.learning import LearningCounts, check_learning
 from commands.ledger.logged import Say
 from commands.ledger.sealing import write_seals
 from commands.ledger.signals import SignalFindings, check_signals
@@ -45,6 +46,8 @@ class Audit(NamedTuple):
     """Logged answers that no client saw and that are not cancelled: nobody read them to the end."""
     rejected: Mapping[str, int] = MappingProxyType({})
     """How many signals were refused or rejected, by reason."""
+    learning: LearningCounts = LearningCounts({}, {}, {})
+    """What monitors measured, corrections, and prompts of shadows."""
     notes: tuple[str, ...] = ()
     """What the log no longer has, and what was sealed now."""
 
@@ -113,6 +116,7 @@ def audit(
     with database.snapshot() as connection:
         found = account(connection, log, seen, say, deep=deep, seal_at=now if seal else None)
         lost = check_signals(connection, log, say)
+        learning = check_learning(connection, now)
         signals = _without(signal_counts(connection), lost.num_lost)
         rejected = rejection_counts(connection)
         letters = queries.open_letters(connection)
@@ -131,6 +135,7 @@ def audit(
         ),
         *found.problems,
         *_about_signals(lost),
+        *learning.problems,
     ]
     if settled:
         problems += [
@@ -146,7 +151,7 @@ def audit(
             write_seals(connection, found.new_seals, now)
         closed = found.new_seals.closed
         notes.append(f"sealed; {len(closed)} days closed" + (f": {', '.join(closed)}" if closed else ""))
-    return Audit(found.counts, signals, tuple(problems), in_doubt, rejected, tuple(notes))
+    return Audit(found.counts, signals, tuple(problems), in_doubt, rejected, learning.counts, tuple(notes))
 
 
 def sealed_day(database: Database, day: str) -> dict[int, Seal]:
@@ -221,6 +226,9 @@ def print_audit(result: Audit) -> None:
     ):
         parts = " + ".join(f"{count} {state}" for state, count in sorted(counts.states.items()) if count)
         print(f"{name}: {counts.total} {left} = {parts or '0'}")
+    for name, learned in result.learning._asdict().items():
+        if parts := " + ".join(f"{count} {part}" for part, count in sorted(learned.items()) if count):
+            print(f"{name.replace('_', ' ')}: {sum(learned.values())} = {parts}")
     if result.rejected:
         print("rejected: " + ", ".join(f"{count} {reason}" for reason, count in sorted(result.rejected.items())))
     for note in result.notes:

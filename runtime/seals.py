@@ -75,6 +75,12 @@ def hash_of(key: str) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
 
 
+def hashes_of(keys: Iterable[str]) -> bytes:
+    """The hashes of many keys, 8 bytes each in this machine's order, as `array("Q")` and numpy read them."""
+    blake2b = hashlib.blake2b
+    return b"".join([blake2b(key.encode(), digest_size=8).digest() for key in keys])
+
+
 def hour_of(key: str) -> int:
     """Hours since 1970 at which the id of a key was made; `ELSEWHEN` if it has no time."""
     if (found := _ID(key)) is None:
@@ -114,9 +120,13 @@ def pages(
         last = rows[-1]
         rows = []
         seen()
-        # The first bound is redundant; with it only the partitions that are left are searched.
-        after = (generation.c.completion_id >= last[0], tuple_(*key) > (last[0], last[1]))
-        rows = connection.execute(statement.where(*after)).all()
+        rows = connection.execute(statement.where(*rows_after(last[0], last[1]))).all()
+
+
+def rows_after(completion_id: str, choice: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """The rows after this one. The first bound is redundant; with it only the partitions that are left are searched."""
+    key = tuple_(generation.c.completion_id, generation.c.choice)
+    return generation.c.completion_id >= completion_id, key > (completion_id, choice)
 
 
 def sums_of_rows(connection: Connection, *which: ColumnElement[bool]) -> dict[int, KeySum]:

@@ -83,8 +83,7 @@ def account(
     closed = set() if deep else _closed_days(seals) - {day_of(hour) for hour in side.hours}
     which = queries.ids_outside([range_of(day) for day in closed])
     say("database: comparing every row")
-    rows = ((row.completion_id, row.choice) for gap in which for row in queries.rows_of(connection, gap, lambda: None))
-    difference = compare(side, rows)
+    difference = compare(side, (key for gap in which for key in queries.keys_of(connection, gap)))
     unknown = sort_out(difference, positions, letters, queries.keys_being_sent_again(connection), side.damaged)
     orphans = find_orphans(connection, difference.orphans, side, lost_at)
     open_seals = {key: seal for key, seal in seals.items() if key.day not in closed}

@@ -6,7 +6,6 @@ those of one hour.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 from typing import NamedTuple
@@ -15,9 +14,8 @@ import numpy as np
 
 from commands.ledger.logged import LogSide, Words, offsets_of, partitions_of, place_of
 from commands.ledger.queries import DeadPlaces
-from contracts.ids import sample_key
 from runtime.log.redrive import RecordPlace
-from runtime.seals import ELSEWHEN, SealKey, day_of, hash_of, hour_of
+from runtime.seals import ELSEWHEN, SealKey, day_of, hash_of, hashes_of, hour_of
 
 
 class LedgerDifference(NamedTuple):
@@ -40,25 +38,25 @@ class UnknownRecords(NamedTuple):
     """Hash to place of the others: the join passed them. A dropped day explains them, or nothing does."""
 
 
-def compare(side: LogSide, rows: Iterable[tuple[str, int]]) -> LedgerDifference:
+def compare(side: LogSide, rows: Iterable[str]) -> LedgerDifference:
     """Find what only one side has.
 
     Args:
         side: what the log has.
-        rows: completion id and choice of every row, in this order.
+        rows: the keys of all rows, in the order of their ids.
     """
     unknown, orphans = {}, {}
-    elsewhen = array("Q")
+    elsewhen = b""
     seen = set()
-    for hour, keys in groupby((sample_key(*row) for row in rows), hour_of):
-        hashes = array("Q", map(hash_of, keys))
+    for hour, keys in groupby(rows, hour_of):
+        hashes = hashes_of(keys)
         if hour == ELSEWHEN:
             elsewhen += hashes
             continue
         seen.add(hour)
         unknown[hour], orphans[hour] = _differ(side, hour, hashes)
     for hour in side.hours.keys() - seen | {ELSEWHEN}:
-        unknown[hour], orphans[hour] = _differ(side, hour, elsewhen if hour == ELSEWHEN else array("Q"))
+        unknown[hour], orphans[hour] = _differ(side, hour, elsewhen if hour == ELSEWHEN else b"")
     return LedgerDifference(
         {hour: found for hour, found in unknown.items() if len(found[0])},
         {hour: found for hour, found in orphans.items() if len(found)},
@@ -102,8 +100,8 @@ def sort_out(
     return UnknownRecords(num_unread, num_dead, passed)
 
 
-def _differ(side: LogSide, hour: int, rows: array[int]) -> tuple[tuple[Words, Words], Words]:
-    held = np.frombuffer(rows, np.uint64) if rows else np.empty(0, np.uint64)
+def _differ(side: LogSide, hour: int, rows: bytes) -> tuple[tuple[Words, Words], Words]:
+    held = np.frombuffer(rows, "<u8")
     if (keys := side.hours.get(hour)) is None:
         return (held[:0], held[:0]), held
     lacks = ~np.isin(keys.hashes, held)

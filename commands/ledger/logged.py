@@ -5,22 +5,23 @@ In: the log. Out: 16 bytes for each record, by the hour of its key; no values. W
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contracts.event_log import EventLog, is_damaged
+from contracts.event_log import EventLog, LogRecord, is_damaged
 from contracts.topics import GENERATIONS
 from runtime.log.redrive import RecordPlace
-from runtime.seals import hash_of, hour_of
+from runtime.seals import hashes_of, hour_of
 
 Words = NDArray[np.uint64]
 Say = Callable[[str], None]
 """Called now and then with how far the work is."""
 
+_WORD = np.dtype("<u8")
 _PAGE = 1000
 _OFFSET_BITS = 48
 _SAY_EVERY = 20_000
@@ -37,22 +38,23 @@ class HourOfKeys:
     """The records of one hour: hashes and places, side by side."""
 
     def __init__(self) -> None:
-        self._hashes, self._places = array("Q"), array("Q")
+        self._hashes, self._places = bytearray(), bytearray()
 
-    def add(self, key: str, partition: int, offset: int) -> None:
-        """Add a record."""
-        self._hashes.append(hash_of(key))
-        self._places.append(partition << _OFFSET_BITS | offset)
+    def add(self, records: Sequence[LogRecord]) -> None:
+        """Add records of one partition."""
+        self._hashes += hashes_of([record.key for record in records])
+        offsets = np.array([record.offset for record in records], _WORD)
+        self._places += (offsets | _WORD.type(records[0].partition << _OFFSET_BITS)).tobytes()
 
     @property
     def hashes(self) -> Words:
         """[records] in the order of the log, partition by partition."""
-        return np.frombuffer(self._hashes, np.uint64)
+        return np.frombuffer(self._hashes, _WORD)
 
     @property
     def places(self) -> Words:
         """[records] see `place_of`."""
-        return np.frombuffer(self._places, np.uint64)
+        return np.frombuffer(self._places, _WORD)
 
 
 class LogSide(NamedTuple):
@@ -98,19 +100,27 @@ def read_log(log: EventLog, marks: Mapping[int, int], say: Say) -> LogSide:
         side.firsts[partition] = FirstRecord(first[0].offset, first[0].appended_at)
         offset = max(marks.get(partition, 0), first[0].offset)
         while offset < end and (records := log.read(GENERATIONS, partition, offset, _PAGE)):
-            for record in records:
-                if record.offset > offset:
-                    side.gaps.append((RecordPlace(GENERATIONS, partition, offset), record.offset - offset))
-                offset = record.offset + 1
-                if is_damaged(record.value):
-                    side.damaged.append(RecordPlace(GENERATIONS, partition, record.offset))
-                if (keys := side.hours.get(hour := hour_of(record.key))) is None:
-                    keys = side.hours[hour] = HourOfKeys()
-                keys.add(record.key, partition, record.offset)
+            _add(side, partition, offset, records)
+            offset = records[-1].offset + 1
             if num_read // _SAY_EVERY != (num_read + len(records)) // _SAY_EVERY:
                 say(f"log: {num_read + len(records):,} of about {num_left:,} records")
             num_read += len(records)
     return side
+
+
+def _add(side: LogSide, partition: int, wanted: int, records: Sequence[LogRecord]) -> None:
+    if records[-1].offset - wanted >= len(records):
+        for record in records:
+            if record.offset > wanted:
+                side.gaps.append((RecordPlace(GENERATIONS, partition, wanted), record.offset - wanted))
+            wanted = record.offset + 1
+    side.damaged.extend(
+        RecordPlace(GENERATIONS, partition, record.offset) for record in records if is_damaged(record.value)
+    )
+    for hour, some in groupby(records, lambda record: hour_of(record.key)):
+        if (keys := side.hours.get(hour)) is None:
+            keys = side.hours[hour] = HourOfKeys()
+        keys.add(list(some))
 
 
 def key_at(log: EventLog, place: RecordPlace) -> str:

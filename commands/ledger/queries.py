@@ -28,13 +28,14 @@ from pipelines.episodes.epochs.chain import Epochs, entry_of
 from pipelines.episodes.epochs.repository import outcomes_of
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
 from runtime.log.redrive import SENDER, RecordPlace
-from runtime.seals import PAGE, pages
+from runtime.seals import PAGE, pages, rows_after
 
 Condition = ColumnElement[bool]
 JOIN = "episodes"
 MOST_NAMED = 20
 """At most so many generations or signals are named in each problem; the others are counted."""
 _NOT_DECISIVE = ("late", PENDING)
+_KEY = generation.c.completion_id.concat(":").concat(cast(generation.c.choice, String))
 
 
 class WrongState(NamedTuple):
@@ -108,6 +109,16 @@ def rows_of(
     return pages(connection, *which, columns=[generation.c[name] for name in columns], seen=seen)
 
 
+def keys_of(connection: Connection, which: Sequence[ColumnElement[bool]]) -> Iterator[str]:
+    """Sample keys in the order of their ids, a page in memory at a time: the database puts them together."""
+    statement = select(_KEY).where(*which).order_by(generation.c.completion_id, generation.c.choice).limit(PAGE)
+    keys = connection.execute(statement).scalars().all()
+    while keys:
+        yield from keys
+        completion_id, _, choice = keys[-1].rpartition(":")
+        keys = connection.execute(statement.where(*rows_after(completion_id, int(choice)))).scalars().all()
+
+
 def ids_between(first: str, after: str) -> ColumnElement[bool]:
     """Rows of a range of completion ids."""
     return and_(generation.c.completion_id >= first, generation.c.completion_id < after)
@@ -178,10 +189,9 @@ def buried_signals(connection: Connection) -> Iterator[bytes]:
 
 def wrong_states(connection: Connection, which: Sequence[ColumnElement[bool]]) -> Iterator[WrongState]:
     """Generations with a state that nobody told, and pending ones that somebody decided."""
-    key = generation.c.completion_id.concat(":").concat(cast(generation.c.choice, String))
     columns = generation.c["completion_id", "choice", "state", "revision"]
     told = exists().where(
-        outcome.c.key == key,
+        outcome.c.key == _KEY,
         outcome.c.revision == generation.c.state_revision,
         outcome.c.epoch == generation.c.state_epoch,
         outcome.c.state == generation.c.state,
@@ -192,7 +202,7 @@ def wrong_states(connection: Connection, which: Sequence[ColumnElement[bool]]) -
         return  # the join is judging outcomes again
     starts = connection.execute(select(ledger_epoch.c.epoch, ledger_epoch.c.valid_through))
     epochs = Epochs({row.epoch: row.valid_through for row in starts})
-    decided = exists().where(outcome.c.key == key, outcome.c.state.not_in(_NOT_DECISIVE))
+    decided = exists().where(outcome.c.key == _KEY, outcome.c.state.not_in(_NOT_DECISIVE))
     suspects = connection.execute(select(*columns).where(*which, generation.c.state == PENDING, decided)).all()
     for start in range(0, len(suspects), PAGE // 20):
         some = {sample_key(row.completion_id, row.choice): row for row in suspects[start : start + PAGE // 20]}

@@ -6,7 +6,6 @@ for each signal of either side.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -30,6 +29,7 @@ from contracts.records import Signal, decode_shape
 from contracts.topics import SIGNALS
 
 _PAGE = 1000
+_WORDS = 2**64
 Name = tuple[str, str]
 """Tenant and id."""
 
@@ -93,12 +93,8 @@ def _name_of(value: bytes) -> Name | None:
 
 
 def _hashes(names: Iterable[Name]) -> Words:
-    found = array("Q", map(_hash_of, names))
+    found = array("q", map(hash, names))  # never stored: another process hashes otherwise
     return np.frombuffer(found, np.uint64) if found else np.empty(0, np.uint64)
-
-
-def _hash_of(name: Name) -> int:
-    return int.from_bytes(hashlib.blake2b("\0".join(name).encode(), digest_size=8).digest(), "little")
 
 
 def _named(names: Iterator[Name], hashes: Words) -> list[Name]:
@@ -107,7 +103,7 @@ def _named(names: Iterator[Name], hashes: Words) -> list[Name]:
     wanted = set(hashes.tolist())
     found: list[Name] = []
     for name in names:
-        if _hash_of(name) in wanted:
+        if hash(name) % _WORDS in wanted:
             found.append(name)
             if len(found) == MOST_NAMED:
                 break

@@ -73,7 +73,7 @@ class LocalLog:
         """See `EventLog.read`."""
         with self._explained("read", topic):
             rows = self._connection(topic).execute(
-                "SELECT partition, offset, key, value, appended_at, crc FROM record"
+                "SELECT partition, offset, CAST(key AS BLOB), value, appended_at, crc FROM record"
                 " WHERE partition = ? AND offset >= ? ORDER BY offset LIMIT ?",
                 (partition, offset, limit),
             )
@@ -220,12 +220,13 @@ class LocalConsumer:
 
 
 def _checked(  # noqa: PLR0917 the columns of a record
-    topic: str, partition: int, offset: int, key: object, value: object, appended_at: object, crc: int | None
+    topic: str, partition: int, offset: int, name: object, value: object, appended_at: object, crc: int | None
 ) -> LogRecord:
     """The record of a row. A corrupt one is marked in its value, and does not affect the others."""
     # Changed bits in a row's header can change the types of its values.
-    if not (isinstance(key, str) and isinstance(value, bytes) and isinstance(appended_at, float)):
-        return LogRecord(topic, partition, offset, str(key), as_damaged(repr(value).encode()), 0.0)
-    if crc is not None and crc != checksum(partition, offset, key, value, appended_at):
+    key = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+    if not (isinstance(name, bytes) and isinstance(value, bytes) and isinstance(appended_at, float)):
+        return LogRecord(topic, partition, offset, key, as_damaged(repr(value).encode()), 0.0)
+    if crc is not None and crc != checksum(partition, offset, name, value, appended_at):
         value = as_damaged(value)
     return LogRecord(topic, partition, offset, key, value, appended_at)

@@ -44,7 +44,7 @@ def open_topic(path: Path, num_partitions: int) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=10.0, check_same_thread=False)
     try:
         prepare_sqlite(connection)
-        # A damaged key must not prevent reading the record; its checksum reveals the damage.
+        # Damaged text must not prevent reading the rest; the checksums reveal the damage.
         connection.text_factory = lambda text: text.decode(errors="replace")
         _prepare(connection, path, num_partitions)
     except (sqlite3.DatabaseError, InvalidSettings):
@@ -53,9 +53,10 @@ def open_topic(path: Path, num_partitions: int) -> sqlite3.Connection:
     return connection
 
 
-def checksum(partition: int, offset: int, key: str, value: bytes, appended_at: float) -> int:
+def checksum(partition: int, offset: int, key: str | bytes, value: bytes, appended_at: float) -> int:
     """CRC-32 of a record with its partition, offset and time."""
-    return zlib.crc32(value, zlib.crc32(key.encode(), zlib.crc32(_POSITION.pack(partition, offset, appended_at))))
+    name = key.encode() if isinstance(key, str) else key
+    return zlib.crc32(value, zlib.crc32(_POSITION.pack(partition, offset, appended_at) + name))
 
 
 def state_of(path: Path, num_partitions: int) -> TopicState | None:

@@ -50,6 +50,9 @@ _LEAST_SECONDS, _MOST_SECONDS, _SLACK = 60.0, 300.0, 4.0
 _MOST_LATE = 0.25
 """If a larger share of the live version's answers comes too late, the piece is asked again with more time."""
 NOT_GRADED = "not graded"
+_COMPARED = frozenset({"", NOT_GRADED})
+NO_MORE, OUT_OF_TIME, WAITING = "no more prompts", "out of time", "to be asked"
+"""Why wanted prompts were not asked."""
 _NOT_FINITE = "log-probs are not finite"
 
 log = structlog.get_logger()
@@ -191,7 +194,7 @@ class PairedShadow:
         return pairs
 
     def _judged(self, train: Train, pairs: Sequence[ShadowPair]) -> ShadowResult:
-        kept = [pair for pair in pairs if pair.left_out in {"", NOT_GRADED}]
+        kept = [pair for pair in pairs if pair.left_out in _COMPARED]
         level = shadow_level(settings_of(train))
         compared = compare_marks([pair.canary for pair in kept], [pair.live for pair in kept], level)
         asked = f"{len(kept)} prompts of {len({pair.unit for pair in kept})} people"
@@ -273,16 +276,21 @@ class PairedShadow:
             refused=refused,
             reason=says,
         )
+        wanted = settings_of(train).shadow_prompts
+        no_more = wanted - len(pairs) - len(self._waiting) - self._num_unasked
+        not_asked = {NO_MORE: no_more, OUT_OF_TIME: self._num_unasked, WAITING: len(self._waiting)}
         facts = {
             "at": self._clock(),
             "version": train.version,
             "blessed": train.blessed,
             "refused": refused,
             "says": says,
-            "num_wanted": settings_of(train).shadow_prompts,
+            "num_wanted": max(wanted, wanted - no_more),
             "num_prompts": len(pairs),
             "num_units": len({pair.unit for pair in pairs}),
+            "num_compared": sum(pair.left_out in _COMPARED for pair in pairs),
             "left_out": dict(Counter(pair.left_out for pair in pairs if pair.left_out)),
+            "not_asked": {reason: number for reason, number in not_asked.items() if number > 0},
             "metrics": [item.facts for item in compared],
         }
         return ShadowResult(refused, says, facts, is_over=is_over)

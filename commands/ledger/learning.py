@@ -1,0 +1,163 @@
+"""The part of the ledger that is no generation and no signal: what monitors counted, corrections, and the prompts of shadows.
+
+In: one snapshot of the database. Out: three identities, and what breaks them by name. Waits for: reads.
+
+    measured answers = null + others                    by version; the monitors' sums against the scores themselves
+    later revisions  = by reason of their outcome + replaced by a newer revision + waiting for a step
+    shadow prompts   = compared + left out, by reason + not asked, by reason + still to be asked
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, and_, case, exists, func, select
+
+from commands.ledger.queries import MOST_NAMED
+from contracts.ids import parse_sample_key
+from contracts.tables import behaviour, generation, ledger_seal, outcome, score, shadow_pair, train
+
+LATE, WAITING, REPLACED = "late", "waiting", "replaced"
+KEPT_SECONDS = 7 * 86_400.0
+"""Of experiences in the log: a revision that was scored earlier can no longer reach the trainer."""
+_AT_ONCE = 500
+_NULL, _UNSCORED = "null", "unscored"
+_SHADOW = "shadow"
+_NOT_GRADED = "not graded"
+"""Such pairs are compared by their other marks."""
+
+
+class LearningCounts(NamedTuple):
+    """The three identities: what each total consists of."""
+
+    monitors: Mapping[str, int]
+    corrections: Mapping[str, int]
+    shadow_prompts: Mapping[str, int]
+
+
+class LearningFindings(NamedTuple):
+    """Counts, and what is unexplained."""
+
+    counts: LearningCounts
+    problems: list[str]
+
+
+def check_learning(connection: Connection, now: float) -> LearningFindings:
+    """Account for nulls, corrections and shadow prompts. `now`: UTC epoch seconds."""
+    monitors, monitor_problems = _monitors(connection)
+    corrections, correction_problems = _corrections(connection, now)
+    prompts, prompt_problems = _shadow_prompts(connection)
+    return LearningFindings(
+        LearningCounts(monitors, corrections, prompts), [*monitor_problems, *correction_problems, *prompt_problems]
+    )
+
+
+def _monitors(connection: Connection) -> tuple[Counter[str], list[str]]:
+    """Rewards adds to its sums in the transaction of the scores, so both have the same answers; dropped days took their scores only."""
+    columns = behaviour.c
+    mine = (columns.cluster == "", columns.metric == _NULL)
+    rows = connection.execute(select(columns.task, columns.version, columns.num, columns.total).where(*mine))
+    counted = {(row.task, row.version): (int(row.num), round(row.total)) for row in rows}
+    is_null = and_(score.c.reward.is_(None), score.c.status == _UNSCORED)
+    statement = (
+        select(score.c.task, score.c.version, func.count(), func.sum(case((is_null, 1), else_=0)))
+        .where(score.c.revision == 1, score.c.purpose == "user", score.c.version >= 0)
+        .group_by(score.c.task, score.c.version)
+    )
+    held = {(task, version): (int(num), int(nulls)) for task, version, num, nulls in connection.execute(statement)}
+    dropped = connection.execute(select(func.count()).where(ledger_seal.c.dropped_at.is_not(None))).scalar_one() > 0
+    problems, found = [], Counter[str]()
+    for place in sorted({*counted, *held}):
+        (num, nulls), (num_scores, num_null_scores) = counted.get(place, (0, 0)), held.get(place, (0, 0))
+        found.update({"measured": num - nulls, _NULL: nulls})
+        fits = (num, nulls) == (num_scores, num_null_scores)
+        if not fits and not (dropped and num >= num_scores and nulls >= num_null_scores):
+            problems.append(
+                f"monitors of task {place[0]!r}, v{place[1]}: they counted {num} answers and {nulls} nulls, and {num_scores} answers "
+                f"and {num_null_scores} nulls were scored"
+            )
+    return found, problems[:MOST_NAMED]
+
+
+def _corrections(connection: Connection, now: float) -> tuple[Counter[str], list[str]]:
+    told = select(outcome.c.key, outcome.c.revision, func.max(outcome.c.reason).label("reason"))
+    once = told.where(outcome.c.state == LATE).group_by(outcome.c.key, outcome.c.revision).subquery()
+    by_reason = connection.execute(select(once.c.reason, func.count()).group_by(once.c.reason))
+    found: Counter[str] = Counter({reason or "without a reason": int(number) for reason, number in by_reason})
+    is_scored = exists().where(score.c.key == once.c.key, score.c.revision == once.c.revision)
+    lost = connection.execute(select(once.c.key, once.c.revision).where(~is_scored)).all()
+    problems = [f"correction {key}, revision {revision}: it has a fate, and nobody scored it" for key, revision in lost]
+    for row, fate in _untold(connection):
+        found[fate] += 1
+        if fate == WAITING and row.at < now - KEPT_SECONDS:
+            problems.append(
+                f"correction {row.key}, revision {row.revision}: it was scored over {KEPT_SECONDS / 86_400:.0f} days ago, and no outcome "
+                "says what became of it"
+            )
+    if found["without a reason"]:
+        problems.append(f"{found['without a reason']} corrections were passed over without a reason")
+    more = len(problems) - MOST_NAMED
+    return found, problems[:MOST_NAMED] + ([f"and {more} more corrections"] if more > 0 else [])
+
+
+def _untold(connection: Connection) -> Iterator[tuple[Any, str]]:
+    """Scored later revisions of samples that the trainer had decided before, and that no outcome names."""
+    is_told = exists().where(outcome.c.key == score.c.key, outcome.c.revision == score.c.revision)
+    columns = (score.c.key, score.c.revision, score.c.at)
+    rows = connection.execute(select(*columns).where(score.c.revision > 1, ~is_told).order_by(*columns[:2])).all()
+    for start in range(0, len(rows), _AT_ONCE):
+        some = rows[start : start + _AT_ONCE]
+        keys = {row.key for row in some}
+        decided = _decided(connection, keys)
+        newest: dict[str, int] = {}
+        for table in (score, outcome):
+            latest = select(table.c.key, func.max(table.c.revision)).where(table.c.key.in_(keys)).group_by(table.c.key)
+            for key, revision in connection.execute(latest):
+                newest[key] = max(newest.get(key, 0), revision)
+        for row in some:
+            if row.revision > decided.get(row.key, row.revision):
+                yield row, REPLACED if row.revision < newest[row.key] else WAITING
+
+
+def _decided(connection: Connection, keys: set[str]) -> dict[str, int]:
+    """Key to the revision that the trainer decided."""
+    places = {parse_sample_key(key): key for key in keys}
+    columns = generation.c["completion_id", "choice", "state_revision"]
+    mine = (generation.c.completion_id.in_({name for name, _ in places}), generation.c.state_writer == "training")
+    rows = connection.execute(select(*columns).where(*mine))
+    return {key: row.state_revision for row in rows if (key := places.get((row.completion_id, row.choice))) is not None}
+
+
+def _shadow_prompts(connection: Connection) -> tuple[Counter[str], list[str]]:
+    found, problems = Counter[str](), []
+    num_pairs = select(func.count()).where(shadow_pair.c.train == train.c.id).scalar_subquery()
+    columns = (
+        train.c.id,
+        train.c.version,
+        train.c.stage,
+        train.c.ended_at,
+        train.c.evidence,
+        num_pairs.label("num_pairs"),
+    )
+    for row in connection.execute(select(*columns).order_by(train.c.id)):
+        facts = (row.evidence or {}).get(_SHADOW)
+        if not facts or "not_asked" not in facts:  # none yet; or one of a release that did not count them
+            continue
+        left_out = {reason: number for reason, number in facts["left_out"].items() if reason != _NOT_GRADED}
+        not_asked = dict(facts["not_asked"])
+        kept, parts = facts["num_compared"], sum(left_out.values())
+        found.update({"compared": kept, **left_out, **not_asked})
+        where = f"shadow of v{row.version} (train {row.id})"
+        if (
+            kept + parts != facts["num_prompts"]
+            or facts["num_prompts"] + sum(not_asked.values()) != facts["num_wanted"]
+        ):
+            problems.append(
+                f"{where}: of {facts['num_wanted']} prompts {facts['num_prompts']} were asked = {kept} compared + {parts} left out, and "
+                f"{sum(not_asked.values())} were not asked"
+            )
+        if row.stage < 0 and row.ended_at is None and row.num_pairs < facts["num_prompts"]:
+            problems.append(f"{where}: {facts['num_prompts']} prompts were asked, and {row.num_pairs} pairs are stored")
+    return found, problems[:MOST_NAMED]
