@@ -47,7 +47,7 @@ PROCESSES = {
     "inference": "services.inference.__main__",
     "feedback": "services.feedback.__main__",
     "dashboard": "services.dashboard.__main__",
-    "episodes": "pipelines.episodes.__main__",
+    "episodes": "commands.episodes",
     "rewards": "rewards.__main__",
     "training": "pipelines.training.__main__",
     "release": "commands.release",

@@ -229,6 +229,10 @@ LEDGER_LOOK_AGE = Gauge(
     "Seconds since the ledger was last checked successfully; only the process that checks it reports this.",
     ["policy"],
 )
+LEDGER_SEAL_AGE = Gauge(
+    "millrace_ledger_seal_age_seconds",
+    "Seconds since an audit last balanced and was sealed; since the start of this process if there was none.",
+)
 DASHBOARD_FAULTS = _born(
     Counter(
         "millrace_dashboard_faults_total",

@@ -1,0 +1,53 @@
+"""Episodes has the ledger sealed by a real `millrace audit --seal`, and the age of the last seal tells when it is not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+from sqlalchemy import func, insert, select
+
+from commands.episodes import SEALED_EVERY_SECONDS, SealKeeper
+from commands.home import prepare_home
+from contracts.tables import ledger_mark, received_signal
+from runtime.settings import Settings
+
+PRODUCT = Path(__file__).parent.parent.parent.parent / "examples" / "reservations"
+NEVER = threading.Event()
+
+
+def age() -> float:
+    return REGISTRY.get_sample_value("millrace_ledger_seal_age_seconds") or 0.0
+
+
+@pytest.mark.slow
+def test_a_ledger_is_sealed_once_a_day_and_only_if_it_balances(tmp_path: Path) -> None:
+    settings = Settings(
+        home=tmp_path / "home",
+        run="r",
+        policy="reservations",
+        base=str(PRODUCT / "base"),
+        tasks=(PRODUCT / "task.toml",),
+    )
+    prepare_home(settings, {})
+    database = settings.database()
+    started = time.time() - SEALED_EVERY_SECONDS - 60.0
+    keeper = SealKeeper(settings.home, database, started)
+    assert age() > SEALED_EVERY_SECONDS
+    assert not keeper.look(started + 60.0, NEVER)
+
+    assert keeper.look(time.time(), NEVER)
+    assert age() < SEALED_EVERY_SECONDS
+    assert not keeper.look(time.time(), NEVER)
+
+    with database.transaction() as connection:  # acknowledged, and nobody has it
+        row = {"id": "s", "tenant": "t", "body_hash": "", "received_at": 0.0, "record": b""}
+        connection.execute(insert(received_signal).values(row))
+        before = connection.execute(select(func.max(ledger_mark.c.at))).scalar_one()
+    assert keeper.look(time.time() + SEALED_EVERY_SECONDS + 60.0, NEVER)
+    with database.snapshot() as connection:
+        assert connection.execute(select(func.max(ledger_mark.c.at))).scalar_one() == before
+    database.close()
