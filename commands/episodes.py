@@ -42,12 +42,13 @@ def main(home: Path, stop: threading.Event) -> None:
 
 
 class SealKeeper:
-    """Has the ledger sealed, and tells how long ago that was. A home that was never sealed is as old as this process."""
+    """Has the ledger sealed, and tells how long ago that was: if never, since the start of this process."""
 
-    def __init__(self, home: Path, database: Database, now: float | None = None) -> None:
+    def __init__(self, home: Path, database: Database) -> None:
         self._home, self._database = home, database
-        self._sealed_at = time.time() if now is None else now
-        LEDGER_SEAL_AGE.set_function(lambda: max(0.0, time.time() - self._sealed_at))
+        self._sealed_at: float | None = None
+        started_at = time.time()
+        LEDGER_SEAL_AGE.set_function(lambda: max(0.0, time.time() - (self._sealed_at or started_at)))
 
     def run(self, stop: threading.Event) -> None:
         """Look once an hour, until `stop` is set."""
@@ -59,13 +60,13 @@ class SealKeeper:
         self._database.close()
 
     def look(self, now: float, stop: threading.Event) -> bool:
-        """Seal, if the last seal is old; returns whether it tried.
+        """Seal, if the last seal is old or there is none; returns whether it tried.
 
         Raises:
             Unavailable: the database cannot be read.
         """
         self._note()
-        if now - self._sealed_at < SEALED_EVERY_SECONDS:
+        if self._sealed_at is not None and now - self._sealed_at < SEALED_EVERY_SECONDS:
             return False
         self._seal(stop)
         self._note()
@@ -74,7 +75,7 @@ class SealKeeper:
     def _note(self) -> None:
         with self._database.snapshot() as connection:
             at = connection.execute(select(func.max(ledger_mark.c.at))).scalar_one_or_none()
-        self._sealed_at = self._sealed_at if at is None else float(at)
+        self._sealed_at = None if at is None else float(at)
 
     def _seal(self, stop: threading.Event) -> None:
         command = [sys.executable, "-m", "millrace", "audit", "--seal", f"--home={self._home}"]

@@ -208,6 +208,7 @@ NO_VERDICTS = Counter(
     "millrace_no_verdicts_total",
     "Attempts of the gate that an infrastructure fault ended without a verdict; the gate tries again.",
 )
+GATE_ANSWERS = Counter("millrace_gate_answers_total", "Answers to questions of the gate and of shadows.")
 CANDIDATE_AGE_SECONDS = Gauge(
     "millrace_candidate_age_seconds", "How long the candidate has waited for its verdict; 0 if there is no candidate."
 )

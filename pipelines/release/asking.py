@@ -22,6 +22,7 @@ from contracts.engines import EngineReplica
 from contracts.errors import InvalidSettings, MillraceError, Unavailable, VersionNotResident
 from contracts.gating import Sentinel, SentinelFile
 from contracts.records import GenerationBody
+from runtime.metrics import GATE_ANSWERS
 
 _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 30.0
 _TOO_MANY = 429
@@ -176,6 +177,7 @@ class SentinelClient:
                 return SentinelAnswer("", LATE, finite=True)
             raise Unavailable(f"v{version} did not answer a sentinel: {type(error).__name__}: {error}") from error
         if answer.is_success:
+            GATE_ANSWERS.inc()
             return _read(answer)
         said = answer.text[:300]
         if self.skips and answer.status_code in _OF_ITS_CONTENT:
