@@ -117,7 +117,7 @@ class Cluster:
     def _make(self, kind: Callable[..., Any], **settings: Any) -> Any:
         made: list[KafkaNetClient] = []
         if not self.access.is_open:  # the client alone would try until its time is up, and not say why
-            require_sign_in(self._places, self.access)
+            require_sign_in(self._places, self.access, self.timeout / 3)
 
         def make_client(**configs: Any) -> KafkaNetClient:
             made.append(KafkaNetClient(**configs))
@@ -139,7 +139,7 @@ class Cluster:
             for client in made:  # a constructor that finds no broker leaks its thread and sockets
                 client.close()
             if self.access.is_open:  # perhaps the broker does not let everybody in
-                require_sign_in(self._places, self.access)
+                require_sign_in(self._places, self.access, self.timeout / 3)
             raise
 
     @property

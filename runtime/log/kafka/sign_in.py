@@ -1,7 +1,7 @@
 """One connection to a broker by hand, up to its first answer, to say by name why it does not let this client in.
 
 The client tries again and again, and tells only that time is up. In: an address and the access. Out: nothing, or `LogRefused`. Waits for: the
-broker, `SECONDS` per answer.
+brokers, each for a few seconds per answer.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from runtime.certificates import certificate_of, refusal_in_words
 from runtime.kafka_settings import OAUTHBEARER
 from runtime.log.kafka.access import Access
 
-SECONDS = 5.0
 _ALERT, _TLS_MAJOR = 21, 3
 """How a TLS server begins when it refuses: the type of the record, and the protocol."""
 
 
-def require_sign_in(servers: list[tuple[str, int]], access: Access) -> None:
-    """Return when a broker lets this client in, or none can be reached.
+def require_sign_in(servers: list[tuple[str, int]], access: Access, seconds: float) -> None:
+    """Return when a broker lets this client in, or none can be reached; each is waited for so many `seconds` per answer.
 
     Raises:
         LogRefused: the brokers that answer refuse; names what the first of them refuses, and what to do.
@@ -38,7 +37,7 @@ def require_sign_in(servers: list[tuple[str, int]], access: Access) -> None:
     refused: LogRefused | None = None
     for host, port in servers:
         try:
-            _sign_in(host, port, access, configs)
+            _sign_in((host, port), access, configs, seconds)
         except LogRefused as error:
             refused = refused or error
         except OSError:
@@ -49,11 +48,12 @@ def require_sign_in(servers: list[tuple[str, int]], access: Access) -> None:
         raise refused
 
 
-def _sign_in(host: str, port: int, access: Access, configs: dict[str, Any]) -> None:
+def _sign_in(place: tuple[str, int], access: Access, configs: dict[str, Any], seconds: float) -> None:
     """Raises LogRefused, or OSError: it cannot be reached."""
+    host, port = place
     server = f"Kafka at {host}:{port}"
     context: ssl.SSLContext | None = configs.get("ssl_context")
-    with socket.create_connection((host, port), SECONDS) as plain:
+    with socket.create_connection(place, seconds) as plain:
         try:
             stream = plain if context is None else context.wrap_socket(plain, server_hostname=host)
             with stream:
@@ -64,7 +64,7 @@ def _sign_in(host: str, port: int, access: Access, configs: dict[str, Any]) -> N
         except ssl.SSLError as error:
             shown = None
             with suppress(OSError, ValueError):
-                shown = certificate_of(host, port, SECONDS)
+                shown = certificate_of(host, port, seconds)
             code, says = refusal_in_words(error, server, host, shown, "kafka_ca")
             if code == "client_certificate":
                 says = access.own_certificate_problem() or says
