@@ -26,6 +26,7 @@ from commands.servers import EMBEDDED, Servers
 from commands.supervisor import Supervisor, replica_names
 from contracts.errors import InvalidSettings, Unavailable
 from pipelines.training.settings import TrainingSettings
+from runtime.operator_key import OPERATOR_KEY, given_operator_key, operator_file
 from runtime.settings import Settings, make_section
 
 _BACKLOG = 1024
@@ -242,7 +243,8 @@ def print_keys_of(home: Home) -> None:
     """Print the app key of a new home, and where the operator key is."""
     if home.app_key:
         console.print(f"  app key       {home.app_key}   (shown only once; `millrace keys` makes more)")
-    console.print(f"  operator key  in {home.settings.home / 'operator.key'}")
+    where = OPERATOR_KEY if given_operator_key() else operator_file(home.settings.home)
+    console.print(f"  operator key  in {where}")
 
 
 def size_of(base: str) -> int:
