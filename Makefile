@@ -19,7 +19,7 @@ CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive docs
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup vllm test-vllm attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients
+.PHONY: help setup vllm test-vllm attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -89,6 +89,10 @@ clients: setup  ## Run unmodified clients against a started server and write doc
 	deploy/clients
 	$(BIN)/pytest -n0 -m clients -rs tests/clients
 
+helm: setup  ## Lint the Helm chart, render it, and validate what it rendered without a cluster (needs Go, once)
+	deploy/helm/check
+	$(BIN)/pytest -n0 -rs tests/unit/test_chart.py
+
 check: setup  ## Format, lint, types, import rules, one meaning per name, no dead module, links, plain English
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -98,4 +102,4 @@ check: setup  ## Format, lint, types, import rules, one meaning per name, no dea
 
 clean:  ## Stop the servers, remove the environment and all runs
 	if [ -d runs/services ]; then deploy/services stop; fi
-	rm -rf .venv .clients .vllm runs
+	rm -rf .venv .clients .helm .vllm runs

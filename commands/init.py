@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from click.core import ParameterSource
 
 from commands import options
 from commands.home import Home, claimed, prepare_home
@@ -81,15 +80,19 @@ def init(
 def _check_alone(context: typer.Context) -> None:
     """Raises InvalidSettings for an option that would count only if init wrote the settings."""
     given = [
-        name
-        for name in context.params
-        if name != "home" and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in {None, "home"} and _is_typed(context, str(parameter.name))
     ]
     if given:
         raise InvalidSettings(
-            f"{SETTINGS} is set, so the settings are in {os.environ[SETTINGS]}: change them there, and leave out "
-            f"{', '.join('--' + name.removesuffix('s') if name == 'tasks' else '--' + name for name in given)}"
+            f"{SETTINGS} is set, so the settings are in {os.environ[SETTINGS]}: change them there, and leave out {', '.join(given)}"
         )
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _given(home: Path) -> Settings:

@@ -3,7 +3,7 @@
 <home>/millrace.toml     written by `millrace up` and `millrace init`; processes that share the home share it
 MILLRACE_SETTINGS        a file that somebody else writes, for processes that share no folder. Millrace never changes it, and makes no
                          secret in a home of its own: it would be another one in each home. `${NAME}` in it is a variable of the
-                         environment, so that passwords need not stand in the file.
+                         environment: what differs between processes of one file, or is secret.
 """
 
 from __future__ import annotations

@@ -15,7 +15,10 @@ from typing import Any
 import yaml
 
 KUBERNETES = ("1.30", "1.37")
-MODELS = {"keda.sh/v1alpha1": "cloudcoil.models.keda.v1alpha1", "monitoring.coreos.com/v1": "cloudcoil.models.prometheus_operator.v1"}
+MODELS = {
+    "keda.sh/v1alpha1": "cloudcoil.models.keda.v1alpha1",
+    "monitoring.coreos.com/v1": "cloudcoil.models.prometheus_operator.v1",
+}
 
 
 def problems_of(manifest: dict[str, Any]) -> Iterator[str]:
@@ -68,7 +71,9 @@ def main(files: list[str]) -> int:
             for problem in problems_of(manifest):
                 num_wrong += 1
                 print(f"{file}: {manifest['kind']} {manifest['metadata']['name']}: {problem}")
-    print(f"{num} manifests of {len(files)} files, each for Kubernetes {' and '.join(KUBERNETES)}: {num_wrong} problems")
+    print(
+        f"{num} manifests of {len(files)} files, each for Kubernetes {' and '.join(KUBERNETES)}: {num_wrong} problems"
+    )
     return 1 if num_wrong or not num else 0
 
 

@@ -78,7 +78,7 @@ dashboard: 8403
       {{- end }}
 {{- end }}
 {{- with $values.postgresql.existingSecret }}
-- name: MILLRACE_DATABASE_PASSWORD
+- name: PGPASSWORD
   valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: {{ $values.postgresql.passwordKey | quote }}}}
 {{- end }}
 {{- if and $values.redis.host $values.redis.existingSecret }}

@@ -1,4 +1,4 @@
-{{/* The settings that all processes share, as JSON. Passwords are variables: see `millrace.env`. */}}
+{{/* The settings that all processes share, as JSON. Passwords are not among them: see `millrace.env`. */}}
 {{- define "millrace.shared" -}}
 {{- $values := .Values -}}
 {{- $name := include "millrace.name" . -}}
@@ -28,17 +28,15 @@
 {{- with $kafka.sasl.tokenUrl }}{{ $_ := set $shared "kafka_token_url" . }}{{ end }}
 {{- with $kafka.sasl.tokenScope }}{{ $_ := set $shared "kafka_token_scope" . }}{{ end }}
 {{- $sql := $values.postgresql }}
-{{- $login := ternary (printf "%s:${MILLRACE_DATABASE_PASSWORD}" $sql.user) $sql.user (not (empty $sql.existingSecret)) }}
 {{- $tls := "" }}
 {{- if $sql.tls.enabled }}
 {{- $tls = printf "?sslmode=verify-full&sslrootcert=%s" (ternary "/etc/millrace-tls/postgresql/ca.crt" "system" (not (empty $sql.tls.existingSecret))) }}
 {{- end }}
-{{- $_ := set $shared "database_url" (printf "postgresql+psycopg://%s@%s:%d/%s%s" $login $sql.host (int $sql.port) $sql.database $tls) }}
+{{- $_ := set $shared "database_url" (printf "postgresql+psycopg://%s@%s:%d/%s%s" $sql.user $sql.host (int $sql.port) $sql.database $tls) }}
 {{- with $values.redis }}
 {{- if .host }}
-{{- $password := ternary ":${MILLRACE_REDIS_PASSWORD}@" "" (not (empty .existingSecret)) }}
 {{- $authority := ternary "?ssl_ca_certs=/etc/millrace-tls/redis/ca.crt" "" (and .tls.enabled (not (empty .tls.existingSecret))) }}
-{{- $url := printf "%s://%s%s:%d/%d%s" (ternary "rediss" "redis" .tls.enabled) $password .host (int .port) (int .database) $authority }}
+{{- $url := printf "%s://%s:%d/%d%s" (ternary "rediss" "redis" .tls.enabled) .host (int .port) (int .database) $authority }}
 {{- $_ := set $shared "redis" $url }}
 {{- end }}
 {{- end }}
