@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -282,3 +283,23 @@ def test_the_lag_of_no_more_pods_than_partitions_is_scaled(manifests: list[dict[
         assert spec["minReplicaCount"] <= spec["maxReplicaCount"] == partitions
         [trigger] = spec["triggers"]
         assert f'millrace_lag_records{{group="{process}"' in trigger["metadata"]["query"]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("inference.replica=3", "at '/inference': additional properties 'replica' not allowed"),
+        ("kafka.partitions=2", "at '/kafka/partitions': minimum: got 2, want 4"),
+        ("product.policy=", "at '/product/policy': '' does not match pattern"),
+        ("training.graceSeconds=10", "at '/training/graceSeconds': minimum: got 10, want 45"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(mistake: str, says: str) -> None:
+    helm = RENDERED.parent / "bin" / "helm"
+    if not RENDERED.exists() or not helm.exists():
+        pytest.skip("helm is not here: make helm")
+    command = [str(helm), "template", "m", str(CHART), "--kube-version", "1.30.0", "--set", mistake]
+    command += ["--values", str(CHART.parent / "values" / "small.yaml")]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 built by deploy/helm/check
+    assert refused.returncode == 1
+    assert says in refused.stderr

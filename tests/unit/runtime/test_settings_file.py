@@ -57,12 +57,16 @@ def test_a_variable_that_is_not_set_is_named_with_its_place(given: Path, monkeyp
 
 def test_a_file_that_is_not_there_is_named(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SETTINGS, "/nowhere/millrace.toml")
-    with pytest.raises(InvalidSettings, match="/nowhere/millrace.toml does not exist; MILLRACE_SETTINGS names it"):
+    with pytest.raises(InvalidSettings, match=r"/nowhere/millrace\.toml does not exist; MILLRACE_SETTINGS names it"):
         load_settings(given)
 
 
 def test_no_secret_is_made_in_a_home_that_others_do_not_see(given: Path) -> None:
-    for read, variable in ((engine_key, ENGINE_KEY), (operator_key, OPERATOR_KEY), (read_secret, "MILLRACE_WEBHOOK_SECRET")):
+    for read, variable in (
+        (engine_key, ENGINE_KEY),
+        (operator_key, OPERATOR_KEY),
+        (read_secret, "MILLRACE_WEBHOOK_SECRET"),
+    ):
         with pytest.raises(InvalidSettings, match=f"{variable} is not set"):
             read(given)
     assert not given.exists()
