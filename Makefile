@@ -19,7 +19,7 @@ CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive docs
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup vllm test-vllm attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm
+.PHONY: help setup vllm test-vllm attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm separate-homes
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -78,6 +78,9 @@ services-stop:  ## Stop them; their data stays in runs/services
 
 test-services: services  ## Run the tests that need those servers
 	. $(SERVICES)/env && $(BIN)/pytest -n 2 --dist loadfile -m services -rs
+
+separate-homes: setup services  ## Run every process in a home of its own on those servers, as the Helm chart does: about two minutes
+	. $(SERVICES)/env && MILLRACE_SEPARATE_HOMES=1 $(BIN)/pytest -n0 -rs tests/integration/test_separate_homes.py
 
 bench: setup services  ## Run every benchmark and write benchmarks/results (about half an hour)
 	. $(SERVICES)/env && for name in gateway feedback log engine deltas swap rewards rewards.sandbox; do $(BIN)/python -m benchmarks.$$name || exit 1; done

@@ -114,6 +114,8 @@ def prepare_home(
         Damaged: a file of the home is damaged.
         Unavailable: the log or the database cannot be used.
     """
+    if is_given():
+        _ = operator_key(settings.home), engine_key(settings.home)  # a missing one is refused before anything is made
     check_passwords(settings, os.environ)
     _check_redis(settings)
     if is_started := settings_file(settings.home).exists():
@@ -122,9 +124,7 @@ def prepare_home(
     if is_started and not is_given():
         settings = _continued(settings, load_settings(settings.home))
     policy, base = settings.policy, _load_base(settings, inspect)
-    if is_given():
-        _ = operator_key(settings.home), engine_key(settings.home)  # refused now, before anything is written
-    elif not is_started:  # if keys are missing later, only a person may replace them
+    if not is_started:  # if keys are missing later, only a person may replace them
         make_first_keys(settings.home)
     store = open_weight_store(settings, publishes=True)
     stored_root = _base_root(store, policy)

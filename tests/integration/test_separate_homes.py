@@ -31,7 +31,10 @@ from tests.end_to_end.fleet import free_port
 from tests.given_secrets import NEEDED
 from tests.services import kafka_servers
 
-pytestmark = pytest.mark.services
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.skipif("MILLRACE_SEPARATE_HOMES" not in os.environ, reason="takes over a minute: make separate-homes"),
+]
 
 ROOT = Path(__file__).parent.parent.parent
 PROCESSES = tuple(name for name in NEEDED if name != "init")
