@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -101,7 +101,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         "weights_url": f"{os.environ['MILLRACE_WEIGHTS']}/{name}", "web_port": ports["inference"], "engine_port": ports["engine"],
         "feedback_port": ports["feedback"], "dashboard_port": ports["dashboard"],
     }  # fmt: skip
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "millrace": millrace,
         "training": {"batch_size": 16, "max_wait_seconds": 2.0, "publish_samples": 32, "publish_seconds": 3.0},
         "engine": {"url": f"http://${{POD_NAME}}:{ports['engine']}"},
@@ -154,9 +154,9 @@ def test_processes_without_a_shared_home_learn_serve_and_account_for_everything(
         for name, value in cluster.env("init").items():
             monkeypatch.setenv(name, value)
         result = drain(cluster, listed)
-        for process in running.values():
-            process.send_signal(signal.SIGTERM)
-        ends = {name: process.wait(END_SECONDS) for name, process in running.items()}
+        for started in running.values():
+            started.send_signal(signal.SIGTERM)
+        ends = {name: started.wait(END_SECONDS) for name, started in running.items()}
 
     assert result.problems == ()
     assert result.generations.states["trained"] > 0
