@@ -19,7 +19,7 @@ CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive docs
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup vllm test-vllm attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients
+.PHONY: help setup vllm test-vllm attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm separate-homes
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -79,6 +79,9 @@ services-stop:  ## Stop them; their data stays in runs/services
 test-services: services  ## Run the tests that need those servers
 	. $(SERVICES)/env && $(BIN)/pytest -n 2 --dist loadfile -m services -rs
 
+separate-homes: setup services  ## Run every process in a home of its own on those servers, as the Helm chart does: about two minutes
+	. $(SERVICES)/env && MILLRACE_SEPARATE_HOMES=1 $(BIN)/pytest -n0 -rs tests/integration/test_separate_homes.py
+
 bench: setup services  ## Run every benchmark and write benchmarks/results (about half an hour)
 	. $(SERVICES)/env && for name in gateway feedback log engine deltas swap rewards rewards.sandbox; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
@@ -89,6 +92,10 @@ clients: setup  ## Run unmodified clients against a started server and write doc
 	deploy/clients
 	$(BIN)/pytest -n0 -m clients -rs tests/clients
 
+helm: setup  ## Lint the Helm chart, render it, and validate what it rendered without a cluster (needs Go, once)
+	deploy/helm/check
+	$(BIN)/pytest -n0 -rs tests/unit/test_chart.py
+
 check: setup  ## Format, lint, types, import rules, one meaning per name, no dead module, links, plain English
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -98,4 +105,4 @@ check: setup  ## Format, lint, types, import rules, one meaning per name, no dea
 
 clean:  ## Stop the servers, remove the environment and all runs
 	if [ -d runs/services ]; then deploy/services stop; fi
-	rm -rf .venv .clients .vllm runs
+	rm -rf .venv .clients .helm .vllm runs

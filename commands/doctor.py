@@ -33,6 +33,7 @@ from runtime.integrity import damaged_files, damaged_records
 from runtime.log.loss_detection import losses, read_positions, refusal
 from runtime.private_files import open_to_others
 from runtime.settings import Settings, load_settings
+from runtime.settings_file import settings_file
 from weights.versions.keys import keyring_of, signer_of, signing_key
 
 _PACKAGES = (
@@ -70,7 +71,7 @@ def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
     free = shutil.disk_usage(home if home.exists() else Path()).free / _GIB
     yield Finding("disk", free >= _FREE_GIB, True, f"{free:.0f} GiB free; {_FREE_GIB} are needed")
     yield sandbox_of(MAKERS)
-    if not (home / "millrace.toml").exists():
+    if not settings_file(home).exists():
         free_port = _can_bind(8400)
         yield Finding("port 8400", free_port, False, "free" if free_port else "taken: start with --port")
         if deep:

@@ -1,6 +1,7 @@
 """Prepares a home: settings, tables, keys, the base policy as version 0, and `live` pointing at it.
 
 At a later start it writes the settings of that start and makes only what is missing: the run goes on, with the same policy.
+Where MILLRACE_SETTINGS names the settings, they are not written, and secrets are taken from the environment instead of made.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from contracts.assignments import LIVE
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized, WeightsRefused
 from contracts.event_log import EventLog
-from contracts.keys import check_key, create_key
+from contracts.keys import check_key, create_key, register_key
 from rewards.preflight import check_tasks
 from rewards.silence_warnings import propose_expected
 from runtime.database import Database
@@ -34,9 +35,11 @@ from runtime.engine_key import engine_key
 from runtime.integrity import check_files, damaged_records
 from runtime.kafka_settings import KafkaSettings
 from runtime.log.loss_detection import note, read_positions, require_same_log
+from runtime.operator_key import APP_KEY, OPERATOR_KEY, given_operator_key, operator_file, operator_key
 from runtime.passwords import check_passwords
 from runtime.private_files import create_private_files, make_private
 from runtime.settings import Section, Settings, load_settings, make_section, write_settings
+from runtime.settings_file import is_given, settings_file
 from services.inference.template import load_template
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store
@@ -111,12 +114,14 @@ def prepare_home(
         Damaged: a file of the home is damaged.
         Unavailable: the log or the database cannot be used.
     """
+    if is_given():
+        _ = operator_key(settings.home), engine_key(settings.home)  # a missing one is refused before anything is made
     check_passwords(settings, os.environ)
     _check_redis(settings)
-    if is_started := (settings.home / "millrace.toml").exists():
+    if is_started := settings_file(settings.home).exists():
         check_sections(settings.home)
     tasks = check_tasks(settings.tasks, settings.web_url, print)
-    if is_started:
+    if is_started and not is_given():
         settings = _continued(settings, load_settings(settings.home))
     policy, base = settings.policy, _load_base(settings, inspect)
     if not is_started:  # if keys are missing later, only a person may replace them
@@ -133,10 +138,10 @@ def prepare_home(
     database = settings.database()
     migrate(database)
     _check_log(database, settings)
-    operator_file = settings.home / "operator.key"
-    _check_database(database, settings, store.versions(policy), operator_file)
+    _check_database(database, settings, store.versions(policy))
     propose_expected(tasks, database, print)
-    write_settings(settings, sections)
+    if not is_given():
+        write_settings(settings, sections)
     if stored_root is None:
         publish_version(
             store,
@@ -153,7 +158,7 @@ def prepare_home(
             signer=signer,
         )
     # After everything that may fail, because the app key is printed only once.
-    app_key = _make_secrets(database, settings.home, operator_file)
+    app_key = _make_secrets(database, settings.home)
     with database.transaction() as connection:
         assignments.note_run(connection, policy, settings.run)
         if LIVE not in assignments.read(connection, policy):
@@ -170,7 +175,7 @@ def prepare_home(
                 run=settings.run,
             )
     database.close()
-    return Home(settings, operator_file.read_text().strip(), app_key)
+    return Home(settings, operator_key(settings.home), app_key)
 
 
 def _load_base(settings: Settings, inspect: Callable[[Path], CheckpointReport] | None) -> Tensors:
@@ -210,13 +215,21 @@ def _check_log(database: Database, settings: Settings) -> None:
     log.close()
 
 
-def _make_secrets(database: Database, home: Path, operator_file: Path) -> str | None:
+def _make_secrets(database: Database, home: Path) -> str | None:
     """Make the keys and the dashboard token that are missing. Returns the app key if it is new."""
-    app_key = None
+    app_key, given = None, os.environ.get(APP_KEY, "").strip()
     with database.transaction() as connection:
-        if not has_keys(connection):
+        is_first = not has_keys(connection)
+        if given:
+            register_key(connection, given, "app", APP_KEY)
+        elif is_first:
             app_key = create_key(connection, "app")
-            _write_secret(operator_file, create_key(connection, "operator"))
+        if operator := given_operator_key():
+            register_key(connection, operator, "operator", OPERATOR_KEY)
+        elif is_first:
+            _write_secret(operator_file(home), create_key(connection, "operator"))
+    if is_given():  # nobody would ever see the token
+        return app_key
     engine_key(home)
     token_file = home / "dashboard.token"
     if not token_file.exists():
@@ -232,16 +245,16 @@ def _base_root(store: WeightStore, policy: str) -> str | None:
         return None
 
 
-def _check_database(database: Database, settings: Settings, versions: list[int], operator_file: Path) -> None:
+def _check_database(database: Database, settings: Settings, versions: list[int]) -> None:
     """Raises InvalidSettings if database, home and weight store belong to different runs."""
-    policy = settings.policy
+    policy, file, given = settings.policy, operator_file(settings.home), given_operator_key()
     with database.snapshot() as connection:
         known, arms = has_keys(connection), assignments.read(connection, policy)
-        if known and operator_file.exists():
-            _check_operator(connection, operator_file)
-    if known and not operator_file.exists():
+        if known and not given and file.exists():
+            _check_operator(connection, file)
+    if known and not given and not file.exists():
         raise InvalidSettings(
-            f"the database holds the keys of another home, and {operator_file} does not exist: restore millrace.toml and "
+            f"the database holds the keys of another home, and {file} does not exist: restore millrace.toml and "
             "operator.key of that home, or give this one a database of its own"
         )
     live = arms[LIVE].version if LIVE in arms else None

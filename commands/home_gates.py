@@ -19,6 +19,7 @@ from pipelines.release.statistics import least_seen
 from rewards.gate_graders import GateGraders
 from runtime.sentinels import read_sentinels
 from runtime.settings import Settings, load_section
+from runtime.settings_file import settings_file
 
 DISCORDANCES = (0.08, 0.15, 0.30)
 """Shares of the sentinels on which two versions may differ. There are no data yet, so the power is given for each."""
@@ -45,7 +46,7 @@ def check_gate(task_files: Sequence[Path], home: Path, sentinels: Path | None) -
         InvalidTask, InvalidSettings: a mistake in a task or a sentinel, with file and line.
     """
     release = ReleaseSettings() if sentinels is None else ReleaseSettings(sentinels=sentinels.resolve())
-    held = load_section(home, "release", ReleaseSettings) if (home / "millrace.toml").exists() else release
+    held = load_section(home, "release", ReleaseSettings) if settings_file(home).exists() else release
     tasks = load_tasks(tuple(task_files))
     found = read_sentinels(release.sentinels or held.sentinels, tasks)
     graders = GateGraders({name: task for name, task in tasks.items() if task.gate_graders})

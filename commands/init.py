@@ -2,30 +2,38 @@
 
 In: a policy, tasks, and the addresses of everything. Out: settings, tables, topics, keys, and the base policy as version 0.
 A second run makes only what is missing, so it is safe to run before every start.
+
+With MILLRACE_SETTINGS, for processes that share no home: in the settings that it names and the secrets of the environment, and no
+option but the home. Out: the same, without settings.
 """
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from commands import options
-from commands.home import claimed, prepare_home
+from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
 from commands.policy_check import check_policy
 from commands.servers import Servers
 from commands.up import console, make_settings, name_of, print_keys_of, resolve_policy
 from contracts.errors import InvalidSettings
 from pipelines.training.settings import TrainingSettings
+from runtime.settings import Settings, load_settings
+from runtime.settings_file import SETTINGS, is_given
 
 _AS_INFERENCE = typer.Option(help="As --inference.")
 
 
 def init(
+    context: typer.Context,
     *,
-    policy: options.PolicyOption,
-    tasks: options.TaskFilesOption,
+    policy: options.PolicyOption = "",
+    tasks: Annotated[list[Path] | None, typer.Option("--task", help=options.TASK_HELP)] = None,
     home: options.HomeOption = options.DEFAULT_HOME,
     name: options.NameOption = "",
     device: options.DeviceOption = "cpu",
@@ -41,6 +49,13 @@ def init(
     dashboard: Annotated[str, _AS_INFERENCE] = "127.0.0.1:8403",
 ) -> None:
     """Prepare a home for processes that something else starts: settings, tables, topics, keys, version 0."""
+    if is_given():
+        _check_alone(context)
+        with claimed(home):
+            _print_ready(prepare_home(_given(home), {}, check_policy))
+        return
+    if not policy or not tasks:
+        raise InvalidSettings(f"init needs --policy and --task, or the whole settings in the file of {SETTINGS}")
     addresses = {"web": inference, "engine": engine, "feedback": feedback, "dashboard": dashboard}
     with claimed(home):
         places: dict[str, str | int] = {}
@@ -59,7 +74,35 @@ def init(
         )
         release = check_gate(tasks, home, sentinels)
         ready = prepare_home(settings, {"training": TrainingSettings(), "release": release}, check_policy)
-    console.print(f"{ready.settings.home} is ready: policy {settings.policy}, run {ready.settings.run}")
+    _print_ready(ready)
+
+
+def _check_alone(context: typer.Context) -> None:
+    """Raises InvalidSettings for an option that would count only if init wrote the settings."""
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in {None, "home"} and _is_typed(context, str(parameter.name))
+    ]
+    if given:
+        raise InvalidSettings(
+            f"{SETTINGS} is set, so the settings are in {os.environ[SETTINGS]}: change them there, and leave out {', '.join(given)}"
+        )
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _given(home: Path) -> Settings:
+    settings = load_settings(home)
+    check_gate(settings.tasks, home, None)
+    return settings
+
+
+def _print_ready(ready: Home) -> None:
+    console.print(f"{ready.settings.home} is ready: policy {ready.settings.policy}, run {ready.settings.run}")
     print_keys_of(ready)
     print_gates(console, ready.settings)
 

@@ -13,8 +13,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from commands import api_keys
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
-from contracts.keys import NewKey, Role, create_key
+from contracts.keys import NewKey, Role, create_key, new_text
+from pipelines.release.webhooks import signing as webhook_secret
+from runtime.engine_key import ENGINE_KEY, new_engine_key
+from runtime.operator_key import APP_KEY, OPERATOR_KEY
 from runtime.settings import load_settings
+from runtime.settings_file import settings_file
 from weights.versions.keys import (
     SIGNING_KEY,
     TRUSTED_KEYS,
@@ -31,6 +35,7 @@ from weights.versions.keys import (
     write_private_key,
     write_public_key,
 )
+from weights.versions.pem import private_pem, public_pem
 from weights.versions.signing import Signer, key_id_of
 
 app = typer.Typer(invoke_without_command=True)
@@ -92,6 +97,29 @@ def new(home: HomeOption = DEFAULT_HOME) -> None:
     else:
         write_public_key(trusted_folder(home), signer.public_key)
     _print_made(signer, home)
+
+
+@app.command()
+def secrets() -> None:
+    """Make every secret of processes that share no home, and print them as NAME=value. Nothing is stored.
+
+    Give them to the environment of the processes: docs/kubernetes.md says which process needs which.
+    """
+    key = Ed25519PrivateKey.generate()
+    made = {
+        APP_KEY: new_text("app"),
+        OPERATOR_KEY: new_text("operator"),
+        ENGINE_KEY: new_engine_key(),
+        SIGNING_KEY: _one_line(private_pem(key)),
+        TRUSTED_KEYS: _one_line(public_pem(key.public_key())),
+        webhook_secret.VARIABLE: webhook_secret.new_secret(),
+    }
+    for name, value in made.items():
+        print(f"{name}={value}")
+
+
+def _one_line(pem: bytes) -> str:
+    return pem.decode().strip().replace("\n", "\\n")
 
 
 @app.command()
@@ -222,12 +250,12 @@ def _home(home: Path, *variables: str) -> Path:
             )
     if not home.is_dir():
         raise InvalidSettings(f"{home} does not exist; name a home with --home")
-    return load_settings(home).home if (home / "millrace.toml").exists() else home.resolve()
+    return load_settings(home).home if settings_file(home).exists() else home.resolve()
 
 
 def _signed_by(home: Path, key_id: str) -> list[int]:
     """Versions that only this key vouches for, and no other key's snapshot. Empty for a home without a store."""
-    if not (home / "millrace.toml").exists():
+    if not settings_file(home).exists():
         return []
     from commands.snapshots import vouched_by  # noqa: PLC0415 the other commands need no codec
 

@@ -14,9 +14,8 @@ from runtime.settings import Settings
 DEFAULT_HOME = Path("runs/home")
 HomeOption = Annotated[Path, typer.Option("--home", help="Folder with the settings, log, database and weights.")]
 PolicyOption = Annotated[str, typer.Option("--policy", help="Folder or hub id of the base policy.")]
-TaskFilesOption = Annotated[
-    list[Path], typer.Option("--task", help="Task file. Repeat it for more tasks; the first is the default.")
-]
+TASK_HELP = "Task file. Repeat it for more tasks; the first is the default."
+TaskFilesOption = Annotated[list[Path], typer.Option("--task", help=TASK_HELP)]
 NameOption = Annotated[
     str, typer.Option("--name", help="The `model` that apps ask for. Default: the name of the policy's folder.")
 ]

@@ -26,7 +26,9 @@ from commands.servers import EMBEDDED, Servers
 from commands.supervisor import Supervisor, replica_names
 from contracts.errors import InvalidSettings, Unavailable
 from pipelines.training.settings import TrainingSettings
+from runtime.operator_key import OPERATOR_KEY, given_operator_key, operator_file
 from runtime.settings import Settings, make_section
+from runtime.settings_file import SETTINGS, is_given
 
 _BACKLOG = 1024
 _LOAD_RATE = 30e6
@@ -151,7 +153,11 @@ def listen(port: int, *, split: bool = False, num_engines: int = 1) -> dict[str,
 
 
 def new_settings(home: Path, sockets: Mapping[str, socket.socket], **chosen: Any) -> Settings:
-    """Settings of a home whose servers listen on these sockets. `chosen`: see `make_settings`."""
+    """Settings of a home whose servers listen on these sockets. `chosen`: see `make_settings`. Raises InvalidSettings."""
+    if is_given():
+        raise InvalidSettings(
+            f"{SETTINGS} is set: `millrace init` and a command per process read it, and `up` writes its own; unset it"
+        )
     ports = {name: listening.getsockname()[1] for name, listening in sockets.items()}
     return make_settings(
         home,
@@ -242,7 +248,8 @@ def print_keys_of(home: Home) -> None:
     """Print the app key of a new home, and where the operator key is."""
     if home.app_key:
         console.print(f"  app key       {home.app_key}   (shown only once; `millrace keys` makes more)")
-    console.print(f"  operator key  in {home.settings.home / 'operator.key'}")
+    where = OPERATOR_KEY if given_operator_key() else operator_file(home.settings.home)
+    console.print(f"  operator key  in {where}")
 
 
 def size_of(base: str) -> int:

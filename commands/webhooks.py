@@ -12,6 +12,7 @@ from pipelines.release.webhooks.sending import SignedUrl, make_client, send
 from pipelines.release.webhooks.settings import WebhookSettings
 from pipelines.release.webhooks.signing import read_secret
 from runtime.settings import load_section, load_settings
+from runtime.settings_file import settings_file
 
 
 def webhook_test(home: HomeOption = DEFAULT_HOME) -> int:
@@ -19,7 +20,7 @@ def webhook_test(home: HomeOption = DEFAULT_HOME) -> int:
     settings = load_settings(home)
     urls = load_section(home, "webhooks", WebhookSettings).urls
     if not urls:
-        raise InvalidSettings(f'{home / "millrace.toml"} names no URL: write [webhooks] and urls = ["https://..."]')
+        raise InvalidSettings(f'{settings_file(home)} names no URL: write [webhooks] and urls = ["https://..."]')
     secret, event, num_failed = read_secret(home), make_test_event(settings.policy), 0
     for url in urls:
         began = time.monotonic()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 import time
 from collections.abc import Collection, Mapping
@@ -26,7 +27,8 @@ ROLE_SCOPES: Mapping[Role, frozenset[Scope]] = MappingProxyType(
     {"app": frozenset(("inference", "feedback")), "operator": frozenset(SCOPES)}
 )
 """The scopes that a role allows, which are also the default of a new key."""
-_PARTS = 4
+_PARTS, _ID_BYTES, _SECRET_BYTES = 4, 6, 24
+_NEW_TEXT = re.compile(rf"mr-[a-z]+-[0-9a-f]{{{2 * _ID_BYTES}}}-[0-9a-f]{{{2 * _SECRET_BYTES}}}")
 
 
 class Caller(NamedTuple):
@@ -96,9 +98,38 @@ def make_key(connection: Connection, wanted: NewKey) -> str:
     Raises:
         InvalidSettings: see `NewKey.check`.
     """
-    now = time.time()
-    wanted.check(now)
-    key_id, secret = secrets.token_hex(6), secrets.token_hex(24)
+    wanted.check(time.time())
+    text = new_text(wanted.role)
+    _store(connection, wanted, text)
+    return text
+
+
+def new_text(role: Role) -> str:
+    """The text of a new key, which no database knows yet: see `register_key`."""
+    return f"mr-{role}-{secrets.token_hex(_ID_BYTES)}-{secrets.token_hex(_SECRET_BYTES)}"
+
+
+def register_key(connection: Connection, text: str, role: Role, where: str) -> None:
+    """Make a key whose text was chosen elsewhere, with all scopes of its role; unless it is there already.
+
+    Raises:
+        InvalidSettings: it is not a key of this role, or another key has its id; names `where` it came from.
+    """
+    parts = text.split("-")
+    if not _NEW_TEXT.fullmatch(text) or parts[1] != role:
+        raise InvalidSettings(f"{where} has no {role} key (mr-{role}-ID-SECRET); `millrace keys secrets` makes one")
+    row = connection.execute(select(api_key).where(api_key.c.id == parts[2])).one_or_none()
+    if row is None:
+        _store(connection, NewKey(role), text)
+    elif not hmac.compare_digest(row.secret_hash, _digest(parts[3])) or row.role != role or row.revoked_at is not None:
+        raise InvalidSettings(
+            f"{where} has a key whose id {parts[2]} the database knows as another or as revoked; give a new one: "
+            "`millrace keys secrets` makes one"
+        )
+
+
+def _store(connection: Connection, wanted: NewKey, text: str) -> None:
+    _, _, key_id, secret = text.split("-")
     scopes = ROLE_SCOPES[wanted.role] if wanted.scopes is None else wanted.scopes
     connection.execute(
         insert(api_key).values(
@@ -108,11 +139,10 @@ def make_key(connection: Connection, wanted: NewKey) -> str:
             tenant=wanted.tenant,
             scopes=" ".join(sorted(scopes)),
             name=wanted.name,
-            created_at=now,
+            created_at=time.time(),
             expires_at=wanted.expires_at,
         )
     )
-    return f"mr-{wanted.role}-{key_id}-{secret}"
 
 
 def check_key(connection: Connection, authorization: str | None, now: float | None = None) -> Caller:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from contracts.errors import InvalidSettings
 from runtime.private_files import make_secret
+from runtime.settings_file import refuse_to_make
 
 ENGINE_KEY = "MILLRACE_ENGINE_KEY"
 FILE_NAME = "engine.key"
@@ -32,10 +33,16 @@ def engine_key(home: Path) -> str:
     path = home / FILE_NAME
     try:
         if not path.exists():
-            make_secret(path, f"mre-{secrets.token_hex(32)}")
+            refuse_to_make("the engine and its clients (inference, and init) need the same", ENGINE_KEY)
+            make_secret(path, new_engine_key())
         return _usable(path.read_text().strip(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{path} cannot be used ({error}); make it readable, or set {ENGINE_KEY}") from error
+
+
+def new_engine_key() -> str:
+    """A new secret, which nothing knows yet."""
+    return f"mre-{secrets.token_hex(32)}"
 
 
 def authorization(key: str) -> dict[str, str]:

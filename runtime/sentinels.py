@@ -15,14 +15,14 @@ from typing import Any
 from contracts.errors import InvalidSettings
 from contracts.gating import Sentinel, SentinelFile, seed_from
 from contracts.tasks import Task
-from runtime.settings import read_settings
+from runtime.settings import read_home_settings
 
 _FIELDS = frozenset(("messages", "reference", "metadata", "task"))
 
 
 def sentinels_of_home(home: Path) -> Path | None:
     """The sentinel file that a home was started with."""
-    content = read_settings(home / "millrace.toml") or {}
+    content = read_home_settings(home) or {}
     path = content.get("release", {}).get("sentinels")
     return None if path is None else Path(path)
 

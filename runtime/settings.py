@@ -1,6 +1,6 @@
 """One home folder, one file of settings. `millrace up` writes it; every process reads it.
 
-<home>/millrace.toml     these settings; each process has a section of its own beside [millrace]
+<home>/millrace.toml     these settings; each process has a section of its own beside [millrace]. Or elsewhere: `settings_file`
 <home>/millrace.db       tables, positions, outboxes
 <home>/log/<topic>.db    the embedded log
 <home>/sessions.db       tokens of sessions, for their next call
@@ -31,6 +31,7 @@ from runtime.log.local import LocalLog
 from runtime.replicas import ReplicaLinks
 from runtime.replicas.in_process import local_links
 from runtime.replicas.on_disk import DiskSessionStore
+from runtime.settings_file import SETTINGS, expanded, is_given, settings_file
 
 SectionType = TypeVar("SectionType", bound="Section")
 
@@ -174,11 +175,21 @@ def load_settings(home: Path) -> Settings:
 
 def load_section(home: Path, name: str, kind: type[SectionType]) -> SectionType:
     """Read the section of one process. If it is missing, every field has its default."""
-    path = home / "millrace.toml"
-    content = read_settings(path)
+    path, content = settings_file(home), read_home_settings(home)
     if content is None:
-        raise InvalidSettings(f"{path} does not exist; start Millrace once with: millrace up --home {home}")
-    return make_section(f"{path}: [{name}]", kind, **content.get(name, {}))
+        remedy = f"{SETTINGS} names it" if is_given() else f"start Millrace once with: millrace up --home {home}"
+        raise InvalidSettings(f"{path} does not exist; {remedy}")
+    values = content.get(name, {})
+    if kind is Settings and is_given():
+        values = {**values, "home": home.resolve()}  # one file for many homes
+    return make_section(f"{path}: [{name}]", kind, **values)
+
+
+def read_home_settings(home: Path) -> dict[str, Any] | None:
+    """All sections of a home, unchecked; None if the file does not exist. Raises InvalidSettings."""
+    path = settings_file(home)
+    content = read_settings(path)
+    return expanded(content, path) if content is not None and is_given() else content
 
 
 def make_section(where: str, kind: type[SectionType], **values: Any) -> SectionType:

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 from cryptography import x509
 
 from commands.findings import Finding
-from runtime.settings import Settings, read_settings
+from runtime.settings import Settings, read_home_settings
 
 SOON_DAYS = 30
 _DAY_SECONDS = 86_400.0
@@ -34,7 +34,7 @@ def certificate_findings(
     """One finding per file with certificates, by the one that ends first; one if there is none."""
     named = dict.fromkeys(
         [
-            *_paths_in(read_settings(settings.home / "millrace.toml") or {}),
+            *_paths_in(read_home_settings(settings.home) or {}),
             *(environment[name] for name in _VARIABLES if environment.get(name)),
         ]
     )

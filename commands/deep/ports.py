@@ -12,6 +12,7 @@ import httpx
 from commands.findings import Finding
 from contracts.errors import MillraceError
 from runtime.engine_key import authorization, engine_key
+from runtime.operator_key import operator_key
 from runtime.settings import Settings
 
 _SECONDS = 3.0
@@ -29,7 +30,7 @@ class _Port(NamedTuple):
 def port_findings(settings: Settings) -> Iterator[Finding]:
     """One finding per port that the settings name."""
     try:
-        operator = {"Authorization": f"Bearer {(settings.home / 'operator.key').read_text().strip()}"}
+        operator = {"Authorization": f"Bearer {operator_key(settings.home)}"}
         engine = dict(authorization(engine_key(settings.home)))
     except (OSError, UnicodeDecodeError, MillraceError) as error:
         yield Finding("ports", False, True, f"this home's keys cannot be read ({error}): see docs/operating.md, Keys")

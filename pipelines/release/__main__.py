@@ -32,6 +32,7 @@ from pipelines.release.webhooks.threads import tellers
 from runtime.base_policy import fingerprint
 from runtime.clocks import ClockWatch
 from runtime.engine_rows import read_engines
+from runtime.operator_key import operator_key
 from runtime.sentinels import read_sentinels
 from runtime.settings import load_section, load_settings
 from runtime.train_settings import TrainSettings
@@ -68,8 +69,7 @@ def main(
         return [fitting(row, settings.run, base) for row in read_engines(database, policy)]
 
     def client(purpose: Purpose) -> httpx.Client:
-        key = (home / "operator.key").read_text().strip()
-        headers = {"Authorization": f"Bearer {key}", "x-millrace-purpose": purpose}
+        headers = {"Authorization": f"Bearer {operator_key(home)}", "x-millrace-purpose": purpose}
         return httpx.Client(base_url=settings.web_url, headers=headers, timeout=_ANSWER_SECONDS)
 
     def asker(http: httpx.Client, slot: str, *, skips: bool = False) -> SentinelClient:

@@ -56,7 +56,12 @@ def keyring_of(settings: KeySettings) -> Keyring | None:
         return None
     trusted = trusted_keys(settings.home)
     if not trusted:
-        looked_in = f"the folder of {TRUSTED_KEYS}" if os.environ.get(TRUSTED_KEYS) else trusted_folder(settings.home)
+        is_told = os.environ.get(TRUSTED_KEYS)
+        looked_in = (
+            f"the folder of {TRUSTED_KEYS}"
+            if is_told
+            else f"{trusted_folder(settings.home)}, and {TRUSTED_KEYS} is not set"
+        )
         raise InvalidSettings(
             f"no key is trusted (there is none in {looked_in}), so no version can be accepted: `millrace keys new --home {settings.home}` makes a "
             f"pair, `millrace keys trust FILE --home {settings.home}` adds the key of a publisher elsewhere. With "

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from contracts.errors import InvalidSettings
 from runtime.private_files import make_secret
+from runtime.settings_file import refuse_to_make
 
 VARIABLE = "MILLRACE_WEBHOOK_SECRET"
 FILE_NAME = "webhook.secret"
@@ -36,10 +37,16 @@ def read_secret(home: Path) -> bytes:
     path = home / FILE_NAME
     try:
         if not path.exists():
-            make_secret(path, _PREFIX + base64.b64encode(secrets.token_bytes(_NEW_BYTES)).decode())
+            refuse_to_make("release signs its messages with it, and their receivers check that", VARIABLE)
+            make_secret(path, new_secret())
         return _decoded(path.read_text().strip(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{path} cannot be used ({error}); make it readable, or set {VARIABLE}") from error
+
+
+def new_secret() -> str:
+    """A new secret, which nothing knows yet."""
+    return _PREFIX + base64.b64encode(secrets.token_bytes(_NEW_BYTES)).decode()
 
 
 def signed_headers(secret: bytes, message_id: str, at: float, body: bytes) -> dict[str, str]:
