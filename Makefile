@@ -29,7 +29,7 @@ setup: $(BIN)/.ready  ## Make .venv from the pinned dependencies, once
 $(BIN)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,reasoning]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,demo,reasoning,torch]'
 	touch $@
 
 vllm:  ## Make .vllm: vLLM for CPUs in an environment of its own, about 6 GB, once

@@ -78,8 +78,8 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
     set_up_logs(name)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # During the import and the checks there is nothing to finish.
-        signal.signal(number, lambda *_: sys.exit(0))
+        # During the import and the checks there is nothing to finish. An exception could be caught by what is being imported.
+        signal.signal(number, lambda *_: os._exit(0))
     if supervised:
         threading.Thread(target=_follow_supervisor, daemon=True).start()
     try:
