@@ -19,7 +19,7 @@ CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive docs
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup vllm test-vllm attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients
+.PHONY: help setup vllm test-vllm attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients containers
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -88,6 +88,10 @@ browser: setup  ## Run the page test; it is skipped without Chromium
 clients: setup  ## Run unmodified clients against a started server and write docs/clients.md
 	deploy/clients
 	$(BIN)/pytest -n0 -m clients -rs tests/clients
+
+containers: setup  ## Build both images, start docker-compose.yml with podman, kill each container once (Debian, as root)
+	deploy/containers build
+	deploy/containers alone $(BIN)/python -m benchmarks.containers
 
 check: setup  ## Format, lint, types, import rules, one meaning per name, no dead module, links, plain English
 	$(BIN)/ruff format --check .

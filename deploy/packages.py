@@ -54,9 +54,7 @@ def problems(installed: Iterable[Distribution], locks: Sequence[str], folder: Pa
     present = {plain(one.metadata["Name"]): one for one in installed}
     for name in sorted(wanted.keys() - present.keys()):
         yield f"{name} {wanted[name]} is locked, but not installed"
-    owned = set()
     for name, one in sorted(present.items()):
-        owned |= {Path(str(one.locate_file(file))).resolve() for file in one.files or ()}
         if name == OURS:
             continue
         if name not in wanted:
@@ -67,6 +65,11 @@ def problems(installed: Iterable[Distribution], locks: Sequence[str], folder: Pa
             yield f"{name} did not come from an index"
         if name in locked(locks[-1]):
             yield from _changed(one)
+    yield from _strangers(present.values(), folder)
+
+
+def _strangers(installed: Iterable[Distribution], folder: Path) -> Iterator[str]:
+    owned = {Path(str(one.locate_file(file))).resolve() for one in installed for file in one.files or ()}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.suffix != ".pyc" and path.resolve() not in owned:
             yield f"{path} belongs to no package"
@@ -140,8 +143,7 @@ def main(arguments: Sequence[str]) -> int:
         json.dump(bill(installed, locks), sys.stdout, indent=1)
     else:
         found = list(problems(installed, locks, folder))
-        for line in found:
-            print(line, file=sys.stderr)
+        sys.stderr.write("".join(f"{line}\n" for line in found))
         return bool(found)
     return 0
 
