@@ -35,7 +35,9 @@ RUN python -m venv /opt/build \
  && python -m pip --python /opt/millrace/bin/python install --quiet --no-compile --no-deps --no-index dist/*.whl \
  && /opt/millrace/bin/python deploy/packages.py check deploy/requirements/slim.txt \
  && /opt/millrace/bin/python deploy/packages.py list deploy/requirements/slim.txt > /opt/millrace/packages.cdx.json \
- && /opt/millrace/bin/python deploy/packages.py prune
+ && /opt/millrace/bin/python deploy/packages.py prune \
+ && cd /opt/millrace/lib/python3.11/site-packages && rm -rf hf_xet \
+ && find numpy -path '*/tests/*' -type f ! -name _natype.py ! -name __init__.py -delete
 
 # ── What it runs on: Python without what installs packages ─────────────────────────────────────────────────────────────────
 FROM base AS root
@@ -47,7 +49,11 @@ RUN apt-get update -qq \
  && rm -rf /usr/local/lib/python3.11/site-packages /usr/local/lib/python3.11/ensurepip /usr/local/lib/python3.11/idlelib \
       /usr/lib/python3/dist-packages /usr/lib/python3.11/ensurepip /usr/share/python-wheels /var/lib/apt /var/cache /usr/lib/apt \
       /usr/share/doc /usr/share/man /usr/share/locale /usr/share/perl /usr/lib/x86_64-linux-gnu/perl-base /usr/bin/perl* \
-      /usr/lib/x86_64-linux-gnu/libapt* /usr/bin/apt* /usr/local/bin/pip* /usr/bin/pip*
+      /usr/lib/x86_64-linux-gnu/perl /usr/lib/x86_64-linux-gnu/libperl* /usr/lib/x86_64-linux-gnu/gconv /usr/lib/x86_64-linux-gnu/libapt* \
+      /usr/lib/python3.11/lib2to3 /usr/lib/python3.11/pydoc_data /usr/local/lib/python3.11/lib2to3 /usr/local/lib/python3.11/pydoc_data \
+      /usr/lib/x86_64-linux-gnu/libgnutls* /usr/lib/x86_64-linux-gnu/libunistring* /usr/lib/x86_64-linux-gnu/libp11-kit* \
+      /usr/lib/x86_64-linux-gnu/libdb-* /var/lib/dpkg/info /usr/bin/apt* /usr/local/bin/pip* /usr/bin/pip* \
+ && find /usr/lib /usr/local/lib -name __pycache__ -prune -exec rm -rf {} +
 
 FROM scratch AS slim
 COPY --from=root / /
