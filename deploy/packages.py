@@ -113,10 +113,10 @@ def _component(name: str, one: Distribution) -> dict[str, object]:
         "version": one.version,
         "purl": f"pkg:pypi/{name}@{one.version}",
     }
-    if expression := one.metadata.get("License-Expression"):
-        component["licenses"] = [{"expression": expression}]
-    elif licence := (one.metadata.get("License") or "").strip().partition("\n")[0]:
-        component["licenses"] = [{"license": {"name": licence}}]
+    if "License-Expression" in one.metadata:
+        component["licenses"] = [{"expression": one.metadata["License-Expression"]}]
+    elif "License" in one.metadata:
+        component["licenses"] = [{"license": {"name": one.metadata["License"].strip().partition("\n")[0]}}]
     return component
 
 

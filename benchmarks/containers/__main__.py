@@ -53,15 +53,23 @@ def start() -> str:
     """Write .env, start everything, wait for health. Returns the app's key."""
     (PROJECT / ".env").unlink(missing_ok=True)
     subprocess.run([PROJECT / "deploy" / "env"], check=True, stdout=subprocess.DEVNULL)  # noqa: S603 our own script
-    # Before 4.6 podman cannot wait for health, so podman-compose starts `init` too early: the servers come first.
-    call("compose", "up", "--detach", "--no-build", *SERVERS)
+    # Podman 4.3, of Debian 12, can neither wait for health nor start what depends on what depends on something: so in three steps.
+    _up(*SERVERS)
     for name in SERVERS:
         _wait_healthy(f"millrace_{name}_1")
-    call("compose", "up", "--detach", "--no-build")
+    _up("init")
+    wait_until("init has ended", lambda: not state("millrace_init_1")["Running"], _START_SECONDS)
+    if state("millrace_init_1")["ExitCode"] != 0:
+        raise RuntimeError("init failed")
+    _up(*(name for name in call("compose", "config", "--services").stdout.split() if name not in {*SERVERS, "init"}))
     for name in _ours():
         _wait_healthy(name)
     [key] = set(re.findall(r"app key +(\S+)", podman("logs", "millrace_init_1")))
     return str(key)
+
+
+def _up(*services: str) -> None:
+    call("compose", "up", "--detach", "--no-build", "--no-deps", *services)
 
 
 def _wait_healthy(name: str) -> None:
