@@ -140,7 +140,8 @@ def another_release() -> str:
     text = f"FROM localhost/millrace:local\nUSER root\nRUN rm $(ls {versions}/2*.py | tail -n 1)\nUSER millrace\n"
     podman("build", "--isolation", "chroot", "--tag", "localhost/millrace:older", "-", given=text.encode())
     try:
-        options = ["--network", "millrace_default", "--volume", f"millrace_home:{HOME}"]
+        mounts = [f"millrace_home:{HOME}", f"{PROJECT / 'examples'}:/products:ro"]
+        options = ["--network", "millrace_default", *(f"--volume={mount}" for mount in mounts)]
         done = call(
             "podman", "run", "--rm", *options, "localhost/millrace:older", "feedback", "--home", HOME, check=False
         )
