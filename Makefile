@@ -19,7 +19,7 @@ CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive docs
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup vllm test-vllm attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm separate-homes
+.PHONY: help setup vllm test-vllm attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm separate-homes containers
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -29,7 +29,7 @@ setup: $(BIN)/.ready  ## Make .venv from the pinned dependencies, once
 $(BIN)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,reasoning]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,demo,reasoning,torch]'
 	touch $@
 
 vllm:  ## Make .vllm: vLLM for CPUs in an environment of its own, about 6 GB, once
@@ -95,6 +95,10 @@ clients: setup  ## Run unmodified clients against a started server and write doc
 helm: setup  ## Lint the Helm chart, render it, and validate what it rendered without a cluster (needs Go, once)
 	deploy/helm/check
 	$(BIN)/pytest -n0 -rs tests/unit/test_chart.py
+
+containers: setup  ## Build both images, start docker-compose.yml with podman, kill each container once (Debian, as root)
+	deploy/containers build
+	deploy/containers alone $(BIN)/python -m benchmarks.containers
 
 check: setup  ## Format, lint, types, import rules, one meaning per name, no dead module, links, plain English
 	$(BIN)/ruff format --check .

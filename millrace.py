@@ -89,6 +89,9 @@ def load(name: str) -> Any:
     return get_group(parent).commands[name]
 
 
+_EXTRAS = MappingProxyType({"openai": "demo", **dict.fromkeys(("accelerate", "torch", "transformers", "trl"), "torch")})
+_CANNOT_START = 2
+
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -98,7 +101,7 @@ def millrace() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point: an expected failure prints one line on standard error and exits with status 1.
+    """Entry point: an expected failure prints one line on standard error and exits with status 1; with 2 where a package of an extra is missing.
 
     Args:
         arguments: by default those of the process.
@@ -109,6 +112,13 @@ def main(arguments: list[str] | None = None) -> None:
     except MillraceError as error:
         typer.echo(f"millrace: {error.message}", err=True)
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        if (extra := _EXTRAS.get(error.name or "")) is None:
+            raise
+        image = ", or use the image millrace-torch" if extra == "torch" else ""
+        install = f"pip install 'millrace[{extra}]'{image}"
+        typer.echo(f"millrace: {error.name} is not installed, and this command needs it: {install}", err=True)
+        sys.exit(_CANNOT_START)
 
 
 if __name__ == "__main__":

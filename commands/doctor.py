@@ -36,10 +36,8 @@ from runtime.settings import Settings, load_settings
 from runtime.settings_file import settings_file
 from weights.versions.keys import keyring_of, signer_of, signing_key
 
+_OF_TORCH = ("torch", "transformers", "trl", "accelerate")
 _PACKAGES = (
-    "torch",
-    "transformers",
-    "trl",
     "fastapi",
     "sqlalchemy",
     "alembic",
@@ -47,9 +45,9 @@ _PACKAGES = (
     "blake3",
     "cryptography",
     "tokenizers",
-    "openai",
 )
 _INSTALL = "run `make setup`, or install the wheel with its dependencies"
+_INSTALL_TORCH = "missing: only engine and training need it; pip install 'millrace[torch]', or the image millrace-torch"
 _PYTHON = (3, 11)
 _SQLITE = (3, 35)
 _FREE_GIB = 2
@@ -65,6 +63,9 @@ def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
     for package in _PACKAGES:
         there = importlib.util.find_spec(package) is not None
         yield Finding(package, there, True, "installed" if there else f"missing: {_INSTALL}")
+    for package in _OF_TORCH:
+        there = importlib.util.find_spec(package) is not None
+        yield Finding(package, there, False, "installed" if there else _INSTALL_TORCH)
     yield Finding(
         "sqlite", sqlite3.sqlite_version_info >= _SQLITE, True, f"{sqlite3.sqlite_version}; 3.35 or newer is needed"
     )

@@ -63,6 +63,8 @@ def inspect_policy(folder: Path) -> CheckpointReport:
     except (subprocess.TimeoutExpired, msgspec.MsgspecError, UnicodeDecodeError) as error:
         lines = [] if isinstance(error, subprocess.TimeoutExpired) else ran.stderr.decode(errors="replace").split("\n")
         reason = next((line for line in reversed(lines) if line.strip()), str(error))
+        if "No module named 'torch'" in reason:
+            reason += ": pip install 'millrace[torch]', or use the image millrace-torch"
         raise InvalidSettings(f"{folder} cannot be inspected: {reason}") from error
 
 

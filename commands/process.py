@@ -31,7 +31,13 @@ from runtime.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Check
 from runtime.passwords import check_passwords
 from runtime.settings import load_settings
 
-_SERVERS = {"engine", "web", "inference", "feedback", "dashboard"}  # uvicorn handles the signals of these itself
+_SERVERS = {
+    "engine",
+    "web",
+    "inference",
+    "feedback",
+    "dashboard",
+}  # these handle the signals themselves, see services/serving.py
 # One turn of these takes a training step, gives a candidate all sentinels, or waits for judges and sandboxes.
 _LONG_WORKERS = {"training", "release", "rewards", "vllm", "sglang"}
 _LONGEST_END_SECONDS = 30.0
@@ -71,10 +77,12 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
     """
     set_up_logs(name)
     stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # During the import and the checks there is nothing to finish. An exception could be caught by what is being imported.
+        signal.signal(number, lambda *_: os._exit(0))
     if supervised:
         threading.Thread(target=_follow_supervisor, daemon=True).start()
     try:
-        # During the import there is nothing to finish: a signal ends the process at once.
         module = importlib.import_module(PROCESSES[name])
         check_passwords(load_settings(home), os.environ)
         check_release(home)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import shutil
+import signal
 import socket
 import time
 import uuid
@@ -17,6 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -236,7 +238,7 @@ def serve(children: Mapping[str, FastAPI], checks: Mapping[str, Check], host: st
 
 
 class _Server(uvicorn.Server):
-    """Reports unready before it drains, and keeps collections of garbage short."""
+    """Reports unready before it drains, ends with status 0 when told to, and keeps collections of garbage short."""
 
     def __init__(self, config: uvicorn.Config, operations: Operations) -> None:
         super().__init__(config)
@@ -248,6 +250,14 @@ class _Server(uvicorn.Server):
         gc.collect()
         gc.freeze()
         gc.set_threshold(_NEW_OBJECTS)
+
+    def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
+        """End after the open requests; a second Ctrl-C does not wait for them.
+
+        Uvicorn's own would raise the signal again after the drain, and a process that did as it was told would end with 143.
+        """
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._operations.drain()

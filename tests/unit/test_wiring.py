@@ -33,7 +33,10 @@ from runtime.operations import OPERATIONS_ADDRESS
 from services.serving import DRAIN_SECONDS
 
 ROOT = Path(__file__).parent.parent.parent
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+ALL: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+# The second replica of a process with published ports is a service of its own.
+SERVICES = {name: service for name, service in ALL.items() if not name.endswith("-2")}
+SECONDS = {name.removesuffix("-2"): service for name, service in ALL.items() if name.endswith("-2")}
 SCRIPT = (ROOT / "deploy" / "services").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -62,13 +65,14 @@ def function(name: str) -> str:
 
 def options(of: list[str]) -> dict[str, str]:
     """--name value pairs; what stands before the first is not one."""
-    rest = of[next(index for index, word in enumerate(of) if word.startswith("-")) :]
+    rest = [part for word in of for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    rest = rest[next(index for index, word in enumerate(rest) if word.startswith("-")) :]
     assert len(rest) % 2 == 0
     return dict(zip(rest[::2], rest[1::2], strict=True))
 
 
 def image(name: str) -> tuple[str, str]:
-    repository, _, tag = SERVICES[name]["image"].partition(":")
+    repository, _, tag = re.sub(r"\$.*", "", SERVICES[name]["image"]).partition(":")
     return repository, tag
 
 
@@ -88,8 +92,16 @@ def test_a_service_runs_the_process_of_its_name(name: str) -> None:
 
 def test_replicas_are_those_of_the_profile_services() -> None:
     shared = Servers("kafka:9092", "postgresql+psycopg://millrace@postgres/millrace")
-    declared = {name: SERVICES[name]["deploy"]["replicas"] for name in OURS}
+    declared = {name: SERVICES[name]["deploy"]["replicas"] + (name in SECONDS) for name in OURS}
     assert declared == {name: shared.replicas.get(name, 1) for name in OURS}
+
+
+def test_a_second_replica_differs_in_its_port_alone_and_answers_to_the_same_name() -> None:
+    for name, second in SECONDS.items():
+        assert second["networks"] == {"default": {"aliases": [name]}}
+        assert {**second, "ports": 0, "networks": 0} == {**SERVICES[name], "ports": 0, "networks": 0}
+    several = {name for name in OURS if SERVICES[name]["deploy"]["replicas"] > 1}
+    assert all(SERVICES[name]["deploy"]["mode"] == "replicated" for name in several)
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -142,14 +154,12 @@ def test_the_health_check_asks_the_port_for_operators() -> None:
 
 def test_ports_are_published_on_this_machine_only_and_one_for_each_replica() -> None:
     taken: list[int] = []
-    for name, service in SERVICES.items():
+    for name, service in ALL.items():
         for published in service.get("ports", []):
-            address, ports, _ = published.split(":")
-            first, _, last = ports.partition("-")
-            numbers = range(int(first), int(last or first) + 1)
+            address, port, _ = published.split(":")
             assert address == "127.0.0.1"
-            assert len(numbers) == service["deploy"].get("replicas", 1), name
-            taken += numbers
+            assert service["deploy"].get("replicas", 1) == 1, name
+            taken.append(int(port))
     assert len(taken) == len(set(taken))
 
 
@@ -176,9 +186,11 @@ def test_dependencies_are_services_that_can_be_what_they_are_waited_for() -> Non
     assert all("init" in SERVICES[name]["depends_on"] for name in OURS)
 
 
-def test_one_image_and_one_home_for_all_of_ours() -> None:
+def test_one_home_for_all_of_ours_and_torch_where_it_is_needed() -> None:
     for name in OURS | {"init"}:
-        assert SERVICES[name]["image"] == SERVICES["init"]["image"]
+        needs_torch = name in {"engine", "training", "init"}  # `init` looks into the policy's folder with torch
+        assert SERVICES[name]["image"] == ("millrace-torch" if needs_torch else "millrace") + ":${MILLRACE_TAG:-local}"
+        assert SERVICES[name]["build"]["target"] == ("torch" if needs_torch else "slim")
         assert f"home:{HOME}" in SERVICES[name]["volumes"]
         assert SERVICES[name]["environment"] == SERVICES["init"]["environment"]
     assert HOME in DOCKERFILE
@@ -231,7 +243,7 @@ def test_init_works_with_what_the_image_gets(tmp_path: Path) -> None:
 
 def copied() -> list[tuple[str, str]]:
     pairs = []
-    for line in re.findall(r"^COPY (.*)$", DOCKERFILE, re.MULTILINE):
+    for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE):
         *sources, target = line.split()
         pairs += [(source, source if target == "./" else target) for source in sources]
     return pairs
@@ -241,10 +253,10 @@ def test_the_image_gets_what_the_package_consists_of() -> None:
     project, packages = PROJECT["project"], PROJECT["tool"]["setuptools"]
     needed = {name.removesuffix("*") for name in packages["packages"]["find"]["include"]}
     needed |= {f"{module}.py" for module in packages["py-modules"]} | {project["readme"], "pyproject.toml"}
-    assert {source for source, _ in copied()} == needed | {"constraints.txt"}
-    installs = re.findall(r"pip install .*", DOCKERFILE)
-    assert installs
-    assert all("--constraint constraints.txt" in line for line in installs)
+    assert {source for source, _ in copied()} == needed | {"deploy/requirements", "deploy/packages.py"}
+    installs = re.findall(r"pip\S* (?:--python \S+ )?install (?:[^&]|\n)*", DOCKERFILE)
+    assert len(installs) == 4
+    assert all("--require-hashes" in line or "--no-index" in line for line in installs)
 
 
 def test_the_image_is_told_of_nothing_else() -> None:
@@ -256,8 +268,12 @@ def test_the_image_is_told_of_nothing_else() -> None:
 
 def test_the_image_has_the_python_of_the_project_and_no_root() -> None:
     [version] = re.findall(r"^FROM python:(\d+\.\d+)-", DOCKERFILE, re.MULTILINE)
+    [digest] = re.findall(r"^ARG PYTHON_DIGEST=(@sha256:[0-9a-f]{64})$", DOCKERFILE, re.MULTILINE)
+    assert SERVICES["engine"]["build"]["args"]["PYTHON_DIGEST"] == f"${{PYTHON_DIGEST-{digest}}}"
     assert PROJECT["project"]["requires-python"] == f">={version}"
-    assert DOCKERFILE.index("USER millrace") < DOCKERFILE.index("ENTRYPOINT")
+    for stage in ("slim", "torch"):
+        body = DOCKERFILE.partition(f" AS {stage}\n")[2].partition("\nFROM ")[0]
+        assert re.findall(r"^USER (.*)$", body, re.MULTILINE)[-1] == "millrace"
     assert 'ENTRYPOINT ["tini", "--", "millrace"]' in DOCKERFILE
 
 
@@ -288,6 +304,14 @@ def test_kafka_has_the_same_settings() -> None:
         assert re.findall(r"(\w+)://", here[key]) == re.findall(r"(\w+)://", there[key])
     for option in SERVICES["kafka"]["environment"]["KAFKA_HEAP_OPTS"].split():
         assert option in function("start_kafka")
+
+
+def test_images_of_others_are_pinned_where_a_digest_is_known() -> None:
+    for name in STANDS_ON | OBSERVERS:
+        variable = "MOTO" if name == "s3" else name.upper()
+        digest = re.fullmatch(rf"[^$]+\$\{{{variable}_DIGEST-(@sha256:[0-9a-f]{{64}})?\}}", SERVICES[name]["image"])
+        assert digest is not None, name
+        assert (digest[1] is None) == (name in {"redis", "s3"}), "the two that docs/operating.md names"
 
 
 def test_only_init_makes_topics() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from commands.home import prepare_home, to_bf16
 from commands.sections import sections_finding
+from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import InvalidSettings, MillraceError
 from runtime.settings import Settings, load_settings, write_settings
 from tests.command_line import Ran
@@ -214,3 +215,13 @@ def test_doctor_reports() -> None:
     ran = millrace("doctor")
     assert "python" in ran.stdout
     assert "torch" in ran.stdout
+
+
+def test_a_process_that_lacks_torch_names_the_image_that_has_it(tmp_path: Path) -> None:
+    without = "import sys; sys.modules['torch'] = None; import millrace; millrace.main(sys.argv[1:])"
+    command = [sys.executable, "-c", without, "engine", "--home", str(tmp_path)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603 our own interpreter
+    assert ran.returncode == WRONG_SETTINGS, "another start cannot help"
+    assert ran.stderr == (
+        "millrace: torch is not installed, and this command needs it: pip install 'millrace[torch]', or use the image millrace-torch\n"
+    )

@@ -62,8 +62,7 @@ def test_a_process_drains_on_sigterm_and_never_loads_torch(tmp_path: Path, datab
     settings = settings.model_copy(update={"web_port": _free_port()})
     write_settings(settings, {})
     program = (
-        "import signal, sys; from pathlib import Path; from services.web import main;"
-        "signal.signal(signal.SIGTERM, lambda *_: None); main(Path(sys.argv[1]));"
+        "import sys; from pathlib import Path; from services.web import main; main(Path(sys.argv[1]));"
         "print(sorted({'torch', 'transformers', 'trl', 'accelerate', 'policy'} & set(sys.modules)))"
     )
     process = subprocess.Popen(  # noqa: S603 our own interpreter and program
