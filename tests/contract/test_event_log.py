@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import InvalidSettings
-from contracts.event_log import Consumer, EventLog, LogRecord, Message
+from contracts.event_log import Consumer, EventLog, LogRecord, Message, Place
 from runtime.log.kafka import KafkaLog
 from runtime.log.local import LocalLog
 from tests.services import kafka_log, new_prefix
@@ -132,6 +132,20 @@ def test_a_stretch_can_be_looked_at(log: EventLog) -> None:
     assert [record.offset for record in log.read("signals", partition, 4, 3)] == [4, 5, 6]
     assert [record.offset for record in log.read("signals", partition, 8, 100)] == [8, 9]
     assert log.read("signals", partition, 10, 100) == []
+
+
+def test_records_are_read_at_their_places(log: EventLog) -> None:
+    log.create_topics()
+    log.append([Message("generations", number % 2, str(number), b"%d" % number) for number in range(1400)])
+    wanted = {Place(0, 3), Place(0, 690), Place(1, 0), Place(1, 699), Place(1, 5), Place(0, 4)}
+    gone = {Place(0, 700), Place(3, 0), Place(1, 2**40)}
+    found = log.read_each("generations", wanted | gone)
+    assert {place: record.value for place, record in found.items()} == {
+        place: b"%d" % (place.offset * 2 + place.partition) for place in wanted
+    }
+    assert all((record.partition, record.offset) == place for place, record in found.items())
+    assert log.read_each("generations", gone) == log.read_each("generations", ()) == {}
+    assert list(log.read_each("generations", {Place(1, 7)})) == [Place(1, 7)]
 
 
 def test_an_empty_topic_has_ends_and_nothing_to_read(log: EventLog) -> None:

@@ -5,10 +5,10 @@ import pytest
 
 from contracts.event_log import LogRecord
 from contracts.records import Episode, Experience, Generation, Outcome, Signal, decode, encode
+from contracts.segments import segment_of
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES
 from contracts.turns import SessionShare, SessionTurn
-from rewards.experience import segment_of
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
