@@ -28,6 +28,10 @@ BODY_LOST = "body_lost"
 """Reason of a sample whose body nobody has any more."""
 
 
+_Target = tuple[str, Place]
+"""Sample key, and where its answer was written."""
+
+
 class _Pointer(msgspec.Struct):
     key: str
     source: Place | None = None
@@ -42,15 +46,15 @@ def with_answers(log: EventLog, database: Database, records: Sequence[LogRecord]
     pointers = {number: found for number, record in enumerate(records) if (found := _pointer(record)) is not None}
     if not pointers:
         return list(records)
-    answers = _from_log(log, {place: key for key, place in pointers.values()})
-    rows = _from_rows(database, {key for key, place in pointers.values() if place not in answers})
+    answers = _from_log(log, set(pointers.values()))
+    rows = _from_rows(database, {key for key, place in pointers.values() if (key, place) not in answers})
     whole = list(records)
     for number, (key, place) in pointers.items():
-        whole[number] = records[number]._replace(answer=answers.get(place) or rows.get(key))
+        whole[number] = records[number]._replace(answer=answers.get((key, place)) or rows.get(key))
     return whole
 
 
-def _pointer(record: LogRecord) -> tuple[str, Place] | None:
+def _pointer(record: LogRecord) -> _Target | None:
     try:
         found = msgspec.msgpack.decode(record.value, type=_Pointer)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -58,12 +62,12 @@ def _pointer(record: LogRecord) -> tuple[str, Place] | None:
     return None if found.source is None or not is_place(found.source) else (found.key, found.source)
 
 
-def _from_log(log: EventLog, wanted: dict[Place, str]) -> dict[Place, bytes]:
-    found = log.read_each(GENERATIONS, wanted)
+def _from_log(log: EventLog, wanted: set[_Target]) -> dict[_Target, bytes]:
+    found = log.read_each(GENERATIONS, {place for _, place in wanted})
     return {
-        place: record.value
-        for place, record in found.items()
-        if record.key == wanted[place] and not is_damaged(record.value)
+        (key, place): record.value
+        for key, place in wanted
+        if (record := found.get(place)) is not None and record.key == key and not is_damaged(record.value)
     }
 
 

@@ -77,6 +77,16 @@ def test_what_the_log_lost_is_read_from_its_row_while_that_is_there(
         event_log.close()
 
 
+def test_two_answers_that_were_at_one_place_of_two_logs_are_not_confused(
+    event_log: LocalLog, database: Database
+) -> None:
+    lost, held = a_generation("lost"), a_generation("held")
+    place = place_of(event_log, held)
+    store(database, lost)
+    found = with_answers(event_log, database, [pointing(held, place), pointing(lost, place)])
+    assert [item.answer for item in found] == [encode(held), encode(lost)]
+
+
 @pytest.mark.parametrize("place", [Place(-1, 0), Place(0, -1), Place(0, 2**63), Place(2**31, 0)])
 def test_an_impossible_place_asks_nobody(event_log: LocalLog, database: Database, place: Place) -> None:
     record = pointing(a_generation(), place)
