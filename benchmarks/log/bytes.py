@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Engine, event, func, select
 
@@ -83,22 +82,32 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[60, 2_000], help="of a generation, prompt included")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--beside", type=Path, help="a checkout of another commit")
-    parser.add_argument("--one", nargs=3, metavar=("ARM", "TOKENS", "SEED"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=int, metavar="SEED", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.one:
-        arm, tokens, seed = options.one
-        print(json.dumps(measure(Arm(arm, arm == "servers", 1), options.generations, int(tokens), int(seed))))
+    cases = [
+        (arm, tokens) for arm in ("embedded", *(["servers"] if server_urls() else [])) for tokens in options.tokens
+    ]
+    if options.one is not None:
+        found = [
+            measure(Arm(arm, arm == "servers", 1), options.generations, tokens, options.one) for arm, tokens in cases
+        ]
+        print(json.dumps(found))
         return
     trees = {"before": options.beside.resolve()} if options.beside else {}
     trees["after"] = ROOT
-    arms = ["embedded", *(["servers"] if server_urls() else [])]
-    samples: dict[str, list[dict[str, float]]] = {}
+    samples: dict[str, list[dict[str, float]]] = {
+        f"{arm}, {tokens} tokens, {name}": [] for arm, tokens in cases for name in trees
+    }
     for seed in range(options.rounds):
-        for arm in arms:
-            for tokens in options.tokens:
-                for name, tree in trees.items():
-                    figures = _run(tree, options.generations, arm, tokens, seed)
-                    samples.setdefault(f"{arm}, {tokens} tokens, {name}", []).append(figures)
+        for name, tree in trees.items():
+            for (arm, tokens), figures in zip(
+                cases, _run(tree, [*map(str, options.tokens)], options.generations, seed), strict=True
+            ):
+                samples[f"{arm}, {tokens} tokens, {name}"].append(figures)
+                print(
+                    f"{seed + 1}/{options.rounds} {arm}, {tokens} tokens, {name}: {figures['cpu_ms']:.2f} ms",
+                    flush=True,
+                )
     result = {
         name: {key: summarise([item[key] for item in found]) for key in found[0]} for name, found in samples.items()
     }
@@ -118,13 +127,13 @@ def main(arguments: Sequence[str]) -> None:
     print(write_report("log-bytes", {"generations": options.generations, "rounds": options.rounds, "arms": result}))
 
 
-def _run(tree: Path, num_generations: int, arm: str, tokens: int, seed: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.log.bytes", "--generations", str(num_generations)]
+def _run(tree: Path, tokens: list[str], num_generations: int, seed: int) -> list[dict[str, float]]:
+    command = [sys.executable, "-m", "benchmarks.log.bytes", "--generations", str(num_generations), "--tokens", *tokens]
     done = subprocess.run(  # noqa: S603 our own module
-        [*command, "--one", arm, str(tokens), str(seed)], cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
+        [*command, "--one", str(seed)], cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)},
         check=True, capture_output=True, text=True,
     )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

@@ -75,6 +75,7 @@ class PlaceReader:
         reader.assign(list(wanted))
         for place, offsets in wanted.items():
             reader.seek(place, offsets[0])
+            reader.resume(place)  # it may still be paused since it was read before
         while wanted:
             for place, items in reader.poll(timeout_ms=_SLICE_MS).items():
                 deadline = time.monotonic() + self._cluster.timeout
