@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Collection
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaTimeoutError
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from contracts.event_log import LogRecord, Place
 from runtime.log.kafka.clients import Cluster, close_consumer
@@ -49,7 +49,13 @@ class PlaceReader:
         with self._cluster.explained("read"), self._turn:
             if self._reader is None:
                 self._reader = self._cluster.consumer(None, _FETCH_BYTES)
-            found = self._read(self._reader, self._held(self._reader, wanted))
+            try:
+                found = self._read(self._reader, self._held(self._reader, wanted))
+            except KafkaError:
+                # After a broker died, this client may ask the former leaders of its partitions again and again.
+                reader, self._reader = self._reader, None
+                close_consumer(reader)
+                raise
         return {Place(record.partition, record.offset): record for record in found}
 
     def close(self) -> None:
