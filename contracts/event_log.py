@@ -19,7 +19,7 @@ LoadPosition = Callable[[str, int], int]
 """(topic, partition) to the next offset to read. Called once for every partition that a consumer gets."""
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """Where a topic has a record."""
 
     partition: int
@@ -135,7 +135,7 @@ class EventLog(Protocol):
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         """Read records without a group (command line, dashboard, tests)."""
 
-    def read_each(self, topic: str, places: Collection[Place]) -> dict[Place, LogRecord]:
+    def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
         """The records at these places, without a group. What the log does not have (any more) is left out.
 
         Raises:

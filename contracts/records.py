@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from contracts.compression import compressed
 from contracts.draws import LoggedDraw
 from contracts.errors import InvalidRecord, NewerSchema
-from contracts.event_log import Place, is_damaged
+from contracts.event_log import LogPlace, is_damaged
 from contracts.ids import sample_key
 from contracts.record_checks import problem_of, tokens_problem
 from contracts.sampling import ExpertShape, Sampling, Span
@@ -182,7 +182,7 @@ class Episode(Record, frozen=True, kw_only=True):
     reason: Literal["decisive", "window", "session_end"]
     turns: tuple[Generation, ...] = ()
     """Empty if `source` says where the answer is. Episodes of earlier releases carry the whole answer here."""
-    source: Place | None = None
+    source: LogPlace | None = None
     purpose: Purpose = "user"
     signals: tuple[Signal, ...]
     closed_at: float
@@ -242,7 +242,7 @@ class Experience(Record, frozen=True, kw_only=True):
     baseline_key: str
     segments: tuple[Segment, ...] = ()
     """On the wire: empty if `source` says where the answer is. The trainer takes its tokens from there."""
-    source: Place | None = None
+    source: LogPlace | None = None
     scores: tuple[Score, ...]
     reward: float | None
     weight: float = 1.0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from contracts.errors import InvalidRecord, InvalidRequest
-from contracts.event_log import LogRecord, Place
+from contracts.event_log import LogPlace, LogRecord
 from contracts.records import Episode, Generation, GenerationBody, Score, decode
 from contracts.tasks import Task
 from contracts.topics import route_of_key
@@ -24,7 +24,7 @@ class UnpackedEpisode(NamedTuple):
     grader_scores: tuple[Score, ...] = ()
     """One score of each verifier, then of each judge, in the order of the task file; empty until they were asked."""
 
-    source: Place | None = None
+    source: LogPlace | None = None
     """Where the log has the answer; None if the episode carried it."""
 
     @property

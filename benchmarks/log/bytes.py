@@ -33,7 +33,7 @@ _WARM_UP = 200
 
 def measure(arm: Arm, num_generations: int, num_tokens: int, seed: int) -> dict[str, float]:
     """Feed, drain with both workers in this process, and count; every figure is per generation."""
-    statements = []
+    statements: list[None] = []
     with a_world(arm) as world:
         running = workers(world)
         world.append(a_feed(_WARM_UP, seed=-1, num_tokens=num_tokens))

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from contracts.event_log import Place
+from contracts.event_log import LogPlace
 from contracts.ledger import PENDING
 from contracts.records import Episode, Experience, Generation, Outcome, Signal, State
 from contracts.tasks import Task
@@ -223,7 +223,7 @@ def _send(sample: SampleState, facts: Facts, reason: Literal["decisive", "window
         revision=sent.revision,
         reason=reason,
         turns=(record,) if sample.offset is None else (),
-        source=None if sample.offset is None else Place(sample.partition, sample.offset),
+        source=None if sample.offset is None else LogPlace(sample.partition, sample.offset),
         purpose=record.purpose,
         signals=tuple(map(_as_evidence, signals)),
         closed_at=facts.now,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 from sqlalchemy import Connection, select
 
-from contracts.event_log import EventLog, LogRecord, Place, is_damaged
+from contracts.event_log import EventLog, LogPlace, LogRecord, is_damaged
 from contracts.ids import parse_sample_key
 from contracts.record_checks import is_place
 from contracts.tables import generation
@@ -28,13 +28,13 @@ BODY_LOST = "body_lost"
 """Reason of a sample whose body nobody has any more."""
 
 
-_Target = tuple[str, Place]
+_Target = tuple[str, LogPlace]
 """Sample key, and where its answer was written."""
 
 
 class _Pointer(msgspec.Struct):
     key: str
-    source: Place | None = None
+    source: LogPlace | None = None
 
 
 def with_answers(log: EventLog, database: Database, records: Sequence[LogRecord]) -> list[LogRecord]:

@@ -17,9 +17,9 @@ from contracts.errors import Damaged, Unavailable
 from contracts.event_log import (
     NUM_PARTITIONS,
     LoadPosition,
+    LogPlace,
     LogRecord,
     Message,
-    Place,
     TopicState,
     as_damaged,
     position_lost,
@@ -96,12 +96,12 @@ class LocalLog:
             # The first counts the commits of others, the second our own changes.
             return connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
 
-    def read_each(self, topic: str, places: Collection[Place]) -> dict[Place, LogRecord]:
+    def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
         """See `EventLog.read_each`."""
         with self._explained("read", topic):
             connection = self._connection(topic)
             rows = (connection.execute(_AT, place).fetchone() for place in sorted(places))
-            return {Place(*row[:2]): _checked(topic, *row) for row in rows if row is not None}
+            return {LogPlace(*row[:2]): _checked(topic, *row) for row in rows if row is not None}
 
     def describe(self) -> dict[str, TopicState]:
         """See `EventLog.describe`."""

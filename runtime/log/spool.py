@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 
 from contracts.errors import RecordTooLarge, Unavailable
-from contracts.event_log import Consumer, EventLog, LoadPosition, LogRecord, Message, Place, TopicState, check_sizes
+from contracts.event_log import Consumer, EventLog, LoadPosition, LogPlace, LogRecord, Message, TopicState, check_sizes
 from runtime.log.spool_slot import SpoolSlot, abandoned_slots
 
 MAX_SPOOL_BYTES = 2 * 2**30
@@ -132,7 +132,7 @@ class Spool:
         """See `EventLog.read`: without messages that wait on disk."""
         return self._log.read(topic, partition, offset, limit)
 
-    def read_each(self, topic: str, places: Collection[Place]) -> dict[Place, LogRecord]:
+    def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
         """See `EventLog.read_each`: without messages that wait on disk."""
         return self._log.read_each(topic, places)
 

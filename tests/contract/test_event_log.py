@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import InvalidSettings
-from contracts.event_log import Consumer, EventLog, LogRecord, Message, Place
+from contracts.event_log import Consumer, EventLog, LogPlace, LogRecord, Message
 from runtime.log.kafka import KafkaLog
 from runtime.log.local import LocalLog
 from tests.services import kafka_log, new_prefix
@@ -137,8 +137,8 @@ def test_a_stretch_can_be_looked_at(log: EventLog) -> None:
 def test_records_are_read_at_their_places(log: EventLog) -> None:
     log.create_topics()
     log.append([Message("generations", number % 2, str(number), b"%d" % number) for number in range(1400)])
-    wanted = {Place(0, 3), Place(0, 690), Place(1, 0), Place(1, 699), Place(1, 5), Place(0, 4)}
-    gone = {Place(0, 700), Place(3, 0), Place(1, 2**40)}
+    wanted = {LogPlace(0, 3), LogPlace(0, 690), LogPlace(1, 0), LogPlace(1, 699), LogPlace(1, 5), LogPlace(0, 4)}
+    gone = {LogPlace(0, 700), LogPlace(3, 0), LogPlace(1, 2**40)}
     for _ in range(2):
         found = log.read_each("generations", wanted | gone)
         assert found.keys() == wanted
@@ -147,7 +147,7 @@ def test_records_are_read_at_their_places(log: EventLog) -> None:
     }
     assert all((record.partition, record.offset) == place for place, record in found.items())
     assert log.read_each("generations", gone) == log.read_each("generations", ()) == {}
-    assert list(log.read_each("generations", {Place(1, 7)})) == [Place(1, 7)]
+    assert list(log.read_each("generations", {LogPlace(1, 7)})) == [LogPlace(1, 7)]
 
 
 def test_an_empty_topic_has_ends_and_nothing_to_read(log: EventLog) -> None:

@@ -11,7 +11,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import InvalidReplicationFactorError, KafkaError, KafkaTimeoutError, TopicAlreadyExistsError
 
 from contracts.errors import Unavailable
-from contracts.event_log import NUM_PARTITIONS, LoadPosition, LogRecord, Message, Place, TopicState
+from contracts.event_log import NUM_PARTITIONS, LoadPosition, LogPlace, LogRecord, Message, TopicState
 from contracts.topics import RETENTION_DAYS, TOPICS
 from runtime.log.kafka.access import OPEN, Access
 from runtime.log.kafka.appender import Appender
@@ -158,7 +158,7 @@ class KafkaLog:
                     )
         return records
 
-    def read_each(self, topic: str, places: Collection[Place]) -> dict[Place, LogRecord]:
+    def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
         """See `EventLog.read_each`."""
         return self._places.read(topic, places)
 

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, KafkaTimeoutError
 
-from contracts.event_log import LogRecord, Place
+from contracts.event_log import LogPlace, LogRecord
 from runtime.log.kafka.clients import Cluster, close_consumer
 from runtime.log.kafka.consumer import record_of
 
@@ -38,7 +38,7 @@ class PlaceReader:
         self._reader: KafkaConsumer | None = None
         self._turn = threading.Lock()
 
-    def read(self, topic: str, places: Collection[Place]) -> dict[Place, LogRecord]:
+    def read(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
         """See `EventLog.read_each`."""
         wanted: defaultdict[TopicPartition, list[int]] = defaultdict(list)
         for partition, offset in sorted(places):
@@ -56,7 +56,7 @@ class PlaceReader:
                 reader, self._reader = self._reader, None
                 close_consumer(reader)
                 raise
-        return {Place(record.partition, record.offset): record for record in found}
+        return {LogPlace(record.partition, record.offset): record for record in found}
 
     def close(self) -> None:
         """Close the client. Never raises."""

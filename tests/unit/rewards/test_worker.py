@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from contracts.errors import InvalidRecord
-from contracts.event_log import LogRecord, Place
+from contracts.event_log import LogPlace, LogRecord
 from contracts.records import Episode, Experience, Generation, Outcome, Signal, decode, encode
 from contracts.segments import is_body_lost, segment_of, whole
 from contracts.tables import score as score_table
@@ -109,7 +109,7 @@ def pointing(turn: Generation, answer: bytes | None, *signals: Signal) -> LogRec
         key=turn.key,
         revision=1,
         reason="window",
-        source=Place(2, 7),
+        source=LogPlace(2, 7),
         purpose=turn.purpose,
         signals=signals,
         closed_at=111.0,
@@ -127,9 +127,9 @@ def test_the_place_of_an_answer_is_passed_on_instead_of_its_tokens(database: Dat
         connection.execute(score_table.delete())
         [sent] = other.handle(connection, items)
     found = decode(Experience, sent.value)
-    assert (found.source, found.segments, found.engine, found.generated_at) == (Place(2, 7), (), "", 0.0)
+    assert (found.source, found.segments, found.engine, found.generated_at) == (LogPlace(2, 7), (), "", 0.0)
     assert len(sent.value) < len(encode(carried)) - sum(map(len, (turn.engine, turn.dtype)))
-    assert whole(found, encode(turn)) == msgspec.structs.replace(carried, source=Place(2, 7))
+    assert whole(found, encode(turn)) == msgspec.structs.replace(carried, source=LogPlace(2, 7))
     assert is_body_lost(whole(found, None))
     with pytest.raises(InvalidRecord, match="points to the answer"):
         whole(found, encode(a_generation()))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from contracts.event_log import Place
+from contracts.event_log import LogPlace
 from contracts.records import Experience, Generation, seal_body
 from contracts.tables import dead_letter
 from contracts.topics import GENERATIONS
@@ -26,15 +27,15 @@ def worlds(tmp_path: Path) -> Iterator[list[World]]:
         world.close()
 
 
-def pointing(about: Generation, place: Place, **changes: object) -> Experience:
+def pointing(about: Generation, place: LogPlace, **changes: Any) -> Experience:
     return experience(key=about.key, source=place, generated_at=0.0, engine="", dtype="", **changes)
 
 
-def logged(world: World, turn: Generation) -> Place:
+def logged(world: World, turn: Generation) -> LogPlace:
     item = message(GENERATIONS, turn.key, turn)
     world.log.append([item])
     partition = item.route % world.log.num_partitions
-    return Place(partition, world.log.ends(GENERATIONS)[partition] - 1)
+    return LogPlace(partition, world.log.ends(GENERATIONS)[partition] - 1)
 
 
 def test_a_sample_teaches_the_same_whether_it_carries_its_tokens_or_says_where_they_are(worlds: list[World]) -> None:
@@ -62,7 +63,7 @@ def test_a_sample_whose_body_is_lost_or_damaged_has_a_name_and_the_others_are_tr
     damaged = a_generation(policy="tiny", body=seal_body(turns[0].open())[:-3])
     lost = a_generation(policy="tiny")
     world.add(*(pointing(turn, logged(world, turn)) for turn in turns))
-    world.add(pointing(damaged, logged(world, damaged)), pointing(lost, Place(0, 999)))
+    world.add(pointing(damaged, logged(world, damaged)), pointing(lost, LogPlace(0, 999)))
     trainer = world.start()
     world.turns(trainer, 3)
     trainer._checkpoint()

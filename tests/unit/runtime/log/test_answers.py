@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete
 
-from contracts.event_log import LogRecord, Message, Place
+from contracts.event_log import LogPlace, LogRecord, Message
 from contracts.records import Episode, Generation, encode
 from contracts.tables import generation
 from contracts.topics import EPISODES, GENERATIONS
@@ -21,16 +21,16 @@ from runtime.log.outbox import message
 from tests.fakes import a_generation
 
 
-def pointing(about: Generation, place: Place | None) -> LogRecord:
+def pointing(about: Generation, place: LogPlace | None) -> LogRecord:
     episode = Episode(key=about.key, revision=1, reason="window", source=place, signals=(), closed_at=1.0)
     return LogRecord(EPISODES, 0, 0, about.key, encode(episode), 0.0)
 
 
-def place_of(log: LocalLog, about: Generation) -> Place:
+def place_of(log: LocalLog, about: Generation) -> LogPlace:
     item = message(GENERATIONS, about.key, about)
     log.append([item])
     partition = item.route % log.num_partitions
-    return Place(partition, log.ends(GENERATIONS)[partition] - 1)
+    return LogPlace(partition, log.ends(GENERATIONS)[partition] - 1)
 
 
 def store(database: Database, about: Generation) -> None:
@@ -87,7 +87,7 @@ def test_two_answers_that_were_at_one_place_of_two_logs_are_not_confused(
     assert [item.answer for item in found] == [encode(held), encode(lost)]
 
 
-@pytest.mark.parametrize("place", [Place(-1, 0), Place(0, -1), Place(0, 2**63), Place(2**31, 0)])
-def test_an_impossible_place_asks_nobody(event_log: LocalLog, database: Database, place: Place) -> None:
+@pytest.mark.parametrize("place", [LogPlace(-1, 0), LogPlace(0, -1), LogPlace(0, 2**63), LogPlace(2**31, 0)])
+def test_an_impossible_place_asks_nobody(event_log: LocalLog, database: Database, place: LogPlace) -> None:
     record = pointing(a_generation(), place)
     assert with_answers(event_log, database, [record]) == [record]
