@@ -29,7 +29,7 @@ from runtime.log.local_file import checksum, open_topic, state_of
 
 _Row = tuple[int, int, str, bytes, float, int]
 _INSERT = "INSERT INTO record (partition, offset, key, value, appended_at, crc) VALUES (?, ?, ?, ?, ?, ?)"
-_AT = "SELECT partition, offset, key, value, appended_at, crc FROM record WHERE partition = ? AND offset = ?"
+_AT = "SELECT partition, offset, CAST(key AS BLOB), value, appended_at, crc FROM record WHERE partition = ? AND offset = ?"
 _END = "SELECT COALESCE(MAX(offset) + 1, 0) FROM record WHERE partition = ?"
 _OF_THE_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _POLL_SECONDS, _LOOK_SECONDS = 0.02, 1.0

@@ -236,5 +236,6 @@ def _made(experiences: Sequence[Experience]) -> Made:
 
 def _carried(item: UnpackedEpisode | LostEpisode) -> UnpackedEpisode:
     """These episodes carry their answers, so none is lost."""
-    assert isinstance(item, UnpackedEpisode)
+    if isinstance(item, LostEpisode):
+        raise TypeError(item.episode.key)
     return item
