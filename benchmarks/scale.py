@@ -31,7 +31,7 @@ FEEDBACK_MS = Constant(
     "a signal through feedback, two cores busy", 1.1, "ms of a core", "benchmarks.feedback, 32 connections"
 )
 BODY_60 = Constant("body of 60 tokens", 623, "bytes", "benchmarks.log.bytes")
-BODY_2000 = Constant("body of 2,000 tokens", 0, "bytes", "benchmarks.log.bytes")
+BODY_2000 = Constant("body of 2,000 tokens", 8_370, "bytes", "benchmarks.log.bytes")
 HEAD = Constant("heads on all topics", 1_683, "bytes", "benchmarks.log.bytes")
 ROWS = Constant(
     "rows of generation, signal, score and outcome, without the trainer",
@@ -41,11 +41,13 @@ ROWS = Constant(
 )
 TABLE_60 = Constant(
     "PostgreSQL's files, 60 tokens",
-    0,
+    5_400,
     "bytes",
     "pg_database_size, before and after 400 generations of benchmarks.log.feed",
 )
-TRAINER = Constant("the trainer, 60 M parameters on two cores", 1_078, "tokens/s", "benchmarks.trainer")
+TRAINER = Constant(
+    "the trainer, the benchmark's model, mixed lengths, two cores", 1_078, "tokens/s", "benchmarks.trainer"
+)
 ENGINE = Constant("the engine, 0.7 M parameters on one thread, 32 in flight", 4_698, "tokens/s", "benchmarks.engine")
 SIGNALS = 0.85
 """Signals per generation in the benchmark's feed."""
