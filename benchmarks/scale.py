@@ -1,4 +1,4 @@
-"""From 1 to 100,000 generations/s: how many of what are needed, computed from measured constants.
+"""From 1 to 100,000 generations/s: what is needed, computed from measured constants.
 
 usage: python -m benchmarks.scale
 
@@ -57,7 +57,7 @@ CONSTANTS = (GATEWAY_MS, WORKER_MS, SLOWER_MS, FEEDBACK_MS, BODY_60, BODY_2000, 
 
 
 def cores(rate: float, milliseconds: float) -> int:
-    """Cores for so many a second, each half busy."""
+    """Cores for this rate, each half busy."""
     return max(1, math.ceil(rate * milliseconds / 1000 / BUSY))
 
 
