@@ -5,7 +5,7 @@ Delivery is at least once. A reader makes effects happen once by storing its pos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from contracts.errors import PositionLost, RecordTooLarge
@@ -17,6 +17,13 @@ MAX_RECORD_BYTES = 1_000_000
 
 LoadPosition = Callable[[str, int], int]
 """(topic, partition) to the next offset to read. Called once for every partition that a consumer gets."""
+
+
+class LogPlace(NamedTuple):
+    """Where a topic has a record."""
+
+    partition: int
+    offset: int
 
 
 class Message(NamedTuple):
@@ -42,6 +49,8 @@ class LogRecord(NamedTuple):
     key: str
     value: bytes
     appended_at: float
+    answer: bytes | None = None
+    """Of a record that points to a generation: the value of that, once `runtime/log/answers.py` has fetched it."""
 
 
 class TopicState(NamedTuple):
@@ -125,6 +134,13 @@ class EventLog(Protocol):
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         """Read records without a group (command line, dashboard, tests)."""
+
+    def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
+        """The records at these places, without a group. What the log does not have (any more) is left out.
+
+        Raises:
+            Unavailable: the log does not answer.
+        """
 
     def close(self) -> None:
         """Release connections and threads."""

@@ -110,6 +110,11 @@ def _text(longest: int) -> _Check:
     return check
 
 
+def is_place(place: tuple[int, int] | None) -> bool:
+    """True if a log can be asked for it, or if there is none."""
+    return place is None or (0 <= place[0] <= MAX_INT32 and 0 <= place[1] <= MAX_INT64)
+
+
 def _nested(record: Any) -> str:
     problem = "" if record is None else problem_of(record)
     return f".{problem}" if problem else ""
@@ -161,6 +166,7 @@ _CHECKS: dict[str, _Check] = {
     "session": _text(MAX_SESSION),
     "parent": lambda key: "" if key is None else _sample_key(key),
     "value": _value,
+    "source": lambda place: "" if is_place(place) else f": {place} is not a place of the log",
     **dict.fromkeys(("token_ids", "logprobs"), _packed),
     **dict.fromkeys(("sampling", "attempt", "submitter", "turn", "share", "draw"), _nested),
     **dict.fromkeys(("turns", "signals", "segments", "spans", "also"), _each),

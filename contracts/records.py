@@ -10,7 +10,6 @@ reused, and a record with a newer `schema` is refused by name. Times are UTC epo
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -18,9 +17,10 @@ import numpy as np
 import zstandard
 from msgspec.structs import replace
 
+from contracts.compression import compressed
 from contracts.draws import LoggedDraw
 from contracts.errors import InvalidRecord, NewerSchema
-from contracts.event_log import is_damaged
+from contracts.event_log import LogPlace, is_damaged
 from contracts.ids import sample_key
 from contracts.record_checks import problem_of, tokens_problem
 from contracts.sampling import ExpertShape, Sampling, Span
@@ -40,10 +40,10 @@ State = Literal[
 Scalar = bool | int | float | str
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all records: the schema number comes first."""
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all records: the schema number comes first, and is written although it is a default."""
 
-    schema: int = SCHEMA
+    schema: int = msgspec.field(default_factory=lambda: SCHEMA)
 
 
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +139,7 @@ class Generation(Record, frozen=True, kw_only=True):
         return open_body(GenerationBody, self.body)
 
 
-class Submitter(msgspec.Struct, frozen=True, kw_only=True):
+class Submitter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Who sent a signal."""
 
     id: str
@@ -180,7 +180,10 @@ class Episode(Record, frozen=True, kw_only=True):
     key: str
     revision: int
     reason: Literal["decisive", "window", "session_end"]
-    turns: tuple[Generation, ...]
+    turns: tuple[Generation, ...] = ()
+    """Empty if `source` says where the answer is. Episodes of earlier releases carry the whole answer here."""
+    source: LogPlace | None = None
+    purpose: Purpose = "user"
     signals: tuple[Signal, ...]
     closed_at: float
     provisional: bool = False
@@ -189,7 +192,7 @@ class Episode(Record, frozen=True, kw_only=True):
     """True if nobody spoke of it, and it does not lead to its session's last answer: no signal about the session reaches it."""
 
 
-class Score(msgspec.Struct, frozen=True, kw_only=True):
+class Score(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One component of a reward. `value` is None unless `status` is scored."""
 
     name: str
@@ -237,7 +240,9 @@ class Experience(Record, frozen=True, kw_only=True):
     tenant: str
     purpose: Purpose
     baseline_key: str
-    segments: tuple[Segment, ...]
+    segments: tuple[Segment, ...] = ()
+    """On the wire: empty if `source` says where the answer is. The trainer takes its tokens from there."""
+    source: LogPlace | None = None
     scores: tuple[Score, ...]
     reward: float | None
     weight: float = 1.0
@@ -245,10 +250,11 @@ class Experience(Record, frozen=True, kw_only=True):
     """Of a call whose session was judged as a whole. `weight` contains its credit."""
     status: ScoreStatus
     fault: Fault = "none"
-    generated_at: float
     scored_at: float
-    engine: str
-    dtype: str
+    generated_at: float = 0.0
+    """This, engine and dtype stand in the answer, if `source` says where it is."""
+    engine: str = ""
+    dtype: str = ""
 
 
 class Also(msgspec.Struct, frozen=True, array_like=True):
@@ -346,19 +352,9 @@ def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
         raise InvalidRecord(f"not a {kind.__name__}: {error}") from error
 
 
-class _Compressor(threading.local):
-    """One for each thread: none may be used by two at once, and to make one takes four times as long as to compress a body."""
-
-    def __init__(self) -> None:
-        self.zstd = zstandard.ZstdCompressor(level=3, write_checksum=True)
-
-
-_COMPRESSOR = _Compressor()
-
-
 def seal_body(body: msgspec.Struct) -> bytes:
     """Compress a body, with a checksum that detects bits that a disk changed."""
-    return _COMPRESSOR.zstd.compress(msgspec.msgpack.encode(body))
+    return compressed(msgspec.msgpack.encode(body))
 
 
 def open_body(kind: type[BodyType], sealed: bytes) -> BodyType:

@@ -16,7 +16,7 @@ class Span(msgspec.Struct, frozen=True):
     version: int
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The distribution actually sampled from. `temperature` 0 is greedy."""
 
     temperature: float

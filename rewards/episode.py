@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from contracts.errors import InvalidRecord, InvalidRequest
-from contracts.event_log import LogRecord
+from contracts.event_log import LogPlace, LogRecord
 from contracts.records import Episode, Generation, GenerationBody, Score, decode
 from contracts.tasks import Task
 from contracts.topics import route_of_key
@@ -23,6 +23,9 @@ class UnpackedEpisode(NamedTuple):
     body: GenerationBody
     grader_scores: tuple[Score, ...] = ()
     """One score of each verifier, then of each judge, in the order of the task file; empty until they were asked."""
+
+    source: LogPlace | None = None
+    """Where the log has the answer; None if the episode carried it."""
 
     @property
     def version(self) -> int:
@@ -40,20 +43,33 @@ class UnpackedEpisode(NamedTuple):
         return msgspec.structs.replace(newest.share, group=self.turn.turn.group if self.turn.turn else None)
 
 
-def unpack_episode(record: LogRecord) -> UnpackedEpisode:
-    """Decode a record of the topic of episodes.
+class LostEpisode(NamedTuple):
+    """An episode whose answer neither the log nor the database has any more."""
+
+    episode: Episode
+
+
+def unpack_episode(record: LogRecord) -> UnpackedEpisode | LostEpisode:
+    """Decode a record of the topic of episodes, and the answer that was fetched for it.
 
     Raises:
         InvalidRecord: it is not an episode that can be scored.
     """
     episode = decode(Episode, record.value)
-    if not episode.turns:
-        raise InvalidRecord("not an Episode: it has no turns")
+    if not episode.turns and episode.source is None:
+        raise InvalidRecord("not an Episode: it has no turns, and no place of an answer")
     try:
         route_of_key(episode.key)
     except (InvalidRequest, ValueError) as error:
         raise InvalidRecord(f"Episode {episode.key!r}, which is not a sample key") from error
-    return UnpackedEpisode(episode, episode.turns[0], episode.turns[0].open())
+    if episode.turns:
+        return UnpackedEpisode(episode, episode.turns[0], episode.turns[0].open())
+    if record.answer is None:
+        return LostEpisode(episode)
+    turn = decode(Generation, record.answer)
+    if turn.key != episode.key:
+        raise InvalidRecord(f"Episode {episode.key} points to the answer {turn.key}")
+    return UnpackedEpisode(episode, turn, turn.open(), source=episode.source)
 
 
 def answer_of(item: UnpackedEpisode, task: Task, siblings: tuple[str, ...] = ()) -> Answer:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from contracts.event_log import MAX_RECORD_BYTES, Message
-from contracts.records import Experience, Generation, GenerationBody, Outcome, Segment, pack_floats
+from contracts.records import Experience, Outcome, Score
+from contracts.segments import with_answer
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, OUTCOMES
-from rewards.episode import UnpackedEpisode
+from rewards.episode import LostEpisode, UnpackedEpisode
 from rewards.rubric import RewardVerdict
 from rewards.weight import WeightedVerdict
 from runtime.log.outbox import message
 
-BYTES_PER_TOKEN_ID = 4
+_PLAIN = Score(name="", grader="", value=None)
 _TOO_LARGE = RewardVerdict(None, "unscored", "infra", "too_large")
 
 
@@ -28,7 +31,7 @@ def messages_of(task: Task, item: UnpackedEpisode, weighted: WeightedVerdict, at
 def experience_of(task: Task, item: UnpackedEpisode, weighted: WeightedVerdict, at: float) -> Experience:
     """What the trainer learns from."""
     episode, turn, verdict = item.episode, item.turn, weighted.verdict
-    return Experience(
+    head = Experience(
         key=episode.key,
         revision=episode.revision,
         policy=turn.policy,
@@ -37,21 +40,25 @@ def experience_of(task: Task, item: UnpackedEpisode, weighted: WeightedVerdict, 
         tenant=turn.tenant,
         purpose=turn.purpose,
         baseline_key=turn.task if task.baseline_key == "task" else f"{turn.task}/{turn.tenant}",
-        segments=(segment_of(turn, item.body),),
-        scores=weighted.scores,
+        source=item.source,
+        scores=tuple(map(_learned, weighted.scores)),
         reward=verdict.reward,
         weight=weighted.weight * (1.0 if item.share is None else item.share.credit),
         share=item.share,
         status=verdict.status,
         fault=verdict.fault,
-        generated_at=turn.created_at,
         scored_at=at,
-        engine=turn.engine,
-        dtype=turn.dtype,
     )
+    return head if item.source else with_answer(head, turn, item.body)
 
 
-def outcome_message(item: UnpackedEpisode, verdict: RewardVerdict, at: float) -> Message:
+def _learned(score: Score) -> Score:
+    """What the trainer needs of a score. How long it took stands in its row, and defaults are not written."""
+    propensity = _PLAIN.propensity if score.propensity == _PLAIN.propensity else score.propensity
+    return replace(score, seconds=_PLAIN.seconds, propensity=propensity)
+
+
+def outcome_message(item: UnpackedEpisode | LostEpisode, verdict: RewardVerdict, at: float) -> Message:
     """Why an episode has no reward."""
     outcome = Outcome(
         key=item.episode.key,
@@ -63,18 +70,3 @@ def outcome_message(item: UnpackedEpisode, verdict: RewardVerdict, at: float) ->
         at=at,
     )
     return message(OUTCOMES, item.episode.key, outcome)
-
-
-def segment_of(turn: Generation, body: GenerationBody) -> Segment:
-    """Prompt and completion of a turn as one run of tokens; the loss mask covers the completion alone."""
-    num_prompt, num_completion = (len(ids) // BYTES_PER_TOKEN_ID for ids in (body.prompt_ids, body.completion_ids))
-    return Segment(
-        token_ids=body.prompt_ids + body.completion_ids,
-        loss_mask=bytes(num_prompt) + b"\x01" * num_completion,
-        logprobs=pack_floats([0.0] * num_prompt) + body.logprobs,
-        spans=turn.spans,
-        sampling=turn.sampling,
-        experts=body.experts,
-        expert_shape=body.expert_shape,
-        support=body.support,
-    )

@@ -17,10 +17,11 @@ import msgspec
 from sqlalchemy import Connection
 
 from contracts.event_log import LogRecord, Message
+from contracts.segments import BYTES_PER_TOKEN_ID
 from contracts.tasks import Task
 from contracts.topics import EPISODES
-from rewards.episode import UnpackedEpisode, unpack_episode
-from rewards.experience import BYTES_PER_TOKEN_ID, outcome_message
+from rewards.episode import LostEpisode, UnpackedEpisode, unpack_episode
+from rewards.experience import outcome_message
 from rewards.judges.repository import DatabaseStore
 from rewards.monitors.features import WatchedSample
 from rewards.monitors.watch import Monitors
@@ -30,6 +31,7 @@ from rewards.signals.weighing import Weighing
 from rewards.steps import ScoredEpisode, ScoringSteps
 from rewards.task_graders import TaskGraders
 from runtime.database import Database
+from runtime.log.answers import BODY_LOST
 from runtime.metrics import REWARD, SCORES
 from runtime.worker import BATCH
 
@@ -73,18 +75,22 @@ class RewardsHandler:
         """See `Handler.batch_size`."""
         return SLOW_BATCH if self._graders.is_slow else BATCH
 
-    def read(self, record: LogRecord) -> UnpackedEpisode:
+    def read(self, record: LogRecord) -> UnpackedEpisode | LostEpisode:
         """See `Handler.read`."""
         return unpack_episode(record)
 
-    def prepare(self, items: Sequence[UnpackedEpisode]) -> list[UnpackedEpisode]:
+    def prepare(self, items: Sequence[UnpackedEpisode | LostEpisode]) -> list[UnpackedEpisode | LostEpisode]:
         """Ask the graders of each item's task."""
-        return self._graders.grade(items)
+        graded = iter(self._graders.grade([item for item in items if isinstance(item, UnpackedEpisode)]))
+        return [next(graded) if isinstance(item, UnpackedEpisode) else item for item in items]
 
-    def handle(self, connection: Connection, items: Sequence[UnpackedEpisode]) -> list[Message]:
+    def handle(self, connection: Connection, everything: Sequence[UnpackedEpisode | LostEpisode]) -> list[Message]:
         """See `Handler.handle`."""
         now = self._clock()
-        messages = [
+        items = [item for item in everything if isinstance(item, UnpackedEpisode)]
+        lost = [item for item in everything if isinstance(item, LostEpisode) and item.episode.purpose == "user"]
+        messages = [outcome_message(item, RewardVerdict(None, "unscored", "infra", BODY_LOST), now) for item in lost]
+        messages += [
             outcome_message(item, RewardVerdict(None, "unscored", "infra", f"no task {item.turn.task!r} here"), now)
             for item in items
             if item.turn.task not in self._tasks

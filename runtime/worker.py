@@ -34,9 +34,11 @@ from contracts.event_log import EventLog, LogRecord, Message
 from contracts.faults import FaultPoint, no_fault
 from contracts.tables import position
 from contracts.tables.statements import insert_new
+from contracts.topics import EPISODES
 from runtime.batch import BatchRecord, Item, culprits_of, items_of, prepare_batch
 from runtime.bisection import Blamed, bisect, blaming_records, in_hand_of
 from runtime.database import Database
+from runtime.log.answers import with_answers
 from runtime.log.dead_letters import Culprit, bury_all, culprit_of, traceback_of
 from runtime.log.outbox import Relay, put
 from runtime.metrics import BEHIND_SECONDS, HALTED, LOST_PARTITIONS, RECORDS, STEP_SECONDS, TICK_FAILURES, WAITS
@@ -90,8 +92,8 @@ class Handler(Protocol[Item]):
         """
 
 
-Handling = Callable[[Connection, Sequence[BatchRecord[Item]]], list[Culprit]]
-"""Handles the records that it can, and returns the others."""
+Handling = Callable[[Connection, Sequence[BatchRecord[Item]]], tuple[list[Culprit], list[Message]]]
+"""Handles the records that it can; returns the others, and the messages to send."""
 
 
 class Worker(Generic[Item]):
@@ -173,7 +175,7 @@ class Worker(Generic[Item]):
         records = self._consumer.poll(timeout, limit)
         started = time.perf_counter()
         self._fault("worker: polled")
-        parts = prepare_batch(self._handler, records)
+        parts = prepare_batch(self._handler, self._with_answers(records))
         is_at_end = len(records) < limit
         try:
             self._apply(parts, self._handle, is_at_end=is_at_end)
@@ -190,32 +192,42 @@ class Worker(Generic[Item]):
         self._note(records, time.perf_counter() - started)
         return len(records)
 
+    def _with_answers(self, records: Sequence[LogRecord]) -> Sequence[LogRecord]:
+        """Episodes with the answers that they point to. No other topic is read for its answers here."""
+        if EPISODES not in self._handler.topics:
+            return records
+        return with_answers(self._log, self._database, records)
+
     def _apply(self, parts: Sequence[BatchRecord[Item]], handle: Handling[Item], *, is_at_end: bool) -> None:
         """Commit a batch: state, messages, dead letters and positions, in one transaction."""
         records = [part.record for part in parts]
         with self._database.transaction() as connection:
             self._hold(connection, {record.partition for record in records})
-            culprits = culprits_of(parts) + handle(connection, [part for part in parts if part.culprit is None])
-            bury_all(connection, self._handler.name, culprits, self._clock())
-            self._tick(connection, is_at_end=is_at_end)
+            failed, messages = handle(connection, [part for part in parts if part.culprit is None])
+            bury_all(connection, self._handler.name, culprits_of(parts) + failed, self._clock())
+            messages += self._tick(connection, is_at_end=is_at_end)
+            put(connection, self._handler.name, messages, self._log.num_partitions)
             moved = self._advance(connection, records)
             self._fault("worker: before commit")
         self._positions |= moved
 
-    def _handle(self, connection: Connection, parts: Sequence[BatchRecord[Item]]) -> list[Culprit]:
+    def _handle(
+        self, connection: Connection, parts: Sequence[BatchRecord[Item]]
+    ) -> tuple[list[Culprit], list[Message]]:
         with blaming_records():
-            put(connection, self._handler.name, self._handler.handle(connection, items_of(parts)))
-        return []
+            return [], self._handler.handle(connection, items_of(parts))
 
     def _handle_apart(
         self, connection: Connection, parts: Sequence[BatchRecord[Item]], reason: BaseException
-    ) -> list[Culprit]:
+    ) -> tuple[list[Culprit], list[Message]]:
         """Handle the good records of a batch that failed. Each piece has a savepoint, so the batch still costs one commit."""
-        culprits = []
+        culprits: list[Culprit] = []
+        messages: list[Message] = []
 
         def handle(some: Sequence[BatchRecord[Item]]) -> None:
             with blaming_records(), connection.begin_nested():
-                self._handle(connection, some)
+                _, found = self._handle(connection, some)
+            messages.extend(found)
 
         def give_up(part: BatchRecord[Item], error: BaseException) -> None:
             culprits.append(culprit_of(part.record, error))
@@ -224,19 +236,19 @@ class Worker(Generic[Item]):
             return in_hand_of(error, [part.item for part in some])
 
         bisect(parts, handle, give_up, reason, in_hand)
-        return culprits
+        return culprits, messages
 
-    def _tick(self, connection: Connection, *, is_at_end: bool) -> None:
+    def _tick(self, connection: Connection, *, is_at_end: bool) -> list[Message]:
         """No record causes a failure here, so records go on: an alarm rings, and each step tries again."""
         try:
             with blaming_records(), connection.begin_nested():
                 partitions = self._consumer.partitions()
-                messages = self._handler.tick(connection, self._clock(), partitions, is_at_end=is_at_end)
-                put(connection, self._handler.name, messages)
+                return self._handler.tick(connection, self._clock(), partitions, is_at_end=is_at_end)
         except Blamed as blamed:
             TICK_FAILURES.labels(self._handler.name).inc()
             reason = traceback_of(blamed.__cause__ or blamed)
             log.error("tick failed", process=self._handler.name, traceback=reason)  # noqa: TRY400 the traceback is in the field
+            return []
 
     def _note(self, records: Sequence[LogRecord], seconds: float) -> None:
         group = self._handler.name

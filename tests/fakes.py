@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from contracts.draws import DrawnVersion, LoggedDraw, hash_of
 from contracts.errors import Unavailable
-from contracts.event_log import EventLog, LoadPosition, LogRecord, Message, TopicState
+from contracts.event_log import EventLog, LoadPosition, LogPlace, LogRecord, Message, TopicState
 from contracts.ids import new_completion_id
 from contracts.records import Generation, GenerationBody, Signal, Submitter, pack_floats, pack_ids, seal_body
 from contracts.sampling import Sampling, Span
@@ -67,6 +67,9 @@ class FullLog:
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         return []
+
+    def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
+        return {}
 
     def close(self) -> None:
         pass

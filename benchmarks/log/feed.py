@@ -19,7 +19,7 @@ from runtime.log.outbox import message
 TASK_FILE = EXAMPLE / "task.toml"
 TASK = "reservations"
 WINDOW_SECONDS = 3600.0
-_NUM_PROMPT, _NUM_COMPLETION, _VOCABULARY = 40, 20, 32_000
+NUM_TOKENS, _VOCABULARY = 60, 32_000
 _SIGNAL_SHARE, _SECOND_SHARE, _AGAIN_SHARE = 0.6, 0.4, 0.02
 _SPREAD = 300
 """How many places a record may arrive too early or too late."""
@@ -30,14 +30,14 @@ def task_text() -> str:
     return TASK_FILE.read_text().replace("window_seconds = 10", f"window_seconds = {WINDOW_SECONDS}")
 
 
-def a_feed(num_generations: int, seed: int = 0) -> list[Message]:
+def a_feed(num_generations: int, seed: int = 0, num_tokens: int = NUM_TOKENS) -> list[Message]:
     """Generations and signals in mixed order, signals sometimes first, one in fifty records twice."""
     chance = random.Random(seed)  # noqa: S311 a benchmark wants the same feed again
     placed: list[tuple[float, Message]] = []
     for number in range(num_generations):
         place = float(number * 2)
         speaks = chance.random() < _SIGNAL_SHARE
-        about = a_generation(chance, time.time() - (0 if speaks else 2 * WINDOW_SECONDS))
+        about = a_generation(chance, time.time() - (0 if speaks else 2 * WINDOW_SECONDS), num_tokens)
         records: list[tuple[str, Generation | Signal]] = [(GENERATIONS, about)]
         if speaks:
             records.append((SIGNALS, _signal(chance, about, "accepted")))
@@ -50,8 +50,9 @@ def a_feed(num_generations: int, seed: int = 0) -> list[Message]:
     return [item for _, item in sorted(placed, key=lambda pair: pair[0])]
 
 
-def a_generation(chance: random.Random, finished_at: float) -> Generation:
-    """A finished answer with tokens, log-probs and words."""
+def a_generation(chance: random.Random, finished_at: float, num_tokens: int = NUM_TOKENS) -> Generation:
+    """A finished answer with tokens, log-probs and words; a third of the tokens is the answer's."""
+    num_completion = num_tokens // 3
     party, hour = chance.randint(1, 20), chance.randint(10, 23)
     body = GenerationBody(
         messages=[
@@ -59,9 +60,9 @@ def a_generation(chance: random.Random, finished_at: float) -> Generation:
             {"role": "user", "content": f"a table for {party} at {hour} o'clock, the name is {chance.getrandbits(40)}"},
         ],
         text=f'{{"party":{party},"time":"{hour}:00","name":"Guest {chance.getrandbits(20)}"}}',
-        prompt_ids=pack_ids([chance.randrange(_VOCABULARY) for _ in range(_NUM_PROMPT)]),
-        completion_ids=pack_ids([chance.randrange(_VOCABULARY) for _ in range(_NUM_COMPLETION)]),
-        logprobs=pack_floats([-chance.random() for _ in range(_NUM_COMPLETION)]),
+        prompt_ids=pack_ids([chance.randrange(_VOCABULARY) for _ in range(num_tokens - num_completion)]),
+        completion_ids=pack_ids([chance.randrange(_VOCABULARY) for _ in range(num_completion)]),
+        logprobs=pack_floats([-chance.random() for _ in range(num_completion)]),
     )
     return Generation(
         completion_id=new_completion_id(),

@@ -16,7 +16,6 @@ from contracts.tables import (
     ledger_change,
     ledger_epoch,
     log_topic,
-    outbox,
     outcome,
     position,
     received_signal,
@@ -27,6 +26,7 @@ from contracts.topics import GENERATIONS, SIGNALS
 from pipelines.episodes.epochs.chain import Epochs, entry_of
 from pipelines.episodes.epochs.repository import outcomes_of
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
+from runtime.log.outbox import waiting
 from runtime.log.redrive import SENDER, RecordPlace
 from runtime.seals import PAGE, pages, rows_after
 
@@ -86,8 +86,7 @@ def open_letters(connection: Connection) -> dict[tuple[str, str], int]:
 
 def keys_being_sent_again(connection: Connection) -> list[str]:
     """Keys of redriven generations that are not in the log yet."""
-    mine = (outbox.c.process == SENDER, outbox.c.topic == GENERATIONS)
-    return list(connection.execute(select(outbox.c.key).where(*mine)).scalars())
+    return [item.key for item in waiting(connection, GENERATIONS, SENDER)]
 
 
 def counts_without_row(connection: Connection) -> dict[str, int]:
@@ -178,7 +177,7 @@ def waiting_signals(connection: Connection) -> Iterator[tuple[str, str]]:
 
 def signals_in_outboxes(connection: Connection) -> Iterator[bytes]:
     """Records of signals on their way to the log."""
-    return iter(connection.execute(select(outbox.c.value).where(outbox.c.topic == SIGNALS)).scalars())
+    return (item.value for item in waiting(connection, SIGNALS))
 
 
 def buried_signals(connection: Connection) -> Iterator[bytes]:

@@ -32,6 +32,7 @@ outbox = table(
     Column("route", Integer, nullable=False),
     Column("key", String(128), nullable=False),
     Column("value", LargeBinary, nullable=False),
+    Column("num_messages", Integer, nullable=False, server_default="1"),
     sqlite_autoincrement=True,  # a reused id could be deleted by a slower relay of the same process
 )
 
@@ -134,6 +135,7 @@ generation = table(
     Column("request", String(32)),
     Column("retry_count", Integer),
     Column("superseded_by", String(64)),
+    Column("offset", BigInteger),
     Index("ix_generation_closes_at", "closes_at"),
     Index("ix_generation_created_at", "created_at"),
     Index(

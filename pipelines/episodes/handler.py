@@ -58,6 +58,7 @@ class ReadRecord(NamedTuple):
     record: Generation | Signal | Outcome
     key: Key | None
     partition: int
+    offset: int
     prompt: CheckedPrompt | None = None
     """The prompt of a generation whose task curates."""
 
@@ -78,7 +79,7 @@ class EpisodesHandler:
     def read(self, record: LogRecord) -> ReadRecord:
         """See `Handler.read`."""
         found = decode(_KINDS[record.topic], record.value)
-        return ReadRecord(found, _key_of(found), record.partition)
+        return ReadRecord(found, _key_of(found), record.partition, record.offset)
 
     def prepare(self, items: Sequence[ReadRecord]) -> Sequence[ReadRecord]:
         """Check the prompts of tasks that curate."""
@@ -176,7 +177,10 @@ class EpisodesHandler:
         return []
 
     def _generation(self, samples: Samples, item: ReadRecord, record: Generation) -> list[Message]:
-        task, sample = self._tasks.get(record.task), SampleState(record, item.partition, self._clock())
+        task, sample = (
+            self._tasks.get(record.task),
+            SampleState(record, item.partition, self._clock(), offset=item.offset),
+        )
         if not samples.add_generation(sample, task):
             return []
         fate = lifecycle.fate_of(record, task)

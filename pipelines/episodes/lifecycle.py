@@ -22,6 +22,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from contracts.event_log import LogPlace
 from contracts.ledger import PENDING
 from contracts.records import Episode, Experience, Generation, Outcome, Signal, State
 from contracts.tasks import Task
@@ -56,6 +57,8 @@ class SampleState(msgspec.Struct, frozen=True):
     revision: int = 0
     """Of the newest episode or outcome; 0 before the first episode, and for what was named at arrival."""
     ledger: LedgerEntry = LedgerEntry()
+    offset: int | None = None
+    """Of its record in the topic `generations`; None in rows of earlier releases, whose episodes carry the whole answer."""
     superseded_by: str | None = None
     """Completion id of the later try that replaced it; empty if one had, until a signal showed that it was received."""
 
@@ -219,7 +222,9 @@ def _send(sample: SampleState, facts: Facts, reason: Literal["decisive", "window
         key=record.key,
         revision=sent.revision,
         reason=reason,
-        turns=(record,),
+        turns=(record,) if sample.offset is None else (),
+        source=None if sample.offset is None else LogPlace(sample.partition, sample.offset),
+        purpose=record.purpose,
         signals=tuple(map(_as_evidence, signals)),
         closed_at=facts.now,
         provisional=closes_at is not None,

@@ -16,9 +16,11 @@ import torch
 
 from contracts.experts import experts_of, experts_problem
 from contracts.ledger import EXPIRED
+from contracts.segments import is_body_lost
 from pipelines.training.state import NO_WEIGHT
 from pipelines.training.supports import has_possible_support, joined_support, support_in
 from policy.routing import ABSENT, NO_REPLAY, Routing
+from runtime.log.answers import BODY_LOST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,6 +117,8 @@ def refuse(experience: Experience, tree: VersionTree, limits: TrainingLimits, no
     """The reason why a scored experience must not be trained, or None. It never raises, whatever the record."""
     if experience.policy != limits.policy:
         return Refusal("filtered", "other_policy")
+    if is_body_lost(experience):
+        return Refusal("stale", BODY_LOST)
     if not has_provenance(experience):
         return Refusal("filtered", "no_provenance")
     if (refusal := _refuse_numbers(experience)) is not None:

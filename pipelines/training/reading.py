@@ -1,6 +1,6 @@
 """Fill the intake from the log.
 
-In: records of experiences. Out: samples that wait, fates that a later revision changed, dead letters. Waits for: the log.
+In: records of experiences, and the tokens that they point to. Out: samples that wait, fates that a later revision changed, dead letters. Waits for: the log.
 """
 
 from __future__ import annotations
@@ -8,19 +8,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from contracts.records import Experience, decode
+from contracts.segments import whole
 from pipelines.training import repository
 from runtime.bisection import is_of_a_record
+from runtime.log.answers import with_answers
 from runtime.log.dead_letters import bury
 from runtime.metrics import TRAINING_CORRECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from contracts.event_log import Consumer, LogRecord
+    from contracts.event_log import Consumer, EventLog, LogRecord
     from pipelines.training.intake import Intake
     from pipelines.training.lag import TrainingLag
     from pipelines.training.state import TrainerState
     from pipelines.training.steps import Steps
+    from runtime.database import Database
     from runtime.lease import Lease
 
 _MOST_POLLS = 256
@@ -38,12 +41,15 @@ class ExperienceReader:
         lease: Lease,
         lag: TrainingLag,
         *,
+        event_log: EventLog,
+        database: Database,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         """`clock` gives UTC epoch seconds, `monotonic` seconds for timers."""
         self._state, self._intake, self._steps = state, intake, steps
         self._lease, self._lag = lease, lag
+        self._log, self._database = event_log, database
         self._clock, self._monotonic = clock, monotonic
 
     def fill(self, consumer: Consumer, timeout: float) -> int:
@@ -54,7 +60,7 @@ class ExperienceReader:
         num_records = 0
         for number in range(_MOST_POLLS):
             records = consumer.poll(0.0 if number else timeout, max(self._steps.num_missing, 1))
-            for record in records:
+            for record in with_answers(self._log, self._database, records):
                 self._take(record)
             self._lag.note(records)
             num_records += len(records)
@@ -66,7 +72,7 @@ class ExperienceReader:
     def _take(self, record: LogRecord) -> None:
         """Take in one record. One that cannot be read becomes a dead letter with its traceback."""
         try:
-            experience = decode(Experience, record.value)
+            experience = whole(decode(Experience, record.value), record.answer)
             self._steps.was_read(experience)
             changed, key = self._intake.offer(record, experience, self._monotonic()), experience.key
         except Exception as error:

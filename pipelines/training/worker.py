@@ -160,7 +160,15 @@ class Trainer:
         )
         lag = TrainingLag(event_log, self._intake.position, clock=clock, monotonic=monotonic)
         self._reader = ExperienceReader(
-            self.state, self._intake, self._steps, lease, lag, clock=clock, monotonic=monotonic
+            self.state,
+            self._intake,
+            self._steps,
+            lease,
+            lag,
+            event_log=event_log,
+            database=database,
+            clock=clock,
+            monotonic=monotonic,
         )
         self._settling = Settling(
             self.state,

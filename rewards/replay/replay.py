@@ -18,12 +18,13 @@ from contracts.event_log import EventLog, LogRecord
 from contracts.tasks import Task
 from contracts.topics import EPISODES
 from rewards.components import components_of
-from rewards.episode import UnpackedEpisode, unpack_episode
+from rewards.episode import LostEpisode, UnpackedEpisode, unpack_episode
 from rewards.replay.queries import GradedRevision, stored_scores
 from rewards.rubric import verdict_of
 from rewards.task_graders import TaskGraders
 from rewards.worker import SLOW_BATCH
 from runtime.database import Database
+from runtime.log.answers import with_answers
 
 _PAGE = 500
 
@@ -38,7 +39,10 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class Replay:
-    """One pass over the log. Afterwards `others` are the other tasks that it met, `num_unreadable` the invalid records."""
+    """One pass over the log.
+
+    Afterwards `others` are the other tasks that it met, `num_unreadable` the invalid records and those whose answer is gone.
+    """
 
     def __init__(self, log: EventLog, database: Database, task: Task) -> None:
         """Raises InvalidTask."""
@@ -68,11 +72,14 @@ class Replay:
     def _episodes(self, since: float) -> Iterator[UnpackedEpisode]:
         seen: set[tuple[str, int]] = set()
         ends = self._log.ends(EPISODES)
-        stretches = [_stretch(self._log, partition, since, end) for partition, end in ends.items()]
+        stretches = [_stretch(self._log, self._database, partition, since, end) for partition, end in ends.items()]
         for record in heapq.merge(*stretches, key=lambda record: record.appended_at):
             try:
                 item = unpack_episode(record)
             except InvalidRecord:
+                self.num_unreadable += 1
+                continue
+            if isinstance(item, LostEpisode):
                 self.num_unreadable += 1
                 continue
             place = (item.episode.key, item.episode.revision)
@@ -83,12 +90,11 @@ class Replay:
                 yield item
 
 
-def _stretch(log: EventLog, partition: int, since: float, end: int) -> Iterator[LogRecord]:
+def _stretch(log: EventLog, database: Database, partition: int, since: float, end: int) -> Iterator[LogRecord]:
     offset = _first_since(log, partition, since, end)
     while offset < end and (records := log.read(EPISODES, partition, offset, _PAGE)):
-        for record in records:
-            if record.offset < end and record.appended_at >= since:
-                yield record
+        wanted = [record for record in records if record.offset < end and record.appended_at >= since]
+        yield from with_answers(log, database, wanted)
         offset = records[-1].offset + 1
 
 

@@ -113,7 +113,7 @@ def num_open(connection: Connection, group: str) -> int:
 def keep_unsent(connection: Connection, process: str, record: LogRecord, error: RecordTooLarge, now: float) -> None:
     """Keep a message of `process` that the log will never take, so that it does not block later messages.
 
-    It has no offset: the record carries the negative id of its outbox row.
+    It has no offset: the record carries a negative number, made of its outbox row.
     """
     _keep(connection, process, Culprit(record, printable(error.message)), now)
     log.error("the log will never take this message", process=process, key=record.key, reason=error.message)

@@ -2,15 +2,18 @@
 
     put(), in the worker's transaction ──▶ table `outbox` ──▶ Relay.flush(), after the commit ──▶ log
 
+A batch costs one insert and one delete, however many messages it has: they share a row, or one row per partition.
 A crash between append and delete sends a message twice; consumers keep the first of each (key, revision) or id.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, delete, select
+import msgspec
+from sqlalchemy import Connection, Row, delete, select
 
 from contracts.errors import RecordTooLarge
 from contracts.event_log import EventLog, LogRecord, Message
@@ -22,7 +25,13 @@ from contracts.topics import route_of_key
 from runtime.database import Database
 from runtime.log.dead_letters import keep_unsent
 
-_BATCH = 1000
+_BATCH = 200
+"""Rows that are sent at once."""
+_ROW_BYTES = 1_000_000
+"""A row is closed once its messages have so many bytes, so that a batch of rows fits in memory."""
+_MOST_OF_A_ROW = 1_000_000
+_PACKED = ""
+"""Topic of a row that holds several messages. Rows of earlier releases hold one, with its own topic."""
 
 
 def message(topic: str, key: str, record: Record) -> Message:
@@ -30,10 +39,55 @@ def message(topic: str, key: str, record: Record) -> Message:
     return Message(topic, route_of_key(key), key, encode(record))
 
 
-def put(connection: Connection, process: str, messages: Sequence[Message]) -> None:
-    """Add messages to the outbox of a process, in the transaction that caused them."""
-    if messages:
-        insert_all(connection, outbox, [{"process": process, **item._asdict()} for item in messages])
+def put(connection: Connection, process: str, messages: Sequence[Message], num_partitions: int = 1) -> None:
+    """Add messages to the outbox of a process, in the transaction that caused them: one statement, one row per partition.
+
+    `num_partitions`: of the log, if replicas share the outbox by partition. Else one row has them all.
+    """
+    rows = [row for part in _parted(messages, num_partitions) for row in _rows(process, part)]
+    if rows:
+        insert_all(connection, outbox, rows)
+
+
+def messages_of(row: Row[Any]) -> list[Message]:
+    """The messages of a row of the outbox, in order."""
+    if row.topic != _PACKED:
+        return [Message(row.topic, row.route, row.key, row.value)]
+    return msgspec.msgpack.decode(row.value, type=list[Message])
+
+
+def waiting(connection: Connection, topic: str, process: str | None = None) -> Iterator[Message]:
+    """Messages for a topic that are on their way to the log; of one process, or of all."""
+    statement = select(outbox).where(outbox.c.topic.in_((topic, _PACKED))).order_by(outbox.c.id)
+    if process is not None:
+        statement = statement.where(outbox.c.process == process)
+    for row in connection.execute(statement):
+        yield from (item for item in messages_of(row) if item.topic == topic)
+
+
+def _parted(messages: Sequence[Message], num_partitions: int) -> Iterable[list[Message]]:
+    parts: dict[int, list[Message]] = {}
+    for item in messages:
+        parts.setdefault(item.route % num_partitions, []).append(item)
+    return parts.values()
+
+
+def _rows(process: str, messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
+    held: list[Message] = []
+    num_bytes = 0
+    for item in messages:
+        if held and num_bytes + item.num_bytes > _ROW_BYTES:
+            yield _row(process, held)
+            held, num_bytes = [], 0
+        held.append(item)
+        num_bytes += item.num_bytes
+    yield _row(process, held)
+
+
+def _row(process: str, held: Sequence[Message]) -> dict[str, Any]:
+    value = msgspec.msgpack.encode(held)
+    route, num = held[0].route, len(held)
+    return {"process": process, "topic": _PACKED, "route": route, "key": "", "value": value, "num_messages": num}
 
 
 class Relay:
@@ -64,17 +118,17 @@ class Relay:
 
     def flush(self) -> int:
         """Send all waiting messages; returns how many."""
-        count = 0
-        while batch := self._take():
-            refused = self._append(batch)
+        count, is_full = 0, True
+        while is_full and (rows := self._take()):
+            refused = self._append([item for row_id, held in rows for item in _numbered(row_id, held)])
             self._fault("relay: appended, not deleted")
             with self._database.transaction() as connection:
                 for record, error in refused:
                     keep_unsent(connection, self._process, record, error, time.time())
-                ids = among(connection, outbox.c.id, [row_id for row_id, _ in batch])
-                connection.execute(delete(outbox).where(ids))
+                connection.execute(delete(outbox).where(among(connection, outbox.c.id, [row_id for row_id, _ in rows])))
             self._fault("relay: deleted")
-            count += len(batch)
+            count += sum(len(held) for _, held in rows)
+            is_full = len(rows) == _BATCH
         return count
 
     def _append(self, batch: Sequence[tuple[int, Message]]) -> list[tuple[LogRecord, RecordTooLarge]]:
@@ -85,15 +139,18 @@ class Relay:
             if len(batch) > 1:
                 half = len(batch) // 2
                 return self._append(batch[:half]) + self._append(batch[half:])
-            [(row_id, (topic, route, key, value))] = batch
-            return [(LogRecord(topic, route % self._log.num_partitions, -row_id, key, value, 0.0), error)]
+            [(number, (topic, route, key, value))] = batch
+            return [(LogRecord(topic, route % self._log.num_partitions, -number, key, value, 0.0), error)]
         return []
 
-    def _take(self) -> list[tuple[int, Message]]:
+    def _take(self) -> list[tuple[int, list[Message]]]:
         statement = select(outbox).where(outbox.c.process == self._process).order_by(outbox.c.id).limit(_BATCH)
         if self._partitions is not None:
             statement = statement.where((outbox.c.route % self._log.num_partitions).in_(self._partitions()))
         with self._database.snapshot() as connection:
-            return [
-                (row.id, Message(row.topic, row.route, row.key, row.value)) for row in connection.execute(statement)
-            ]
+            return [(row.id, messages_of(row)) for row in connection.execute(statement)]
+
+
+def _numbered(row_id: int, held: Sequence[Message]) -> list[tuple[int, Message]]:
+    """Each message with a number that no other message of any row ever has."""
+    return [(row_id * _MOST_OF_A_ROW + place, item) for place, item in enumerate(held)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 
 from contracts.errors import RecordTooLarge, Unavailable
-from contracts.event_log import Consumer, EventLog, LoadPosition, LogRecord, Message, TopicState, check_sizes
+from contracts.event_log import Consumer, EventLog, LoadPosition, LogPlace, LogRecord, Message, TopicState, check_sizes
 from runtime.log.spool_slot import SpoolSlot, abandoned_slots
 
 MAX_SPOOL_BYTES = 2 * 2**30
@@ -131,6 +131,10 @@ class Spool:
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         """See `EventLog.read`: without messages that wait on disk."""
         return self._log.read(topic, partition, offset, limit)
+
+    def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
+        """See `EventLog.read_each`: without messages that wait on disk."""
+        return self._log.read_each(topic, places)
 
     def close(self) -> None:
         """Forward messages for two seconds; the others wait on disk for the next start."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import InvalidSettings
-from contracts.event_log import Consumer, EventLog, LogRecord, Message
+from contracts.event_log import Consumer, EventLog, LogPlace, LogRecord, Message
 from runtime.log.kafka import KafkaLog
 from runtime.log.local import LocalLog
 from tests.services import kafka_log, new_prefix
@@ -132,6 +132,22 @@ def test_a_stretch_can_be_looked_at(log: EventLog) -> None:
     assert [record.offset for record in log.read("signals", partition, 4, 3)] == [4, 5, 6]
     assert [record.offset for record in log.read("signals", partition, 8, 100)] == [8, 9]
     assert log.read("signals", partition, 10, 100) == []
+
+
+def test_records_are_read_at_their_places(log: EventLog) -> None:
+    log.create_topics()
+    log.append([Message("generations", number % 2, str(number), b"%d" % number) for number in range(1400)])
+    wanted = {LogPlace(0, 3), LogPlace(0, 690), LogPlace(1, 0), LogPlace(1, 699), LogPlace(1, 5), LogPlace(0, 4)}
+    gone = {LogPlace(0, 700), LogPlace(3, 0), LogPlace(1, 2**40)}
+    for _ in range(2):
+        found = log.read_each("generations", wanted | gone)
+        assert found.keys() == wanted
+    assert {place: record.value for place, record in found.items()} == {
+        place: b"%d" % (place.offset * 2 + place.partition) for place in wanted
+    }
+    assert all((record.partition, record.offset) == place for place, record in found.items())
+    assert log.read_each("generations", gone) == log.read_each("generations", ()) == {}
+    assert list(log.read_each("generations", {LogPlace(1, 7)})) == [LogPlace(1, 7)]
 
 
 def test_an_empty_topic_has_ends_and_nothing_to_read(log: EventLog) -> None:

@@ -36,7 +36,7 @@ from contracts.records import (
 from contracts.sampling import Sampling, Span
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES
-from rewards.episode import UnpackedEpisode
+from rewards.episode import LostEpisode, UnpackedEpisode
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 
@@ -199,11 +199,11 @@ class Crowd:
             yield self.episode(turn, *([self.word(turn, happy=happy)] if speaks else []))
 
     def _open(self, episode: Episode) -> UnpackedEpisode:
-        return self.handler.read(LogRecord(EPISODES, 0, 0, episode.key, encode(episode), 0.0))
+        return _carried(self.handler.read(LogRecord(EPISODES, 0, 0, episode.key, encode(episode), 0.0)))
 
     def _checks_of(self, item: UnpackedEpisode) -> tuple[Score, ...]:
         if item.body.text not in self._checks:
-            self._checks[item.body.text] = self.handler.prepare([item])[0].grader_scores
+            self._checks[item.body.text] = _carried(self.handler.prepare([item])[0]).grader_scores
         return self._checks[item.body.text]
 
     def graded(self, episode: Episode) -> UnpackedEpisode:
@@ -232,3 +232,10 @@ def _made(experiences: Sequence[Experience]) -> Made:
         weighted=sum(weight * reward for weight, reward in pairs) / total if total else 0.0,
         total_weight=total,
     )
+
+
+def _carried(item: UnpackedEpisode | LostEpisode) -> UnpackedEpisode:
+    """These episodes carry their answers, so none is lost."""
+    if isinstance(item, LostEpisode):
+        raise TypeError(item.episode.key)
+    return item

@@ -8,6 +8,7 @@ topics.py      are the topics as the settings say?
 in_flight.py   bounds the records that wait for the broker
 appender.py    messages in
 consumer.py    records out, as a member of a group
+places.py      records out, at given places
 log.py         the port: appender, consumers, topics, and reading without a group
 """
 

@@ -21,6 +21,7 @@ from runtime.log.kafka.sign_in import require_sign_in
 
 _BATCH_BYTES = 64 * 1024
 _FETCH_BYTES = 16 * 1024 * 1024
+_PARTITION_BYTES = 1024 * 1024
 _FETCH_WAIT_MS = 250
 _HEARTBEATS_PER_SESSION = 5
 _CLOSE_SECONDS = 5.0
@@ -87,8 +88,11 @@ class Cluster:
             metrics_enabled=False,
         )
 
-    def consumer(self, group: str | None) -> KafkaConsumer:
-        """A consumer that neither commits positions nor resets them: the database has them."""
+    def consumer(self, group: str | None, partition_bytes: int = _PARTITION_BYTES) -> KafkaConsumer:
+        """A consumer that neither commits positions nor resets them: the database has them.
+
+        `partition_bytes`: fetched of a partition at a time.
+        """
         return self._make(
             KafkaConsumer,
             group_id=group,
@@ -100,6 +104,7 @@ class Cluster:
             heartbeat_interval_ms=round(self.session * 1000 / _HEARTBEATS_PER_SESSION),
             max_poll_interval_ms=round(self.max_poll * 1000),
             fetch_max_bytes=_FETCH_BYTES,
+            max_partition_fetch_bytes=partition_bytes,
             fetch_max_wait_ms=_FETCH_WAIT_MS,
             allow_auto_create_topics=False,
             metrics_enabled=False,

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import InvalidReplicationFactorError, KafkaError, KafkaTimeoutError, TopicAlreadyExistsError
 
 from contracts.errors import Unavailable
-from contracts.event_log import NUM_PARTITIONS, LoadPosition, LogRecord, Message, TopicState
+from contracts.event_log import NUM_PARTITIONS, LoadPosition, LogPlace, LogRecord, Message, TopicState
 from contracts.topics import RETENTION_DAYS, TOPICS
 from runtime.log.kafka.access import OPEN, Access
 from runtime.log.kafka.appender import Appender
 from runtime.log.kafka.clients import Cluster, close_consumer
 from runtime.log.kafka.consumer import KafkaLogConsumer, record_of
+from runtime.log.kafka.places import PlaceReader
 from runtime.log.kafka.topics import Wanted, require_as_set
 
 SESSION_SECONDS = 15.0
@@ -60,6 +61,7 @@ class KafkaLog:
         self._cluster = Cluster(servers, timeout, session, max_poll, num_partitions, access)
         self._appender = Appender(self._cluster, prefix, num_partitions)
         self._consumers: list[KafkaLogConsumer] = []
+        self._places = PlaceReader(self._cluster, prefix)
         self._reader: KafkaConsumer | None = None
         self._reading = threading.Lock()
 
@@ -156,11 +158,16 @@ class KafkaLog:
                     )
         return records
 
+    def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
+        """See `EventLog.read_each`."""
+        return self._places.read(topic, places)
+
     def close(self) -> None:
         """Close producer, reader and consumers. Takes a few seconds at most for each, and never raises."""
         for consumer in self._consumers:
             consumer.close()
         self._appender.close()
+        self._places.close()
         with self._reading:
             reader, self._reader = self._reader, None
         if reader is not None:

@@ -138,7 +138,7 @@ def read_loop(connection: Connection, policy: str) -> LoopRows:
         revoked=revocations.read(connection, policy),
         positions=_positions(connection),
         dead_letters=_dead_letters(connection),
-        outboxes=_counts(connection, outbox.c.process),
+        outboxes=_outboxes(connection),
         scores=_scores(connection),
         steps=_steps(connection),
         verdicts=_verdicts(connection, policy),
@@ -157,7 +157,7 @@ def read_totals(connection: Connection) -> Totals:
         - ledger.num_waiting(connection),
         positions=_positions(connection),
         dead_letters=_num_dead_letters(connection),
-        outboxes=_counts(connection, outbox.c.process),
+        outboxes=_outboxes(connection),
         without_row=sum(connection.execute(select(generation_count.c["count"])).scalars()),
         num_lost=num_written_off(connection),
     )
@@ -216,8 +216,9 @@ def read_sentinel_values(connection: Connection, policy: str) -> list[SentinelVa
     return [SentinelValue(row.version, num_sentinels(row.details), row.accuracy, row.accepted) for row in rows]
 
 
-def _counts(connection: Connection, column: ColumnElement[str]) -> dict[str, int]:
-    return {row[0]: row[1] for row in connection.execute(select(column, func.count()).group_by(column))}
+def _outboxes(connection: Connection) -> dict[str, int]:
+    statement = select(outbox.c.process, func.sum(outbox.c.num_messages)).group_by(outbox.c.process)
+    return {process: int(num) for process, num in connection.execute(statement)}
 
 
 def _num_rows(connection: Connection, table: Table) -> int:

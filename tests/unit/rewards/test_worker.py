@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
-from contracts.event_log import LogRecord
+from contracts.errors import InvalidRecord
+from contracts.event_log import LogPlace, LogRecord
 from contracts.records import Episode, Experience, Generation, Outcome, Signal, decode, encode
+from contracts.segments import is_body_lost, segment_of, whole
+from contracts.tables import score as score_table
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES
 from contracts.turns import SessionShare, SessionTurn
-from rewards.experience import segment_of
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
@@ -99,3 +102,47 @@ def test_an_experience_too_large_for_any_log_gets_a_name_instead(database: Datab
     experiences, (outcome,) = score(database, turn, a_signal(turn))
     assert experiences == []
     assert (outcome.state, outcome.reason, outcome.writer) == ("unscored", "too_large", "rewards")
+
+
+def pointing(turn: Generation, answer: bytes | None, *signals: Signal) -> LogRecord:
+    episode = Episode(
+        key=turn.key,
+        revision=1,
+        reason="window",
+        source=LogPlace(2, 7),
+        purpose=turn.purpose,
+        signals=signals,
+        closed_at=111.0,
+    )
+    return LogRecord(EPISODES, 0, 0, episode.key, encode(episode), 0.0, answer)
+
+
+def test_the_place_of_an_answer_is_passed_on_instead_of_its_tokens(database: Database) -> None:
+    turn = a_generation()
+    (carried,), _ = score(database, turn, said := a_signal(turn))
+    other = RewardsHandler({"booking": BOOKING_TASK}, lambda: 200.0)
+    items = other.prepare([other.read(pointing(turn, encode(turn), said))])
+    with database.transaction() as connection:
+        assert other.handle(connection, items) == []  # this revision was scored
+        connection.execute(score_table.delete())
+        [sent] = other.handle(connection, items)
+    found = decode(Experience, sent.value)
+    assert (found.source, found.segments, found.engine, found.generated_at) == (LogPlace(2, 7), (), "", 0.0)
+    assert len(sent.value) < len(encode(carried)) - sum(map(len, (turn.engine, turn.dtype)))
+    assert whole(found, encode(turn)) == msgspec.structs.replace(carried, source=LogPlace(2, 7))
+    assert is_body_lost(whole(found, None))
+    with pytest.raises(InvalidRecord, match="points to the answer"):
+        whole(found, encode(a_generation()))
+
+
+def test_an_answer_that_nobody_has_any_more_is_named_and_the_others_are_scored(database: Database) -> None:
+    turn, lost, shadow = a_generation(), a_generation(), a_generation(purpose="shadow")
+    handler = RewardsHandler({"booking": BOOKING_TASK}, lambda: 200.0)
+    records = [pointing(lost, None), pointing(turn, encode(turn), a_signal(turn)), pointing(shadow, None)]
+    with database.transaction() as connection:
+        sent = handler.handle(connection, handler.prepare([handler.read(record) for record in records]))
+    outcome, experience = decode(Outcome, sent[0].value), decode(Experience, sent[1].value)
+    assert (outcome.key, outcome.state, outcome.reason) == (lost.key, "unscored", "body_lost")
+    assert (experience.key, experience.reward, len(sent)) == (turn.key, 1.0, 2)
+    with pytest.raises(InvalidRecord, match="points to the answer"):
+        handler.read(pointing(lost, encode(turn)))

@@ -3,12 +3,14 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import Connection, delete, func, select, text
+from sqlalchemy import Connection, Engine, delete, event, func, select, text
 
 from contracts.errors import (
     InvalidRecord,
@@ -24,7 +26,7 @@ from contracts.tables import dead_letter, outbox, position
 from runtime.database import Database
 from runtime.log.dead_letters import LATEST, MAX_DEAD_LETTERS, MAX_IN_A_ROW, MAX_OF_LATEST, OPEN, SKIPPED, bury
 from runtime.log.local import LocalConsumer, LocalLog
-from runtime.log.outbox import Relay, put
+from runtime.log.outbox import Relay, put, waiting
 from runtime.metrics import LAST_STEP, LAST_STEP_NAME
 from runtime.worker import BATCH, Worker
 from tests.fakes import FullLog, everything
@@ -235,7 +237,7 @@ def test_a_relay_sends_only_its_own(database: Database, event_log: LocalLog) -> 
 def test_a_relay_leaves_what_lies_in_the_partitions_of_others(database: Database, event_log: LocalLog) -> None:
     sent = [Message("signals", route, str(route), b"") for route in range(12)]
     with database.transaction() as connection:
-        put(connection, "echo", sent)
+        put(connection, "echo", sent, event_log.num_partitions)
     mine = Relay("echo", database, event_log, partitions=lambda: frozenset((1, 2)))
     assert mine.flush() == 6
     assert {record.partition for record in everything(event_log, "signals")} == {1, 2}
@@ -243,6 +245,54 @@ def test_a_relay_leaves_what_lies_in_the_partitions_of_others(database: Database
     assert nobodys.flush() == 0
     everyones = Relay("echo", database, event_log)
     assert everyones.flush() == 6
+
+
+@contextmanager
+def count_statements() -> Iterator[list[str]]:
+    """The statements that are sent meanwhile; a statement for many rows counts once."""
+    statements: list[str] = []
+
+    def note(*told: Any) -> None:
+        statements.append(told[2])
+
+    event.listen(Engine, "before_cursor_execute", note)
+    yield statements
+    event.remove(Engine, "before_cursor_execute", note)
+
+
+def test_a_batch_costs_one_insert_and_one_delete(database: Database, event_log: LocalLog) -> None:
+    sent = [Message("signals" if number % 3 else "episodes", number, str(number), b"x") for number in range(300)]
+    with count_statements() as statements, database.transaction() as connection:
+        put(connection, "echo", sent, event_log.num_partitions)
+    assert [words.split()[0] for words in statements if "outbox" in words] == ["INSERT"]
+    with count_statements() as statements:
+        assert Relay("echo", database, event_log).flush() == len(sent)
+    assert [words.split()[0] for words in statements if "outbox" in words] == ["SELECT", "DELETE"]
+    for topic in ("signals", "episodes"):
+        for partition in range(event_log.num_partitions):
+            keys = [int(record.key) for record in event_log.read(topic, partition, 0, 1000)]
+            assert keys == sorted(keys)
+            assert {key % event_log.num_partitions for key in keys} == {partition}
+
+
+def test_a_row_of_an_earlier_release_is_sent_in_its_turn(database: Database, event_log: LocalLog) -> None:
+    old = {"process": "echo", "topic": "signals", "route": 1, "key": "old", "value": b"old"}
+    with database.transaction() as connection:
+        connection.execute(outbox.insert().values(**old))
+        put(connection, "echo", [Message("signals", 1, "new", b"new")])
+        assert [item.key for item in waiting(connection, "signals", "echo")] == ["old", "new"]
+        assert list(waiting(connection, "signals", "other")) == list(waiting(connection, "episodes")) == []
+    assert Relay("echo", database, event_log).flush() == 2
+    assert [record.value for record in everything(event_log, "signals")] == [b"old", b"new"]
+
+
+def test_large_messages_are_not_put_into_one_row(database: Database, event_log: LocalLog) -> None:
+    sent = [Message("signals", 1, str(number), bytes(400_000)) for number in range(5)]
+    with database.transaction() as connection:
+        put(connection, "echo", sent)
+        assert connection.execute(select(outbox.c.num_messages).order_by(outbox.c.id)).scalars().all() == [2, 2, 1]
+    assert Relay("echo", database, event_log).flush() == 5
+    assert [record.key for record in everything(event_log, "signals")] == list("01234")
 
 
 class Narrow(LocalLog):
@@ -293,7 +343,7 @@ class OneSided(LocalLog):
 def test_a_worker_sends_only_what_lies_in_its_partitions(database: Database, tmp_path: Path) -> None:
     log = OneSided(tmp_path / "log")
     with database.transaction() as connection:
-        put(connection, "echo", [Message("episodes", route, str(route), b"") for route in range(8)])
+        put(connection, "echo", [Message("episodes", route, str(route), b"") for route in range(8)], log.num_partitions)
     Worker(Echo(), database, log).step()
     assert {record.partition for record in everything(log, "episodes")} == {1}
     log.close()

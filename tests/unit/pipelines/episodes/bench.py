@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete
 
 from contracts.event_log import LogRecord
 from contracts.ledger import signal_counts, signal_states
@@ -15,6 +15,7 @@ from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
 from runtime.database import Database
+from runtime.log.outbox import waiting
 from services.feedback import repository as feedback
 from services.feedback.requests import read_item
 
@@ -72,7 +73,7 @@ class Join:
     def relay(self) -> None:
         """Pass the outbox of feedback to the join."""
         with self.database.transaction() as connection:
-            wires = connection.execute(select(outbox.c.value).order_by(outbox.c.id)).scalars().all()
+            wires = [item.value for item in waiting(connection, SIGNALS)]
             connection.execute(delete(outbox))
         self.hear(*(decode(Signal, wire) for wire in wires))
 

@@ -1,9 +1,9 @@
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.event_log import Consumer, LoadPosition, LogRecord, Message, TopicState
+from contracts.event_log import Consumer, LoadPosition, LogPlace, LogRecord, Message, TopicState
 from services.dashboard.live.traffic import RATE_SECONDS, PartitionLag, Positions, Traffic, TrafficReader
 
 TOPIC = "signals"
@@ -40,6 +40,9 @@ class ListLog:
         self.num_reads += 1
         times = self._times[partition][offset : offset + limit]
         return [LogRecord(topic, partition, offset + place, "", b"", at) for place, at in enumerate(times)]
+
+    def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
+        raise AssertionError(topic, places)
 
     def close(self) -> None:
         pass

@@ -16,9 +16,11 @@ from sqlalchemy import Connection, event, func, select
 from contracts.errors import Unavailable
 from contracts.ids import new_completion_id
 from contracts.records import Signal, decode
-from contracts.tables import outbox, received_signal, signal_count
+from contracts.tables import received_signal, signal_count
 from contracts.tasks.loading import load_tasks
+from contracts.topics import SIGNALS
 from runtime.database import Database
+from runtime.log.outbox import waiting
 from services.feedback import writer as writing
 from services.feedback.repository import Retraction
 from services.feedback.requests import ReceivedItem, read_item
@@ -93,7 +95,7 @@ def fates(results: Sequence[Any]) -> list[list[tuple[str, float]]]:
 
 def messages(database: Database) -> list[Signal]:
     with database.snapshot() as connection:
-        return [decode(Signal, row.value) for row in connection.execute(select(outbox).order_by(outbox.c.id))]
+        return [decode(Signal, item.value) for item in waiting(connection, SIGNALS)]
 
 
 def counts(database: Database) -> dict[str, int]:

@@ -1,0 +1,95 @@
+"""From 1 to 100,000 generations/s: what is needed, computed from measured constants.
+
+usage: python -m benchmarks.scale
+
+In: the constants below, each with the command that measured it. Out: the tables of docs/scale.md. Nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+RATES = (1, 10, 100, 1_000, 10_000, 100_000)
+DAY = 86_400
+
+
+class Constant(NamedTuple):
+    """A measured number, and where it is from."""
+
+    name: str
+    value: float
+    unit: str
+    command: str
+
+
+GATEWAY_MS = Constant("a request through inference", 1.6, "ms of a core", "benchmarks.gateway, 400 requests/s")
+WORKER_MS = Constant("a generation through episodes and rewards", 0.64, "ms of a core", "benchmarks.log")
+SLOWER_MS = Constant("the slower of the two workers", 0.4, "ms of a core", "benchmarks.log")
+FEEDBACK_MS = Constant(
+    "a signal through feedback, two cores busy", 1.1, "ms of a core", "benchmarks.feedback, 32 connections"
+)
+BODY_60 = Constant("body of 60 tokens", 623, "bytes", "benchmarks.log.bytes")
+BODY_2000 = Constant("body of 2,000 tokens", 8_370, "bytes", "benchmarks.log.bytes")
+HEAD = Constant("heads on all topics", 1_683, "bytes", "benchmarks.log.bytes")
+ROWS = Constant(
+    "rows of generation, signal, score and outcome, without the trainer",
+    3.5,
+    "rows",
+    "benchmarks.log.bytes: rows counted afterwards",
+)
+TABLE_60 = Constant(
+    "PostgreSQL's files, 60 tokens",
+    5_400,
+    "bytes",
+    "pg_database_size, before and after 400 generations of benchmarks.log.feed",
+)
+TRAINER = Constant(
+    "the trainer, the benchmark's model, mixed lengths, two cores", 1_078, "tokens/s", "benchmarks.trainer"
+)
+ENGINE = Constant("the engine, 0.7 M parameters on one thread, 32 in flight", 4_698, "tokens/s", "benchmarks.engine")
+SIGNALS = 0.85
+"""Signals per generation in the benchmark's feed."""
+REPLICATION, BUSY = 3, 0.5
+"""Copies of a record in Kafka, and how busy a core may be."""
+CONSTANTS = (GATEWAY_MS, WORKER_MS, SLOWER_MS, FEEDBACK_MS, BODY_60, BODY_2000, HEAD, ROWS, TABLE_60, TRAINER, ENGINE)
+
+
+def cores(rate: float, milliseconds: float) -> int:
+    """Cores for this rate, each half busy."""
+    return max(1, math.ceil(rate * milliseconds / 1000 / BUSY))
+
+
+NEEDS: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("cores of inference", lambda rate: f"{cores(rate, GATEWAY_MS.value):,}"),
+    ("cores of feedback", lambda rate: f"{cores(rate * SIGNALS, FEEDBACK_MS.value):,}"),
+    ("cores of episodes and rewards", lambda rate: f"{cores(rate, WORKER_MS.value):,}"),
+    ("partitions", lambda rate: f"{max(4, cores(rate, SLOWER_MS.value)):,}"),
+    ("MB/s into Kafka, 60 tokens", lambda rate: _short(rate * (BODY_60.value + HEAD.value) * REPLICATION / 1e6)),
+    ("MB/s into Kafka, 2,000 tokens", lambda rate: _short(rate * (BODY_2000.value + HEAD.value) * REPLICATION / 1e6)),
+    ("rows/s in PostgreSQL", lambda rate: f"{rate * ROWS.value:,.0f}"),
+    ("GB a day in PostgreSQL, 60 tokens", lambda rate: _short(rate * TABLE_60.value * DAY / 1e9)),
+    ("tokens/s to sample and to train, 20 each", lambda rate: f"{rate * 20:,.0f}"),
+)
+
+
+def tables() -> Iterator[str]:
+    """Both tables, line by line."""
+    yield "| constant | value | from |"
+    yield "|---|---|---|"
+    for item in CONSTANTS:
+        yield f"| {item.name} | {item.value:,g} {item.unit} | `{item.command}` |"
+    yield ""
+    yield "| generations/s | " + " | ".join(f"{rate:,}" for rate in RATES) + " |"
+    yield "|---" * (len(RATES) + 1) + "|"
+    for name, needed in NEEDS:
+        yield f"| {name} | " + " | ".join(needed(rate) for rate in RATES) + " |"
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"  # noqa: PLR2004 two digits
+
+
+if __name__ == "__main__":
+    print("\n".join(tables()))
