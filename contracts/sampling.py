@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -35,6 +35,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The grammar that limited the tokens; empty without one."""
     raw_logprobs: bool = False
     """True if the engine reports log-probs of the model before temperature, filters, biases, penalties and grammar."""
+
+    @property
+    def in_full(self) -> dict[str, Any]:
+        """For answers, which name defaults too."""
+        return msgspec.structs.asdict(self)
 
     @property
     def is_truncated(self) -> bool:

@@ -13,6 +13,7 @@ import structlog
 
 from runtime.database import Database
 from runtime.log.local import LocalLog
+from tests.authority import Authority
 from tests.databases import write_migrated
 from tests.torch_marker import touches_torch
 
@@ -20,7 +21,7 @@ from tests.torch_marker import touches_torch
 def pytest_sessionstart(session: pytest.Session) -> None:
     """What collection makes stays to the end: to look through it for garbage took a third of its time."""
     gc.disable()
-    session.config.add_cleanup(_trust_nobody())
+    session.config.add_cleanup(_trust_one())
 
 
 def pytest_collection_finish() -> None:
@@ -29,19 +30,19 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def _trust_nobody() -> Callable[[], None]:
-    """Let HTTP clients load an empty list of authorities; returns what ends that.
+def _trust_one() -> Callable[[], None]:
+    """Let HTTP clients load a list with one authority, whose key nobody has; returns what ends that.
 
     Each client loads the whole system's list when it is made, which takes 40 ms. No test speaks TLS to the world, and those
     that speak it here name their own authority.
     """
     before = {name: os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
     folder = tempfile.TemporaryDirectory()
-    os.environ["SSL_CERT_DIR"] = folder.name
-    os.environ.pop("SSL_CERT_FILE", None)
+    os.environ.pop("SSL_CERT_DIR", None)
+    os.environ["SSL_CERT_FILE"] = str(Authority(Path(folder.name), "of-no-server").file)
 
     def end() -> None:
-        del os.environ["SSL_CERT_DIR"]
+        del os.environ["SSL_CERT_FILE"]
         os.environ.update({name: value for name, value in before.items() if value is not None})
         folder.cleanup()
 

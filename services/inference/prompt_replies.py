@@ -44,7 +44,7 @@ class PromptReplies(DataEvents):
         ]
         return {
             **head(self._plans, _KIND, self._choices),
-            "sampling": self._plans[0].sampling,
+            "sampling": self._plans[0].sampling.in_full,
             "choices": shown,
             "usage": usage(self._plans, self._choices),
         }
@@ -61,7 +61,7 @@ class PromptReplies(DataEvents):
             yield self._chunk(position, choice)
             return
         chunk = self._chunk(position, choice | prompt_ids(plan))
-        yield {**chunk, "sampling": plan.sampling_of(self._choices[position].index)}
+        yield {**chunk, "sampling": plan.sampling_of(self._choices[position].index).in_full}
 
     def closing(self) -> list[dict[str, Any]]:
         """See `Replies`."""

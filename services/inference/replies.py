@@ -80,7 +80,7 @@ class ChatReplies(DataEvents):
         ]
         return {
             **head([plan], "chat.completion", self._choices),
-            "sampling": plan.sampling,
+            "sampling": plan.sampling.in_full,
             "choices": shown,
             "usage": usage([plan], self._choices),
             **prompt_ids(plan),
@@ -92,7 +92,7 @@ class ChatReplies(DataEvents):
         if choice.index not in self._opened:
             self._opened.add(choice.index)
             chunk = self._chunk(choice, {"role": "assistant", "content": ""})
-            yield {**chunk, "sampling": plan.sampling_of(choice.index), **prompt_ids(plan)}
+            yield {**chunk, "sampling": plan.sampling_of(choice.index).in_full, **prompt_ids(plan)}
         request = plan.request
         if delta.text or delta.reasoning or delta.calls or request.logprobs or request.return_token_ids:
             chunk = self._chunk(choice, _delta(delta), logprobs=self._logprobs(delta.tokens))

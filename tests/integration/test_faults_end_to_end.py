@@ -19,6 +19,7 @@ from sqlalchemy import func, select
 from contracts.ledger import generation_counts, generation_states
 from contracts.records import Experience, Generation, Submitter, decode, pack_floats, pack_ids
 from contracts.sampling import Span
+from contracts.segments import whole
 from contracts.tables import score, training_step
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS
@@ -27,6 +28,7 @@ from pipelines.training.batch import micro_batches
 from pipelines.training.worker import Trainer
 from policy.logprobs import TokenScorer
 from rewards.worker import RewardsHandler
+from runtime.log.answers import with_answers
 from runtime.log.outbox import message
 from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything
@@ -89,7 +91,8 @@ class Loop:
         self.work()
 
     def experiences(self) -> list[Experience]:
-        return [decode(Experience, record.value) for record in everything(self.world.log, EXPERIENCES)]
+        found = with_answers(self.world.log, self.world.database, everything(self.world.log, EXPERIENCES))
+        return [whole(decode(Experience, record.value), record.answer) for record in found]
 
     def figures(self) -> list[dict[str, Any]]:
         with self.world.database.snapshot() as connection:

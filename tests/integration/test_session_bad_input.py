@@ -19,6 +19,7 @@ from sqlalchemy import select
 from contracts.ids import sample_key
 from contracts.ledger import generation_counts, signal_counts
 from contracts.records import Experience, Generation, decode
+from contracts.segments import whole
 from contracts.tables import generation
 from contracts.tasks.loading import load_tasks
 from contracts.topics import EXPERIENCES, GENERATIONS
@@ -28,6 +29,7 @@ from pipelines.training.settings import TrainingSettings
 from pipelines.training.trackers import MovingAverageTracker
 from rewards.worker import RewardsHandler
 from runtime.database import Database
+from runtime.log.answers import with_answers
 from runtime.log.local import LocalLog
 from runtime.operations import Operations
 from runtime.worker import Worker
@@ -131,9 +133,15 @@ class BadInputWorld:
         return [decode(kind, item.value) for place in places for item in self.log.read(topic, place, 0, 1000)]
 
     def experiences(self) -> dict[str, Experience]:
-        """The newest revision of each sample."""
-        found = sorted(self.records(EXPERIENCES, Experience), key=lambda item: item.revision)
-        return {item.key: item for item in found}
+        """The newest revision of each sample, with its tokens."""
+        records = [
+            item for place in range(self.log.num_partitions) for item in self.log.read(EXPERIENCES, place, 0, 1000)
+        ]
+        found = [
+            whole(decode(Experience, item.value), item.answer)
+            for item in with_answers(self.log, self.database, records)
+        ]
+        return {item.key: item for item in sorted(found, key=lambda item: item.revision)}
 
     def outcomes(self) -> dict[str, list[str]]:
         """By session, in the order of calls; the ledger balances."""

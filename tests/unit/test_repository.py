@@ -26,10 +26,10 @@ INDEX = re.compile(
     r"--(?:extra-)?index-url|\b(?:PIP|UV)_(?:EXTRA_)?INDEX(?:_URL)?[ \t]*[=:][ \t]*\w|--find-links|--trusted-host|\[\[?(?:tool\.)?uv\.index"
     r"|_authToken|<repository>|<mirror>"
 )
-# Files that name what to install, and the hosts they may name: those of schemas, and this machine.
+# Files that name what to install, and the hosts they may name: those of schemas, of a cluster, of examples, and this machine.
 INSTALLS = ("pyproject.toml", "constraints.txt", "Makefile", "Dockerfile", "docker-compose.yml", ".ci/", "deploy/")
 HOST = re.compile(r"https?://([A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+)")
-KNOWN_HOSTS = {"127.0.0.1", "maven.apache.org", "www.w3.org"}
+KNOWN_HOSTS = {"127.0.0.1", "json-schema.org", "maven.apache.org", "prometheus-operated.monitoring", "www.w3.org"}
 
 
 def offences(name: str, text: str) -> list[str]:
@@ -41,7 +41,11 @@ def offences(name: str, text: str) -> list[str]:
         for match in pattern.finditer(text)
     ]
     if name.startswith(INSTALLS):
-        found += [f"{name}: the host {host}" for host in HOST.findall(text) if host not in KNOWN_HOSTS]
+        found += [
+            f"{name}: the host {host}"
+            for host in HOST.findall(text)
+            if host not in KNOWN_HOSTS and not host.endswith(".example")
+        ]
     return found
 
 

@@ -109,7 +109,7 @@ class MessageReplies(NamedEvents):
             "model": plan.request.model,
             "usage": self._usage(num_made),
             "policy_version": self._choice.version,
-            "sampling": plan.sampling,
+            "sampling": plan.sampling.in_full,
         }
         if (is_asked := plan.ask_feedback) is not None:
             shown["ask_feedback"] = is_asked

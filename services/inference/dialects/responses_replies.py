@@ -160,7 +160,7 @@ class ResponsesReplies(NamedEvents):
             "user": request.user,
             "completion_id": plan.completion_id,
             "policy_version": choice.version,
-            "sampling": plan.sampling,
+            "sampling": plan.sampling.in_full,
         }
         if (is_asked := plan.ask_feedback) is not None:
             response["ask_feedback"] = is_asked

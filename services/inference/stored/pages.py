@@ -67,7 +67,7 @@ def completion_body(choices: Sequence[StoredChoice]) -> dict[str, Any]:
         "tools": body.tools or None,
         "tool_choice": body.tool_choice,
         "response_format": body.response_format,
-        "sampling": record.sampling,
+        "sampling": record.sampling.in_full,
         "temperature": record.sampling.temperature,
         "top_p": record.sampling.top_p,
         "seed": record.sampling.seed,

@@ -14,7 +14,7 @@ from kafka import KafkaAdminClient
 from kafka.admin import UserScramCredentialUpsertion
 
 from benchmarks.feedback.world import free_port
-from tests.integration.tls.authority import Authority
+from tests.authority import Authority
 from tests.integration.tls.tokens import AUDIENCE, Issuer
 
 _ROOT = Path(__file__).parent.parent.parent.parent

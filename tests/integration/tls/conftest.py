@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.tls.authority import Authority
+from tests.authority import Authority
 from tests.integration.tls.broker import TlsBroker, a_broker
 from tests.integration.tls.tokens import Issuer, token_endpoint
 from tests.services import kafka_servers

@@ -11,8 +11,8 @@ import pytest
 from benchmarks.paths import EXAMPLE, ROOT
 from runtime.secret_values import KAFKA_PASSWORD
 from runtime.settings import load_settings
+from tests.authority import Authority
 from tests.command_line import Ran, run_here
-from tests.integration.tls.authority import Authority
 from tests.integration.tls.broker import PASSWORD, USER, TlsBroker
 from tests.services import new_prefix
 

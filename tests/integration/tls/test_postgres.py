@@ -19,7 +19,7 @@ from contracts.errors import Unavailable
 from runtime.certificates import certificate_of
 from runtime.database import Database
 from runtime.database_access import ASK_FOR_TLS
-from tests.integration.tls.authority import LOOPBACK, Authority, Issued
+from tests.authority import LOOPBACK, Authority, Issued
 from tests.services import kafka_servers
 from tests.unit.services.serving import wait_until
 

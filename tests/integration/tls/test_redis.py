@@ -16,7 +16,7 @@ from benchmarks.feedback.world import free_port
 from runtime.replicas.on_redis import connect
 from runtime.replicas.redis_access import redis_refusal
 from runtime.secret_values import REDIS_PASSWORD
-from tests.integration.tls.authority import Authority, Issued
+from tests.authority import Authority, Issued
 from tests.unit.services.serving import wait_until
 
 pytestmark = pytest.mark.services

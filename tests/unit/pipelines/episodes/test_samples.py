@@ -32,7 +32,7 @@ def test_a_signal_belongs_to_the_first_revision_that_contains_it() -> None:
 def test_generations_that_the_log_holds_twice_are_counted(database: Database) -> None:
     handler = EpisodesHandler({"booking": BOOKING_TASK})
     turn = a_generation()
-    item = ReadRecord(turn, (turn.completion_id, turn.choice), 0)
+    item = ReadRecord(turn, (turn.completion_id, turn.choice), 0, 0)
     for items in ([item, item], [item]):
         with database.transaction() as connection:
             handler.handle(connection, items)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import openai
 import pytest
 
@@ -27,7 +26,7 @@ def test_a_plain_answer_has_the_shape_that_the_sdk_reads(inference: Inference) -
     assert route_of(answer.id) >= 0
     assert answer._request_id == answer.id
     assert answer.system_fingerprint == "demo@v3"
-    sampling = msgspec.to_builtins(Sampling(temperature=1.0, max_tokens=32))
+    sampling = Sampling(temperature=1.0, max_tokens=32).in_full
     assert answer.model_extra == {"policy_version": 3, "sampling": sampling}
     num_prompt, num_made = len(make_tokenizer().encode(PROMPT).ids), len(inference.engine.answer)
     assert answer.usage.prompt_tokens == num_prompt
@@ -167,7 +166,7 @@ def test_a_seed_reaches_the_engine_and_each_choice_has_one_made_of_it(inference:
 
 def test_a_task_that_owns_its_sampling_says_what_was_used(inference: Inference) -> None:
     asked = {"temperature": 0.2, "top_p": 0.5, "seed": 5, "extra_body": {"top_k": 3, "min_p": 0.5}}
-    used = msgspec.to_builtins(Sampling(temperature=1.0, max_tokens=32))
+    used = Sampling(temperature=1.0, max_tokens=32).in_full
 
     assert inference.ask(**asked).model_extra["sampling"] == used
     first, *others = inference.ask(**asked, stream=True)
