@@ -17,13 +17,12 @@ import time
 from pathlib import Path
 
 import structlog
-from sqlalchemy import func, select
 
 from contracts.errors import Unavailable
-from contracts.tables import ledger_mark
 from pipelines.episodes import __main__ as episodes
 from runtime.database import Database
 from runtime.metrics import LEDGER_SEAL_AGE
+from runtime.seals import last_sealed_at
 from runtime.settings import load_settings
 
 SEALED_EVERY_SECONDS = 20 * 3600.0
@@ -74,8 +73,7 @@ class SealKeeper:
 
     def _note(self) -> None:
         with self._database.snapshot() as connection:
-            at = connection.execute(select(func.max(ledger_mark.c.at))).scalar_one_or_none()
-        self._sealed_at = None if at is None else float(at)
+            self._sealed_at = last_sealed_at(connection)
 
     def _seal(self, stop: threading.Event) -> None:
         command = [sys.executable, "-m", "millrace", "audit", "--seal", f"--home={self._home}"]

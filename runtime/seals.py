@@ -151,6 +151,12 @@ def states_of_rows(connection: Connection, *which: ColumnElement[bool]) -> dict[
     return found
 
 
+def last_sealed_at(connection: Connection) -> float | None:
+    """UTC epoch seconds of the last seal; None: nothing was ever sealed."""
+    at = connection.execute(select(func.max(ledger_mark.c.at))).scalar_one_or_none()
+    return None if at is None else float(at)
+
+
 def read_seals(connection: Connection, day: str | None = None) -> dict[SealKey, Seal]:
     """All seals, or those of one day."""
     statement = select(ledger_seal).where(*(() if day is None else (ledger_seal.c.day == day,)))

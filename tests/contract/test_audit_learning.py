@@ -69,7 +69,7 @@ class Learned:
 
 
 def verified(item: UnpackedEpisode, *, works: bool) -> UnpackedEpisode:
-    """With the score of a verifier, or with its failure, which is nobody's but ours."""
+    """With the score of a verifier, or with its failure, which is our own fault."""
     found = Score(name="shape", grader="json_schema/1#x", value=1.0)
     broken = msgspec.structs.replace(found, value=None, status="unscored", fault="infra")
     return item._replace(grader_scores=(found if works else broken, *item.grader_scores))
