@@ -15,10 +15,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kafka import KafkaAdminClient, KafkaProducer
 from sqlalchemy import Connection
 
 from contracts.errors import InvalidSettings, PositionLost, RecordTooLarge, StaleWrite, Unavailable
-from contracts.event_log import MAX_RECORD_BYTES, Consumer, LogRecord, Message
+from contracts.event_log import MAX_RECORD_BYTES, Consumer, LogPlace, LogRecord, Message
 from runtime.database import Database
 from runtime.log.kafka import KafkaLog
 from runtime.worker import Worker
@@ -333,6 +334,29 @@ def test_a_record_beyond_the_limit_is_refused_and_the_largest_passes(log: KafkaL
     assert sum(log.ends("signals").values()) == 0
     log.append([Message("signals", 0, "k", b"x" * (MAX_RECORD_BYTES - 1))])
     assert len(log.read("signals", 0, 0, 10)[0].value) == MAX_RECORD_BYTES - 1
+
+
+def test_what_an_earlier_release_wrote_is_read_beside_compressed_batches(
+    log: KafkaLog, servers: str, prefix: str
+) -> None:
+    plain = KafkaProducer(bootstrap_servers=servers)
+    plain.send(f"{prefix}signals", b"not compressed", key=b"k", partition=0).get(SECONDS)
+    plain.close()
+    words = [f"the words of record {number}: ".encode() + b"the same in each" * 20 for number in range(300)]
+    log.append([Message("signals", 0, "k", value) for value in words])
+    assert [record.value for record in log.read("signals", 0, 0, 1000)] == [b"not compressed", *words]
+    assert log.read_each("signals", [LogPlace(0, 0), LogPlace(0, 300)]).keys() == {LogPlace(0, 0), LogPlace(0, 300)}
+    admin = KafkaAdminClient(bootstrap_servers=servers)
+    stored = sum(
+        part["partition_size"]
+        for broker in admin.describe_log_dirs()
+        for folder in broker["log_dirs"]
+        for topic in folder["topics"]
+        if topic["name"] == f"{prefix}signals"
+        for part in topic["partitions"]
+    )
+    admin.close()
+    assert 0 < stored < sum(map(len, words)) / 4
 
 
 def test_another_number_of_partitions_is_refused(log: KafkaLog, servers: str, prefix: str) -> None:
