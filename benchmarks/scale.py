@@ -32,7 +32,13 @@ FEEDBACK_MS = Constant(
 )
 BODY_60 = Constant("body of 60 tokens", 623, "bytes", "benchmarks.log.bytes")
 BODY_2000 = Constant("body of 2,000 tokens", 8_370, "bytes", "benchmarks.log.bytes")
-HEAD = Constant("heads on all topics", 1_683, "bytes", "benchmarks.log.bytes")
+HEAD_ALONE = Constant(
+    "heads as Kafka stores them, each record alone (below 100/s)",
+    1_541,
+    "bytes",
+    "benchmarks.log.bytes --at-once 1, 60 tokens",
+)
+HEAD = Constant("the same, with workers that find many (from 100/s)", 792, "bytes", "benchmarks.log.bytes")
 ROWS = Constant(
     "rows of generation, signal, score and outcome, without the trainer",
     3.5,
@@ -51,9 +57,24 @@ TRAINER = Constant(
 ENGINE = Constant("the engine, 0.7 M parameters on one thread, 32 in flight", 4_698, "tokens/s", "benchmarks.engine")
 SIGNALS = 0.85
 """Signals per generation in the benchmark's feed."""
+BATCHED_FROM = 100
+"""Generations/s from which a worker finds many records at once."""
 REPLICATION, BUSY = 3, 0.5
 """Copies of a record in Kafka, and how busy a core may be."""
-CONSTANTS = (GATEWAY_MS, WORKER_MS, SLOWER_MS, FEEDBACK_MS, BODY_60, BODY_2000, HEAD, ROWS, TABLE_60, TRAINER, ENGINE)
+CONSTANTS = (
+    GATEWAY_MS,
+    WORKER_MS,
+    SLOWER_MS,
+    FEEDBACK_MS,
+    BODY_60,
+    BODY_2000,
+    HEAD_ALONE,
+    HEAD,
+    ROWS,
+    TABLE_60,
+    TRAINER,
+    ENGINE,
+)
 
 
 def cores(rate: float, milliseconds: float) -> int:
@@ -61,13 +82,19 @@ def cores(rate: float, milliseconds: float) -> int:
     return max(1, math.ceil(rate * milliseconds / 1000 / BUSY))
 
 
+def megabytes(rate: float, body: Constant) -> float:
+    """MB/s that the brokers write at this rate."""
+    head = HEAD_ALONE if rate < BATCHED_FROM else HEAD
+    return rate * (body.value + head.value) * REPLICATION / 1e6
+
+
 NEEDS: tuple[tuple[str, Callable[[float], str]], ...] = (
     ("cores of inference", lambda rate: f"{cores(rate, GATEWAY_MS.value):,}"),
     ("cores of feedback", lambda rate: f"{cores(rate * SIGNALS, FEEDBACK_MS.value):,}"),
     ("cores of episodes and rewards", lambda rate: f"{cores(rate, WORKER_MS.value):,}"),
     ("partitions", lambda rate: f"{max(4, cores(rate, SLOWER_MS.value)):,}"),
-    ("MB/s into Kafka, 60 tokens", lambda rate: _short(rate * (BODY_60.value + HEAD.value) * REPLICATION / 1e6)),
-    ("MB/s into Kafka, 2,000 tokens", lambda rate: _short(rate * (BODY_2000.value + HEAD.value) * REPLICATION / 1e6)),
+    ("MB/s into Kafka, 60 tokens", lambda rate: _short(megabytes(rate, BODY_60))),
+    ("MB/s into Kafka, 2,000 tokens", lambda rate: _short(megabytes(rate, BODY_2000))),
     ("rows/s in PostgreSQL", lambda rate: f"{rate * ROWS.value:,.0f}"),
     ("GB a day in PostgreSQL, 60 tokens", lambda rate: _short(rate * TABLE_60.value * DAY / 1e9)),
     ("tokens/s to sample and to train, 20 each", lambda rate: f"{rate * 20:,.0f}"),
