@@ -58,7 +58,8 @@ RUN apt-get update -qq \
 FROM scratch AS slim
 COPY --from=root / /
 COPY --from=packages /opt/millrace /opt/millrace
-ENV PATH=/opt/millrace/bin:/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8
+# Python keeps here what it compiled, outside the image: a restart of the container, and each health check, finds it.
+ENV PATH=/opt/millrace/bin:/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 PYTHONPYCACHEPREFIX=/home/millrace/.cache/python
 USER millrace
 # Compile the loops of the delta codec once for all containers.
 RUN python -B -c "from weights.warm_up import warm_up; warm_up()"

@@ -14,8 +14,10 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -151,21 +153,54 @@ def another_release() -> str:
 
 
 def images() -> dict[str, float]:
-    """Megabytes of both images, unpacked."""
+    """Megabytes (10^6 bytes) of both images, unpacked: Size of `podman image inspect`."""
     return {
         name: int(podman("image", "inspect", f"localhost/{name}:local", "--format", "{{.Size}}")) / 1e6
         for name in ("millrace", "millrace-torch")
     }
 
 
+class Kill(NamedTuple):
+    """A container that was killed."""
+
+    container: str
+    at: float
+    """Seconds since 1970."""
+    seconds: float | None
+    """Until it was healthy again; None: it was not, for as long as we waited."""
+
+
+def _kill(name: str) -> Kill:
+    at = time.time()
+    try:
+        seconds = round(kill(name, _BACK_SECONDS), 1)
+    except TimeoutError as error:
+        console.print(f"{name} was killed: {error}", style="red")
+        return Kill(name, at, None)
+    console.print(f"{name} was killed, and is healthy again after {seconds:.0f} s")
+    return Kill(name, at, seconds)
+
+
+def failures(notes: Sequence[dict[str, Any]], kills: Sequence[Kill]) -> dict[str, int]:
+    """Requests that failed after all tries of their client: how many, by the container killed last before and by the error."""
+    found = Counter[str]()
+    for note in notes:
+        killed = [one.container for one in kills if one.at < note["at"]]
+        found[f"{killed[-1] if killed else 'before any kill'}: {note['what'][:70]}"] += 1
+    return dict(sorted(found.items()))
+
+
 def run() -> dict[str, Any]:
     """The whole run; returns its figures."""
+    started = time.monotonic()
     listed = FOLDER / "users.jsonl"
     key = start()
     figures: dict[str, Any] = {"images_mb": images(), "sandbox": sandbox(), "another_release": another_release()}
+    figures["seconds_until_all_started"] = round(time.monotonic() - started)
     crowds = users(key, listed)
     try:
-        back = {name: kill(name, _BACK_SECONDS) for name in [*_ours(), *(f"millrace_{name}_1" for name in SERVERS)]}
+        # The object store is in memory: without it the versions are gone. So it is killed after the audit.
+        kills = [_kill(name) for name in [*_ours(), *(f"millrace_{name}_1" for name in SERVERS if name != "s3")]]
         time.sleep(10)  # the last one to come back serves for a while
     finally:
         for crowd in crowds:
@@ -176,13 +211,15 @@ def run() -> dict[str, Any]:
         time.sleep(5)
     notes = [json.loads(line) for line in listed.read_text().splitlines()]
     kinds = [note["kind"] for note in notes]
+    figures["requests_that_failed"] = failures([note for note in notes if note["kind"] == "failed"], kills)
+    kills.append(_kill("millrace_s3_1"))
     names = sorted(containers(), key=lambda name: _ENDS.index(_service(name)) if _service(name) in _ENDS else -1)
     ends = {name: end(name) for name in names if _service(name) != "init"}
     return figures | {
         "users": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "balanced": result[0],
         "audit": result[1].splitlines(),
-        "seconds_until_healthy_after_a_kill": back,
+        "seconds_until_healthy_after_a_kill": {one.container: one.seconds for one in kills},
         "restarts": {name: state(name)["Restarts"] for name in names},
         "ends": {name: {"status": status, "seconds": round(seconds, 1)} for name, (status, seconds) in ends.items()},
     }
@@ -193,10 +230,13 @@ def show(figures: dict[str, Any]) -> bool:
     table = Table("container", "back after a kill", "status at its end", "seconds to end")
     for name, seconds in figures["seconds_until_healthy_after_a_kill"].items():
         ended = figures["ends"][name]
-        table.add_row(name, f"{seconds:.1f} s", str(ended["status"]), f"{ended['seconds']:.1f}")
+        table.add_row(
+            name, "NO" if seconds is None else f"{seconds:.1f} s", str(ended["status"]), f"{ended['seconds']:.1f}"
+        )
     console.print(table)
     console.print("\n".join(figures["audit"]))
     wrong = {
+        "a container was not healthy after its kill": None in figures["seconds_until_healthy_after_a_kill"].values(),
         "the ledger": not figures["balanced"],
         "the size of the image without torch": figures["images_mb"]["millrace"] > _LARGEST_MB,
         "a process did not end with 0": any(
@@ -205,7 +245,7 @@ def show(figures: dict[str, Any]) -> bool:
         "another release was not refused": "status 2" not in figures["another_release"],
         "the sandbox": '"value": 1.0' not in figures["sandbox"]["code"],
     }
-    for name in ("images_mb", "users", "sandbox", "another_release"):
+    for name in ("images_mb", "users", "requests_that_failed", "sandbox", "another_release"):
         console.print(f"{name}: {figures[name]}")
     for name in (name for name, is_wrong in wrong.items() if is_wrong):
         console.print(f"WRONG: {name}", style="red")

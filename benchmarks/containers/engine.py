@@ -20,7 +20,7 @@ FOLDER = Path(os.environ.get("MILLRACE_CONTAINERS", ROOT / "runs" / "containers"
 PROJECT = FOLDER / "project"
 """A copy of the tracked files: the .env of this run is written there, not beside yours."""
 _SCRIPT = ROOT / "deploy" / "containers"
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 1.0
 
 
 def call(*words: str, check: bool = True, given: bytes | None = None) -> subprocess.CompletedProcess[str]:

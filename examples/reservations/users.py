@@ -6,7 +6,8 @@ answers that they saw and the signals that they sent, one JSON object per line:
     {"kind": "generation", "key", "version", "at", "right"}       an answer that a user saw to the end of its response
     {"kind": "signal", "id", "key", "name", "positive", "at"}     an acknowledged signal; `at`: when
     {"kind": "left"}                                              a user closed the page in the middle of an answer
-    {"kind": "failed", "what"}                                    a request that failed
+    {"kind": "failed", "what"}                                    a request that failed, after all its tries
+    {"kind": "retried", "what"}                                   one more try, of a question or of a signal
 
 Habits: 40% give no feedback on any answer; 2% are spammers who reject everything; the others accept right answers, and edit,
 regenerate, reject or vote down wrong ones. Some signals come late, some twice, some before the answer has ended.
@@ -50,7 +51,10 @@ class Crowd:
     def __init__(
         self, url: str, key: str, model: str, *, seed: int, out: Path, pace: float, feedback_url: str | None = None
     ) -> None:
-        self._client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key)
+        hooks = {"request": [self._note_retry]}
+        self._client = openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key=key, http_client=openai.DefaultAsyncHttpxClient(event_hooks=hooks)
+        )
         self._feedback = httpx.AsyncClient(
             base_url=feedback_url or url, headers={"Authorization": f"Bearer {key}"}, timeout=60.0
         )
@@ -208,8 +212,14 @@ class Crowd:
                 if answer.is_client_error:
                     break
             await asyncio.sleep(_RETRY_SECONDS)
+            self._note(kind="retried", what=f"feedback: {reason}")
         self._note(kind="failed", what=f"feedback: {reason}")
         return False
+
+    async def _note_retry(self, request: httpx.Request) -> None:
+        """The SDK tries again by itself, and says so in a header."""
+        if request.headers.get("x-stainless-retry-count", "0") != "0":
+            self._note(kind="retried", what="question")
 
     def _note(self, **item: object) -> None:
         self._out.write(json.dumps({"at": time.time(), **item}) + "\n")
