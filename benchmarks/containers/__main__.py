@@ -257,7 +257,7 @@ def main() -> int:
     started = time.monotonic()
     try:
         figures = run()
-    except Exception:
+    except Exception:  # whatever ends the run, the logs say why; they go with the containers
         for name in containers():
             console.print(f"── {name}: {state(name)['Status']}\n{podman('logs', '--tail', '12', name, check=False)}")
         raise
