@@ -23,7 +23,6 @@ from sqlalchemy import Connection
 
 from commands.ledger import queries
 from commands.ledger.account import account
-from commands.ledger.learning import LearningCounts, check_learning
 from commands.ledger.logged import Say
 from commands.ledger.sealing import write_seals
 from commands.ledger.signals import SignalFindings, check_signals
@@ -32,6 +31,7 @@ from contracts.errors import InvalidSettings
 from contracts.event_log import EventLog
 from contracts.ledger import PENDING, LedgerCounts, rejection_counts, signal_counts
 from runtime.database import Database
+from runtime.learning_ledger import NOTHING_LEARNED, LearningCounts, check_learning
 from runtime.seals import Seal, read_seals
 from runtime.settings import load_settings
 
@@ -46,7 +46,7 @@ class Audit(NamedTuple):
     """Logged answers that no client saw and that are not cancelled: nobody read them to the end."""
     rejected: Mapping[str, int] = MappingProxyType({})
     """How many signals were refused or rejected, by reason."""
-    learning: LearningCounts = LearningCounts({}, {}, {})
+    learning: LearningCounts = NOTHING_LEARNED.counts
     """What monitors measured, corrections, and prompts of shadows."""
     notes: tuple[str, ...] = ()
     """What the log no longer has, and what was sealed now."""
@@ -135,7 +135,7 @@ def audit(
         ),
         *found.problems,
         *_about_signals(lost),
-        *learning.problems,
+        *(problem for kind in learning.problems for problem in kind),
     ]
     if settled:
         problems += [

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from sqlalchemy import delete, insert, select, update
 
-from commands.ledger.learning import KEPT_SECONDS, LearningFindings, check_learning
 from contracts.records import Score
 from contracts.tables import behaviour, generation, outcome, score, shadow_pair, train
 from contracts.tables.statements import insert_all
@@ -19,6 +18,7 @@ from contracts.tasks import Task
 from rewards.episode import UnpackedEpisode
 from rewards.worker import RewardsHandler
 from runtime.database import Database
+from runtime.learning_ledger import KEPT_SECONDS, LearningFindings, check_learning
 from tests.contract.test_reward_replicas import HASTY, NOW, an_answer, handle
 
 NUM_ANSWERS, NUM_NULLS = 12, 3
@@ -106,7 +106,7 @@ def learned(any_database: Database) -> Learned:
 
 def test_what_is_whole_is_counted_and_explained(learned: Learned) -> None:
     counts, problems = learned.check()
-    assert problems == []
+    assert problems == ([], [], [])
     assert counts.monitors == {"measured": NUM_ANSWERS - NUM_NULLS, "null": NUM_NULLS}
     assert counts.corrections == {"corrected": 2, "same_reward": 1, "replaced": 1, "waiting": 1}
     assert counts.shadow_prompts == {"compared": 4, "refused by the endpoint": 1, "no more prompts": 3}
@@ -137,7 +137,7 @@ def lose_fate(learned: Learned) -> str:
     """While the log still has the revision, it may only wait; a week later it cannot."""
     learned.change(delete(outcome).where(outcome.c.key == learned.keys[0], outcome.c.revision == 2))
     found = learned.check()
-    assert (found.counts.corrections["waiting"], found.problems) == (2, [])
+    assert (found.counts.corrections["waiting"], found.problems.corrections) == (2, [])
     learned.change(update(score).where(score.c.key == learned.keys[0]).values(at=time.time() - KEPT_SECONDS - 60.0))
     return f"correction {learned.keys[0]}, revision 2: it was scored over 7 days ago"
 
@@ -171,4 +171,4 @@ def lose_left_out(learned: Learned) -> str:
 def test_a_planted_loss_is_named(learned: Learned, lose: Lose) -> None:
     says = lose(learned)
     found = learned.check()
-    assert [problem for problem in found.problems if problem.startswith(says)], found.problems
+    assert [problem for kind in found.problems for problem in kind if problem.startswith(says)], found.problems

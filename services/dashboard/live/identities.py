@@ -1,14 +1,18 @@
-"""The two identities of the ledger: every logged generation and every received signal has exactly one state. Pure."""
+"""The identities of the ledger: every logged generation and every received signal has exactly one state. Pure.
+
+Three more are about learning: what monitors measured, corrections, and prompts of shadows (runtime/learning_ledger.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from contracts.ledger import PENDING, LedgerCounts
 from contracts.topics import GENERATIONS, SIGNALS
+from runtime.learning_ledger import NOTHING_LEARNED, LearningFindings
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
 from runtime.log.redrive import DEAD_LETTER, SENDER
 from services.dashboard.live.queries import StateCount, Totals
@@ -40,14 +44,22 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identities(NamedTuple):
-    """The identity of generations and the identity of signals."""
+    """The identities of generations and signals, and those about learning."""
 
     generations: Identity
     signals: Identity
+    learning: dict[str, Identity]
+
+    @property
+    def by_kind(self) -> dict[str, Identity]:
+        """All of them, by name."""
+        return {"generations": self.generations, "signals": self.signals} | self.learning
 
 
-def identities(totals: Totals, traffic: Mapping[str, Traffic]) -> Identities:
-    """Both identities from one count of the tables and a later look at the log.
+def identities(
+    totals: Totals, traffic: Mapping[str, Traffic], learning: LearningFindings = NOTHING_LEARNED
+) -> Identities:
+    """All identities from one count of the tables and a later look at the log.
 
     Records that were appended after the count lie behind the count's positions and are unread, so nothing seems lost between the two.
     """
@@ -72,7 +84,18 @@ def identities(totals: Totals, traffic: Mapping[str, Traffic]) -> Identities:
             + sum(totals.outboxes.get(process, 0) for process in ("feedback", "episodes", SENDER)),
             num_open=_num_dead(totals, OPEN, SIGNALS),
         ),
+        dict(_learning_identities(learning)),
     )
+
+
+def _learning_identities(found: LearningFindings) -> Iterator[tuple[str, Identity]]:
+    for kind, counts in found.counts._asdict().items():
+        names = sorted(counts)
+        problems = list(getattr(found.problems, kind))
+        yield (
+            kind,
+            Identity(names=names, total=sum(counts.values()), counts=_in_order(names, counts), problems=problems),
+        )
 
 
 def _num_dead(totals: Totals, state: str, topic: str = GENERATIONS) -> int:

@@ -18,6 +18,7 @@ from contracts.assignments import Assignment
 from contracts.errors import InvalidSettings, NotFound, Unavailable, WeightsRefused
 from contracts.event_log import EventLog
 from runtime.database import Database
+from runtime.learning_ledger import LearningFindings, check_learning
 from runtime.lease import unheld_seconds
 from runtime.log.dead_letters import OPEN
 from runtime.log.loss_detection import EVIDENCE
@@ -53,6 +54,9 @@ from services.dashboard.rollout.queries import read_levels, read_rollout
 from services.dashboard.rollout.state import Rollout, Series, build_rollout
 from weights.stores.store import WeightStore
 
+_LEARNING_SHARE, _LEARNING_SECONDS = 0.01, 600.0
+"""Of the time for the identities about learning, which read all scores; and the longest time between two looks at them."""
+
 
 class StateReader:
     """Reads the state of one policy's loop. Used from one thread at a time."""
@@ -68,6 +72,7 @@ class StateReader:
         self._store = store
         self._published: dict[int, Published] = {}
         self._totals: ThrottledValue[Totals] = ThrottledValue()
+        self._learning: ThrottledValue[LearningFindings] = ThrottledValue(most_seconds=_LEARNING_SECONDS)
         self._flow: ThrottledValue[Flow] = ThrottledValue()
         self._listed: ThrottledValue[dict[int, Published]] = ThrottledValue()
         self._series: ThrottledValue[Series] = ThrottledValue()
@@ -86,6 +91,7 @@ class StateReader:
         with self._database.snapshot() as connection:
             rows = read_loop(connection, self._policy)
             totals = self._totals.get(lambda: read_totals(connection))
+            learning = self._learning.get(lambda: check_learning(connection, now), _LEARNING_SHARE)
             rollout = self._read_rollout(connection, rows.arms, now)
             processes = statuses(self._pulses.states(heartbeats.read(connection, self._policy), now), now)
             unheld = unheld_seconds(connection, self._policy)
@@ -97,15 +103,15 @@ class StateReader:
             topic: self._traffic.read(topic, group, rows.positions, now, tracked=topic not in UNTRACKED)
             for topic, group in CONSUMERS.items()
         }
-        both = identities(totals, topics)
-        _set_metrics(both, topics, totals, rows.positions)
+        ledger = identities(totals, topics, learning)
+        _set_metrics(ledger, topics, totals, rows.positions)
         self._looked_at = time.monotonic()
         flow = self._flow.get(lambda: self._read_flow(rows, versions, now))
         return build_state(
             rows,
             topics,
             versions,
-            identities=both,
+            identities=ledger,
             flow=flow,
             rollout=rollout,
             processes=processes,
@@ -156,10 +162,10 @@ class StateReader:
 
 
 def _set_metrics(
-    both: Identities, topics: Mapping[str, Traffic], totals: Totals, positions: Mapping[tuple[str, str, int], int]
+    ledger: Identities, topics: Mapping[str, Traffic], totals: Totals, positions: Mapping[tuple[str, str, int], int]
 ) -> None:
     """Set the metrics of this process."""
-    for kind, identity in both._asdict().items():
+    for kind, identity in ledger.by_kind.items():
         LEDGER_UNEXPLAINED.labels(kind).set(len(identity.problems))
     num_open = Counter[str]()
     for (group, _, state), num in totals.dead_letters.items():

@@ -73,6 +73,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 class State(Overview, frozen=True, kw_only=True):
     """What an operator sees: the overview over all tenants, and everything that they share."""
 
+    learning: dict[str, Identity]
+    """What monitors measured, corrections, and prompts of shadows: the ledger about learning."""
     candidate: int | None
     rollback_to: int | None
     stages: list[Stage]
@@ -127,6 +129,7 @@ def build_state(
         versions=versions,
         generations=identities.generations,
         signals=identities.signals,
+        learning=identities.learning,
         curves=_curves(rows.steps),
         decisions=[row._asdict() for row in rows.changes[:NUM_DECISIONS]],
         arms=_arms(rows),

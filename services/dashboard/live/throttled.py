@@ -17,8 +17,9 @@ ValueType = TypeVar("ValueType")
 class ThrottledValue(Generic[ValueType]):
     """One value, and when it is due to be read again. Used from one thread at a time."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, most_seconds: float = MOST_SECONDS) -> None:
+        """`most_seconds`: between two reads, however long one takes."""
+        self._clock, self._most_seconds = clock, most_seconds
         self._held: tuple[ValueType, float] | None = None
 
     def get(self, read: Callable[[], ValueType], share: float = COST_SHARE) -> ValueType:
@@ -32,5 +33,5 @@ class ThrottledValue(Generic[ValueType]):
         if self._held is None or started >= self._held[1]:
             value = read()
             cost = self._clock() - started
-            self._held = value, started + min(MOST_SECONDS, max(LEAST_SECONDS, cost / share))
+            self._held = value, started + min(self._most_seconds, max(LEAST_SECONDS, cost / share))
         return self._held[0]

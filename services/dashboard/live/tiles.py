@@ -39,7 +39,7 @@ class Tile(msgspec.Struct, frozen=True):
 def loop_tiles(rows: LoopRows, versions: Mapping[int, Version], identities: Identities) -> list[Tile]:
     """The figures of the whole loop."""
     live, candidate = rows.version_of(LIVE), rows.version_of(CANDIDATE)
-    balanced = not identities.generations.problems and not identities.signals.problems
+    balanced = not any(identity.problems for identity in identities.by_kind.values())
     return [
         Tile("Live", version(live), "no candidate" if candidate is None else f"{version(candidate)} is being judged"),
         *_user_tiles(rows.scores),

@@ -1,4 +1,4 @@
-// The Ledger page: both identities, term by term, and records that could not be processed.
+// The Ledger page: all identities, term by term, and records that could not be processed.
 
 import { element, fillTable } from "./elements.js";
 import { clock, count, dataSize, version, words } from "./format.js";
@@ -35,6 +35,8 @@ function drawByVersion(identity) {
   fillTable(find("by-version"), columns, identity.versions);
 }
 
+const LEARNING = { monitors: "answers counted by monitors", corrections: "later rewards", shadow_prompts: "prompts wanted for shadows" };
+
 const DEAD = [
   { name: "read by", cell: (row) => row.consumer_group },
   { name: "place", cell: (row) => `${row.topic}/${row.partition} at ${count(row.offset)}` },
@@ -55,5 +57,8 @@ followLoop((state) => {
   refresh("generations", state.generations, (identity) => drawIdentity("generations", "answers logged", identity));
   refresh("signals", state.signals, (identity) => drawIdentity("signals", "signals received", identity));
   refresh("by-version", state.generations, drawByVersion);
+  for (const [kind, left] of Object.entries(LEARNING)) {
+    if (state.learning) refresh(kind, state.learning[kind], (identity) => drawIdentity(kind, left, identity));
+  }
   if (state.dead_letters) refresh("dead", state.dead_letters, drawDead); // tenants have none
 });

@@ -45,9 +45,10 @@ export function drawSilent(processes, refresh) {
   });
 }
 
-// Both identities' problems, in the alarm at the top of the page.
+// The problems of all identities, in the alarm at the top of the page.
 export function drawAlarm(state, refresh) {
-  refresh("alarm", [...state.generations.problems, ...state.signals.problems], (problems) => {
+  const identities = [state.generations, state.signals, ...Object.values(state.learning ?? {})]; // tenants see none about learning
+  refresh("alarm", identities.flatMap((identity) => identity.problems), (problems) => {
     find("alarm").hidden = !problems.length;
     if (find("balanced")) find("balanced").hidden = problems.length > 0;
     find("alarm").querySelector("ul").replaceChildren(...problems.map((problem) => element("li", {}, problem)));

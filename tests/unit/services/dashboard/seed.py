@@ -7,6 +7,7 @@ import math
 import random
 import sqlite3
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,12 @@ def _samples(connection: Connection, dice: random.Random, num_generations: int, 
         (tables.outcome, outcomes), (tables.score, scores),
     ):  # fmt: skip
         connection.execute(insert(table), rows)
+    counted = Counter(row["version"] for row in scores)
+    connection.execute(
+        insert(tables.behaviour),
+        [{"task": POLICY, "version": version, "cluster": "", "metric": "null", "num": num, "total": 0.0, "squares": 0.0}
+         for version, num in counted.items()],
+    )  # fmt: skip
     connection.execute(
         insert(tables.ledger_epoch),
         [{"epoch": EPOCH, "previous": None, "kept_sequence": -1, "valid_through": NO_END, "at": now}],

@@ -47,6 +47,7 @@ def test_the_ledger_of_the_page_is_the_ledger(state: State, seeded: Settings) ->
     assert {name: count for name, count in shown.items() if count} == signals.states
     assert state.signals.total == signals.total
     assert state.generations.problems == state.signals.problems == []
+    assert [identity.problems for identity in state.learning.values()] == [[], [], []]
 
 
 def test_every_version_balances(state: State) -> None:
@@ -127,6 +128,18 @@ def test_a_lost_signal_raises_the_alarm(small: Settings, reader_of: ReaderOf) ->
     database.close()
     problems = reader_of(small).read(time.time()).signals.problems
     assert problems == ["acknowledged signals that are neither joined nor on their way: 1"]
+
+
+def test_answers_that_no_monitor_counted_raise_the_alarm(small: Settings, reader_of: ReaderOf) -> None:
+    assert reader_of(small).read(time.time()).learning["monitors"].problems == []
+    database = small.database()
+    with database.transaction() as connection:
+        connection.execute(delete(tables.behaviour).where(tables.behaviour.c.metric == "null"))
+    database.close()
+    state = reader_of(small).read(time.time())
+    assert state.learning["monitors"].problems[0].startswith("monitors of task")
+    assert next(tile for tile in state.tiles if tile.name == "Ledger").value == "unbalanced"
+    assert REGISTRY.get_sample_value("millrace_ledger_unexplained", {"kind": "monitors"})
 
 
 def test_a_signal_in_the_outbox_is_on_its_way(small: Settings, reader_of: ReaderOf) -> None:

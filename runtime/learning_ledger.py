@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, case, exists, func, select
 
-from commands.ledger.queries import MOST_NAMED
 from contracts.ids import parse_sample_key
 from contracts.tables import behaviour, generation, ledger_seal, outcome, score, shadow_pair, train
 
 LATE, WAITING, REPLACED = "late", "waiting", "replaced"
 KEPT_SECONDS = 7 * 86_400.0
 """Of experiences in the log: a revision that was scored earlier can no longer reach the trainer."""
+MOST_NAMED = 20
+"""Of unexplained items of one kind."""
 _AT_ONCE = 500
 _NULL, _UNSCORED = "null", "unscored"
 _SHADOW = "shadow"
@@ -37,11 +38,22 @@ class LearningCounts(NamedTuple):
     shadow_prompts: Mapping[str, int]
 
 
+class LearningProblems(NamedTuple):
+    """What each identity does not explain."""
+
+    monitors: list[str]
+    corrections: list[str]
+    shadow_prompts: list[str]
+
+
 class LearningFindings(NamedTuple):
     """Counts, and what is unexplained."""
 
     counts: LearningCounts
-    problems: list[str]
+    problems: LearningProblems
+
+
+NOTHING_LEARNED = LearningFindings(LearningCounts({}, {}, {}), LearningProblems([], [], []))
 
 
 def check_learning(connection: Connection, now: float) -> LearningFindings:
@@ -50,7 +62,8 @@ def check_learning(connection: Connection, now: float) -> LearningFindings:
     corrections, correction_problems = _corrections(connection, now)
     prompts, prompt_problems = _shadow_prompts(connection)
     return LearningFindings(
-        LearningCounts(monitors, corrections, prompts), [*monitor_problems, *correction_problems, *prompt_problems]
+        LearningCounts(monitors, corrections, prompts),
+        LearningProblems(monitor_problems, correction_problems, prompt_problems),
     )
 
 
