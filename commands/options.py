@@ -36,7 +36,7 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A setting of [millrace] without an option of its own, for example partitions=12 or kafka_tls=true; may be repeated.",
+        help="A setting of millrace.toml without an option of its own, for example partitions=12 or kafka_tls=true; may be repeated.",
     ),
 ]
 LearningRateOption = Annotated[float | None, typer.Option("--learning-rate", help="Learning rate of the trainer.")]

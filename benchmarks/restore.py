@@ -1,0 +1,240 @@
+"""A home is backed up while users work, killed, moved away and restored: what is left, what is lost, and does the ledger say so?
+
+    python -m benchmarks.restore              on the servers of MILLRACE_DATABASE, MILLRACE_KAFKA, MILLRACE_REDIS and MILLRACE_WEIGHTS, if set
+    python -m benchmarks.restore --lose-log   the topics are deleted too
+
+Every process of `millrace up` runs, the trainer too, and the users of the reservations example work all the time. After the backup they go on;
+then everything is killed (-9). `millrace restore` makes a new home, a new database and a new prefix in the bucket. It is started, users come
+back, and the audit reads everything. Exits with 1 unless each problem of the audit is a signal of the time between backup and kill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.feedback.world import free_port, wait_for_port
+from benchmarks.paths import EXAMPLE, ROOT
+from benchmarks.report import write_report
+from runtime.database import create_database
+
+_PATIENCE_SECONDS = 300.0
+_TITLE = re.compile(r"^UNEXPLAINED (.*)$", re.MULTILINE)
+_UNRECEIVED = re.compile(r"^signal (\S+) of \S+ has a state, and was never received$")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.restore", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--users", type=int, default=8)
+    parser.add_argument("--before", type=float, default=60.0, help="seconds of work before the backup")
+    parser.add_argument("--after", type=float, default=20.0, help="seconds from the backup to the kill")
+    parser.add_argument("--lose-log", action="store_true", help="delete Kafka's topics before the restore")
+    parser.add_argument("--quick", action="store_true", help="write no file")
+    options = parser.parse_args(arguments)
+    if options.lose_log and "MILLRACE_KAFKA" not in os.environ:
+        parser.error("--lose-log needs MILLRACE_KAFKA: an embedded log is in the backup")
+    with tempfile.TemporaryDirectory(prefix="millrace-restore-") as folder, ExitStack() as stack:
+        figures = _Drill(Path(folder), options, stack).run()
+    print(json.dumps(figures, indent=1))
+    if not options.quick:
+        print(write_report("restore-lost-log" if options.lose_log else "restore", figures).name)
+    return 0 if figures["good"] else 1
+
+
+class _Drill:
+    def __init__(self, folder: Path, options: argparse.Namespace, stack: ExitStack) -> None:
+        self._folder, self._options, self._stack = folder, options, stack
+        self._port, self._key = free_port(), f"mr_{secrets.token_hex(20)}"
+        self._lists: list[Path] = []
+        self._database, self._weights = os.environ.get("MILLRACE_DATABASE"), os.environ.get("MILLRACE_WEIGHTS")
+        self._kafka, self._redis = os.environ.get("MILLRACE_KAFKA"), os.environ.get("MILLRACE_REDIS")
+
+    def run(self) -> dict[str, Any]:
+        options, old, new, file = self._options, self._folder / "old", self._folder / "new", self._folder / "backup"
+        places = self._places()
+        servers = ["--kafka", self._kafka] * bool(self._kafka) + ["--redis", self._redis] * bool(self._redis)
+        running = self._up(old, [*places, *(str(part) for part in servers)])
+        crowd = self._crowd(1)
+        time.sleep(options.before)
+        said = self._millrace("backup", "--home", str(old), "--to", str(file))
+        taken_at = time.time()
+        time.sleep(options.after)
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+        crowd.kill()
+        crowd.wait()
+        old.rename(self._folder / "gone")
+        print(f"{said}killed", flush=True)
+        if options.lose_log:
+            _delete_topics(str(self._kafka), self._folder / "gone")
+        places = self._places()
+        restored = self._millrace("restore", str(file), "--home", str(new), *places)
+        print(restored, flush=True)
+        accepted = self._millrace("log", "accept-loss", "--home", str(new), "--yes") if options.lose_log else ""
+        held = _counts(self._audit(new)[1])
+        running = self._up(new, [])
+        crowd = self._crowd(2)
+        time.sleep(options.after)
+        crowd.terminate()
+        crowd.wait()
+        seconds, words = self._settle(new)
+        running.send_signal(signal.SIGTERM)
+        status = running.wait(_PATIENCE_SECONDS)
+        return self._verdict(words, taken_at) | {
+            "on": {"database": places[1].partition(":")[0] if places else "sqlite", "kafka": bool(self._kafka)},
+            "log_lost": options.lose_log,
+            "users": options.users,
+            "backup": said.strip().splitlines(),
+            "restore": restored.strip().splitlines()[0],
+            "accept_loss": accepted.strip().splitlines()[-3:],
+            "held_after_restore": held,
+            "seconds_until_settled": round(seconds, 1),
+            "status_of_up": status,
+        }
+
+    def _places(self) -> list[str]:
+        """A new database and a new prefix, on servers that have them."""
+        name = f"restore_{secrets.token_hex(4)}"
+        found = ["--database", create_database(self._database, name)] if self._database else []
+        return [*found, "--weights", f"{self._weights}-{name}"] if self._weights else found
+
+    def _up(self, home: Path, places: list[str]) -> subprocess.Popen[bytes]:
+        output = self._stack.enter_context((self._folder / f"{home.name}.log").open("wb"))
+        product = ["--policy", str(EXAMPLE / "base"), "--task", str(EXAMPLE / "task.toml"), "--name", "reservations"]
+        process = subprocess.Popen(  # noqa: S603 our own program
+            [
+                sys.executable,
+                str(ROOT / "millrace.py"),
+                "up",
+                *product,
+                "--home",
+                str(home),
+                "--port",
+                str(self._port),
+                *places,
+            ],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "MILLRACE_APP_KEY": self._key},
+            start_new_session=True,
+        )
+        self._stack.callback(_end, process)
+        try:
+            wait_for_port(self._port, "/ready", _PATIENCE_SECONDS)
+        except Exception:
+            print((self._folder / f"{home.name}.log").read_text()[-3000:], file=sys.stderr)
+            raise
+        return process
+
+    def _crowd(self, seed: int) -> subprocess.Popen[bytes]:
+        self._lists.append(self._folder / f"users-{seed}.jsonl")
+        where = ["--url", f"http://127.0.0.1:{self._port}", "--key", self._key, "--out", str(self._lists[-1])]
+        habits = ["--seed", str(seed), "--seconds", "100000", "--users", str(self._options.users)]
+        process = subprocess.Popen(  # noqa: S603 our own module
+            [sys.executable, "-m", "examples.reservations.users", *where, *habits], cwd=ROOT
+        )
+        self._stack.callback(_end, process)
+        return process
+
+    def _millrace(self, *arguments: str) -> str:
+        done = subprocess.run(  # noqa: S603 our own program
+            [sys.executable, str(ROOT / "millrace.py"), *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"millrace {arguments[0]} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def _audit(self, home: Path, *more: str) -> tuple[int, str]:
+        command = [sys.executable, str(ROOT / "millrace.py"), "audit", "--deep", "--home", str(home), *more]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603 our own program
+        return done.returncode, done.stdout
+
+    def _settle(self, home: Path) -> tuple[float, str]:
+        """Wait until nothing is pending; the words of the last audit."""
+        began, both = time.monotonic(), self._folder / "users.jsonl"
+        both.write_text("".join(path.read_text() for path in self._lists))
+        while True:
+            words = self._audit(home, "--settled", "--clients", str(both))[1]
+            if "still pending" not in words or time.monotonic() - began > _PATIENCE_SECONDS:
+                return time.monotonic() - began, words
+            time.sleep(2.0)
+
+    def _verdict(self, words: str, taken_at: float) -> dict[str, Any]:
+        """Each problem must be about a signal, or an answer, that came after the backup."""
+        listed = [json.loads(line) for path in self._lists for line in path.read_text().splitlines()]
+        between = [item for item in listed if item["at"] >= taken_at and item["at"] is not None]
+        after = {item.get("id") or item.get("key") for item in between if item["kind"] in {"generation", "signal"}}
+        problems = _TITLE.findall(words)
+        named = Counter[str]()
+        others = []
+        for problem in problems:
+            key = problem.split()[1].rstrip(":") if len(problem.split()) > 1 else ""
+            if key in after:
+                named[
+                    "received and not restored"
+                    if _UNRECEIVED.match(problem)
+                    else re.sub(r"^\w+ \S+ ?", "", problem)[:60]
+                ] += 1
+            else:
+                others.append(problem)
+        return {
+            "generations": words.splitlines()[0],
+            "signals": words.splitlines()[1],
+            "problems_after_the_backup": dict(named),
+            "other_problems": others[:20],
+            "balanced": "NOT balanced" not in words,
+            "good": not others,
+        }
+
+
+def _counts(words: str) -> list[str]:
+    return words.splitlines()[:2] + words.splitlines()[-1:]
+
+
+def _delete_topics(servers: str, home: Path) -> None:
+    from kafka import KafkaAdminClient  # noqa: PLC0415 only where there is a Kafka
+
+    from runtime.settings import load_settings  # noqa: PLC0415 as above
+
+    prefix = load_settings(home).prefix
+    admin = KafkaAdminClient(bootstrap_servers=servers)
+    mine = [name for name in admin.list_topics() if name.startswith(prefix)]
+    admin.delete_topics(mine)
+    admin.close()
+    print(f"deleted {len(mine)} topics", flush=True)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(30.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
