@@ -44,7 +44,7 @@ FROM base AS root
 # tini forwards signals: as process 1, Python would ignore SIGTERM until it installs a handler.
 RUN apt-get update -qq \
  && apt-get install -qq --yes --no-install-recommends tini >/dev/null \
- && useradd --uid 10001 --create-home --home-dir /home/app millrace \
+ && useradd --uid 10001 --create-home --home-dir /srv/millrace millrace \
  && install --directory --owner millrace --group millrace /var/lib/millrace \
  && rm -rf /usr/local/lib/python3.11/site-packages /usr/local/lib/python3.11/ensurepip /usr/local/lib/python3.11/idlelib \
       /usr/lib/python3/dist-packages /usr/lib/python3.11/ensurepip /usr/share/python-wheels /var/lib/apt /var/cache /usr/lib/apt \
@@ -59,7 +59,7 @@ FROM scratch AS slim
 COPY --from=root / /
 COPY --from=packages /opt/millrace /opt/millrace
 # Python keeps here what it compiled, outside the image: a restart of the container, and each health check, finds it.
-ENV PATH=/opt/millrace/bin:/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 PYTHONPYCACHEPREFIX=/home/app/.cache/python
+ENV PATH=/opt/millrace/bin:/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 PYTHONPYCACHEPREFIX=/srv/millrace/.cache/python
 USER millrace
 # Compile the loops of the delta codec once for all containers.
 RUN python -B -c "from weights.warm_up import warm_up; warm_up()"

@@ -26,9 +26,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks.feedback.world import free_port, wait_for_port
+import httpx
+import psutil
+
+from benchmarks.feedback.world import free_port
 from benchmarks.paths import EXAMPLE, ROOT
 from benchmarks.report import write_report
+from contracts.keys import new_text
 from runtime.database import create_database
 
 _PATIENCE_SECONDS = 300.0
@@ -60,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Drill:
     def __init__(self, folder: Path, options: argparse.Namespace, stack: ExitStack) -> None:
         self._folder, self._options, self._stack = folder, options, stack
-        self._port, self._key = free_port(), f"mr_{secrets.token_hex(20)}"
+        self._port, self._key = free_port(), new_text("app")
         self._lists: list[Path] = []
         self._database, self._weights = os.environ.get("MILLRACE_DATABASE"), os.environ.get("MILLRACE_WEIGHTS")
         self._kafka, self._redis = os.environ.get("MILLRACE_KAFKA"), os.environ.get("MILLRACE_REDIS")
@@ -75,8 +79,7 @@ class _Drill:
         said = self._millrace("backup", "--home", str(old), "--to", str(file))
         taken_at = time.time()
         time.sleep(options.after)
-        os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
+        _kill(running)
         crowd.kill()
         crowd.wait()
         old.rename(self._folder / "gone")
@@ -137,11 +140,11 @@ class _Drill:
             start_new_session=True,
         )
         self._stack.callback(_end, process)
-        try:
-            wait_for_port(self._port, "/ready", _PATIENCE_SECONDS)
-        except Exception:
-            print((self._folder / f"{home.name}.log").read_text()[-3000:], file=sys.stderr)
-            raise
+        began = time.monotonic()
+        while not _is_ready(self._port):
+            if process.poll() is not None or time.monotonic() - began > _PATIENCE_SECONDS:
+                raise SystemExit(f"up is not ready: {(self._folder / f'{home.name}.log').read_text()[-3000:]}")
+            time.sleep(0.5)
         return process
 
     def _crowd(self, seed: int) -> subprocess.Popen[bytes]:
@@ -207,6 +210,23 @@ class _Drill:
             "balanced": "NOT balanced" not in words,
             "good": not others,
         }
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """With all its children, at once: as when the power fails."""
+    parent = psutil.Process(process.pid)
+    parent.suspend()  # it would start again what died
+    mine = [*parent.children(recursive=True), parent]
+    for one in mine:
+        one.kill()
+    psutil.wait_procs(mine)
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5.0).is_success
+    except httpx.HTTPError:
+        return False
 
 
 def _counts(words: str) -> list[str]:

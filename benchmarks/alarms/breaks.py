@@ -148,6 +148,7 @@ BREAKS = (
     Break("a stage crash-loops: rewards, kill -9", "ProcessRestarting", "rewards", crash_loop),
     Break("the gate waits: release stands still", "ProcessDown", "release", lambda world: stopped(world, "release")),
     Break("the gate waits: its candidate has no bytes", "WorkFails", "engine", no_bytes),
+    Break("the gate waits: nobody answers for its candidate", "GateSilent", "", no_bytes),
     Break("the trainer stands still", "TrainerWithoutLease", "", lambda world: stopped(world, "training")),
     Break("another process holds the trainer's lease", "ProcessRestarting", "training", another_trainer),
     Break("the disk of the weight store is full", "DiskFull", "", full_store),
