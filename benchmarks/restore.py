@@ -187,7 +187,8 @@ class _Drill:
     def _verdict(self, words: str, taken_at: float) -> dict[str, Any]:
         """Each problem must be about a signal, or an answer, that came after the backup."""
         listed = [json.loads(line) for path in self._lists for line in path.read_text().splitlines()]
-        between = [item for item in listed if item["at"] >= taken_at and item["at"] is not None]
+        failed = [item["what"] for item in listed if item["kind"] == "failed"]
+        between = [item for item in listed if item["at"] >= taken_at]
         after = {item.get("id") or item.get("key") for item in between if item["kind"] in {"generation", "signal"}}
         problems = _TITLE.findall(words)
         named = Counter[str]()
@@ -203,6 +204,8 @@ class _Drill:
             else:
                 others.append(problem)
         return {
+            "users_noted": dict(Counter(item["kind"] for item in listed)),
+            "failed": failed[:3],
             "generations": words.splitlines()[0],
             "signals": words.splitlines()[1],
             "problems_after_the_backup": dict(named),

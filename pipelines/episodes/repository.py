@@ -1,4 +1,4 @@
-"""SQL of the join and of the ledger: a batch is read in three statements and written in at most six.
+"""SQL of the join and of the ledger: a batch is read in four statements and written in at most six.
 
 Rows that were read stay locked until the transaction ends. They are locked in the order of their keys, so that two replicas
 never deadlock. If another replica added one of the new rows, the whole batch is stale and is read again.
@@ -77,7 +77,7 @@ def reject_orphans(connection: Connection, received_before: float, limit: int) -
 
 
 def save(connection: Connection, samples: Samples) -> None:
-    """Write what is new and what changed.
+    """Write what is new and what changed. What was told about a sample before its record was read counts from now on.
 
     Raises:
         StaleWrite: another worker added one of the new rows first.
@@ -89,6 +89,18 @@ def save(connection: Connection, samples: Samples) -> None:
     _insert(connection, outcomes, [_outcome_row(item) for item in samples.new_outcomes])
     update_all(connection, generations, [_key_row(item) | _state_row(item) for item in states.changed])
     update_all(connection, signals, [_signal_key(item) | _signal_state(item) for item in signal_rows.changed])
+    if early := _told_early(connection, [*states.new, *states.changed]):
+        epochs.judge_again(connection, early)
+
+
+def _told_early(connection: Connection, samples: Sequence[SampleState]) -> list[str]:
+    """Keys of pending samples whose outcome is already here: after a restore, Kafka tells outcomes again in any order."""
+    pending = {sample.record.key: sample.revision for sample in samples if sample.ledger.state == PENDING}
+    if not pending:
+        return []
+    columns = (outcomes.c.key, outcomes.c.revision, outcomes.c.writer)
+    told = connection.execute(select(*columns).where(among(connection, outcomes.c.key, pending)))
+    return sorted({row.key for row in told if row.writer == "training" or row.revision >= max(1, pending[row.key])})
 
 
 def _generations(connection: Connection, completion_ids: Collection[str]) -> Sequence[Row[Any]]:

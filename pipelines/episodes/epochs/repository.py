@@ -92,7 +92,7 @@ def _repair_next(connection: Connection, limit: int) -> int | None:
         .limit(limit)
     ).all()
     keys = sorted({row.key for row in page})
-    if keys and not _judge_again(connection, keys):
+    if keys and not judge_again(connection, keys):
         return None
     here = ledger_change.c.id == change.id
     if len(page) < limit:
@@ -121,8 +121,8 @@ def _read(connection: Connection) -> Epochs:
     return Epochs({row.epoch: row.valid_through for row in known}, frozenset(issued))
 
 
-def _judge_again(connection: Connection, keys: Sequence[str]) -> bool:
-    """False if another worker has locked one of these samples: they are judged later."""
+def judge_again(connection: Connection, keys: Sequence[str]) -> bool:
+    """Give samples the state that their outcomes tell. False if another worker has locked one of them: nothing is changed then."""
     ids = sorted({parse_sample_key(key)[0] for key in keys})
     here = among(connection, generations.c.completion_id, ids)
     columns = [generations.c[name] for name in ("completion_id", "choice", "revision", *LedgerEntry._fields)]
