@@ -34,6 +34,7 @@ from benchmarks.paths import EXAMPLE, ROOT
 from benchmarks.report import write_report
 from contracts.keys import new_text
 from runtime.database import create_database
+from runtime.settings import load_settings
 
 _PATIENCE_SECONDS = 300.0
 _TITLE = re.compile(r"^UNEXPLAINED (.*)$", re.MULTILINE)
@@ -74,7 +75,7 @@ class _Drill:
         places = self._places()
         servers = ["--kafka", self._kafka] * bool(self._kafka) + ["--redis", self._redis] * bool(self._redis)
         running = self._up(old, [*places, *(str(part) for part in servers)])
-        crowd = self._crowd(1)
+        crowd = self._crowd(old, 1)
         time.sleep(options.before)
         said = self._millrace("backup", "--home", str(old), "--to", str(file))
         taken_at = time.time()
@@ -92,7 +93,7 @@ class _Drill:
         accepted = self._millrace("log", "accept-loss", "--home", str(new), "--yes") if options.lose_log else ""
         held = _counts(self._audit(new)[1])
         running = self._up(new, [])
-        crowd = self._crowd(2)
+        crowd = self._crowd(new, 2)
         time.sleep(options.after)
         crowd.terminate()
         crowd.wait()
@@ -147,9 +148,11 @@ class _Drill:
             time.sleep(0.5)
         return process
 
-    def _crowd(self, seed: int) -> subprocess.Popen[bytes]:
+    def _crowd(self, home: Path, seed: int) -> subprocess.Popen[bytes]:
         self._lists.append(self._folder / f"users-{seed}.jsonl")
-        where = ["--url", f"http://127.0.0.1:{self._port}", "--key", self._key, "--out", str(self._lists[-1])]
+        settings = load_settings(home)  # on servers, feedback is a process of its own
+        where = ["--url", settings.web_url, "--feedback-url", settings.feedback_url]
+        where += ["--key", self._key, "--out", str(self._lists[-1])]
         habits = ["--seed", str(seed), "--seconds", "100000", "--users", str(self._options.users)]
         process = subprocess.Popen(  # noqa: S603 our own module
             [sys.executable, "-m", "examples.reservations.users", *where, *habits], cwd=ROOT
@@ -238,8 +241,6 @@ def _counts(words: str) -> list[str]:
 
 def _delete_topics(servers: str, home: Path) -> None:
     from kafka import KafkaAdminClient  # noqa: PLC0415 only where there is a Kafka
-
-    from runtime.settings import load_settings  # noqa: PLC0415 as above
 
     prefix = load_settings(home).prefix
     admin = KafkaAdminClient(bootstrap_servers=servers)

@@ -10,8 +10,9 @@ import msgspec
 import typer
 
 from commands.accept_loss import accept_loss
+from commands.home import claimed
 from commands.options import DEFAULT_HOME, HomeOption
-from contracts.errors import InvalidRecord, InvalidSettings
+from contracts.errors import Conflict, InvalidRecord, InvalidSettings
 from contracts.event_log import LogRecord
 from contracts.records import (
     Episode,
@@ -25,6 +26,8 @@ from contracts.records import (
     unpack_ids,
 )
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS, TOPICS
+from runtime.log.loss_detection import in_words, losses
+from runtime.log.recovery import recover_signals
 from runtime.settings import load_settings
 
 _KINDS: dict[str, type[Record]] = {
@@ -38,6 +41,28 @@ _PACKED_IDS = {"prompt_ids", "completion_ids", "token_ids"}
 _POLL_SECONDS = 0.2
 app = typer.Typer(help="Print records of the log; go on after a lost log.", no_args_is_help=True)
 app.command("accept-loss")(accept_loss)
+
+
+@app.command("recover-signals")
+def recover(home: HomeOption = DEFAULT_HOME) -> None:
+    """After a restore while Kafka was away: receive the signals that were acknowledged after the backup, and that only Kafka has.
+
+    The home's processes must be stopped, and must not have run since the restore. `millrace restore` does it by itself if it can.
+    """
+    settings = load_settings(home)
+    with claimed(home):
+        database, event_log = settings.database(), settings.event_log()
+        try:
+            if lost := losses(database, event_log):
+                raise Conflict(
+                    f"the log is not the one of this database: {'; '.join(in_words(lost))}: see millrace log accept-loss"
+                )
+            with database.transaction() as connection:
+                number = recover_signals(connection, event_log, time.time())
+        finally:
+            event_log.close()
+            database.close()
+    print(f"{number} signals received from the log")
 
 
 @app.command()

@@ -26,7 +26,9 @@ from runtime import schema
 from runtime.backup import tables
 from runtime.backup.archive import BackupHeader, read_header, unpack
 from runtime.database import Database
-from runtime.settings import read_settings, to_toml
+from runtime.log.loss_detection import losses
+from runtime.log.recovery import recover_signals
+from runtime.settings import load_settings, read_settings, to_toml
 from weights.stores.opening import open_store_at
 from weights.stores.port import Objects
 from weights.versions.layout import policy_folder
@@ -64,6 +66,7 @@ def restore(  # noqa: PLR0917 options of the command line
         with _places(header, written) as places:
             _fill(places, header, staging)
             _name(staging / "home", home)
+        is_as_it_was = header.log == "kafka" and _recover(home)
     except OSError as error:
         raise Unavailable(
             f"{home} cannot be made ({error.strerror or error}): free space, or name another --home"
@@ -72,7 +75,7 @@ def restore(  # noqa: PLR0917 options of the command line
         shutil.rmtree(staging, ignore_errors=True)
     taken = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(header.taken_at))
     print(f"{home}: {header.policy}, run {header.run}, as of {taken} UTC, in {time.monotonic() - began:.1f} s")
-    for line in _next_steps(header, home, written):
+    for line in _next_steps(header, home, written, is_as_it_was=is_as_it_was):
         print(line)
 
 
@@ -171,14 +174,38 @@ def _name(staged: Path, home: Path) -> None:
     os.close(descriptor)
 
 
-def _next_steps(header: BackupHeader, home: Path, written: Mapping[str, Any]) -> Iterator[str]:
+def _recover(home: Path) -> bool:
+    """Receive the signals that only Kafka has; False if that must be done later, because it is lost or away."""
+    settings = load_settings(home)
+    database = settings.database()
+    try:
+        event_log = settings.event_log()
+        try:
+            if losses(database, event_log):
+                return False
+            with database.transaction() as connection:
+                number = recover_signals(connection, event_log, time.time())
+        finally:
+            event_log.close()
+    except Unavailable as error:
+        print(f"Kafka does not answer: {error.message}")
+        return False
+    finally:
+        database.close()
+    print(f"{number} signals that were acknowledged after the backup: received from Kafka")
+    return True
+
+
+def _next_steps(header: BackupHeader, home: Path, written: Mapping[str, Any], *, is_as_it_was: bool) -> Iterator[str]:
     yield from left_out(header)
     missing = [str(path) for path in (written["base"], *written["tasks"]) if not Path(path).exists()]
     if missing:
         yield f"missing here: {', '.join(missing)}. Copy them, or name others at the start with --policy and --task"
-    if header.log == "kafka":
+    if header.log == "kafka" and is_as_it_was:
+        yield "Kafka is as it was: if versions were published after the backup, remove the weight store's pointers/live.json"
+    elif header.log == "kafka":
         yield (
-            f"if Kafka was lost too: `millrace log accept-loss --home {home}` shows what is lost with it. If it was not, remove the "
-            "weight store's pointers/live.json"
+            f"if Kafka was lost too: `millrace log accept-loss --home {home}` shows what is lost with it. If it was only away: "
+            f"`millrace log recover-signals --home {home}` once it answers, and remove the weight store's pointers/live.json"
         )
     yield f"see to it that the old home stays stopped; then `millrace doctor --deep --home {home}`, start, and `millrace audit --deep`"

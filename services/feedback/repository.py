@@ -34,6 +34,7 @@ from contracts.tables.statements import add_all, among, insert_all_new
 from contracts.topics import SIGNALS
 from runtime.database import Database
 from runtime.log.outbox import message, put
+from runtime.log.recovery import ANY_BODY
 from services.feedback.requests import ReceivedItem, TargetKey
 
 PROCESS = "feedback"
@@ -119,7 +120,7 @@ def add(
             unsaid.discard(name)
             entries.append(ItemResult("accepted", holder.received_at))
         else:
-            same = holder.body_hash == item.body_hash
+            same = holder.body_hash in {item.body_hash, ANY_BODY}
             entries.append(ItemResult("duplicate" if same else "conflict", holder.received_at))
     fates = Counter[str](entry.fate for entry in entries if entry.fate in {"duplicate", "conflict"})
     _count(connection, signal_count, fates + Counter({"rejected": sum(rejected.values()) + len(beyond)}))

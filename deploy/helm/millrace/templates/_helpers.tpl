@@ -64,6 +64,7 @@ dashboard: 8403
 {{- /* The only folders that can be written are volumes. */}}
 - {name: HOME, value: /tmp}
 - {name: NUMBA_CACHE_DIR, value: /var/lib/millrace/.numba}
+- {name: PYTHONPYCACHEPREFIX, value: /var/lib/millrace/.python}
 - {name: HF_HUB_OFFLINE, value: "1"}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
