@@ -18,6 +18,7 @@ from commands.log import plain
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidRecord, InvalidRequest, NotFound
 from contracts.topics import TOPICS
+from contracts.wire import unpacked
 from runtime.log import redrive as letters_of
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
 from runtime.log.outbox import Relay
@@ -182,8 +183,8 @@ def _content(letter: DeadLetter) -> Any:
         except (InvalidRecord, ValueError):  # the body or a packed array is damaged
             return {name: _printable(value) for name, value in msgspec.structs.asdict(record).items()}
     try:
-        return _printable(msgspec.msgpack.decode(letter.value))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _printable(msgspec.msgpack.decode(unpacked("record", letter.value)))
+    except (InvalidRecord, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _printable(letter.value)
 
 
