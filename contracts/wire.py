@@ -29,6 +29,12 @@ _LEVEL = -1
 """Literals stay as they are: to code them takes three times as long, and gains nothing in so few bytes."""
 
 
+class _Schema(msgspec.Struct):
+    """Read alone and first, because a newer schema may have changed other fields."""
+
+    schema: int
+
+
 class _Wire(msgspec.Struct, omit_defaults=True):
     schema: int
     head: bytes = b""
@@ -67,8 +73,8 @@ def unpacked(kind: str, wire: bytes) -> bytes:
     if is_damaged(wire):
         raise InvalidRecord(f"not the {kind} that was appended: its checksum differs; the disk changed bits")
     try:
+        check_schema(kind, msgspec.msgpack.decode(wire, type=_Schema).schema)
         found = msgspec.msgpack.decode(wire, type=_Wire)
-        check_schema(kind, found.schema)
         return _head(found.head) + found.body if found.head else wire
     except (msgspec.MsgspecError, zstandard.ZstdError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRecord(f"not a {kind}: {error}") from error

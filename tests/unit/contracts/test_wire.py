@@ -73,7 +73,7 @@ def test_what_releases_wrote_is_read(record: Record) -> None:
     kind = type(record)
     assert decode(kind, bytes.fromhex(SCHEMA_2[kind])) == as_of_schema_2(record)
     assert decode(kind, bytes.fromhex(SCHEMA_3[kind])) == record
-    assert len(encode(record)) < 0.7 * len(bytes.fromhex(SCHEMA_2[kind]))
+    assert len(encode(record)) < 0.8 * len(bytes.fromhex(SCHEMA_2[kind]))
 
 
 def test_the_dictionary_never_changes() -> None:
@@ -87,9 +87,9 @@ def test_a_record_of_an_earlier_release_that_is_written_again_stays_what_it_is()
 
 def test_a_process_of_an_earlier_release_refuses_a_packed_record_by_its_schema() -> None:
     assert msgspec.msgpack.decode(encode(a_signal(a_generation())))["schema"] == SCHEMA
-    newer = msgspec.msgpack.encode({"schema": SCHEMA + 1, "head": b"of another form"})
-    with pytest.raises(NewerSchema, match="upgrade"):
-        decode(Signal, newer)
+    for head in (b"of another dictionary", "of another type"):
+        with pytest.raises(NewerSchema, match="upgrade"):
+            decode(Signal, msgspec.msgpack.encode({"schema": SCHEMA + 1, "head": head}))
 
 
 def test_a_body_is_not_compressed_again() -> None:
