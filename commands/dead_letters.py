@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -182,9 +183,12 @@ def _content(letter: DeadLetter) -> Any:
             return plain(record)
         except (InvalidRecord, ValueError):  # the body or a packed array is damaged
             return {name: _printable(value) for name, value in msgspec.structs.asdict(record).items()}
+    content = letter.value
+    with suppress(InvalidRecord):
+        content = unpacked("record", content)
     try:
-        return _printable(msgspec.msgpack.decode(unpacked("record", letter.value)))
-    except (InvalidRecord, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _printable(msgspec.msgpack.decode(content))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _printable(letter.value)
 
 
