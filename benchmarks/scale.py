@@ -34,11 +34,11 @@ BODY_60 = Constant("body of 60 tokens", 623, "bytes", "benchmarks.log.bytes")
 BODY_2000 = Constant("body of 2,000 tokens", 8_370, "bytes", "benchmarks.log.bytes")
 HEAD_ALONE = Constant(
     "heads as Kafka stores them, each record alone (below 100/s)",
-    1_541,
+    1_269,
     "bytes",
     "benchmarks.log.bytes --at-once 1, 60 tokens",
 )
-HEAD = Constant("the same, with workers that find many (from 100/s)", 792, "bytes", "benchmarks.log.bytes")
+HEAD = Constant("the same, with workers that find many (from 100/s)", 662, "bytes", "benchmarks.log.bytes")
 ROWS = Constant(
     "rows of generation, signal, score and outcome, without the trainer",
     3.5,
@@ -47,7 +47,7 @@ ROWS = Constant(
 )
 TABLE_60 = Constant(
     "PostgreSQL's files, 60 tokens",
-    5_400,
+    4_500,
     "bytes",
     "pg_database_size, before and after 400 generations of benchmarks.log.feed",
 )

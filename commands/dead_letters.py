@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from commands.log import plain
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidRecord, InvalidRequest, NotFound
 from contracts.topics import TOPICS
+from contracts.wire import unpacked
 from runtime.log import redrive as letters_of
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
 from runtime.log.outbox import Relay
@@ -181,8 +183,11 @@ def _content(letter: DeadLetter) -> Any:
             return plain(record)
         except (InvalidRecord, ValueError):  # the body or a packed array is damaged
             return {name: _printable(value) for name, value in msgspec.structs.asdict(record).items()}
+    content = letter.value
+    with suppress(InvalidRecord):
+        content = unpacked("record", content)
     try:
-        return _printable(msgspec.msgpack.decode(letter.value))
+        return _printable(msgspec.msgpack.decode(content))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _printable(letter.value)
 

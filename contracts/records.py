@@ -1,4 +1,4 @@
-"""Records of the log: five types, frozen and versioned, msgpack on the wire.
+"""Records of the log: five types, frozen and versioned; msgpack with a packed head on the wire (`contracts/wire.py`).
 
     inference ─▶ Generation ─┐
     feedback  ─▶ Signal ─────┴▶ episodes ─▶ Episode ─▶ rewards ─▶ Experience ─▶ training
@@ -19,15 +19,13 @@ from msgspec.structs import replace
 
 from contracts.compression import compressed
 from contracts.draws import LoggedDraw
-from contracts.errors import InvalidRecord, NewerSchema
-from contracts.event_log import LogPlace, is_damaged
+from contracts.errors import InvalidRecord
+from contracts.event_log import LogPlace
 from contracts.ids import sample_key
 from contracts.record_checks import problem_of, tokens_problem
 from contracts.sampling import ExpertShape, Sampling, Span
 from contracts.turns import SessionShare, SessionTurn
-
-SCHEMA = 2
-"""Since 2, heads have the key id of a sealed body, the attempt of a request and its number of choices; signals have comments."""
+from contracts.wire import SCHEMA, check_schema, packed, unpacked
 
 Purpose = Literal["user", "rollout", "sentinel", "shadow"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -128,6 +126,7 @@ class Generation(Record, frozen=True, kw_only=True):
     """Id of the key that seals the body; None: not sealed."""
     seal: Literal["none"] = "none"
     body: bytes
+    """Last, so that the wire form can leave it out of the packed head."""
 
     @property
     def key(self) -> str:
@@ -300,19 +299,12 @@ BodyType = TypeVar("BodyType")
 
 MAX_BODY_BYTES = 64 * 2**20
 """Of a decompressed body: eight times what a service accepts, so that no logged body is refused."""
-_OUR_SCHEMA = b"\xa6schema" + bytes([SCHEMA])
-"""All records of the current schema begin with this, after the one or three bytes that count their fields."""
-_LAST_SCHEMA = 1000
-"""A newer schema stops a worker until it is upgraded. A number above this limit was made up, so such a record is invalid."""
-
-
-class _Head(msgspec.Struct):
-    schema: int
 
 
 def encode(record: Record) -> bytes:
     """The wire form of a record."""
-    return msgspec.msgpack.encode(record)
+    plain = msgspec.msgpack.encode(record)
+    return packed(plain, len(record.body) if isinstance(record, Generation) else 0)
 
 
 def decode(kind: type[RecordType], wire: bytes) -> RecordType:
@@ -335,21 +327,12 @@ def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
         NewerSchema: a newer Millrace wrote it.
         InvalidRecord: another type of record; the message names the field.
     """
-    if is_damaged(wire):
-        raise InvalidRecord(f"not the {kind.__name__} that was appended: its checksum differs; the disk changed bits")
     try:
-        # Another schema: decode the head alone, because a newer schema may have changed other fields.
-        if not (wire.startswith(_OUR_SCHEMA, 1) or wire.startswith(_OUR_SCHEMA, 3)):
-            schema = msgspec.msgpack.decode(wire, type=_Head).schema
-            if not 1 <= schema <= _LAST_SCHEMA:
-                raise InvalidRecord(f"not a {kind.__name__}: no Millrace ever wrote schema {schema}")
-            if schema > SCHEMA:
-                raise NewerSchema(
-                    f"{kind.__name__} has schema {schema}, this process reads up to {SCHEMA}: upgrade it", schema=schema
-                )
-        return msgspec.msgpack.decode(wire, type=kind)
+        record = msgspec.msgpack.decode(unpacked(kind.__name__, wire), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRecord(f"not a {kind.__name__}: {error}") from error
+    check_schema(kind.__name__, record.schema)
+    return record
 
 
 def seal_body(body: msgspec.Struct) -> bytes:

@@ -16,6 +16,7 @@ from contracts.records import Episode, Experience, Outcome, Record, Score, Segme
 from contracts.sampling import Sampling, Span
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
+from contracts.wire import packed
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 TEXTS = (
@@ -39,6 +40,8 @@ BYTES = (b"", b"\0", b"\xff" * 3, b"\x00\x00\xc0\x7f" * 4, b"\xff" * 4096)
 WHATEVER: tuple[Any, ...] = (None, True, [], {}, *TEXTS, *INTEGERS, *FLOATS, *BYTES)
 BOMB = zstandard.compress(bytes(200 * 2**20))
 """Small on the wire, 200 MiB when opened."""
+PACKED = 0.7
+"""The share of records as this release writes them; the others are plain, as earlier ones did."""
 
 _ACCEPTED = {"accepted": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}}}
 _TOOL = {"name": "book", "description": "Book.", "parameters": {"type": "object", "required": ["party"]}}
@@ -126,7 +129,8 @@ def hostile(topic: str, draw: random.Random, names: list[str]) -> Message:
     tree = msgspec.to_builtins(record, builtin_types=(bytes,))
     for _ in range(draw.choice((1, 1, 2))):
         _damage(tree, draw)
-    return Message(topic, draw.randrange(4096), key, msgspec.msgpack.encode(tree))
+    wire = msgspec.msgpack.encode(tree)
+    return Message(topic, draw.randrange(4096), key, packed(wire) if draw.random() < PACKED else wire)
 
 
 def _damage(tree: Any, draw: random.Random) -> None:

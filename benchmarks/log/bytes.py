@@ -33,13 +33,13 @@ from contracts.topics import GENERATIONS, TOPICS
 
 _PAGE = 1_000
 _WARM_UP = 200
-_MOST_DRAINS = 8
+_MOST_DRAINS = 100
 
 
 def measure(arm: Arm, num_generations: int, num_tokens: int, seed: int, at_once: int) -> dict[str, float]:
     """Feed, drain with both workers in this process, and count; every figure is per generation.
 
-    `at_once`: messages that are fed before they are drained; 0: all of them. Else at most eight times as many generations are fed.
+    `at_once`: messages that are fed before they are drained; 0: all of them. Else at most a hundred times as many generations are fed.
     """
     statements: list[None] = []
     num_generations = min(num_generations, at_once * _MOST_DRAINS or num_generations)

@@ -16,12 +16,14 @@ from collections.abc import Sequence
 import msgspec
 from sqlalchemy import Connection, select
 
+from contracts.errors import InvalidRecord
 from contracts.event_log import EventLog, LogPlace, LogRecord, is_damaged
 from contracts.ids import parse_sample_key
 from contracts.record_checks import is_place
 from contracts.tables import generation
 from contracts.tables.statements import among
 from contracts.topics import GENERATIONS
+from contracts.wire import unpacked
 from runtime.database import Database
 
 BODY_LOST = "body_lost"
@@ -56,8 +58,8 @@ def with_answers(log: EventLog, database: Database, records: Sequence[LogRecord]
 
 def _pointer(record: LogRecord) -> _Target | None:
     try:
-        found = msgspec.msgpack.decode(record.value, type=_Pointer)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        found = msgspec.msgpack.decode(unpacked("pointer", record.value), type=_Pointer)
+    except (InvalidRecord, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None  # its reader says what is wrong with it
     return None if found.source is None or not is_place(found.source) else (found.key, found.source)
 

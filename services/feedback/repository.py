@@ -32,6 +32,7 @@ from contracts.tables import (
 )
 from contracts.tables.statements import add_all, among, insert_all_new
 from contracts.topics import SIGNALS
+from contracts.wire import unpacked
 from runtime.database import Database
 from runtime.log.outbox import message, put
 from runtime.log.recovery import ANY_BODY
@@ -220,7 +221,10 @@ def _beyond(connection: Connection, received: Sequence[ReceivedItem]) -> set[int
     wanted = among(connection, table.completion_id, {item.signal.completion_id for item in asked})
     rows = connection.execute(select(table.completion_id, table.tenant, table.record).where(wanted))
     known = {
-        (row.tenant, row.completion_id): msgspec.msgpack.decode(row.record, type=_Choices).num_choices for row in rows
+        (row.tenant, row.completion_id): msgspec.msgpack.decode(
+            unpacked("Generation", row.record), type=_Choices
+        ).num_choices
+        for row in rows
     }
     found = ((item, known.get((item.signal.tenant, item.signal.completion_id), 0)) for item in asked)
     return {id(item) for item, num_choices in found if 0 < num_choices <= item.signal.choice}

@@ -24,6 +24,7 @@ from contracts.records import Episode, Experience, Generation, Outcome, Record, 
 from contracts.sampling import Span
 from contracts.tables import train_answer, vote
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
+from contracts.wire import unpacked
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.release.train.reading.intake import TrainIntake
 from pipelines.release.train.slots import TrainSlots
@@ -65,7 +66,7 @@ def as_it_was(record: Record) -> bytes:
             return {name: without(item) for name, item in value.items() if name not in ADDED}
         return [without(item) for item in value] if isinstance(value, list) else value
 
-    return msgspec.msgpack.encode(without(msgspec.msgpack.decode(encode(record))))
+    return msgspec.msgpack.encode(without(msgspec.msgpack.decode(unpacked("record", encode(record)))))
 
 
 def write(connection: Connection, into: str, /, **row: object) -> None:

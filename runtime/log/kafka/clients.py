@@ -14,7 +14,7 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.errors import KafkaError, KafkaTimeoutError
 from kafka.net.compat import KafkaNetClient
 
-from contracts.errors import Unavailable
+from contracts.errors import LogRefused, Unavailable
 from runtime.addresses import host_and_port
 from runtime.log.kafka.access import OPEN, Access
 from runtime.log.kafka.sign_in import require_sign_in
@@ -142,9 +142,15 @@ class Cluster:
                 **self.access.configs(),
                 **settings,
             )
-        except KafkaError:
+        except (KafkaError, ValueError) as error:
             for client in made:  # a constructor that finds no broker leaks its thread and sockets
                 client.close()
+            if isinstance(error, ValueError):  # the client's word for a broker that is too old for a setting
+                raise LogRefused(
+                    f"Kafka at {self.servers} cannot be used: {error}. Brokers have to be 2.1 or newer, because records are sent "
+                    "in batches compressed with zstd",
+                    reason="old_broker",
+                ) from error
             if self.access.is_open:  # perhaps the broker does not let everybody in
                 require_sign_in(self._places, self.access, self.timeout / 3)
             raise

@@ -17,6 +17,7 @@ from contracts.event_log import Message
 from contracts.records import Episode, Generation, Signal, encode
 from contracts.tables import dead_letter, generation, outbox, received_signal, score, signal
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
+from contracts.wire import packed
 from millrace import app
 from pipelines.episodes.handler import EpisodesHandler, ReadRecord
 from rewards.worker import RewardsHandler
@@ -248,7 +249,12 @@ def test_show_tells_everything_that_can_be_read(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(b"\xc1", '"record": "c1"'), (b"\x81\xa1a\xc4\x02\x00\x01", '"a": "0001"'), (b"\x91" * 5000, "9191")],
+    [
+        (b"\xc1", '"record": "c1"'),
+        (b"\x81\xa1a\xc4\x02\x00\x01", '"a": "0001"'),
+        (packed(b"\x81\xa1a\xc4\x02\x00\x01"), '"a": "0001"'),
+        (b"\x91" * 5000, "9191"),
+    ],
 )
 def test_what_is_no_record_is_shown_as_what_it_is(world: World, value: bytes, said: str) -> None:
     world.log.append([Message(SIGNALS, 0, "k", value)])

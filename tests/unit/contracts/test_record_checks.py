@@ -13,7 +13,6 @@ from contracts.errors import InvalidRecord, NewerSchema
 from contracts.experts import pack_experts
 from contracts.records import (
     MAX_BODY_BYTES,
-    SCHEMA,
     Episode,
     Experience,
     Generation,
@@ -29,6 +28,7 @@ from contracts.records import (
     seal_body,
 )
 from contracts.sampling import ExpertShape, Span
+from contracts.wire import SCHEMA, packed
 from tests.fakes import a_generation, a_signal
 from tests.hostile import BOMB, an_experience
 
@@ -98,15 +98,18 @@ def test_a_reward_that_is_not_finite_has_a_name_already_and_is_read() -> None:
     assert math.isnan(decode(Experience, encode(an_experience(reward=math.nan))).reward or 0.0)
 
 
-@pytest.mark.parametrize("packed", ["token_ids", "logprobs"])
-def test_bytes_that_are_no_array_are_refused(packed: str) -> None:
+@pytest.mark.parametrize("name", ["token_ids", "logprobs"])
+def test_bytes_that_are_no_array_are_refused(name: str) -> None:
     [segment] = an_experience().segments
-    broken = msgspec.structs.replace(segment, **{packed: b"12345"})
-    with pytest.raises(InvalidRecord, match=rf"segments\[0\].{packed}: 5 bytes"):
+    broken = msgspec.structs.replace(segment, **{name: b"12345"})
+    with pytest.raises(InvalidRecord, match=rf"segments\[0\].{name}: 5 bytes"):
         decode(Experience, encode(an_experience(segments=(broken,))))
 
 
-@pytest.mark.parametrize("wire", [b"\x91" * 100_000, encode(ABOUT).replace(b"default", b"def\xed\xa0\x80t", 1), b""])
+NOT_TEXT = msgspec.msgpack.encode(ABOUT).replace(b"default", b"def\xed\xa0\x80t", 1)
+
+
+@pytest.mark.parametrize("wire", [b"\x91" * 100_000, NOT_TEXT, packed(NOT_TEXT), b""])
 def test_bytes_that_no_decoder_takes_are_refused_and_nothing_else_is_raised(wire: bytes) -> None:
     with pytest.raises(InvalidRecord):
         decode(Generation, wire)

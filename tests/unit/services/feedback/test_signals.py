@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -260,9 +261,10 @@ class FullDisk(Settings):
 
 def test_a_full_disk_acknowledges_nothing(feedback: Feedback, full_log: FullLog) -> None:
     full_disk = FullDisk(**feedback.settings.model_dump())
+    long = secrets.token_hex(30_000)  # no packing makes it small
     with serve(create_app(full_disk, event_log=full_log)) as feedback.url:
-        response = feedback.send(id="fb-1", correction="x" * 60_000)
-        batch = feedback.call("POST", "/batch", json={"items": [feedback.item(correction="x" * 60_000)]})
+        response = feedback.send(id="fb-1", correction=long)
+        batch = feedback.call("POST", "/batch", json={"items": [feedback.item(correction=long)]})
 
     for refused in (response, batch):
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
