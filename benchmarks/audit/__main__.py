@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--folder", type=Path, help="where the log and SQLite's file are made; they are removed afterwards"
     )
     parser.add_argument("--home", type=Path, help="keep them there, or take what an earlier run has left there")
-    parser.add_argument("--repeat", type=int, default=1, help="audits of what was never sealed")
+    parser.add_argument("--repeat", type=int, default=1, help="how often to audit before anything is sealed")
     parser.add_argument("--quick", action="store_true", help="no file of results")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--one", nargs=3, metavar=("URL", "LOG", "KIND"), help=argparse.SUPPRESS)

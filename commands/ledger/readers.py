@@ -134,7 +134,7 @@ class _Reader:
         self.source, sink = spawn.Pipe(duplex=False)
         self._process: SpawnProcess = spawn.Process(target=_read_there, args=(reopen, share, sink), daemon=True)
         self._process.start()
-        sink.close()  # only the process has it now, so its end is the end of what it says
+        sink.close()  # the process has the only copy: once it has ended, nothing more can come
 
     def hear(self) -> int | dict[int, StretchRead]:
         """The next thing that it says: how many records it read meanwhile, or at last all of them.
