@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import date
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
@@ -24,6 +25,7 @@ from sqlalchemy import Connection
 from commands.ledger import queries
 from commands.ledger.account import account
 from commands.ledger.logged import Say
+from commands.ledger.readers import Reopen, log_of, rare_collections
 from commands.ledger.sealing import write_seals
 from commands.ledger.signals import SignalFindings, check_signals
 from commands.options import DEFAULT_HOME, HomeOption
@@ -84,7 +86,11 @@ def run_audit(
     if day is not None:
         return print_day(database, day)
     listed = read_clients(clients) if clients else None
-    result = audit(database, settings.event_log(), listed, settled=settled, deep=deep, seal=seal, say=_say)
+    reopen = partial(log_of, home)
+    with rare_collections():
+        result = audit(
+            database, settings.event_log(), listed, settled=settled, deep=deep, seal=seal, say=_say, reopen=reopen
+        )
     print_audit(result)
     return 0 if result.balanced else 1
 
@@ -98,6 +104,7 @@ def audit(
     deep: bool = False,
     seal: bool = False,
     say: Say = lambda _: None,
+    reopen: Reopen | None = None,
 ) -> Audit:
     """Check the ledger against the log.
 
@@ -109,12 +116,13 @@ def audit(
         deep: read the rows of closed days too.
         seal: write seals if all is explained.
         say: told how far the work is.
+        reopen: opens the log in other processes, so that a long one is read in several.
     """
     now = time.time()
     seen = {item["key"] for item in clients or () if item["kind"] == "generation"}
     said = {item["id"] for item in clients or () if item["kind"] == "signal"}
     with database.snapshot() as connection:
-        found = account(connection, log, seen, say, deep=deep, seal_at=now if seal else None)
+        found = account(connection, log, seen, say, deep=deep, seal_at=now if seal else None, reopen=reopen)
         lost = check_signals(connection, log, say)
         learning = check_learning(connection, now)
         signals = _without(signal_counts(connection), lost.num_lost)

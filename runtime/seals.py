@@ -28,8 +28,9 @@ from contracts.tables.statements import insert_or_update
 ELSEWHEN = -1
 """The hour of a key without a time: it is not one of our ids."""
 PAGE = 20_000
-_HOUR_MS, _DAY_HOURS = 3_600_000, 24
-_LAST_HOUR = (date.max.toordinal() - date(1970, 1, 1).toordinal()) * _DAY_HOURS
+HOUR_MS, _DAY_HOURS = 3_600_000, 24
+LAST_HOUR = (date.max.toordinal() - date(1970, 1, 1).toordinal()) * _DAY_HOURS
+"""Later ones have no date."""
 _MODULUS = 2**64
 _ID = re.compile(r"chatcmpl-([0-9a-f]{8})-([0-9a-f]{4})-").match
 _MINE = ("num", "hash", "states", "sealed_at", "closed_at", "num_dropped", "hash_dropped", "dropped_at")
@@ -75,18 +76,18 @@ def hash_of(key: str) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
 
 
-def hashes_of(keys: Iterable[str]) -> bytes:
-    """The hashes of many keys, 8 bytes each in this machine's order, as `array("Q")` and numpy read them."""
+def hashes_of(keys: Iterable[bytes]) -> bytes:
+    """`hash_of` of many keys, 8 bytes each, the lowest first."""
     blake2b = hashlib.blake2b
-    return b"".join([blake2b(key.encode(), digest_size=8).digest() for key in keys])
+    return b"".join([blake2b(key, digest_size=8).digest() for key in keys])
 
 
 def hour_of(key: str) -> int:
     """Hours since 1970 at which the id of a key was made; `ELSEWHEN` if it has no time."""
     if (found := _ID(key)) is None:
         return ELSEWHEN
-    hour = int(found[1] + found[2], 16) // _HOUR_MS
-    return hour if hour < _LAST_HOUR else ELSEWHEN
+    hour = int(found[1] + found[2], 16) // HOUR_MS
+    return hour if hour < LAST_HOUR else ELSEWHEN
 
 
 def day_of(hour: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, insert
 
 from benchmarks.log.feed import TASK, a_generation
-from contracts.event_log import NUM_PARTITIONS
+from contracts.event_log import NUM_PARTITIONS, EventLog, Message
 from contracts.ids import first_id_at, sample_key
 from contracts.records import encode
 from contracts.tables import generation, outcome, position, received_signal, signal
@@ -19,7 +19,6 @@ from contracts.tables.statements import insert_all
 from contracts.topics import GENERATIONS
 from runtime.database import Database
 from runtime.days import make_days
-from runtime.log.local import LocalLog
 from runtime.log.local_file import checksum, open_topic
 
 DAYS = 2
@@ -29,49 +28,54 @@ _SIGNAL_EVERY = 10
 _SIGNALS_OF_TEN = 3
 
 
-def fill(database: Database, folder: Path, num: int, chance: random.Random) -> int:
-    """Write `num` generations; returns the bytes of one record in the log."""
+def fill(database: Database, log: EventLog, num: int, chance: random.Random, file: Path | None = None) -> int:
+    """Write `num` generations; returns the bytes of one record in the log. `file`: of an embedded log's generations, written in SQL."""
     today = int(time.time() * 1000) // _DAY_MS * _DAY_MS
     first = today - DAYS * _DAY_MS
     make_days(database, first / 1000, ahead=DAYS)
     wire = encode(a_generation(chance, first / 1000))
-    log = LocalLog(folder)
     log.create_topics()
-    files = open_topic(folder / f"{GENERATIONS}.db", NUM_PARTITIONS)
-    ends = [0] * NUM_PARTITIONS
+    add = log.append if file is None else _FileWriter(file).add
     step = DAYS * _DAY_MS / num
     for start in range(0, num, _AT_ONCE):
         some = range(start, min(num, start + _AT_ONCE))
         ids = [_id(first + int(number * step), number) for number in some]
-        files.execute("BEGIN IMMEDIATE")
-        files.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", list(_records(ids, some, wire, ends)))
-        files.execute("COMMIT")
+        add([Message(GENERATIONS, number, sample_key(name, 0), wire) for name, number in zip(ids, some, strict=True)])
         with database.transaction() as connection:
             _add_rows(connection, ids, some, wire)
     with database.transaction() as connection:
-        for partition, end in enumerate(ends):
+        for partition, end in log.ends(GENERATIONS).items():
             row = {"consumer_group": "episodes", "topic": GENERATIONS, "partition": partition, "next_offset": end}
             connection.execute(insert(position).values(row))
     if not database.url.startswith("sqlite"):
         with database.transaction() as connection:
             connection.exec_driver_sql("ANALYZE")
-    files.close()
-    log.close()
     return len(wire)
+
+
+class _FileWriter:
+    """Appends to the embedded log without an fsync for each append."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_topic(path, NUM_PARTITIONS)
+        self._ends = [0] * NUM_PARTITIONS
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Append records of generations."""
+        self._file.execute("BEGIN IMMEDIATE")
+        self._file.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", list(self._placed(messages)))
+        self._file.execute("COMMIT")
+
+    def _placed(self, messages: Sequence[Message]) -> Iterator[tuple[int, int, str, bytes, float, int]]:
+        for _, number, key, wire in messages:
+            partition, now = number % len(self._ends), 1.0
+            offset = self._ends[partition]
+            self._ends[partition] += 1
+            yield partition, offset, key, wire, now, checksum(partition, offset, key, wire, now)
 
 
 def _id(milliseconds: int, number: int) -> str:
     return f"{first_id_at(milliseconds)}-7{number % 4096:03x}-8{number % 4096:03x}-{number:012x}"
-
-
-def _records(
-    ids: list[str], numbers: Sequence[int], wire: bytes, ends: list[int]
-) -> Iterator[tuple[int, int, str, bytes, float, int]]:
-    for name, number in zip(ids, numbers, strict=True):
-        partition, key, now = number % NUM_PARTITIONS, sample_key(name, 0), 1.0
-        offset = ends[partition]
-        ends[partition] += 1
-        yield partition, offset, key, wire, now, checksum(partition, offset, key, wire, now)
 
 
 def _add_rows(connection: Connection, ids: list[str], numbers: Sequence[int], wire: bytes) -> None:

@@ -2,7 +2,7 @@
 
 In: one snapshot of the database, and the log as it is after it. Out: an `Account`. Waits for: reads.
 
-    log ──▶ logged.py ──╮
+    log ──▶ readers.py ─╮
                         ├──▶ compare.py ──▶ explain.py ──▶ problems, notes ──▶ sealing.py
     rows ─▶ queries.py ─╯                       ▲
     seals ──────────────────────────────────────╯
@@ -19,8 +19,9 @@ from sqlalchemy import Connection
 from commands.ledger import queries
 from commands.ledger.compare import UnknownRecords, compare, sort_out
 from commands.ledger.explain import Explained, explain, find_orphans
-from commands.ledger.logged import LogSide, Say, read_log
+from commands.ledger.logged import LogSide, Say
 from commands.ledger.queries import MOST_NAMED, DeadPlaces
+from commands.ledger.readers import Reopen, read_log
 from commands.ledger.sealing import NewSeals, plan_seals, range_of
 from contracts.event_log import EventLog
 from contracts.ledger import GENERATION_STATES, PENDING, LedgerCounts, generation_counts
@@ -51,6 +52,7 @@ def account(
     deep: bool = False,
     with_marks: bool = True,
     seal_at: float | None = None,
+    reopen: Reopen | None = None,
 ) -> Account:
     """Account for every generation.
 
@@ -62,6 +64,7 @@ def account(
         deep: read the rows of closed days too.
         with_marks: do not read what is sealed again. False finds the keys where a seal no longer fits.
         seal_at: plan seals, with this time.
+        reopen: opens the log in other processes; see `read_log`.
     """
     positions = queries.join_positions(connection, GENERATIONS)
     letters = queries.letters_of_join(connection)
@@ -79,18 +82,18 @@ def account(
         if progress:
             say(progress)
 
-    side = read_log(log, marks, alive)
+    side = read_log(log, marks, alive, reopen)
     closed = set() if deep else _closed_days(seals) - {day_of(hour) for hour in side.hours}
     which = queries.ids_outside([range_of(day) for day in closed])
     say("database: comparing every row")
-    difference = compare(side, (key for gap in which for key in queries.keys_of(connection, gap)))
+    difference = compare(side, (page for gap in which for page in queries.keys_of(connection, gap)))
     unknown = sort_out(difference, positions, letters, queries.keys_being_sent_again(connection), side.damaged)
     orphans = find_orphans(connection, difference.orphans, side, lost_at)
     open_seals = {key: seal for key, seal in seals.items() if key.day not in closed}
     found = explain(log, side, marks=marks, seals=open_seals, passed=unknown.passed, orphans=orphans, lost_at=lost_at)
     if found.broken_seals and with_marks:
         say("a seal does not fit: reading the whole log")
-        again = account(connection, log, seen, say, deep=True, with_marks=False, seal_at=seal_at)
+        again = account(connection, log, seen, say, deep=True, with_marks=False, seal_at=seal_at, reopen=reopen)
         if not again.problems and not any(first.offset for first in side.firsts.values()):
             # Records that came twice, before and after a mark, do that. The whole log agrees with the rows.
             return again._replace(

@@ -1,21 +1,21 @@
 """Compares both sides of the ledger, an hour at a time: records that have no row, and rows that have no record. Pure.
 
 In: the log's keys, and the database's in the order of their ids. Out: the differences. At no time more of the database's keys than
-those of one hour.
+those of a page and of one hour.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from itertools import groupby
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from commands.ledger.hours import by_hour
 from commands.ledger.logged import LogSide, Words, offsets_of, partitions_of, place_of
 from commands.ledger.queries import DeadPlaces
 from runtime.log.redrive import RecordPlace
-from runtime.seals import ELSEWHEN, SealKey, day_of, hash_of, hashes_of, hour_of
+from runtime.seals import ELSEWHEN, SealKey, day_of, hash_of, hashes_of
 
 
 class LedgerDifference(NamedTuple):
@@ -38,25 +38,27 @@ class UnknownRecords(NamedTuple):
     """Hash to place of the others: the join passed them. A dropped day explains them, or nothing does."""
 
 
-def compare(side: LogSide, rows: Iterable[str]) -> LedgerDifference:
+def compare(side: LogSide, rows: Iterable[Sequence[str]]) -> LedgerDifference:
     """Find what only one side has.
 
     Args:
         side: what the log has.
-        rows: the keys of all rows, in the order of their ids.
+        rows: pages of the keys of all rows, in the order of their ids.
     """
     unknown, orphans = {}, {}
-    elsewhen = b""
-    seen = set()
-    for hour, keys in groupby(rows, hour_of):
-        hashes = hashes_of(keys)
-        if hour == ELSEWHEN:
-            elsewhen += hashes
-            continue
-        seen.add(hour)
-        unknown[hour], orphans[hour] = _differ(side, hour, hashes)
-    for hour in side.hours.keys() - seen | {ELSEWHEN}:
-        unknown[hour], orphans[hour] = _differ(side, hour, elsewhen if hour == ELSEWHEN else b"")
+    held: dict[int, bytearray] = {}
+    """What was not compared yet: the hour at which the last page ended, and keys without a time."""
+    left = set(side.hours)
+    for page in rows:
+        names = [key.encode() for key in page]
+        hashes = np.frombuffer(hashes_of(names), "<u8")
+        for hour, mine in by_hour(names):
+            held.setdefault(hour, bytearray()).extend(hashes[mine].tobytes())
+        for hour in sorted(held.keys() - {ELSEWHEN})[:-1]:
+            unknown[hour], orphans[hour] = _differ(side, hour, held.pop(hour))
+            left.discard(hour)
+    for hour in sorted(left | held.keys()):
+        unknown[hour], orphans[hour] = _differ(side, hour, held.get(hour, b""))
     return LedgerDifference(
         {hour: found for hour, found in unknown.items() if len(found[0])},
         {hour: found for hour, found in orphans.items() if len(found)},
@@ -100,7 +102,7 @@ def sort_out(
     return UnknownRecords(num_unread, num_dead, passed)
 
 
-def _differ(side: LogSide, hour: int, rows: bytes) -> tuple[tuple[Words, Words], Words]:
+def _differ(side: LogSide, hour: int, rows: bytes | bytearray) -> tuple[tuple[Words, Words], Words]:
     held = np.frombuffer(rows, "<u8")
     if (keys := side.hours.get(hour)) is None:
         return (held[:0], held[:0]), held

@@ -5,17 +5,17 @@ In: the log. Out: 16 bytes for each record, by the hour of its key; no values. W
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from commands.ledger.hours import by_hour
 from contracts.event_log import EventLog, LogRecord, is_damaged
 from contracts.topics import GENERATIONS
 from runtime.log.redrive import RecordPlace
-from runtime.seals import hashes_of, hour_of
+from runtime.seals import hashes_of
 
 Words = NDArray[np.uint64]
 Say = Callable[[str], None]
@@ -24,7 +24,6 @@ Say = Callable[[str], None]
 _WORD = np.dtype("<u8")
 _PAGE = 1000
 _OFFSET_BITS = 48
-_SAY_EVERY = 20_000
 
 
 class FirstRecord(NamedTuple):
@@ -40,11 +39,10 @@ class HourOfKeys:
     def __init__(self) -> None:
         self._hashes, self._places = bytearray(), bytearray()
 
-    def add(self, records: Sequence[LogRecord]) -> None:
-        """Add records of one partition."""
-        self._hashes += hashes_of([record.key for record in records])
-        offsets = np.array([record.offset for record in records], _WORD)
-        self._places += (offsets | _WORD.type(records[0].partition << _OFFSET_BITS)).tobytes()
+    def add(self, hashes: Words, places: Words) -> None:
+        """Add records of one partition, [records] each."""
+        self._hashes += hashes.tobytes()
+        self._places += places.tobytes()
 
     @property
     def hashes(self) -> Words:
@@ -69,6 +67,28 @@ class LogSide(NamedTuple):
     """Places where records are missing between others, and how many."""
 
 
+class Stretch(NamedTuple):
+    """What to read of a partition: from the mark up to `end`."""
+
+    partition: int
+    mark: int
+    end: int
+
+    @property
+    def num_records(self) -> int:
+        """At most."""
+        return max(0, self.end - self.mark)
+
+
+class StretchRead(NamedTuple):
+    """What was read of a partition; see `LogSide`. `first`: None if the partition is empty."""
+
+    first: FirstRecord | None
+    hours: dict[int, HourOfKeys]
+    damaged: list[RecordPlace]
+    gaps: list[tuple[RecordPlace, int]]
+
+
 def place_of(packed: int) -> RecordPlace:
     """The place of a record, as `HourOfKeys` holds it."""
     return RecordPlace(GENERATIONS, packed >> _OFFSET_BITS, packed & ((1 << _OFFSET_BITS) - 1))
@@ -84,43 +104,62 @@ def offsets_of(places: Words) -> Words:
     return places & np.uint64((1 << _OFFSET_BITS) - 1)
 
 
-def read_log(log: EventLog, marks: Mapping[int, int], say: Say) -> LogSide:
-    """Read every record after the marks, up to the end that the log has now.
+def stretches_of(log: EventLog, marks: Mapping[int, int]) -> list[Stretch]:
+    """What there is to read after the marks, up to the end that the log has now."""
+    return [Stretch(partition, marks.get(partition, 0), end) for partition, end in log.ends(GENERATIONS).items()]
+
+
+def read_stretch(log: EventLog, stretch: Stretch, seen: Callable[[int], None]) -> StretchRead:
+    """Read one partition. `seen` is told the number of records of each page.
 
     Raises:
         Unavailable, Damaged: the log cannot be read.
     """
-    ends = log.ends(GENERATIONS)
-    side = LogSide({}, {}, ends, [], [])
-    num_left = sum(max(0, end - marks.get(partition, 0)) for partition, end in ends.items())
-    num_read = 0
-    for partition, end in ends.items():
-        if not (first := log.read(GENERATIONS, partition, 0, 1)):
-            continue
-        side.firsts[partition] = FirstRecord(first[0].offset, first[0].appended_at)
-        offset = max(marks.get(partition, 0), first[0].offset)
-        while offset < end and (records := log.read(GENERATIONS, partition, offset, _PAGE)):
-            _add(side, partition, offset, records)
-            offset = records[-1].offset + 1
-            if num_read // _SAY_EVERY != (num_read + len(records)) // _SAY_EVERY:
-                say(f"log: {num_read + len(records):,} of about {num_left:,} records")
-            num_read += len(records)
+    partition, end = stretch.partition, stretch.end
+    if not (oldest := log.read(GENERATIONS, partition, 0, 1)):
+        return StretchRead(None, {}, [], [])
+    found = StretchRead(FirstRecord(oldest[0].offset, oldest[0].appended_at), {}, [], [])
+    offset = max(stretch.mark, oldest[0].offset)
+    while offset < end and (records := log.read(GENERATIONS, partition, offset, _PAGE)):
+        _add(found, partition, offset, records)
+        offset = records[-1].offset + 1
+        seen(len(records))
+    return found
+
+
+def side_of(stretches: Iterable[Stretch], parts: Mapping[int, StretchRead]) -> LogSide:
+    """Put the partitions together, in their order, whoever read them first."""
+    side = LogSide({}, {}, {}, [], [])
+    for partition, _, end in stretches:
+        part = parts[partition]
+        side.ends[partition] = end
+        if part.first is not None:
+            side.firsts[partition] = part.first
+        side.damaged.extend(part.damaged)
+        side.gaps.extend(part.gaps)
+        while part.hours:  # taken one by one, so that nothing is held twice
+            hour = next(iter(part.hours))
+            keys = part.hours.pop(hour)
+            side.hours.setdefault(hour, HourOfKeys()).add(keys.hashes, keys.places)
     return side
 
 
-def _add(side: LogSide, partition: int, wanted: int, records: Sequence[LogRecord]) -> None:
+def _add(found: StretchRead, partition: int, wanted: int, records: Sequence[LogRecord]) -> None:
     if records[-1].offset - wanted >= len(records):
         for record in records:
             if record.offset > wanted:
-                side.gaps.append((RecordPlace(GENERATIONS, partition, wanted), record.offset - wanted))
+                found.gaps.append((RecordPlace(GENERATIONS, partition, wanted), record.offset - wanted))
             wanted = record.offset + 1
-    side.damaged.extend(
-        RecordPlace(GENERATIONS, partition, record.offset) for record in records if is_damaged(record.value)
+    found.damaged.extend(
+        [RecordPlace(GENERATIONS, partition, record.offset) for record in records if is_damaged(record.value)]
     )
-    for hour, some in groupby(records, lambda record: hour_of(record.key)):
-        if (keys := side.hours.get(hour)) is None:
-            keys = side.hours[hour] = HourOfKeys()
-        keys.add(list(some))
+    names = [record.key.encode() for record in records]
+    offsets = np.array([record.offset for record in records], _WORD)
+    hashes, places = np.frombuffer(hashes_of(names), _WORD), offsets | _WORD.type(partition << _OFFSET_BITS)
+    for hour, mine in by_hour(names):
+        if (keys := found.hours.get(hour)) is None:
+            keys = found.hours[hour] = HourOfKeys()
+        keys.add(hashes[mine], places[mine])
 
 
 def key_at(log: EventLog, place: RecordPlace) -> str:

@@ -108,12 +108,12 @@ def rows_of(
     return pages(connection, *which, columns=[generation.c[name] for name in columns], seen=seen)
 
 
-def keys_of(connection: Connection, which: Sequence[ColumnElement[bool]]) -> Iterator[str]:
-    """Sample keys in the order of their ids, a page in memory at a time: the database puts them together."""
+def keys_of(connection: Connection, which: Sequence[ColumnElement[bool]]) -> Iterator[Sequence[str]]:
+    """Sample keys in the order of their ids, page by page: the database puts them together."""
     statement = select(_KEY).where(*which).order_by(generation.c.completion_id, generation.c.choice).limit(PAGE)
     keys = connection.execute(statement).scalars().all()
     while keys:
-        yield from keys
+        yield keys
         completion_id, _, choice = keys[-1].rpartition(":")
         keys = connection.execute(statement.where(*rows_after(completion_id, int(choice)))).scalars().all()
 
