@@ -9,6 +9,7 @@ generation and no signal of the users may be unexplained, and every process must
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -254,6 +255,11 @@ def show(figures: dict[str, Any]) -> bool:
 
 def main() -> int:
     """Returns the exit status."""
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.containers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
     started = time.monotonic()
     try:
         figures = run()

@@ -71,7 +71,7 @@ def test_a_later_revision_is_open_until_it_is_told(any_database: Database) -> No
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_any_order_gives_one_state(any_database: Database, order: tuple[int, ...]) -> None:
     answer = a_generation()
-    records = [answer, a_signal(answer), told(answer, "unscored")]
+    records: list[Generation | Signal | Outcome] = [answer, a_signal(answer), told(answer, "unscored")]
     for place in order:
         handle(any_database, records[place])
     close(any_database)
