@@ -195,7 +195,7 @@ class _Drill:
             time.sleep(2.0)
 
     def _verdict(self, words: str, taken_at: float) -> dict[str, Any]:
-        """Each problem must be about a signal or an answer of the time after the backup; without the log, also of what was in it alone."""
+        """Each problem must be about a signal or an answer of the time after the backup, or about a record that only the lost log had."""
         listed = [json.loads(line) for path in self._lists for line in path.read_text().splitlines()]
         failed = [item["what"] for item in listed if item["kind"] == "failed"]
         between = [item for item in listed if item["at"] >= taken_at]
