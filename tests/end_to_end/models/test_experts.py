@@ -10,10 +10,12 @@ import torch
 
 from contracts.experts import experts_of
 from contracts.records import Experience, decode, unpack_ids
+from contracts.segments import whole
 from contracts.topics import EXPERIENCES
 from policy.load import load_model
 from policy.routing import ExpertRecorder, routing_of
 from policy.weights import copy_tensors
+from runtime.log.answers import with_answers
 from tests.end_to_end.models.loop import Loop, run_loop
 from tests.fakes import everything
 from tests.models import build_model
@@ -29,7 +31,9 @@ def test_versions_are_trained_on_samples_with_recorded_experts_alone(tmp_path: P
     base = build_model("qwen3_moe", tmp_path / "base")
     with run_loop(tmp_path, base, replay_experts="required") as loop:
         loop.work_until(lambda: loop.live >= 2, "version 2")
-        found = [decode(Experience, record.value) for record in everything(loop.home.settings.event_log(), EXPERIENCES)]
+        log, database = loop.home.settings.event_log(), loop.home.settings.database()
+        records = with_answers(log, database, everything(log, EXPERIENCES))
+        found = [whole(decode(Experience, record.value), record.answer) for record in records]
         scored = [item for item in found if item.reward is not None]
         assert len(scored) >= NUM_COMPARED
         for item in scored[:NUM_COMPARED]:
