@@ -63,7 +63,7 @@ def _behaviour() -> list[Row]:
             sums(version, "score:schema", NUM, 0.99 if version < 7 else 0.81),
             sums(version, "score:polite", NUM // 2, 0.6 + 0.1 * share),
             sums(version, "signal:accepted", NUM - 60, 0.45 + 0.5 * share),
-            sums(version, "null", NUM, 0.034 if version == 8 else 0.002),
+            sums(version, "null", NUM, 0.034 if version == 8 else 0.01),
             sums(version, "model_fault", NUM, 0.08 - 0.05 * share),
             sums(version, "unlabelled", NUM, 0.3 - 0.05 * share),
             sums(version, "flatters", NUM, 0.01),

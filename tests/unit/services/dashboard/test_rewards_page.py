@@ -71,7 +71,7 @@ def test_charts_get_means_by_version_oldest_first(page: str) -> None:
     assert found["at"] == list(range(NUM_VERSIONS))
     assert found["reward"] == pytest.approx([0.5 + 0.04 * version for version in range(NUM_VERSIONS)])
     assert found["score:schema"][6:8] == pytest.approx([0.99, 0.81])
-    assert found["null"][7:] == pytest.approx([0.002, 0.034, 0.002])
+    assert found["null"][7:] == pytest.approx([0.01, 0.034, 0.01])
     assert "flatters" not in found
     assert columns(page, "shares") == found
 
@@ -83,7 +83,7 @@ def test_the_table_says_the_same_newest_first(page: str) -> None:
     shown = rows(part)
     assert [row[0] for row in shown] == [f"v{version}" for version in range(NUM_VERSIONS - 1, -1, -1)]
     means = ["0.500 of 360", "0.600 of 200", "0.990 of 400", "0.450 of 340"]
-    assert shown[-1] == ["v0", f"{NUM}", *means, "0.2 %", "8.0 %", "30.0 %"]
+    assert shown[-1] == ["v0", f"{NUM}", *means, "1.0 %", "8.0 %", "30.0 %"]
     assert 'href="/policies/8"' in part
 
 
