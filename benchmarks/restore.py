@@ -30,6 +30,7 @@ from typing import Any
 import httpx
 import psutil
 
+from benchmarks.brokers.world import end_process
 from benchmarks.feedback.world import free_port
 from benchmarks.paths import EXAMPLE, ROOT
 from benchmarks.report import write_report
@@ -148,7 +149,7 @@ class _Drill:
             env={**os.environ, "MILLRACE_APP_KEY": self._key},
             start_new_session=True,
         )
-        self._stack.callback(_end, process)
+        self._stack.callback(end_process, process)
         began = time.monotonic()
         while not _is_ready(self._port):
             if process.poll() is not None or time.monotonic() - began > _PATIENCE_SECONDS:
@@ -165,7 +166,7 @@ class _Drill:
         process = subprocess.Popen(  # noqa: S603 our own module
             [sys.executable, "-m", "examples.reservations.users", *where, *habits], cwd=ROOT
         )
-        self._stack.callback(_end, process)
+        self._stack.callback(end_process, process)
         return process
 
     def _millrace(self, *arguments: str) -> str:
@@ -262,16 +263,6 @@ def _delete_topics(servers: str, home: Path) -> None:
     admin.delete_topics(mine)
     admin.close()
     print(f"deleted {len(mine)} topics", flush=True)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(30.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 if __name__ == "__main__":

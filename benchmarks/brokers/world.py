@@ -199,7 +199,7 @@ class World:
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
         )
-        self._stack.callback(_end, process)
+        self._stack.callback(end_process, process)
         return process
 
     def _port_of(self, engine: subprocess.Popen[bytes]) -> int:
@@ -221,7 +221,8 @@ def longest(told: Sequence[Told], kind: str, since: float, until: float) -> floa
     return max(waits, default=0.0)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to end, and kill it if it has not after half a minute."""
     process.terminate()
     try:
         process.wait(30.0)
