@@ -22,7 +22,7 @@ LATE, WAITING, REPLACED = "late", "waiting", "replaced"
 KEPT_SECONDS = 7 * 86_400.0
 """Of experiences in the log: a revision that was scored earlier can no longer reach the trainer."""
 MOST_NAMED = 20
-"""Of unexplained items of one kind."""
+"""At most so many unexplained items of one kind are named; the others are counted."""
 _AT_ONCE = 500
 _NULL, _UNSCORED = "null", "unscored"
 _SHADOW = "shadow"

@@ -20,12 +20,13 @@ from commands.ledger import queries
 from commands.ledger.compare import UnknownRecords, compare, sort_out
 from commands.ledger.explain import Explained, explain, find_orphans
 from commands.ledger.logged import LogSide, Say
-from commands.ledger.queries import MOST_NAMED, DeadPlaces
+from commands.ledger.queries import DeadPlaces
 from commands.ledger.readers import Reopen, read_log
 from commands.ledger.sealing import NewSeals, plan_seals, range_of
 from contracts.event_log import EventLog
 from contracts.ledger import GENERATION_STATES, PENDING, LedgerCounts, generation_counts
 from contracts.topics import GENERATIONS
+from runtime.learning_ledger import MOST_NAMED
 from runtime.log.loss_acceptance import num_written_off
 from runtime.log.loss_detection import read_known
 from runtime.log.redrive import DEAD_LETTER

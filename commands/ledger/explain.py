@@ -16,10 +16,11 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from commands.ledger.logged import LogSide, Words, key_at
-from commands.ledger.queries import MOST_NAMED, ids_between, rows_of
+from commands.ledger.queries import ids_between, rows_of
 from contracts.event_log import EventLog
 from contracts.ids import first_id_at, sample_key, time_of
 from contracts.topics import GENERATIONS
+from runtime.learning_ledger import MOST_NAMED
 from runtime.log.redrive import RecordPlace
 from runtime.seals import ELSEWHEN, KeySum, Seal, SealKey, day_of, hash_of, sum_of
 

@@ -32,8 +32,6 @@ from runtime.seals import PAGE, pages, rows_after
 
 Condition = ColumnElement[bool]
 JOIN = "episodes"
-MOST_NAMED = 20
-"""At most so many generations or signals are named in each problem; the others are counted."""
 _NOT_DECISIVE = ("late", PENDING)
 _KEY = generation.c.completion_id.concat(":").concat(cast(generation.c.choice, String))
 

@@ -15,7 +15,6 @@ from sqlalchemy import Connection
 
 from commands.ledger.logged import Say, Words
 from commands.ledger.queries import (
-    MOST_NAMED,
     accepted_signals,
     buried_signals,
     join_positions,
@@ -27,6 +26,7 @@ from contracts.errors import InvalidRecord
 from contracts.event_log import EventLog
 from contracts.records import Signal, decode_shape
 from contracts.topics import SIGNALS
+from runtime.learning_ledger import MOST_NAMED
 
 _PAGE = 1000
 _WORDS = 2**64
