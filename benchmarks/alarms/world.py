@@ -20,6 +20,7 @@ import httpx
 import psutil
 import yaml
 
+from benchmarks.alarms import hurry
 from benchmarks.paths import BASE, EXAMPLE, ROOT
 from contracts.errors import InvalidSettings
 
@@ -31,10 +32,10 @@ _SCRAPE_SECONDS = 10.0
 class World:
     """A started home. `other_targets`: more targets for Prometheus, read again every few seconds."""
 
-    def __init__(self, folder: Path, scrape_seconds: float) -> None:
+    def __init__(self, folder: Path, scrape_seconds: float, options: Sequence[str] = ()) -> None:
         self.home, self.port, self._prometheus_port = folder / "home", free_port(), free_port()
         self._folder = folder
-        self._scrape = scrape_seconds
+        self._scrape, self._options = scrape_seconds, options
         self.other_targets = folder / "other.json"
         self.app_key = ""
 
@@ -58,14 +59,15 @@ class World:
         with self._process("users", [*command, f"--out={self._folder / 'users.jsonl'}"], signal.SIGTERM) as process:
             process.wait(seconds + _READY_SECONDS)
 
-    def alarms(self) -> dict[tuple[str, str], str] | None:
-        """Every firing alarm: its name and process to its summary; None while Prometheus does not answer."""
+    def alarms(self, *, hurried: bool = False) -> dict[tuple[str, str], str] | None:
+        """Every firing alarm: its name and process to its summary; None while Prometheus does not answer. `hurried`: of the copies."""
         try:
             answer = httpx.get(f"http://127.0.0.1:{self._prometheus_port}/api/v1/alerts", timeout=_SCRAPE_SECONDS)
             answer.raise_for_status()
         except httpx.HTTPError:
             return None
-        firing = [one for one in answer.json()["data"]["alerts"] if one["state"] == "firing"]
+        alerts = answer.json()["data"]["alerts"]
+        firing = [one for one in alerts if one["state"] == "firing" and ("hurried" in one["labels"]) is hurried]
         return {
             (one["labels"]["alertname"], one["labels"].get("process", "")): one["annotations"]["summary"]
             for one in firing
@@ -84,13 +86,13 @@ class World:
     def _up(self) -> list[str]:
         sentinels, task = EXAMPLE / "sentinels.jsonl", EXAMPLE / "task.toml"
         start = [sys.executable, str(ROOT / "millrace.py"), "up", f"--policy={BASE}", f"--task={task}"]
-        return [*start, f"--home={self.home}", f"--port={self.port}", f"--sentinels={sentinels}"]
+        return [*start, f"--home={self.home}", f"--port={self.port}", f"--sentinels={sentinels}", *self._options]
 
     def _prometheus(self) -> list[str]:
         """deploy/prometheus.yml, with the targets of this home."""
         settings = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
         settings["global"]["scrape_interval"] = f"{self._scrape:g}s"
-        settings["rule_files"] = [str(ROOT / "deploy" / "alerts.yml")]
+        settings["rule_files"] = [str(ROOT / "deploy" / "alerts.yml"), str(self._hurried())]
         [home] = [job for job in settings["scrape_configs"] if job["job_name"] == "millrace-up"]
         home["file_sd_configs"] = [
             {"files": [str(self.home / "targets.json"), str(self.other_targets)], "refresh_interval": "5s"}
@@ -100,6 +102,11 @@ class World:
         path.write_text(yaml.safe_dump(settings))
         listen = f"--web.listen-address=127.0.0.1:{self._prometheus_port}"
         return ["prometheus", f"--config.file={path}", f"--storage.tsdb.path={self._folder / 'tsdb'}", listen]
+
+    def _hurried(self) -> Path:
+        path = self._folder / "hurried.yml"
+        path.write_text(yaml.safe_dump({"groups": [{"name": "hurried", "interval": "1s", "rules": hurry.rules()}]}))
+        return path
 
     @contextmanager
     def _store_of_its_own(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The ways in which `benchmarks.alarms` breaks a home, each undone at the end, and which alarm should name it."""
+"""Processes killed, stopped or doubled, a full disk, a record that nobody can read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple
+from contextlib import contextmanager
 
 import psutil
 
+from benchmarks.alarms.breaks.kinds import Break
 from benchmarks.alarms.world import World, free_port, until
 from benchmarks.paths import ROOT
 from contracts import assignments
@@ -28,17 +28,6 @@ from runtime.settings import load_settings
 _NO_BYTES = 900_000
 _FILL_BYTES = 2**20
 _BEAT_SECONDS, _CUT_SECONDS = 0.05, 180.0
-
-
-class Break(NamedTuple):
-    """A fault, the alarm that must name it, and for which process ("" where the alarm names none)."""
-
-    name: str
-    alarm: str
-    process: str
-    broken: Callable[[World], AbstractContextManager[None]]
-    users: bool = False
-    """People work meanwhile."""
 
 
 @contextmanager
@@ -144,7 +133,7 @@ def bad_record(world: World) -> Iterator[None]:
     yield
 
 
-BREAKS = (
+_BREAKS = (
     Break("a stage crash-loops: rewards, kill -9", "ProcessRestarting", "rewards", crash_loop),
     Break("the gate waits: release stands still", "ProcessDown", "release", lambda world: stopped(world, "release")),
     Break("the gate waits: its candidate has no bytes", "WorkFails", "engine", no_bytes),
@@ -156,12 +145,12 @@ BREAKS = (
     Break("the engine stands still", "ProcessDown", "engine", lambda world: stopped(world, "engine")),
     Break("a record that nobody can read", "DeadLetters", "", bad_record),
 )
-CLOCK = Break("the clock of a replica is ten minutes ahead", "ClockOff", "release", clock_ahead)
+_CLOCK = Break("the clock of a replica is ten minutes ahead", "ClockOff", "release", clock_ahead)
 
 
-def all_breaks() -> tuple[Break, ...]:
+def breaks() -> tuple[Break, ...]:
     """Those that can be tried here; the clock needs Debian's `faketime`."""
-    return (*BREAKS[:-1], CLOCK, BREAKS[-1]) if shutil.which("faketime") else BREAKS
+    return (*_BREAKS[:-1], _CLOCK, _BREAKS[-1]) if shutil.which("faketime") else _BREAKS
 
 
 def _kill(world: World, process: str) -> None:

@@ -1,0 +1,11 @@
+"""The ways in which `benchmarks.alarms` breaks a home, each undone at the end, and which alarm should name it."""
+
+from __future__ import annotations
+
+from benchmarks.alarms.breaks import kills
+from benchmarks.alarms.breaks.kinds import Break
+
+
+def all_breaks() -> tuple[Break, ...]:
+    """Those that can be tried here."""
+    return kills.breaks()

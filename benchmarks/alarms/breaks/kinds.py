@@ -1,0 +1,26 @@
+"""What a break of `benchmarks.alarms` is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from benchmarks.alarms.world import World
+
+
+class Break(NamedTuple):
+    """A fault, the alarm that must name it, and for which process ("" where the alarm names none)."""
+
+    name: str
+    alarm: str
+    process: str
+    broken: Callable[[World], AbstractContextManager[None]]
+    users: bool = False
+    """People work meanwhile."""
+    hurried: bool = False
+    """The alarm waits for long, so its hurried copy is looked at, see `benchmarks.alarms.hurry`."""
+    longest_seconds: float = 180.0
+    """How long the alarm is waited for."""
+    options: tuple[str, ...] = ()
+    """More options of `millrace up`. Breaks with the same ones are tried in one home."""
