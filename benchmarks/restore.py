@@ -27,9 +27,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
+from benchmarks import drill
 from benchmarks.brokers.world import end_process
 from benchmarks.feedback.world import free_port
 from benchmarks.paths import EXAMPLE, ROOT
@@ -87,7 +87,7 @@ class _Drill:
         running = self._up(old, [*places, *(str(part) for part in servers)])
         crowd = self._crowd(old, 1)
         time.sleep(options.before)
-        said = self._millrace("backup", "--home", str(old), "--to", str(file))
+        said = drill.millrace("backup", "--home", str(old), "--to", str(file))
         time.sleep(options.after)
         _kill(running)
         crowd.kill()
@@ -97,10 +97,10 @@ class _Drill:
         if options.lose_log:
             _delete_topics(str(self._kafka), self._folder / "gone")
         places = self._places()
-        restored = self._millrace("restore", str(file), "--home", str(new), *places)
+        restored = drill.millrace("restore", str(file), "--home", str(new), *places)
         print(restored, flush=True)
-        accepted = self._millrace("log", "accept-loss", "--home", str(new), "--yes") if options.lose_log else ""
-        held = _counts(self._audit(new)[1])
+        accepted = drill.millrace("log", "accept-loss", "--home", str(new), "--yes") if options.lose_log else ""
+        held = _counts(drill.audit(new))
         running = self._up(new, [])
         crowd = self._crowd(new, 2)
         time.sleep(options.after)
@@ -151,7 +151,7 @@ class _Drill:
         )
         self._stack.callback(end_process, process)
         began = time.monotonic()
-        while not _is_ready(self._port):
+        while not drill.is_ready(self._port):
             if process.poll() is not None or time.monotonic() - began > _PATIENCE_SECONDS:
                 raise SystemExit(f"up is not ready: {(self._folder / f'{home.name}.log').read_text()[-3000:]}")
             time.sleep(0.5)
@@ -159,39 +159,14 @@ class _Drill:
 
     def _crowd(self, home: Path, seed: int) -> subprocess.Popen[bytes]:
         self._lists.append(self._folder / f"users-{seed}.jsonl")
-        settings = load_settings(home)  # on servers, feedback is a process of its own
-        where = ["--url", settings.web_url, "--feedback-url", settings.feedback_url]
-        where += ["--key", self._key, "--out", str(self._lists[-1])]
-        habits = ["--seed", str(seed), "--seconds", "100000", "--users", str(self._options.users)]
-        process = subprocess.Popen(  # noqa: S603 our own module
-            [sys.executable, "-m", "examples.reservations.users", *where, *habits], cwd=ROOT
-        )
-        self._stack.callback(end_process, process)
-        return process
-
-    def _millrace(self, *arguments: str) -> str:
-        done = subprocess.run(  # noqa: S603 our own program
-            [sys.executable, str(ROOT / "millrace.py"), *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise SystemExit(f"millrace {arguments[0]} ended with {done.returncode}: {done.stdout}{done.stderr}")
-        return done.stdout
-
-    def _audit(self, home: Path, *more: str) -> tuple[int, str]:
-        command = [sys.executable, str(ROOT / "millrace.py"), "audit", "--deep", "--home", str(home), *more]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603 our own program
-        return done.returncode, done.stdout
+        return drill.start_users(self._stack, home, self._key, self._lists[-1], users=self._options.users, seed=seed)
 
     def _settle(self, home: Path) -> tuple[float, str]:
         """Wait until nothing is pending; the words of the last audit."""
         began, both = time.monotonic(), self._folder / "users.jsonl"
         both.write_text("".join(path.read_text() for path in self._lists))
         while True:
-            words = self._audit(home, "--settled", "--clients", str(both))[1]
+            words = drill.audit(home, "--settled", "--clients", str(both))
             # A signal whose answer was in the lost log alone waits for it for a while, as any other.
             pending = _PENDING.findall(words)
             if pending in ([], ["signals"] * self._options.lose_log) or time.monotonic() - began > _PATIENCE_SECONDS:
@@ -241,13 +216,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     for one in mine:
         one.kill()
     psutil.wait_procs(mine)
-
-
-def _is_ready(port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5.0).is_success
-    except httpx.HTTPError:
-        return False
 
 
 def _counts(words: str) -> list[str]:

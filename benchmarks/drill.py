@@ -1,0 +1,57 @@
+"""What drills share: commands of a release, users who work meanwhile, the audit of a home.
+
+A drill does to real processes what an operator will have to do, and lets the audit say what it cost.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+
+from benchmarks.brokers.world import end_process
+from benchmarks.paths import ROOT
+from runtime.settings import load_settings
+
+
+def millrace(*arguments: str, release: Path = ROOT) -> str:
+    """What a command of Millrace says. `release`: the folder of its code. Raises SystemExit if it fails."""
+    status, words = ask(*arguments, release=release)
+    if status:
+        raise SystemExit(f"millrace {arguments[0]} ended with {status}: {words}")
+    return words
+
+
+def ask(*arguments: str, release: Path = ROOT) -> tuple[int, str]:
+    """Status and words of a command of Millrace."""
+    done = subprocess.run(  # noqa: S603 our own program
+        [sys.executable, str(release / "millrace.py"), *arguments], cwd=release, stdout=-1, stderr=-2, text=True, check=False
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def audit(home: Path, *more: str) -> str:
+    """What `millrace audit --deep` says."""
+    return ask("audit", "--deep", "--home", str(home), *more)[1]
+
+
+def start_users(stack: ExitStack, home: Path, key: str, out: Path, *, users: int, seed: int) -> subprocess.Popen[bytes]:
+    """Users of the reservations example, who work until they are ended. `out`: their own list."""
+    settings = load_settings(home)  # on servers, feedback is a process of its own
+    where = ["--url", settings.web_url, "--feedback-url", settings.feedback_url, "--key", key, "--out", str(out)]
+    habits = ["--seed", str(seed), "--seconds", "100000", "--users", str(users)]
+    command = [sys.executable, "-m", "examples.reservations.users", *where, *habits]
+    process = subprocess.Popen(command, cwd=ROOT)  # noqa: S603 our own module
+    stack.callback(end_process, process)
+    return process
+
+
+def is_ready(port: int) -> bool:
+    """Does a process say at /ready that it is?"""
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5.0).is_success
+    except httpx.HTTPError:
+        return False
