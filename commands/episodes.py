@@ -18,6 +18,7 @@ from pathlib import Path
 
 import structlog
 
+from contracts.assignments import first_move_at
 from contracts.errors import Unavailable
 from pipelines.episodes import __main__ as episodes
 from runtime.database import Database
@@ -41,16 +42,23 @@ def main(home: Path, stop: threading.Event) -> None:
 
 
 class SealKeeper:
-    """Has the ledger sealed, and tells how long ago that was: if never, since the start of this process."""
+    """Has the ledger sealed, and tells how long ago that was: if never, since the home was made.
+
+    A process that is started again tells the same age at once, so no number of restarts hides an old seal.
+    """
 
     def __init__(self, home: Path, database: Database) -> None:
         self._home, self._database = home, database
         self._sealed_at: float | None = None
-        started_at = time.time()
-        LEDGER_SEAL_AGE.set_function(lambda: max(0.0, time.time() - (self._sealed_at or started_at)))
+        self._since = time.time()
+        LEDGER_SEAL_AGE.set_function(lambda: max(0.0, time.time() - (self._sealed_at or self._since)))
 
     def run(self, stop: threading.Event) -> None:
         """Look once an hour, until `stop` is set."""
+        try:
+            self._note()
+        except Unavailable as error:
+            log.warning("the last seal is not known yet", reason=error.message)
         while not stop.wait(_LOOK_SECONDS + random.uniform(0.0, _SPREAD_SECONDS)):  # noqa: S311 spreads replicas
             try:
                 self.look(time.time(), stop)
@@ -73,7 +81,8 @@ class SealKeeper:
 
     def _note(self) -> None:
         with self._database.snapshot() as connection:
-            self._sealed_at = last_sealed_at(connection)
+            self._sealed_at, made_at = last_sealed_at(connection), first_move_at(connection)
+        self._since = min(self._since, made_at or self._since)
 
     def _seal(self, stop: threading.Event) -> None:
         command = [sys.executable, "-m", "millrace", "audit", "--seal", f"--home={self._home}"]

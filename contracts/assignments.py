@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
-from sqlalchemy import Connection, case, insert, select, update
+from sqlalchemy import Connection, case, func, insert, select, update
 
 from contracts import revocations
 from contracts.deletions import refer_to_version
@@ -70,6 +70,11 @@ def lock(connection: Connection, policy: str) -> dict[str, Assignment]:
         select(assignment.c.arm).where(assignment.c.policy == policy).order_by(order).with_for_update()
     ).all()
     return read(connection, policy)
+
+
+def first_move_at(connection: Connection) -> float | None:
+    """When an arm first pointed at a version, UTC epoch seconds: `init` does that; None before."""
+    return connection.execute(select(func.min(assignment_change.c.at))).scalar_one_or_none()
 
 
 def root_of_version(connection: Connection, policy: str, version: int) -> str | None:

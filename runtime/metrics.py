@@ -232,7 +232,7 @@ LEDGER_LOOK_AGE = Gauge(
 )
 LEDGER_SEAL_AGE = Gauge(
     "millrace_ledger_seal_age_seconds",
-    "Seconds since an audit last balanced and was sealed; since the start of this process if there was none.",
+    "Seconds since an audit last balanced and was sealed; since the home was made if there was none.",
 )
 DASHBOARD_FAULTS = _born(
     Counter(

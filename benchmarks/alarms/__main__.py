@@ -1,6 +1,6 @@
 """Breaks a home in turn, and notes which alarm fired after how many seconds, in a real Prometheus.
 
-usage: sudo python -m benchmarks.alarms [--scrape 5] [--only TEXT] [--list] [--quick]
+usage: sudo python -m benchmarks.alarms [--scrape 5] [--only TEXT ...] [--list] [--at-once] [--quick]
 
 In: nothing. Out: a table and a dated JSON file; status 1 if a break was not named, or anything fired while all was well. What alarms
 as they are must name within a minute is broken first. An alarm that waits for longer is looked at in a copy with shorter durations
@@ -37,14 +37,20 @@ def main() -> int:
         prog="python -m benchmarks.alarms", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--scrape", type=float, default=5.0, help="seconds between two scrapes")
-    parser.add_argument("--only", default="", help="only breaks whose name or alarm has this text")
+    parser.add_argument(
+        "--only", action="append", metavar="TEXT", help="only breaks whose name or alarm has this text; may be repeated"
+    )
     parser.add_argument("--list", action="store_true", help="say which breaks there are, and stop")
+    parser.add_argument(
+        "--at-once", action="store_true", help="do not look first whether anything fires while all is well"
+    )
     parser.add_argument("--quick", action="store_true", help="write no file")
     options = parser.parse_args()
     if shutil.which("prometheus") is None:
         print("no prometheus: apt-get install prometheus", file=sys.stderr)
         return 2
-    chosen = [one for one in all_breaks() if options.only.lower() in f"{one.name} {one.alarm}".lower()]
+    wanted = [text.lower() for text in options.only or [""]]
+    chosen = [one for one in all_breaks() if any(text in f"{one.name} {one.alarm}".lower() for text in wanted)]
     if options.list or not chosen:
         print_table("breaks", ("alarm", "break"), [(one.alarm, one.name) for one in chosen])
         return 0 if chosen else 2
@@ -53,7 +59,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="millrace-alarms-") as folder:
             world = World(Path(folder), options.scrape, more)
             with world.running():
-                quiet = sorted({*quiet, *_quiet(world)})
+                quiet = quiet if options.at_once else sorted({*quiet, *_quiet(world)})
                 print(f"all is well, {' '.join(more) or 'as it is'}: {quiet or 'nothing fires'}", flush=True)
                 rows += [_try(world, one) for one in chosen if one.options == more]
     table = [(row["break"], row["alarm"] or "none", row["seconds"] or "-", ", ".join(row["others"])) for row in rows]

@@ -19,12 +19,32 @@ from pathlib import Path
 import httpx
 import psutil
 import yaml
+from sqlalchemy import Connection
 
 from benchmarks.alarms import hurry
+from benchmarks.alarms.reward_server import RewardServer
 from benchmarks.paths import BASE, EXAMPLE, ROOT
 from contracts.errors import InvalidSettings
+from runtime.settings import load_settings
 
 STORE_BYTES = 256 * 2**20
+GRADED = "graded"
+_GRADED = """name = "graded"
+window_seconds = 1
+consent = "train"
+
+[signals.thumbs]
+type = "label"
+labels = {{ up = 1.0, down = 0.0 }}
+
+[[verifiers]]
+name = "server"
+kind = "http"
+
+[verifiers.config]
+url = "http://127.0.0.1:{port}/"
+retries = 0
+"""
 _READY_SECONDS = 180.0
 _SCRAPE_SECONDS = 10.0
 
@@ -37,6 +57,9 @@ class World:
         self._folder = folder
         self._scrape, self._options = scrape_seconds, options
         self.other_targets = folder / "other.json"
+        self.targets = folder / "targets.json"
+        """The processes of the home, as Prometheus finds them: a copy, so that one of them can be taken out."""
+        self.grader = RewardServer()
         self.app_key = ""
 
     @contextmanager
@@ -44,13 +67,35 @@ class World:
         """Start the home, its Prometheus and, once, enough users for a few versions."""
         with ExitStack() as stack:
             stack.enter_context(self._store_of_its_own())
+            stack.callback(self.grader.close)
             home = stack.enter_context(self._process("home", self._up(), signal.SIGINT))
             self._supervisor = psutil.Process(home.pid)
-            until(lambda: "operator key" in self._said("home"), _READY_SECONDS, "the home is not ready")
+            until(
+                lambda: "operator key" in self._said("home") or home.poll() is not None,
+                _READY_SECONDS,
+                "the home is not ready",
+            )
+            if home.poll() is not None:
+                raise InvalidSettings(f"the home ended: {self._said('home')}")
             [self.app_key] = re.findall(r"app key\s+(\S+)", self._said("home"))
+            self.find_processes()
             stack.enter_context(self._process("prometheus", self._prometheus(), signal.SIGTERM))
             until(lambda: self.alarms() is not None, _READY_SECONDS, "Prometheus does not answer")
             yield
+
+    def find_processes(self) -> None:
+        """Let Prometheus find every process of the home."""
+        self.targets.write_text((self.home / "targets.json").read_text())
+
+    @contextmanager
+    def database(self) -> Iterator[Connection]:
+        """A transaction on the database of the home."""
+        database = load_settings(self.home).database()
+        try:
+            with database.transaction() as connection:
+                yield connection
+        finally:
+            database.close()
 
     def users(self, seconds: float) -> None:
         """Let the demo's users work."""
@@ -85,8 +130,21 @@ class World:
 
     def _up(self) -> list[str]:
         sentinels, task = EXAMPLE / "sentinels.jsonl", EXAMPLE / "task.toml"
-        start = [sys.executable, str(ROOT / "millrace.py"), "up", f"--policy={BASE}", f"--task={task}"]
+        start = [
+            sys.executable,
+            str(ROOT / "millrace.py"),
+            "up",
+            f"--policy={BASE}",
+            f"--task={task}",
+            f"--task={self._second_task()}",
+        ]
         return [*start, f"--home={self.home}", f"--port={self.port}", f"--sentinels={sentinels}", *self._options]
+
+    def _second_task(self) -> Path:
+        """A task that the reward server of this world grades; only records that a break appends are about it."""
+        path = self._folder / "graded.toml"
+        path.write_text(_GRADED.format(port=self.grader.port))
+        return path
 
     def _prometheus(self) -> list[str]:
         """deploy/prometheus.yml, with the targets of this home."""
@@ -94,9 +152,7 @@ class World:
         settings["global"]["scrape_interval"] = f"{self._scrape:g}s"
         settings["rule_files"] = [str(ROOT / "deploy" / "alerts.yml"), str(self._hurried())]
         [home] = [job for job in settings["scrape_configs"] if job["job_name"] == "millrace-up"]
-        home["file_sd_configs"] = [
-            {"files": [str(self.home / "targets.json"), str(self.other_targets)], "refresh_interval": "5s"}
-        ]
+        home["file_sd_configs"] = [{"files": [str(self.targets), str(self.other_targets)], "refresh_interval": "5s"}]
         settings["scrape_configs"] = [home]
         path = self._folder / "prometheus.yml"
         path.write_text(yaml.safe_dump(settings))

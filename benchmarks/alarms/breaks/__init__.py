@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.alarms.breaks import kills
+from benchmarks.alarms.breaks import ages, kills, processes, records
 from benchmarks.alarms.breaks.kinds import Break
 
 
 def all_breaks() -> tuple[Break, ...]:
     """Those that can be tried here."""
-    return kills.breaks()
+    return (*kills.breaks(), *processes.breaks(), *records.breaks(), *ages.breaks())

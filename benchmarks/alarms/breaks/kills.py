@@ -31,9 +31,9 @@ _BEAT_SECONDS, _CUT_SECONDS = 0.05, 180.0
 
 
 @contextmanager
-def crash_loop(world: World, process: str = "rewards") -> Iterator[None]:
-    """Kill a stage, with signal 9, as often as it comes back."""
-    with _again_and_again(lambda: _kill(world, process)):
+def crash_loop(world: World, process: str = "rewards", pause_seconds: float = _BEAT_SECONDS) -> Iterator[None]:
+    """Kill a process, with signal 9, as often as it comes back."""
+    with _again_and_again(lambda: kill(world, process), pause_seconds):
         yield
 
 
@@ -64,13 +64,13 @@ def no_bytes(world: World) -> Iterator[None]:
 def another_trainer(world: World) -> Iterator[None]:
     """The trainer dies, and a twin that trains nothing takes its lease first."""
     database, policy = load_settings(world.home).database(), load_settings(world.home).policy
-    _kill(world, "training")
+    kill(world, "training")
     lease: Lease | None = None
     while lease is None:
         try:
             lease = Lease.acquire(database, policy)
         except (LeaseHeld, Unavailable):
-            _kill(world, "training")
+            kill(world, "training")
     try:
         with lease.kept_alive():
             yield
@@ -153,18 +153,19 @@ def breaks() -> tuple[Break, ...]:
     return (*_BREAKS[:-1], _CLOCK, _BREAKS[-1]) if shutil.which("faketime") else _BREAKS
 
 
-def _kill(world: World, process: str) -> None:
+def kill(world: World, process: str) -> None:
+    """Kill a process, with signal 9; the supervisor starts it again."""
     child = world.child(process)
     if child is not None:
         os.kill(child.pid, signal.SIGKILL)
 
 
 @contextmanager
-def _again_and_again(act: Callable[[], None]) -> Iterator[None]:
+def _again_and_again(act: Callable[[], None], pause_seconds: float) -> Iterator[None]:
     stop = threading.Event()
 
     def run() -> None:
-        while not stop.wait(_BEAT_SECONDS):
+        while not stop.wait(pause_seconds):
             act()
 
     thread = threading.Thread(target=run, daemon=True)

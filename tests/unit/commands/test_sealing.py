@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import func, insert, select
+from sqlalchemy import func, insert, select, update
 
 from commands.episodes import SEALED_EVERY_SECONDS, SealKeeper
 from commands.home import prepare_home
-from contracts.tables import ledger_mark, received_signal
+from contracts.assignments import LIVE, move
+from contracts.tables import assignment_change, ledger_mark, received_signal
+from runtime.database import Database
 from runtime.settings import Settings
 
 PRODUCT = Path(__file__).parent.parent.parent.parent / "examples" / "reservations"
@@ -52,3 +54,21 @@ def test_a_ledger_is_sealed_once_a_day_and_only_if_it_balances(tmp_path: Path) -
     with database.snapshot() as connection:
         assert connection.execute(select(func.max(ledger_mark.c.at))).scalar_one() == before
     database.close()
+
+
+def test_a_restart_does_not_hide_that_nothing_was_sealed(database: Database, tmp_path: Path) -> None:
+    made_at = time.time() - 3 * 86_400.0
+    with database.transaction() as connection:
+        move(connection, policy="p", arm=LIVE, version=0, expected_epoch=0, writer="init", reason="the first version")
+        connection.execute(update(assignment_change).values(at=made_at))
+    stop = threading.Event()
+    keeper = threading.Thread(target=SealKeeper(tmp_path, database).run, args=(stop,))
+    keeper.start()
+    try:
+        deadline = time.monotonic() + 10.0
+        while age() < 3 * 86_400.0:
+            assert time.monotonic() < deadline, age()
+            time.sleep(0.01)
+    finally:
+        stop.set()
+        keeper.join()

@@ -1,0 +1,97 @@
+"""Processes that hang, that Prometheus does not find, or that answer users with errors."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+from benchmarks.alarms.breaks.kills import crash_loop, stopped
+from benchmarks.alarms.breaks.kinds import Break
+from benchmarks.alarms.world import World
+
+_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
+"""Requests of ptrace(2)."""
+_TRIES, _ANSWER_SECONDS = 50, 2.0
+TWO_ENGINES = ("--engines=2",)
+
+
+@contextmanager
+def not_found(world: World, process: str) -> Iterator[None]:
+    """A process of which Prometheus hears no more, as when its container ends: its name goes with it."""
+    targets = json.loads(world.targets.read_text())
+    world.targets.write_text(json.dumps([item for item in targets if item["labels"]["process"] != process]))
+    try:
+        yield
+    finally:
+        world.find_processes()
+
+
+@contextmanager
+def hung(world: World, process: str) -> Iterator[None]:
+    """The main thread of a process stands still, and its other threads go on, as in a call that never returns."""
+    child = world.child(process)
+    if child is None:
+        raise RuntimeError(f"{process} does not run")
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    libc.ptrace.restype = ctypes.c_long
+
+    def trace(request: int) -> None:
+        if libc.ptrace(request, child.pid, None, None) < 0:
+            raise OSError(ctypes.get_errno(), f"ptrace: {os.strerror(ctypes.get_errno())}")
+
+    for _ in range(_TRIES):
+        trace(_SEIZE)
+        trace(_INTERRUPT)
+        os.waitpid(child.pid, os.WSTOPPED | getattr(os, "__WALL", 0x40000000))
+        if _answers(world, process):
+            break
+        trace(_DETACH)  # it held Python's lock, so every other thread waits for it
+        time.sleep(0.1)
+    else:
+        raise RuntimeError(f"{process} could not be stopped outside of Python's lock")
+    try:
+        yield
+    finally:
+        trace(_DETACH)
+
+
+def _answers(world: World, process: str) -> bool:
+    [item] = [one for one in json.loads(world.targets.read_text()) if one["labels"]["process"] == process]
+    try:
+        return httpx.get(f"http://{item['targets'][0]}/metrics", timeout=_ANSWER_SECONDS).is_success
+    except httpx.HTTPError:
+        return False
+
+
+@contextmanager
+def one_engine_dies(world: World) -> Iterator[None]:
+    """One of two engines dies as often as it comes back and has begun to answer."""
+    with crash_loop(world, "engine", pause_seconds=1.0):
+        yield
+
+
+def breaks() -> tuple[Break, ...]:
+    """What can be tried everywhere."""
+    return (
+        Break("no Prometheus hears of release any more", "ProcessMissing", "release", lambda world: not_found(world, "release")),
+        Break("the loop of episodes hangs", "ProcessStuck", "episodes", lambda world: hung(world, "episodes"), hurried=True),
+        Break(
+            "users get errors: no engine answers", "ErrorsServed", "", lambda world: stopped(world, "engine"), users=True,
+            hurried=True, longest_seconds=240,
+        ),
+        Break(
+            "an engine is asked no more", "EngineOutOfRotation", "", lambda world: stopped(world, "engine"), users=True, hurried=True,
+        ),
+        Break("the dashboard stands still", "LedgerNotWatched", "", lambda world: stopped(world, "web"), hurried=True),
+        Break(
+            "one of two engines dies again and again", "EngineRequestsMoving", "", one_engine_dies, users=True, hurried=True,
+            options=TWO_ENGINES, longest_seconds=240,
+        ),
+    )  # fmt: skip
