@@ -111,6 +111,7 @@ def _try(world: World, one: Break) -> dict[str, Any]:
                 seconds = round(time.monotonic() - began, 1)
                 row |= {"alarm": one.alarm, "seconds": seconds, "summary": now[wanted]}
             time.sleep(_LOOK_SECONDS)
+    world.end_users()
     print(row, flush=True)
     return row
 

@@ -5,6 +5,7 @@ In: a folder, two free ports. Out: the alarms that Prometheus says are firing. W
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -60,6 +61,7 @@ class World:
         self.targets = folder / "targets.json"
         """The processes of the home, as Prometheus finds them: a copy, so that one of them can be taken out."""
         self.grader = RewardServer()
+        self._crowds: list[subprocess.Popen[bytes]] = []
         self.app_key = ""
 
     @contextmanager
@@ -102,7 +104,13 @@ class World:
         arguments = [f"--url=http://127.0.0.1:{self.port}", f"--key={self.app_key}", f"--seconds={seconds}"]
         command = [sys.executable, "-m", "examples.reservations.users", "--model=base", *arguments, "--users=8"]
         with self._process("users", [*command, f"--out={self._folder / 'users.jsonl'}"], signal.SIGTERM) as process:
+            self._crowds.append(process)
             process.wait(seconds + _READY_SECONDS)
+
+    def end_users(self) -> None:
+        """Let all users go home."""
+        while self._crowds:
+            self._crowds.pop().terminate()
 
     def alarms(self, *, hurried: bool = False) -> dict[tuple[str, str], str] | None:
         """Every firing alarm: its name and process to its summary; None while Prometheus does not answer. `hurried`: of the copies."""
@@ -129,6 +137,9 @@ class World:
         return None
 
     def _up(self) -> list[str]:
+        lines = (EXAMPLE / "sentinels.jsonl").read_text().splitlines()
+        hopeless = [json.dumps(json.loads(line) | {"reference": "{}"}) for line in lines]
+        (self._folder / "hopeless.jsonl").write_text("\n".join(hopeless))
         sentinels, task = EXAMPLE / "sentinels.jsonl", EXAMPLE / "task.toml"
         start = [
             sys.executable,
@@ -138,7 +149,13 @@ class World:
             f"--task={task}",
             f"--task={self._second_task()}",
         ]
-        return [*start, f"--home={self.home}", f"--port={self.port}", f"--sentinels={sentinels}", *self._options]
+        return [
+            *start,
+            f"--home={self.home}",
+            f"--port={self.port}",
+            f"--sentinels={sentinels}",
+            *(part.format(folder=self._folder) for part in self._options),
+        ]
 
     def _second_task(self) -> Path:
         """A task that the reward server of this world grades; only records that a break appends are about it."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from benchmarks.alarms.breaks import ages, kills, processes, records
+from benchmarks.alarms.breaks import ages, kills, learning, processes, records, trains
 from benchmarks.alarms.breaks.kinds import Break
 
 
 def all_breaks() -> tuple[Break, ...]:
     """Those that can be tried here."""
-    return (*kills.breaks(), *processes.breaks(), *records.breaks(), *ages.breaks())
+    return (
+        *kills.breaks(),
+        *processes.breaks(),
+        *records.breaks(),
+        *ages.breaks(),
+        *learning.breaks(),
+        *trains.breaks(),
+    )

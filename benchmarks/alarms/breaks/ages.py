@@ -10,12 +10,12 @@ from sqlalchemy import select, update
 
 from benchmarks.alarms.breaks.kills import kill, no_bytes, stopped
 from benchmarks.alarms.breaks.kinds import Break
+from benchmarks.alarms.breaks.settings import changed
 from benchmarks.alarms.world import World, free_port, until
 from contracts import holds
 from contracts.assignments import CANDIDATE
 from contracts.tables import assignment, assignment_change, ledger_mark, train_hold, webhook_delivery
 from runtime.settings import load_settings
-from runtime.settings_file import settings_file
 from runtime.snapshot_rows import DatabaseSnapshotRows
 from weights.issuer import Issuer
 from weights.stores.opening import open_weight_store
@@ -53,29 +53,25 @@ def waiting_candidate(world: World) -> Iterator[None]:
 @contextmanager
 def deaf_receiver(world: World) -> Iterator[None]:
     """A receiver of webhooks has been away for two hours. Its URL stands in the settings; nobody listens there."""
-    path, policy = settings_file(world.home), load_settings(world.home).policy
-    before = path.read_text()
-    path.write_text(f'{before}\n[webhooks]\nurls = ["http://127.0.0.1:{free_port()}/"]\n')
-    kill(world, "release")  # it reads its settings when it starts
+    policy, url = load_settings(world.home).policy, f"http://127.0.0.1:{free_port()}/"
 
     def waits() -> bool:
         with world.database() as connection:
             tried = select(webhook_delivery.c.id).where(webhook_delivery.c.num_tries > 0)
             return connection.execute(tried).first() is not None
 
-    try:
+    with changed(world, "release", "webhooks", urls=[url]):
         time.sleep(5.0)
         with world.database() as connection:
             holds.freeze(connection, policy=policy, until=None, writer="benchmark", reason="something to tell")
-        until(waits, _PATIENCE_SECONDS, "release told nobody of the freeze")
-        with world.database() as connection:
-            connection.execute(update(webhook_delivery).values(at=webhook_delivery.c.at - 2 * 3600.0))
-        yield
-    finally:
-        path.write_text(before)
-        with world.database() as connection:
-            holds.resume(connection, policy=policy, writer="benchmark", reason="it was told")
-        kill(world, "release")
+        try:
+            until(waits, _PATIENCE_SECONDS, "release told nobody of the freeze")
+            with world.database() as connection:
+                connection.execute(update(webhook_delivery).values(at=webhook_delivery.c.at - 2 * 3600.0))
+            yield
+        finally:
+            with world.database() as connection:
+                holds.resume(connection, policy=policy, writer="benchmark", reason="it was told")
 
 
 @contextmanager
@@ -113,9 +109,9 @@ def old_snapshot(world: World) -> Iterator[None]:
 
 def breaks() -> tuple[Break, ...]:
     """Those of a home that the users have used."""
-    return (
-        Break("operators forgot a freeze", "HeldForADay", "", held_for_days),
+    return (  # a candidate's time begins again when a freeze ends, so it comes first
         Break("a candidate has waited for an hour", "CandidateWaits", "", waiting_candidate),
+        Break("operators forgot a freeze", "HeldForADay", "", held_for_days),
         Break("a receiver of webhooks is away", "WebhooksFail", "", deaf_receiver),
         Break("no audit has balanced for three days", "LedgerNotSealed", "", unsealed, hurried=True),
         Break("the signed list of versions was not renewed", "SnapshotExpires", "", old_snapshot, hurried=True),
