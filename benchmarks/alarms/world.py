@@ -101,7 +101,9 @@ class World:
 
     def users(self, seconds: float) -> None:
         """Let the demo's users work."""
-        arguments = [f"--url=http://127.0.0.1:{self.port}", f"--key={self.app_key}", f"--seconds={seconds}"]
+        feedback = load_settings(self.home).feedback_url  # on Kafka a process of its own
+        where = [f"--url=http://127.0.0.1:{self.port}", f"--feedback-url={feedback}"]
+        arguments = [*where, f"--key={self.app_key}", f"--seconds={seconds}"]
         command = [sys.executable, "-m", "examples.reservations.users", "--model=base", *arguments, "--users=8"]
         with self._process("users", [*command, f"--out={self._folder / 'users.jsonl'}"], signal.SIGTERM) as process:
             self._crowds.append(process)
@@ -154,7 +156,7 @@ class World:
             f"--home={self.home}",
             f"--port={self.port}",
             f"--sentinels={sentinels}",
-            *(part.format(folder=self._folder) for part in self._options),
+            *(part.format(folder=self._folder, kafka=os.environ.get("MILLRACE_KAFKA")) for part in self._options),
         ]
 
     def _second_task(self) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import REGISTRY, Counter
+from prometheus_client import REGISTRY, Counter, Gauge
 from starlette.responses import Response
 
 from runtime import metrics
@@ -116,6 +116,19 @@ def test_alarms_see_counters_that_are_born_above_zero() -> None:
     for name in OPEN:
         [series] = [series for series, (own, _) in counters().items() if own == name]
         assert any(f"unless last_over_time({series}" in rule["expr"] for rule in RULES.values()), name
+
+
+def test_a_least_value_is_that_of_the_process_that_sets_it() -> None:
+    """Every process exports every gauge without labels, as 0 if it never sets it."""
+    gauges = {metric._name: metric for metric in vars(metrics).values() if isinstance(metric, Gauge)}
+    found = [
+        (alert, matchers)
+        for alert, rule in RULES.items()
+        for name, matchers in re.findall(r"\bmin(?: by \(\w+\))?\((millrace_\w+)(\{[^}]*\})?", rule["expr"])
+        if not gauges[name]._labelnames
+    ]
+    assert [alert for alert, _ in found] == ["LedgerNotSealed"]
+    assert all('process="' in matchers for _, matchers in found)
 
 
 def test_a_service_counts_its_errors_from_zero() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.alarms.breaks import ages, kills, learning, processes, records, trains
+from benchmarks.alarms.breaks import ages, kills, learning, processes, records, servers, trains
 from benchmarks.alarms.breaks.kinds import Break
 
 
@@ -14,5 +14,6 @@ def all_breaks() -> tuple[Break, ...]:
         *records.breaks(),
         *ages.breaks(),
         *learning.breaks(),
+        *servers.breaks(),
         *trains.breaks(),
     )

@@ -130,8 +130,8 @@ def greedy(world: World) -> Iterator[None]:
 def breaks() -> tuple[Break, ...]:
     """Those of a home without release trains."""
     return (
+        Break("the newest version gets no rewards", "NullsByVersion", "", failing_grader),
         Break("the reward server fails", "ScoringFails", "", failing_grader, hurried=True),
-        Break("the same, of the newest version", "NullsByVersion", "", failing_grader),
         Break("answers meddle with their grader", "GraderTampering", "", lambda world: a_habit(world, _TAMPERS)),
         Break("answers are full of hearts", "BehaviourDrifts", "", lambda world: a_habit(world, _HEARTS)),
         Break("an app explores nothing", "TooLittleExploring", "", greedy, hurried=True),

@@ -105,7 +105,7 @@ def lost_records(world: World) -> Iterator[None]:
         try:
             yield
         finally:
-            log.executemany(f"INSERT INTO record VALUES ({', '.join('?' * len(taken[0]))})", taken)  # noqa: S608 marks only
+            log.executemany(f"INSERT OR IGNORE INTO record VALUES ({', '.join('?' * len(taken[0]))})", taken)  # noqa: S608 marks only
 
 
 @contextmanager
