@@ -64,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"left for you to look at: {folder}", file=sys.stderr)
     print(json.dumps(figures, indent=1))
     if not options.quick:
-        print(write_report("upgrade", figures).name)
+        where = "servers" if figures["on"]["kafka"] else "embedded"
+        print(write_report(f"upgrade-{where}-from-{options.former}", figures).name)
     return 0 if figures["good"] else 1
 
 

@@ -104,6 +104,8 @@ def old_snapshot(world: World) -> Iterator[None]:
             clock=lambda: time.time() - 13 * 3600.0,
         ).issue()  # fmt: skip
         database.close()
+        for process in ("engine", "web"):  # they forget the list that they read before
+            kill(world, process)
         yield
 
 
