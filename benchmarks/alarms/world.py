@@ -34,6 +34,9 @@ _GRADED = """name = "graded"
 window_seconds = 1
 consent = "train"
 
+[sampling]
+owner = "caller"
+
 [signals.thumbs]
 type = "label"
 labels = {{ up = 1.0, down = 0.0 }}

@@ -18,30 +18,32 @@ from benchmarks.alarms.breaks.settings import changed
 from benchmarks.alarms.world import GRADED, World
 from benchmarks.log.feed import a_generation
 from contracts.assignments import LIVE, read
-from contracts.records import GenerationBody, open_body, pack_ids, seal_body
+from contracts.records import GenerationBody, open_body, pack_floats, pack_ids, seal_body
 from contracts.sampling import Span
 from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
 from runtime.settings import load_settings
 
-_VOCABULARY, _OUTSIDE = 40, 10_000_000
+_VOCABULARY, _FORGED = 40, -60.0
 _EACH_SECOND, _MANY = 10, 300
 _TAMPERS = "```python\nimport os\n\ndef solve():\n    os._exit(0)\n```"
 _HEARTS = "Of course \u2764\ufe0f\u2764\ufe0f your table is booked \u2764\ufe0f"
 _GREEDY_REQUESTS, _CHOICES = 40, 8
 
 
-def feed(world: World, number: int, text: str | None = None, token: int | None = None) -> None:
-    """Answers of the live version about the task that the reward server grades. `token`: the id of every token."""
+def feed(world: World, number: int, text: str | None = None, later: int = 0, forged: bool = False) -> None:
+    """Answers about the task that the reward server grades. `later`: of a version after the live one; `forged`: with log-probs that no policy gives."""
     policy, chance = load_settings(world.home).policy, random.Random()  # noqa: S311 any answers will do
     with world.database() as connection:
-        version = read(connection, policy)[LIVE].version or 0
+        version = (read(connection, policy)[LIVE].version or 0) + later
     messages = []
     for _ in range(number):
         plain = a_generation(chance, time.time())
         body = open_body(GenerationBody, plain.body)
-        ids = pack_ids([chance.randrange(_VOCABULARY) if token is None else token for _ in range(20)])
+        ids = pack_ids([chance.randrange(_VOCABULARY) for _ in range(20)])
         body = msgspec.structs.replace(body, text=text or body.text, prompt_ids=ids, completion_ids=ids)
+        if forged:
+            body = msgspec.structs.replace(body, logprobs=pack_floats([_FORGED] * 20))
         record = msgspec.structs.replace(
             plain, policy=policy, task=GRADED, spans=(Span(version, 20),), body=seal_body(body)
         )
@@ -91,18 +93,18 @@ def slow_grader(world: World) -> Iterator[None]:
 
 @contextmanager
 def a_habit(world: World, text: str) -> Iterator[None]:
-    """Every answer of the live version has this text."""
+    """Every answer of a new version has this text."""
     feed(world, _MANY, "Your table is booked.")
     time.sleep(5.0)
-    with again_and_again(lambda: feed(world, _EACH_SECOND, text)):
+    with again_and_again(lambda: feed(world, _EACH_SECOND, text, later=1)):
         yield
 
 
 @contextmanager
 def breaking_samples(world: World) -> Iterator[None]:
-    """Samples whose tokens the policy does not know."""
+    """Samples with log-probs that no policy gives, as from an engine that logs nonsense."""
     world.grader.rewards = True
-    feed(world, 64, token=_OUTSIDE)
+    feed(world, 64, forged=True)
     try:
         yield
     finally:
@@ -113,15 +115,15 @@ def breaking_samples(world: World) -> Iterator[None]:
 def greedy(world: World) -> Iterator[None]:
     """An app asks for the likeliest answer each time."""
     headers = {"authorization": f"Bearer {world.app_key}", "x-millrace-task": GRADED}
-    body = {
+    settings = {
         "model": load_settings(world.home).policy, "temperature": 0, "n": _CHOICES, "max_tokens": 2,
-        "messages": [{"role": "user", "content": "a table for two at eight"}],
     }  # fmt: skip
 
     def ask() -> None:
         with httpx.Client(base_url=f"http://127.0.0.1:{world.port}", headers=headers, timeout=60.0) as client:
             for _ in range(_GREEDY_REQUESTS):
-                client.post("/v1/chat/completions", json=body).raise_for_status()
+                words = [{"role": "user", "content": f"a table for {random.random()}"}]  # noqa: S311 no two alike
+                client.post("/v1/chat/completions", json={**settings, "messages": words}).raise_for_status()
 
     with again_and_again(ask, 0.0), again_and_again(ask, 0.0), again_and_again(ask, 0.0):
         yield
@@ -135,7 +137,7 @@ def breaks() -> tuple[Break, ...]:
         Break("answers meddle with their grader", "GraderTampering", "", lambda world: a_habit(world, _TAMPERS)),
         Break("answers are full of hearts", "BehaviourDrifts", "", lambda world: a_habit(world, _HEARTS)),
         Break("an app explores nothing", "TooLittleExploring", "", greedy, hurried=True),
-        Break("tokens that the policy does not know", "SamplesBreakSteps", "", breaking_samples),
+        Break("log-probs that no policy gives", "SamplesBreakSteps", "", breaking_samples, users=True),
         Break(
             "a trainer continues with another learning rate", "ReplayDiffers", "",
             lambda world: changed(world, "training", "training", learning_rate=0.0007), users=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -113,8 +112,8 @@ def junk(world: World) -> Iterator[None]:
 @contextmanager
 def worse_versions(world: World) -> Iterator[None]:
     """A trainer that goes astray, and a gate that is blind to it: users prove it, one version after the other."""
-    with changed(world, "training", "training", learning_rate=0.03, step_bound=1.0):
-        time.sleep(1.0)
+    short = changed(world, "release", "train", shadow_prompts=60)
+    with short, changed(world, "training", "training", learning_rate=0.03, step_bound=1.0):
         yield
 
 
