@@ -98,6 +98,7 @@ def test_an_image_of_another_release_is_refused_beside_this_one(
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
+@pytest.mark.slow
 def test_such_a_process_ends_with_the_status_that_no_supervisor_repeats(seeded_home: Path) -> None:
     set_revision(seeded_home, "ffffffffffff")
     command = [sys.executable, "-m", "millrace", "feedback", "--home", str(seeded_home)]

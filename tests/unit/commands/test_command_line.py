@@ -178,6 +178,7 @@ def test_mistakes_get_one_line_that_says_what_to_do(tmp_path: Path, arguments: l
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_process_says_a_mistake_as_it_does_here() -> None:
     arguments = ["audit", "--home", "/nonexistent"]
     assert process(*arguments) == millrace(*arguments)
@@ -211,6 +212,7 @@ def test_a_mistake_in_any_section_is_named_before_anything_starts(settings: Sett
     assert says in found.says
 
 
+@pytest.mark.slow
 def test_doctor_reports() -> None:
     ran = millrace("doctor")
     assert "python" in ran.stdout

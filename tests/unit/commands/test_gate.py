@@ -192,6 +192,7 @@ def test_a_task_or_sentinel_with_a_mistake_is_no_verdict(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_itself_ends_with_the_status(desk: Desk) -> None:
     desk.declare(verifier("exact"))
     desk.ask(*["a"] * NUM)

@@ -256,6 +256,7 @@ def finding(home: Path) -> Finding:
     return found
 
 
+@pytest.mark.slow
 def test_doctor_says_who_is_trusted_and_warns_where_nobody_need_sign(home: Path) -> None:
     assert finding(home)[1:3] == (False, True)
     assert "millrace keys new" in finding(home).says

@@ -76,6 +76,7 @@ def content(side: LogSide) -> object:
     return side.firsts, side.ends, side.damaged, side.gaps, hours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_readers", [2, 3])
 def test_several_readers_find_exactly_what_one_does(folder: Path, log: LocalLog, num_readers: int) -> None:
     alone = content(read_log(log, MARKS, print))
@@ -124,6 +125,7 @@ def test_a_reader_that_dies_ends_the_audit_and_is_named(log: LocalLog) -> None:
         read_log(log, {0: EACH, 3: EACH, 1: 1000}, print, dying, few=0, num_readers=2)
 
 
+@pytest.mark.slow
 def test_what_a_reader_says_about_the_log_is_the_audits_error(log: LocalLog) -> None:
     with pytest.raises(Damaged, match="the file is damaged") as caught:
         read_log(log, MARKS, print, damaged, few=0, num_readers=3)

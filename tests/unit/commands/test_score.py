@@ -192,6 +192,7 @@ def test_who_writes_one_case_and_waits_gets_its_answer() -> None:
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_the_command_line_answers_and_lists() -> None:
     command = [sys.executable, str(ROOT / "millrace.py"), "score"]
     case = '{"completion": "A", "reference": "A"}\n{"completion": 1}\n'

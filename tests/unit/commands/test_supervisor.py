@@ -56,6 +56,7 @@ def test_who_asks_ends_before_who_answers(tmp_path: Path) -> None:
     assert all(one.process.returncode == 0 for one in supervisor.children.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["engine", "training"])
 def test_a_process_that_is_still_importing_ends_with_its_supervisor(tmp_path: Path, name: str) -> None:
     command = [sys.executable, str(ROOT / "millrace.py"), name, "--home", str(tmp_path), "--supervised"]

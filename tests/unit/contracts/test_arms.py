@@ -33,6 +33,7 @@ def test_a_growing_share_only_adds_units() -> None:
     assert before < after
 
 
+@pytest.mark.slow
 def test_the_next_train_draws_other_people_and_the_holdout_keeps_its_own() -> None:
     def people(arm: str, version: int) -> set[str]:
         return {unit for unit in UNITS if draw_arm(arms(version=version), unit).arm == arm}

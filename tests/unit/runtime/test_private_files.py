@@ -54,6 +54,7 @@ def test_a_new_home_and_one_of_an_older_release_are_private(tmp_path: Path) -> N
         assert not list(open_to_others(home))
 
 
+@pytest.mark.slow
 def test_every_process_and_command_creates_private_files() -> None:
     create_private_files()
     assert os.umask(0) == 0o077

@@ -424,6 +424,7 @@ class Flaky(LocalLog):
         super().append(messages)
 
 
+@pytest.mark.slow
 def test_a_worker_waits_while_the_log_is_away_and_repeats_nothing(
     database: Database, event_log: LocalLog, tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_slow_senders_are_hung_up_on(url: str, pieces: tuple[bytes, ...], status
     assert answer.startswith(status) or answer == b"", answer
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hurried")
 def test_a_slow_answer_is_no_slow_sender() -> None:
     app = FastAPI(title="Millrace sample")

@@ -62,6 +62,7 @@ def assert_small(encoded: Encoded, base: Tensors | None, target: Tensors) -> Non
     assert layout is not None or base is not None
 
 
+@pytest.mark.slow
 @given(pairs_of_versions())
 @settings(max_examples=120, deadline=None)
 def test_any_bits_survive_a_delta_and_a_full_copy(versions: tuple[Tensors, Tensors]) -> None:

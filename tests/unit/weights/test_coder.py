@@ -69,6 +69,7 @@ class Block:
         return bool(is_whole), places, words, moved_down
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(1, 400), st.sampled_from([0.0, 0.01, 0.2, 1.0]), st.sampled_from([1, 2, 4]))
 @settings(max_examples=60, deadline=None)
 def test_what_is_coded_comes_back(seed: int, size: int, density: float, width: int) -> None:

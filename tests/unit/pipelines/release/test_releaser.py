@@ -270,6 +270,7 @@ def test_an_ungated_home_says_so_and_only_asks_that_the_engine_takes_the_version
         world.releaser.look(STOP)
 
 
+@pytest.mark.slow
 def test_a_gate_that_fails_in_a_loop_is_neither_ready_nor_healthy_and_recovers(world: GateWorld) -> None:
     world.begin(70)
     operations = Operations({})

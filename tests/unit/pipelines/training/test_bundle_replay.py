@@ -366,6 +366,7 @@ def test_a_home_whose_disk_cannot_link_trains_on_and_the_bundle_says_why(
         replay_bundle(only_bundle(world))
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_bundle_and_not_the_step(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = warmed(world)
     bad = forged(trainer)

@@ -1,6 +1,7 @@
 """Ancestors in few numbers: equal to the plain list of them, whatever tree they come from."""
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def test_a_tree_knows_what_was_left_and_how_far_it_is(drawn: list[int]) -> None:
     assert left_versions(left, short[newest]) == gone
 
 
+@pytest.mark.slow
 def test_a_life_with_many_rollbacks_stays_small() -> None:
     lineage, left = Lineage.of([0]), dict[int, int]()
     for version in range(1, 12_000):

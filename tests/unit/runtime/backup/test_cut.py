@@ -27,6 +27,7 @@ def rows(path: Path, statement: str) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_a_cause_is_never_missing(tmp_path: Path) -> None:
     """Each writer adds to the database, then to the log, then to a journal: whoever has the later has the earlier."""
     home = tmp_path / "home"

@@ -147,6 +147,7 @@ def test_a_record_that_cannot_be_read_is_said(small: Settings) -> None:
     assert "not a Generation" in whole.problem
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60))
 def test_the_pieces_of_a_text_are_the_text(text: str) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False).ids

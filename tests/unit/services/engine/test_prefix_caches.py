@@ -107,6 +107,7 @@ async def test_sessions_that_share_a_beginning_do_not_mix(engine: Engine, store:
         assert answer.num_cached == 0 or request.cache_salt == "one"
 
 
+@pytest.mark.slow
 async def test_short_pages_and_little_memory_make_it_slower_and_never_wrong(store: MemoryStore) -> None:
     """Requests are evicted and taken in again, blocks go and come."""
     settings = EngineSettings(

@@ -155,6 +155,7 @@ async def test_a_fatal_error_restarts_the_runner(engine: Engine, kind: str, stor
     assert engine.health()[0] == "serving"
 
 
+@pytest.mark.slow
 async def test_more_requests_than_the_cache_holds_wait_for_their_turn(
     engine: Engine, kind: str, store: MemoryStore
 ) -> None:

@@ -177,6 +177,7 @@ def test_both_replicas_are_asked_and_a_session_stays(replicas: Replicas) -> None
     assert {record.engine for record in replicas.logged()} == {"fake/1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("oddity", "reason"), [("refuses", "not_serving"), ("no_choices", "unusable_answer"), ("lies", "wrong_version")]
@@ -291,6 +292,7 @@ def test_a_canary_answers_from_its_own_slot(replicas: Replicas) -> None:
     assert {(asked["model"], asked["arm"]) for asked in replicas.engines["b"].requests} == {("demo@v5", "canary")}
 
 
+@pytest.mark.slow
 def test_another_regions_canary_is_not_drawn_here(replicas: Replicas) -> None:
     """The distance would make the canary look slow."""
     replicas.tell("b", region="far")
@@ -332,6 +334,7 @@ def test_a_request_that_named_the_canarys_version_is_not_given_another(replicas:
         replicas.ask(model="demo@v5")
 
 
+@pytest.mark.slow
 def test_a_version_asked_for_while_every_replica_loads_is_waited_for(replicas: Replicas) -> None:
     for name in NAMES:
         replicas.tell(name, status="starting", slots={"live": None, "candidate": None})

@@ -79,6 +79,7 @@ def test_a_request_waits_for_an_engine_that_restarts(inference: Inference) -> No
     assert inference.ask().choices[0].message.content == TEXT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_slow_engine_is_asked_once_also_by_an_sdk_that_retries(inference: Inference, stream: bool) -> None:
     inference.engine.mute = True
@@ -256,6 +257,7 @@ def test_a_client_that_leaves_a_plain_request_is_logged_as_cancelled(inference: 
     wait_until(lambda: inference.engine.num_closed == 1)
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_before_the_first_token_leaves_nothing(inference: Inference) -> None:
     inference.engine.hold_after = 0
     for stream in (False, True):

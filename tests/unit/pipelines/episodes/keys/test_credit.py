@@ -169,6 +169,7 @@ def test_calls_are_forgotten_with_their_keys(join: Join) -> None:
         assert connection.execute(select(session_call)).all() == []
 
 
+@pytest.mark.slow
 def test_a_crowd_that_judges_one_long_session_reaches_every_call(join: Join) -> None:
     num_calls, num_signals = 120, 50
     turns = a_line(num_calls, start=0.0)

@@ -248,6 +248,7 @@ def test_a_version_that_fails_never_arrives_and_is_not_revoked_for_its_place(dat
     assert world.versions() == {LIVE: 0, CANARY: None}
 
 
+@pytest.mark.slow
 def test_a_share_that_one_slow_engine_of_three_cannot_take_is_not_given(database: Database) -> None:
     world = TrackWorld(database)
     world.num_others = 2
@@ -564,6 +565,7 @@ def test_answers_of_ended_trains_are_deleted(world: TrackWorld, script: Script) 
     assert len(world.trains()) == 2
 
 
+@pytest.mark.slow
 def test_when_a_train_stopped_and_went_on_is_kept_for_whoever_has_to_be_told(world: TrackWorld, script: Script) -> None:
     on_the_way(world)
     kinds: tuple[MoveKind, ...] = ("stay", "stop", "stay", "go_on", "stay")

@@ -40,6 +40,7 @@ def seconds_until_gone(world: TrackWorld, most: int) -> int | None:
     return None
 
 
+@pytest.mark.slow
 def test_a_broken_version_leaves_within_a_minute_and_nobody_else_ever_saw_it(database: Database) -> None:
     """It loses 30 points of a fast guardrail. The median of several draws is what the product promises of a canary."""
     took, seen = list[int](), list[float]()
@@ -92,6 +93,7 @@ def test_a_train_of_the_same_version_ends_with_it(world: TrackWorld) -> None:
     assert [held.state for held in world.trains()] == ["revoked"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truncated", [0.02, 0.05])
 def test_a_version_that_is_as_good_or_loses_less_than_the_margin_stays(world: TrackWorld, truncated: float) -> None:
     world.behaviour[7] = Behaviour(truncated=truncated)
@@ -135,6 +137,7 @@ def test_answers_of_the_version_before_are_deleted_and_those_of_this_one_stay(wo
         assert forget(connection, POLICY, learning=8) == PER_SECOND * (1 + LEARNING_RATIO)
 
 
+@pytest.mark.slow
 def test_without_a_reward_much_shorter_answers_are_a_doubt_and_no_harm(database: Database) -> None:
     for has_primary, left in ((True, None), (False, "emptied")):
         world = TrackWorld(database, tasks={"chat": TaskRule(has_primary=has_primary, age_seconds=5.0)})

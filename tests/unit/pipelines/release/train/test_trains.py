@@ -58,6 +58,7 @@ def test_a_version_that_is_broken_by_a_fast_fact_leaves_in_its_first_stage(world
     assert held.ended_at - held.started_at < 60.0
 
 
+@pytest.mark.slow
 def test_evidence_that_stops_stops_the_train_and_evidence_that_comes_again_moves_it(world: TrackWorld) -> None:
     world.begin(3)
     for _ in range(5):
@@ -106,6 +107,7 @@ def test_a_task_without_a_primary_reward_is_proven_by_guardrails_alone_and_says_
     assert "guardrails alone decide" in held.reason
 
 
+@pytest.mark.slow
 def test_lost_answers_of_the_canary_withdraw_it(world: TrackWorld) -> None:
     world.begin(3)
     for _ in range(200):

@@ -286,6 +286,7 @@ def test_a_repeat_gets_the_first_answer(inference: Inference, stream: bool) -> N
     assert len(inference.engine.requests) == 1
 
 
+@pytest.mark.slow
 def test_a_failure_in_the_middle_of_a_stream_is_raised(inference: Inference) -> None:
     inference.engine.die_after = 6
     inference.engine.stays_dead = True
@@ -294,6 +295,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_raised(inference: Inference) -> 
     assert raised.value.code in ("unavailable", "engine_restarted", "engine_failed")
 
 
+@pytest.mark.slow
 def test_a_failed_stream_has_a_failed_response(inference: Inference) -> None:
     inference.engine.die_after = 6
     inference.engine.stays_dead = True

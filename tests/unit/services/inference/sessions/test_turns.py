@@ -224,6 +224,7 @@ def test_two_branches_at_once_keep_their_own_tokens(agent: Agent) -> None:
         assert agent.ask(history).parent == name
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), name=st.sampled_from(FAMILIES))
 def test_random_trees_never_mix_tokens(seed: int, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -82,6 +82,7 @@ def test_a_drawn_answer_without_a_token_counts_in_both_arms() -> None:
         assert facts_of(silent, None)["errors"] == 1.0
 
 
+@pytest.mark.slow
 def test_controls_are_sampled_by_unit_alone_and_four_times_as_many_as_the_canary() -> None:
     arms = {arm: Assignment("p", arm, version, share, 1) for arm, version, share in ((LIVE, 4, 1.0), (CANARY, 5, 0.05))}
     people = [f"default/person {number}" for number in range(20_000)]

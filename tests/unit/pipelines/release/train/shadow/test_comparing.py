@@ -46,10 +46,12 @@ def refusals(num: int, **version: float) -> float:
     return sum(any(item.is_worse for item in a_shadow(draw, **version)) for _ in range(num)) / num
 
 
+@pytest.mark.slow
 def test_a_version_that_is_no_worse_is_hardly_ever_refused() -> None:
     assert refusals(1_500) <= LEVEL
 
 
+@pytest.mark.slow
 def test_a_version_that_is_much_worse_is_refused() -> None:
     assert refusals(300, loss=0.1, differing=0.15) >= 0.98
     assert refusals(300, loss=0.1, differing=0.12) == 1.0
