@@ -124,11 +124,26 @@ def require_same_log(database: Database, event_log: EventLog, home: object) -> N
     Raises:
         LogLost: a topic is missing, is another one, or is shorter than it was.
         PositionLost: records were deleted that a worker had not read.
+        InvalidSettings: the records were written under another number of partitions.
         Unavailable, Damaged: see `losses`.
     """
+    _require_same_partitions(database, event_log.num_partitions)
     if lost := losses(database, event_log):
         raise refusal(lost, home)
     note(database, event_log.describe(), time.time())
+
+
+def _require_same_partitions(database: Database, num_partitions: int) -> None:
+    """Someone may have added partitions to the topics, and then to the settings: the topics alone would look right."""
+    with database.snapshot() as connection:
+        known = read_known(connection)
+    for topic, item in known.items():
+        if len(item.ends) != num_partitions and any(item.ends.values()):
+            raise InvalidSettings(
+                f"partitions is {num_partitions}, and the records of {topic} were written to {len(item.ends)}: this number can never "
+                f"change, because records that belong together meet by it. Set partitions = {len(item.ends)}, or begin with a new "
+                "database and a new log"
+            )
 
 
 def refusal(lost: Sequence[LostRange], home: object) -> LogLost | PositionLost:

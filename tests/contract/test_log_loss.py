@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from sqlalchemy import Connection
 
 from commands.audit import audit
-from contracts.errors import LogLost, PositionLost
+from contracts.errors import InvalidSettings, LogLost, PositionLost
 from contracts.event_log import EventLog, LogRecord, Message
 from contracts.ids import new_completion_id
 from contracts.ledger import generation_states, signal_states
@@ -211,6 +212,18 @@ def test_a_log_that_was_deleted_is_refused_instead_of_skipping_what_comes(world:
     world.answers(1)  # the file is there again, and another one
     with pytest.raises(LogLost, match="is another"):
         require_same_log(world.database, world.log, "HOME")
+
+
+def test_another_number_of_partitions_is_refused_once_there_are_records(world: World, tmp_path: Path) -> None:
+    more = LocalLog(tmp_path / "more", 2 * world.log.num_partitions)
+    more.create_topics()
+    with closing(more):
+        require_same_log(world.database, more, "HOME")  # nothing was written yet: any number will do
+        world.answers(3)
+        note(world.database, world.log.describe(), world.now)
+        with pytest.raises(InvalidSettings, match=r"partitions is 8.*were written to 4.*Set partitions = 4"):
+            require_same_log(world.database, more, "HOME")
+    require_same_log(world.database, world.log, "HOME")
 
 
 def test_after_a_loss_was_accepted_every_new_answer_is_joined(world: World) -> None:
