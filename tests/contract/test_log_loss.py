@@ -23,6 +23,7 @@ from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from runtime.days import migrate
+from runtime.log.kafka.log import KafkaLog
 from runtime.log.local import LocalLog
 from runtime.log.loss_acceptance import AcceptedLoss, accept_loss
 from runtime.log.loss_detection import losses, note, require_same_log
@@ -35,7 +36,7 @@ from services.feedback import repository as feedback
 from services.feedback.requests import ReceivedItem
 from tests.contract.conftest import a_database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
-from tests.services import kafka_log, new_prefix
+from tests.services import kafka_log, kafka_servers, new_prefix
 
 SIGNALS_ONLY = Task.model_validate(
     {
@@ -361,3 +362,20 @@ def test_a_kafka_topic_that_was_deleted_or_made_again(any_database: Database) ->
         assert set(world.states()) == {*before, *world.sent}
         assert "pending" not in world.states().values()
         assert audit(any_database, log, settled=True).problems == ()
+
+
+@pytest.mark.services
+def test_kafka_topics_and_settings_that_both_got_more_partitions(any_database: Database) -> None:
+    prefix = new_prefix()
+    with kafka_log(prefix) as log:
+        world = World(any_database, lambda: log, lambda _topic: None)
+        world.answers(3)
+        require_same_log(any_database, log, "HOME")
+        admin = log._cluster.admin()
+        admin.create_partitions({prefix + topic: 2 * log.num_partitions for topic in TOPICS})
+        admin.close()
+        more = KafkaLog(kafka_servers(), prefix=prefix, num_partitions=2 * log.num_partitions)
+        with closing(more):
+            more.check_topics()  # these two agree
+            with pytest.raises(InvalidSettings, match=r"were written to 4"):
+                require_same_log(any_database, more, "HOME")
