@@ -10,11 +10,12 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -102,6 +103,16 @@ class World:
         finally:
             database.close()
 
+    def is_unlocked(self) -> bool:
+        """False while a process is writing to the embedded database."""
+        with closing(sqlite3.connect(self.home / "millrace.db", timeout=0.2, isolation_level=None)) as database:
+            try:
+                database.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return False
+            database.execute("ROLLBACK")
+        return True
+
     def users(self, seconds: float) -> None:
         """Let the demo's users work."""
         feedback = load_settings(self.home).feedback_url  # on Kafka a process of its own
@@ -133,13 +144,16 @@ class World:
 
     def child(self, process: str) -> psutil.Process | None:
         """A process of the home; None while it is not running."""
+        return next(iter(self.children(process)), None)
+
+    def children(self, process: str) -> list[psutil.Process]:
+        """All replicas of a process of the home that run."""
+        found = []
         for child in self._supervisor.children():
-            try:
+            with suppress(psutil.Error):
                 if f"millrace.py {process} " in " ".join(child.cmdline()) + " ":
-                    return child
-            except psutil.Error:
-                continue
-        return None
+                    found.append(child)
+        return found
 
     def _up(self) -> list[str]:
         lines = (EXAMPLE / "sentinels.jsonl").read_text().splitlines()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.alarms.breaks import ages, kills, learning, processes, records, servers, trains
+from benchmarks.alarms.breaks import ages, kills, learning, load, processes, records, servers, trains
 from benchmarks.alarms.breaks.kinds import Break
 
 
@@ -14,6 +14,7 @@ def all_breaks() -> tuple[Break, ...]:
         *records.breaks(),
         *ages.breaks(),
         *learning.breaks(),
+        *load.breaks(),
         *servers.breaks(),
         *trains.breaks(),
     )

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -39,11 +40,15 @@ def crash_loop(world: World, process: str = "rewards", pause_seconds: float = _B
 
 @contextmanager
 def stopped(world: World, process: str) -> Iterator[None]:
-    """A process that stands still: SIGSTOP."""
+    """A process that stands still: SIGSTOP. Not while it holds SQLite's lock, or every other process would wait for it."""
     child = world.child(process)
     if child is None:
         raise InvalidSettings(f"{process} does not run")
     child.suspend()
+    while not world.is_unlocked():
+        child.resume()
+        time.sleep(_BEAT_SECONDS)
+        child.suspend()
     try:
         yield
     finally:
@@ -154,9 +159,8 @@ def breaks() -> tuple[Break, ...]:
 
 
 def kill(world: World, process: str) -> None:
-    """Kill a process, with signal 9; the supervisor starts it again."""
-    child = world.child(process)
-    if child is not None:
+    """Kill every replica of a process, with signal 9; the supervisor starts them again."""
+    for child in world.children(process):
         os.kill(child.pid, signal.SIGKILL)
 
 

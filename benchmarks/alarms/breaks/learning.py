@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import httpx
 import msgspec
 
 from benchmarks.alarms.breaks.kills import full_store
@@ -28,7 +27,7 @@ _VOCABULARY, _FORGED = 40, -60.0
 _EACH_SECOND, _MANY = 10, 300
 _TAMPERS = "```python\nimport os\n\ndef solve():\n    os._exit(0)\n```"
 _HEARTS = "Of course \u2764\ufe0f\u2764\ufe0f your table is booked \u2764\ufe0f"
-_GREEDY_REQUESTS, _CHOICES = 40, 8
+_STEPS_SECONDS = 45.0
 
 
 def feed(world: World, number: int, text: str | None = None, later: int = 0, forged: bool = False) -> None:
@@ -45,7 +44,7 @@ def feed(world: World, number: int, text: str | None = None, later: int = 0, for
         if forged:
             body = msgspec.structs.replace(body, logprobs=pack_floats([_FORGED] * 20))
         record = msgspec.structs.replace(
-            plain, policy=policy, task=GRADED, spans=(Span(version, 20),), body=seal_body(body)
+            plain, policy=policy, task=GRADED, spans=(Span(0, version),), body=seal_body(body)
         )
         messages.append(message(GENERATIONS, record.key, record))
     append(world, messages)
@@ -112,21 +111,12 @@ def breaking_samples(world: World) -> Iterator[None]:
 
 
 @contextmanager
-def greedy(world: World) -> Iterator[None]:
-    """An app asks for the likeliest answer each time."""
-    headers = {"authorization": f"Bearer {world.app_key}", "x-millrace-task": GRADED}
-    settings = {
-        "model": load_settings(world.home).policy, "temperature": 0, "n": _CHOICES, "max_tokens": 2,
-    }  # fmt: skip
-
-    def ask() -> None:
-        with httpx.Client(base_url=f"http://127.0.0.1:{world.port}", headers=headers, timeout=60.0) as client:
-            for _ in range(_GREEDY_REQUESTS):
-                words = [{"role": "user", "content": f"a table for {random.random()}"}]  # noqa: S311 no two alike
-                client.post("/v1/chat/completions", json={**settings, "messages": words}).raise_for_status()
-
-    with again_and_again(ask, 0.0), again_and_again(ask, 0.0), again_and_again(ask, 0.0):
-        yield
+def other_settings(world: World) -> Iterator[None]:
+    """A trainer dies after steps that no checkpoint has, and somebody changed what a step computes meanwhile."""
+    with changed(world, "training", "training", checkpoint_seconds=600.0):
+        time.sleep(_STEPS_SECONDS)
+        with changed(world, "training", "training", checkpoint_seconds=600.0, whiten=False, kl_coefficient=0.5):
+            yield
 
 
 def breaks() -> tuple[Break, ...]:
@@ -136,11 +126,9 @@ def breaks() -> tuple[Break, ...]:
         Break("the reward server fails", "ScoringFails", "", failing_grader, hurried=True),
         Break("answers meddle with their grader", "GraderTampering", "", lambda world: a_habit(world, _TAMPERS)),
         Break("answers are full of hearts", "BehaviourDrifts", "", lambda world: a_habit(world, _HEARTS)),
-        Break("an app explores nothing", "TooLittleExploring", "", greedy, hurried=True),
         Break("log-probs that no policy gives", "SamplesBreakSteps", "", breaking_samples, users=True),
         Break(
-            "a trainer continues with another learning rate", "ReplayDiffers", "",
-            lambda world: changed(world, "training", "training", learning_rate=0.0007), users=True,
+            "a trainer takes its journal again under other settings", "ReplayDiffers", "", other_settings, users=True,
         ),
         Break(
             "a trainer learns much too fast", "CandidatesRefused", "",

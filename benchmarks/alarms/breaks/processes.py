@@ -11,14 +11,13 @@ from contextlib import contextmanager
 
 import httpx
 
-from benchmarks.alarms.breaks.kills import crash_loop, stopped
+from benchmarks.alarms.breaks.kills import stopped
 from benchmarks.alarms.breaks.kinds import Break
 from benchmarks.alarms.world import World
 
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 """Requests of ptrace(2)."""
 _TRIES, _ANSWER_SECONDS = 50, 2.0
-TWO_ENGINES = ("--engines=2",)
 
 
 @contextmanager
@@ -50,9 +49,11 @@ def hung(world: World, process: str) -> Iterator[None]:
         trace(_SEIZE)
         trace(_INTERRUPT)
         os.waitpid(child.pid, os.WSTOPPED | getattr(os, "__WALL", 0x40000000))
-        if _answers(world, process):
+        if world.is_unlocked() and _answers(world, process):
             break
-        trace(_DETACH)  # it held Python's lock, so every other thread waits for it
+        trace(
+            _DETACH
+        )  # it held the lock of the database, or that of Python, so every other process or thread waits for it
         time.sleep(0.1)
     else:
         raise RuntimeError(f"{process} could not be stopped outside of Python's lock")
@@ -70,13 +71,6 @@ def _answers(world: World, process: str) -> bool:
         return False
 
 
-@contextmanager
-def one_engine_dies(world: World) -> Iterator[None]:
-    """One of two engines dies as often as it comes back and has begun to answer."""
-    with crash_loop(world, "engine", pause_seconds=1.0):
-        yield
-
-
 def breaks() -> tuple[Break, ...]:
     """What can be tried everywhere."""
     return (
@@ -90,8 +84,4 @@ def breaks() -> tuple[Break, ...]:
             "an engine is asked no more", "EngineOutOfRotation", "", lambda world: stopped(world, "engine"), users=True, hurried=True,
         ),
         Break("the dashboard stands still", "LedgerNotWatched", "", lambda world: stopped(world, "web"), hurried=True),
-        Break(
-            "one of two engines dies again and again", "EngineRequestsMoving", "", one_engine_dies, users=True, hurried=True,
-            options=TWO_ENGINES, longest_seconds=240,
-        ),
     )  # fmt: skip

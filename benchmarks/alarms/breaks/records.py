@@ -10,15 +10,16 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select, update
 
-from benchmarks.alarms.breaks.kills import bad_record
+from benchmarks.alarms.breaks.kills import bad_record, stopped
 from benchmarks.alarms.breaks.kinds import Break
 from benchmarks.alarms.world import World, until
 from contracts.event_log import Message
 from contracts.ids import sample_key
 from contracts.records import Outcome
-from contracts.tables import dead_letter, generation, training_step
-from contracts.topics import GENERATIONS, OUTCOMES
+from contracts.tables import dead_letter, generation, position, training_step
+from contracts.topics import EPISODES, GENERATIONS, OUTCOMES
 from runtime.log.dead_letters import MAX_IN_A_ROW, OPEN, SKIPPED
+from runtime.log.loss_detection import NOTE_SECONDS
 from runtime.log.outbox import message
 from runtime.settings import load_settings
 
@@ -97,15 +98,26 @@ def damaged_row(world: World) -> Iterator[None]:
 
 @contextmanager
 def lost_records(world: World) -> Iterator[None]:
-    """The newest records of a topic are gone, as after a disk that was restored from yesterday."""
-    path = next((world.home / "log").glob(f"{GENERATIONS}*.db"))
-    with closing(sqlite3.connect(path, timeout=30.0, isolation_level=None)) as log:
-        taken = log.execute("SELECT * FROM record WHERE partition = 0 ORDER BY offset DESC LIMIT 5").fetchall()
-        log.execute("DELETE FROM record WHERE partition = 0 AND offset >= ?", (min(row[1] for row in taken),))
-        try:
-            yield
-        finally:
-            log.executemany(f"INSERT OR IGNORE INTO record VALUES ({', '.join('?' * len(taken[0]))})", taken)  # noqa: S608 marks only
+    """Records that rewards had not read yet are gone, as after a disk that was restored from yesterday."""
+    path = world.home / "log" / f"{EPISODES}.db"
+    mine = (position.c.consumer_group == "rewards", position.c.topic == EPISODES)
+    with stopped(world, "rewards"):
+        time.sleep(NOTE_SECONDS + 5.0)  # users work, and episodes notes how far the log goes
+        world.end_users()
+        time.sleep(5.0)
+        with world.database() as connection:
+            read = {row.partition: row.next_offset for row in connection.execute(select(position).where(*mine))}
+        with closing(sqlite3.connect(path, timeout=30.0, isolation_level=None)) as log:
+            taken = [
+                row
+                for partition, offset in read.items()
+                for row in log.execute("SELECT * FROM record WHERE partition = ? AND offset >= ?", (partition, offset))
+            ]
+            log.executemany("DELETE FROM record WHERE partition = ? AND offset = ?", [row[:2] for row in taken])
+            try:
+                yield
+            finally:
+                log.executemany("INSERT OR IGNORE INTO record VALUES (?, ?, ?, ?, ?, ?)", taken)
 
 
 @contextmanager
@@ -150,5 +162,5 @@ def breaks() -> tuple[Break, ...]:
         Break("a row of the join is gone", "LedgerUnexplained", "", lost_row, users=True, hurried=True),
         Break("an answer that waits is damaged", "TickFails", "", damaged_row, users=True),
         Break("figures that no chart can draw", "NotShown", "", undrawable_row, users=True),
-        Break("the newest records of the log are gone", "LogLost", "", lost_records),
+        Break("records that nobody had read are gone", "LogLost", "", lost_records, users=True),
     )
