@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -49,20 +51,26 @@ def recover(home: HomeOption = DEFAULT_HOME) -> None:
 
     The home's processes must be stopped, and must not have run since the restore. `millrace restore` does it by itself if it can.
     """
-    settings = load_settings(home)
     with claimed(home):
-        database, event_log = settings.database(), settings.event_log()
-        try:
-            if lost := losses(database, event_log):
-                raise Conflict(
-                    f"the log is not the one of this database: {'; '.join(in_words(lost))}: see millrace log accept-loss"
-                )
-            with database.transaction() as connection:
-                number = recover_signals(connection, event_log, time.time())
-        finally:
-            event_log.close()
-            database.close()
+        number = receive_from_log(home)
     print(f"{number} signals received from the log")
+
+
+def receive_from_log(home: Path) -> int:
+    """Receive the signals that were acknowledged after a backup; returns how many.
+
+    Raises:
+        Conflict: the log is not the one of this database, or lost records of it.
+        Unavailable: log or database are away.
+    """
+    settings = load_settings(home)
+    with closing(settings.database()) as database, closing(settings.event_log()) as event_log:
+        if lost := losses(database, event_log):
+            raise Conflict(
+                f"the log is not the one of this database: {'; '.join(in_words(lost))}: see millrace log accept-loss"
+            )
+        with database.transaction() as connection:
+            return recover_signals(connection, event_log, time.time())
 
 
 @app.command()

@@ -21,14 +21,13 @@ import typer
 
 from commands import options
 from commands.backup import LONGEST_PAUSE_SECONDS, SEQUENCES, left_out
+from commands.log import receive_from_log
 from contracts.errors import Conflict, InvalidSettings, Unavailable
 from runtime import schema
 from runtime.backup import tables
 from runtime.backup.archive import BackupHeader, read_header, unpack
 from runtime.database import Database
-from runtime.log.loss_detection import losses
-from runtime.log.recovery import recover_signals
-from runtime.settings import load_settings, read_settings, to_toml
+from runtime.settings import read_settings, to_toml
 from weights.stores.opening import open_store_at
 from weights.stores.port import Objects
 from weights.versions.layout import policy_folder
@@ -176,22 +175,13 @@ def _name(staged: Path, home: Path) -> None:
 
 def _recover(home: Path) -> bool:
     """Receive the signals that only Kafka has; False if that must be done later, because it is lost or away."""
-    settings = load_settings(home)
-    database = settings.database()
     try:
-        event_log = settings.event_log()
-        try:
-            if losses(database, event_log):
-                return False
-            with database.transaction() as connection:
-                number = recover_signals(connection, event_log, time.time())
-        finally:
-            event_log.close()
+        number = receive_from_log(home)
     except Unavailable as error:
         print(f"Kafka does not answer: {error.message}")
         return False
-    finally:
-        database.close()
+    except Conflict:  # it is lost; the next steps say what to do then
+        return False
     print(f"{number} signals that were acknowledged after the backup: received from Kafka")
     return True
 
