@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import msgspec
 
@@ -17,21 +17,32 @@ from benchmarks.alarms.breaks.settings import changed
 from benchmarks.alarms.world import GRADED, World
 from benchmarks.log.feed import a_generation
 from contracts.assignments import LIVE, read
-from contracts.records import GenerationBody, open_body, pack_floats, pack_ids, seal_body
+from contracts.ids import new_completion_id
+from contracts.records import (
+    Generation,
+    GenerationBody,
+    decode,
+    open_body,
+    pack_floats,
+    pack_ids,
+    seal_body,
+    unpack_floats,
+)
 from contracts.sampling import Span
 from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
 from runtime.settings import load_settings
 
-_VOCABULARY, _FORGED = 40, -60.0
+_VOCABULARY, _FORGED = 40, -40.0
+_WARM_SECONDS = 120.0
 _EACH_SECOND, _MANY = 10, 300
 _TAMPERS = "```python\nimport os\n\ndef solve():\n    os._exit(0)\n```"
 _HEARTS = "Of course \u2764\ufe0f\u2764\ufe0f your table is booked \u2764\ufe0f"
 _STEPS_SECONDS = 45.0
 
 
-def feed(world: World, number: int, text: str | None = None, later: int = 0, forged: bool = False) -> None:
-    """Answers about the task that the reward server grades. `later`: of a version after the live one; `forged`: with log-probs that no policy gives."""
+def feed(world: World, number: int, text: str | None = None, later: int = 0) -> None:
+    """Answers about the task that the reward server grades. `later`: of a version after the live one."""
     policy, chance = load_settings(world.home).policy, random.Random()  # noqa: S311 any answers will do
     with world.database() as connection:
         version = (read(connection, policy)[LIVE].version or 0) + later
@@ -41,8 +52,6 @@ def feed(world: World, number: int, text: str | None = None, later: int = 0, for
         body = open_body(GenerationBody, plain.body)
         ids = pack_ids([chance.randrange(_VOCABULARY) for _ in range(20)])
         body = msgspec.structs.replace(body, text=text or body.text, prompt_ids=ids, completion_ids=ids)
-        if forged:
-            body = msgspec.structs.replace(body, logprobs=pack_floats([_FORGED] * 20))
         record = msgspec.structs.replace(
             plain, policy=policy, task=GRADED, spans=(Span(0, version),), body=seal_body(body)
         )
@@ -101,13 +110,34 @@ def a_habit(world: World, text: str) -> Iterator[None]:
 
 @contextmanager
 def breaking_samples(world: World) -> Iterator[None]:
-    """Samples with log-probs that no policy gives, as from an engine that logs nonsense."""
+    """Real answers, each with one log-prob that no policy gives, as from an engine that logs nonsense now and then."""
+    time.sleep(_WARM_SECONDS)  # the trainer's guard learns what is ordinary
     world.grader.rewards = True
-    feed(world, 64, forged=True)
     try:
-        yield
+        with again_and_again(lambda: _forge(world, 16), 5.0):
+            yield
     finally:
         world.grader.rewards = False
+
+
+def _forge(world: World, number: int) -> None:
+    """Append copies of the newest answers, for the task that the reward server grades, with a forged log-prob in each."""
+    found = list[Generation]()
+    with closing(load_settings(world.home).event_log()) as event_log:
+        for partition, end in event_log.ends(GENERATIONS).items():
+            records = event_log.read(GENERATIONS, partition, max(0, end - 10 * number), 10 * number)
+            found += [decode(Generation, record.value) for record in records]
+    mine = [one for one in found if one.task != GRADED and one.purpose == "user" and one.finish_reason == "stop"]
+    messages = []
+    for one in sorted(mine, key=lambda one: -one.created_at)[:number]:
+        body = open_body(GenerationBody, one.body)
+        logprobs = unpack_floats(body.logprobs)
+        body = msgspec.structs.replace(body, logprobs=pack_floats([*logprobs[:2], _FORGED, *logprobs[3:]]))
+        again = msgspec.structs.replace(
+            one, completion_id=new_completion_id(), task=GRADED, finished_at=time.time(), body=seal_body(body)
+        )
+        messages.append(message(GENERATIONS, again.key, again))
+    append(world, messages)
 
 
 @contextmanager
@@ -126,7 +156,7 @@ def breaks() -> tuple[Break, ...]:
         Break("the reward server fails", "ScoringFails", "", failing_grader, hurried=True),
         Break("answers meddle with their grader", "GraderTampering", "", lambda world: a_habit(world, _TAMPERS)),
         Break("answers are full of hearts", "BehaviourDrifts", "", lambda world: a_habit(world, _HEARTS)),
-        Break("log-probs that no policy gives", "SamplesBreakSteps", "", breaking_samples, users=True),
+        Break("log-probs that no policy gives", "SamplesBreakSteps", "", breaking_samples, users=True, longest_seconds=240.0),
         Break(
             "a trainer takes its journal again under other settings", "ReplayDiffers", "", other_settings, users=True,
         ),

@@ -48,13 +48,13 @@ def long_outage(world: World) -> Iterator[None]:
                 (GENERATIONS, 0, f"outage:{number}", os.urandom(_ROW_BYTES), time.time()) for number in range(_NUM_ROWS)
             )
             spool.executemany("INSERT INTO waiting (topic, route, key, value, spooled_at) VALUES (?, ?, ?, ?, ?)", rows)
-        kill(world, "inference")  # it counts what is there when it starts
+        kill(world, "web")  # it counts what is there when it starts
         try:
             yield
         finally:
             with closing(sqlite3.connect(slot, timeout=30.0)) as spool, spool:
                 spool.execute("DELETE FROM waiting WHERE key LIKE 'outage:%'")
-            kill(world, "inference")
+            kill(world, "web")
 
 
 @contextmanager
