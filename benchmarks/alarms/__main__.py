@@ -5,7 +5,8 @@ usage: sudo python -m benchmarks.alarms [--scrape 5] [--only TEXT ...] [--list] 
 In: nothing. Out: a table and a dated JSON file; status 1 if a break was not named, or anything fired while all was well. What alarms
 as they are must name within a minute is broken first. An alarm that waits for longer is looked at in a copy with shorter durations
 (`hurry.py`): hurried by how much stands beside each.
-Needs Debian's `prometheus` and root, for a small disk of its own; with `faketime` also the clock is tried.
+Needs Debian's `prometheus` and root, for a small disk of its own; with `faketime` also the clock is tried, and with the servers of
+`. runs/services/env` what concerns Kafka. All of it takes over an hour.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.alarms.breaks import all_breaks
-from benchmarks.alarms.breaks.kinds import Break
+from benchmarks.alarms.breaks.kinds import LONGEST_SECONDS, Break
 from benchmarks.alarms.hurry import factors
 from benchmarks.alarms.world import World, until
 from benchmarks.report import print_table, write_report
@@ -54,18 +55,25 @@ def main() -> int:
     if options.list or not chosen:
         print_table("breaks", ("alarm", "break"), [(one.alarm, one.name) for one in chosen])
         return 0 if chosen else 2
-    quiet, rows = list[str](), list[dict[str, Any]]()
+    left_out = factors().keys() - {one.alarm for one in all_breaks()}
+    if left_out and not options.only:
+        print(f"not rung here, see --help: {', '.join(sorted(left_out))}", file=sys.stderr)
+    quiet, tried, rows = list[str](), list[Break](), list[dict[str, Any]]()
     for more in dict.fromkeys(one.options for one in chosen):
         with tempfile.TemporaryDirectory(prefix="millrace-alarms-") as folder:
             world = World(Path(folder), options.scrape, more)
             with world.running():
                 quiet = quiet if options.at_once else sorted({*quiet, *_quiet(world)})
-                print(f"all is well, {' '.join(more) or 'as it is'}: {quiet or 'nothing fires'}", flush=True)
-                rows += [_try(world, one) for one in chosen if one.options == more]
+                found = "not looked" if options.at_once else quiet or "nothing fires"
+                print(f"all is well ({' '.join(more) or 'up as it is'}): {found}", flush=True)
+                for one in (one for one in chosen if one.options == more):
+                    tried.append(one)
+                    rows.append(_try(world, one))
     table = [(row["break"], row["alarm"] or "none", row["seconds"] or "-", ", ".join(row["others"])) for row in rows]
     print_table(f"scrape every {options.scrape:g} s", ("break", "alarm", "seconds", "also firing"), table)
     good = not quiet and all(
-        row["alarm"] and (row["hurried"] or row["seconds"] <= NAMED_WITHIN_SECONDS) for row in rows
+        row["alarm"] and (may_take_long(one) or row["seconds"] <= NAMED_WITHIN_SECONDS)
+        for one, row in zip(tried, rows, strict=True)
     )
     if not options.quick:
         print(
@@ -74,6 +82,11 @@ def main() -> int:
             )
         )
     return 0 if good else 1
+
+
+def may_take_long(one: Break) -> bool:
+    """Whether its alarm need not name it within a minute."""
+    return one.hurried or one.longest_seconds > LONGEST_SECONDS
 
 
 def _quiet(world: World) -> list[str]:

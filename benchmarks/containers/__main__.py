@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 from rich.console import Console
 from rich.table import Table
 
@@ -69,6 +70,27 @@ def start() -> str:
         _wait_healthy(name)
     [key] = set(re.findall(r"app key +(\S+)", podman("logs", "millrace_init_1")))
     return str(key)
+
+
+def observe() -> dict[str, Any]:
+    """Start Prometheus, which is optional, and wait until it has found every process by its name; what it reads and which rules it has."""
+    call("compose", "--profile", "observe", "up", "--detach", "--no-build", "--no-deps", "prometheus")
+    _wait_healthy("millrace_prometheus_1")
+    processes = {_service(name) for name in _ours()} - {"prometheus"}
+
+    def read(what: str) -> Any:
+        return httpx.get(f"http://127.0.0.1:9090/api/v1/{what}", timeout=10.0).raise_for_status().json()["data"]
+
+    def found() -> Counter[str]:
+        return Counter(one["labels"]["process"] for one in read("targets")["activeTargets"] if one["health"] == "up")
+
+    wait_until("Prometheus reads every process", lambda: processes <= found().keys(), _BACK_SECONDS)
+    rules = [rule for group in read("rules")["groups"] for rule in group["rules"]]
+    return {
+        "read": dict(found()),
+        "num_rules": len(rules),
+        "unreadable_rules": [rule["name"] for rule in rules if rule["health"] == "err"],
+    }
 
 
 def _up(*services: str) -> None:
@@ -197,6 +219,7 @@ def run() -> dict[str, Any]:
     listed = FOLDER / "users.jsonl"
     key = start()
     figures: dict[str, Any] = {"images_mb": images(), "sandbox": sandbox(), "another_release": another_release()}
+    figures["prometheus"] = observe()
     figures["seconds_until_all_started"] = round(time.monotonic() - started)
     crowds = users(key, listed)
     try:
@@ -244,9 +267,10 @@ def show(figures: dict[str, Any]) -> bool:
             ended["status"] != 0 for name, ended in figures["ends"].items() if _service(name) not in SERVERS
         ),
         "another release was not refused": "status 2" not in figures["another_release"],
+        "Prometheus": bool(figures["prometheus"]["unreadable_rules"]) or not figures["prometheus"]["num_rules"],
         "the sandbox": '"value": 1.0' not in figures["sandbox"]["code"],
     }
-    for name in ("images_mb", "users", "requests_that_failed", "sandbox", "another_release"):
+    for name in ("images_mb", "prometheus", "users", "requests_that_failed", "sandbox", "another_release"):
         console.print(f"{name}: {figures[name]}")
     for name in (name for name, is_wrong in wrong.items() if is_wrong):
         console.print(f"WRONG: {name}", style="red")
@@ -268,7 +292,7 @@ def main() -> int:
             console.print(f"── {name}: {state(name)['Status']}\n{podman('logs', '--tail', '12', name, check=False)}")
         raise
     finally:
-        call("compose", "down", "--volumes", "--timeout", "5", check=False)
+        call("compose", "--profile", "observe", "down", "--volumes", "--timeout", "5", check=False)
     is_good = show(figures)
     write_report("containers", figures | {"seconds": round(time.monotonic() - started)})
     return 0 if is_good else 1

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import msgspec
+from sqlalchemy import func, select
 
 from benchmarks.alarms.breaks.kills import full_store
 from benchmarks.alarms.breaks.kinds import Break
 from benchmarks.alarms.breaks.records import append
 from benchmarks.alarms.breaks.settings import changed
-from benchmarks.alarms.world import GRADED, World
+from benchmarks.alarms.world import GRADED, World, until
 from benchmarks.log.feed import a_generation
 from contracts.assignments import LIVE, read
 from contracts.ids import new_completion_id
@@ -29,12 +30,13 @@ from contracts.records import (
     unpack_floats,
 )
 from contracts.sampling import Span
+from contracts.tables import training_step
 from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
 from runtime.settings import load_settings
 
-_VOCABULARY, _FORGED = 40, -40.0
-_WARM_SECONDS = 120.0
+_VOCABULARY, _FORGED = 40, -14.0
+_WARM_STEPS, _WARM_SECONDS = 24, 400.0
 _EACH_SECOND, _MANY = 10, 300
 _TAMPERS = "```python\nimport os\n\ndef solve():\n    os._exit(0)\n```"
 _HEARTS = "Of course \u2764\ufe0f\u2764\ufe0f your table is booked \u2764\ufe0f"
@@ -111,7 +113,12 @@ def a_habit(world: World, text: str) -> Iterator[None]:
 @contextmanager
 def breaking_samples(world: World) -> Iterator[None]:
     """Real answers, each with one log-prob that no policy gives, as from an engine that logs nonsense now and then."""
-    time.sleep(_WARM_SECONDS)  # the trainer's guard learns what is ordinary
+
+    def steps() -> int:
+        with world.database() as connection:
+            return int(connection.execute(select(func.count()).select_from(training_step)).scalar_one())
+
+    until(lambda: steps() >= _WARM_STEPS, _WARM_SECONDS, "the trainer's guard does not know yet what is ordinary")
     world.grader.rewards = True
     try:
         with again_and_again(lambda: _forge(world, 16), 5.0):
@@ -156,7 +163,7 @@ def breaks() -> tuple[Break, ...]:
         Break("the reward server fails", "ScoringFails", "", failing_grader, hurried=True),
         Break("answers meddle with their grader", "GraderTampering", "", lambda world: a_habit(world, _TAMPERS)),
         Break("answers are full of hearts", "BehaviourDrifts", "", lambda world: a_habit(world, _HEARTS)),
-        Break("log-probs that no policy gives", "SamplesBreakSteps", "", breaking_samples, users=True, longest_seconds=240.0),
+        Break("log-probs that no policy gives", "SamplesBreakSteps", "", breaking_samples, users=True, longest_seconds=600.0),
         Break(
             "a trainer takes its journal again under other settings", "ReplayDiffers", "", other_settings, users=True,
         ),

@@ -51,9 +51,8 @@ def hung(world: World, process: str) -> Iterator[None]:
         os.waitpid(child.pid, os.WSTOPPED | getattr(os, "__WALL", 0x40000000))
         if world.is_unlocked() and _answers(world, process):
             break
-        trace(
-            _DETACH
-        )  # it held the lock of the database, or that of Python, so every other process or thread waits for it
+        # It held the lock of the database, or that of Python: every other process or thread would wait for it.
+        trace(_DETACH)
         time.sleep(0.1)
     else:
         raise RuntimeError(f"{process} could not be stopped outside of Python's lock")
