@@ -63,8 +63,8 @@ def start() -> str:
         _wait_healthy(f"millrace_{name}_1")
     _up("init")
     wait_until("init has ended", lambda: not state("millrace_init_1")["Running"], _START_SECONDS)
-    if state("millrace_init_1")["ExitCode"] != 0:
-        raise RuntimeError("init failed")
+    if (status := state("millrace_init_1")["ExitCode"]) != 0:
+        raise RuntimeError(f"init failed with status {status}")
     _up(*(name for name in call("compose", "config", "--services").stdout.split() if name not in {*SERVERS, "init"}))
     for name in _ours():
         _wait_healthy(name)
