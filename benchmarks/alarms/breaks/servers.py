@@ -23,7 +23,7 @@ KAFKA = ("--kafka={kafka}",)
 _SERVICES = Path(os.environ.get("MILLRACE_SERVICES", ROOT / "runs" / "services"))
 """Where `deploy/services start` put them."""
 _ROW_BYTES, _NUM_ROWS = 900_000, 1_300
-"""More than half of what a spool may have."""
+"""Rows of a spool: over a gigabyte, half of its limit."""
 
 
 @contextmanager
