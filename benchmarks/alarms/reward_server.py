@@ -17,16 +17,15 @@ class RewardServer:
     def __init__(self) -> None:
         self.fails = False
         self.pause_seconds = 0.0
-        self.rewards = False
-        """Whether it has an opinion: rewards of 0 and 1. Without one nothing is learned."""
+        self.reward: float | None = None
+        """Of every answer. None: it has no opinion, so nothing is learned."""
         world = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 time.sleep(world.pause_seconds)
-                rewards = [float(place % 2) if world.rewards else None for place in range(len(asked["completions"]))]
-                answer = json.dumps({"rewards": rewards}).encode()
+                answer = json.dumps({"rewards": [world.reward] * len(asked["completions"])}).encode()
                 self.send_response(500 if world.fails else 200)
                 self.send_header("content-length", str(len(answer)))
                 self.end_headers()

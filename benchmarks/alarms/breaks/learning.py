@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import msgspec
-from sqlalchemy import func, select
 
 from benchmarks.alarms.breaks.kills import full_store
 from benchmarks.alarms.breaks.kinds import Break
 from benchmarks.alarms.breaks.records import append
 from benchmarks.alarms.breaks.settings import changed
-from benchmarks.alarms.world import GRADED, World, until
+from benchmarks.alarms.world import GRADED, World
 from benchmarks.log.feed import a_generation
 from contracts.assignments import LIVE, read
 from contracts.ids import new_completion_id
@@ -24,19 +23,15 @@ from contracts.records import (
     GenerationBody,
     decode,
     open_body,
-    pack_floats,
     pack_ids,
     seal_body,
-    unpack_floats,
 )
 from contracts.sampling import Span
-from contracts.tables import training_step
 from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
 from runtime.settings import load_settings
 
-_VOCABULARY, _FORGED = 40, -14.0
-_WARM_STEPS, _WARM_SECONDS = 24, 400.0
+_VOCABULARY, _LEARN_SECONDS = 40, 60.0
 _EACH_SECOND, _MANY = 10, 300
 _TAMPERS = "```python\nimport os\n\ndef solve():\n    os._exit(0)\n```"
 _HEARTS = "Of course \u2764\ufe0f\u2764\ufe0f your table is booked \u2764\ufe0f"
@@ -111,24 +106,20 @@ def a_habit(world: World, text: str) -> Iterator[None]:
 
 
 @contextmanager
-def breaking_samples(world: World) -> Iterator[None]:
-    """Real answers, each with one log-prob that no policy gives, as from an engine that logs nonsense now and then."""
-
-    def steps() -> int:
-        with world.database() as connection:
-            return int(connection.execute(select(func.count()).select_from(training_step)).scalar_one())
-
-    until(lambda: steps() >= _WARM_STEPS, _WARM_SECONDS, "the trainer's guard does not know yet what is ordinary")
-    world.grader.rewards = True
+def turned_grader(world: World) -> Iterator[None]:
+    """A reward server that praised every answer praises none any more."""
+    world.grader.reward = 1.0
     try:
-        with again_and_again(lambda: _forge(world, 16), 5.0):
+        with again_and_again(lambda: _ask_again(world, 24)):
+            time.sleep(_LEARN_SECONDS)
+            world.grader.reward = 0.0
             yield
     finally:
-        world.grader.rewards = False
+        world.grader.reward = None
 
 
-def _forge(world: World, number: int) -> None:
-    """Append copies of the newest answers, for the task that the reward server grades, with a forged log-prob in each."""
+def _ask_again(world: World, number: int) -> None:
+    """Append copies of the newest answers, for the task that the reward server grades."""
     found = list[Generation]()
     with closing(load_settings(world.home).event_log()) as event_log:
         for partition, end in event_log.ends(GENERATIONS).items():
@@ -137,12 +128,7 @@ def _forge(world: World, number: int) -> None:
     mine = [one for one in found if one.task != GRADED and one.purpose == "user" and one.finish_reason == "stop"]
     messages = []
     for one in sorted(mine, key=lambda one: -one.created_at)[:number]:
-        body = open_body(GenerationBody, one.body)
-        logprobs = unpack_floats(body.logprobs)
-        body = msgspec.structs.replace(body, logprobs=pack_floats([*logprobs[:2], _FORGED, *logprobs[3:]]))
-        again = msgspec.structs.replace(
-            one, completion_id=new_completion_id(), task=GRADED, finished_at=time.time(), body=seal_body(body)
-        )
+        again = msgspec.structs.replace(one, completion_id=new_completion_id(), task=GRADED, finished_at=time.time())
         messages.append(message(GENERATIONS, again.key, again))
     append(world, messages)
 
@@ -163,7 +149,7 @@ def breaks() -> tuple[Break, ...]:
         Break("the reward server fails", "ScoringFails", "", failing_grader, hurried=True),
         Break("answers meddle with their grader", "GraderTampering", "", lambda world: a_habit(world, _TAMPERS)),
         Break("answers are full of hearts", "BehaviourDrifts", "", lambda world: a_habit(world, _HEARTS)),
-        Break("log-probs that no policy gives", "SamplesBreakSteps", "", breaking_samples, users=True, longest_seconds=600.0),
+        Break("a reward server turns against every answer", "SamplesBreakSteps", "", turned_grader, users=True),
         Break(
             "a trainer takes its journal again under other settings", "ReplayDiffers", "", other_settings, users=True,
         ),
