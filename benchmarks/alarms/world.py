@@ -45,6 +45,7 @@ labels = {{ up = 1.0, down = 0.0 }}
 [[verifiers]]
 name = "server"
 kind = "http"
+role = "component"
 
 [verifiers.config]
 url = "http://127.0.0.1:{port}/"
