@@ -191,8 +191,10 @@ def _run(tree: Path, options: argparse.Namespace, seed: int) -> list[dict[str, f
     ]
     command += ["--generations", str(options.generations), "--tokens", *map(str, options.tokens)]
     done = subprocess.run(  # noqa: S603 our own module
-        command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, check=True, capture_output=True, text=True
+        command, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, check=False, capture_output=True, text=True
     )
+    if done.returncode:
+        raise SystemExit(f"a run of {tree} ended with {done.returncode}: {done.stderr[-3000:]}")
     found: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
