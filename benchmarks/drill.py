@@ -5,30 +5,54 @@ A drill does to real processes what an operator will have to do, and lets the au
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from benchmarks.brokers.world import end_process
 from benchmarks.paths import ROOT
+from benchmarks.report import write_report
 from runtime.settings import load_settings
 
+_LONGEST_SECONDS = 600.0
 
-def millrace(*arguments: str, release: Path = ROOT) -> str:
+
+def conduct(name: str, run: Callable[[Path, ExitStack], dict[str, Any]], *, quick: bool) -> int:
+    """A drill in a folder of its own, which is left behind unless its figures are `good`; the exit status. `quick`: writes no file."""
+    folder = Path(tempfile.mkdtemp(prefix=f"millrace-{name.partition('-')[0]}-"))
+    with ExitStack() as stack:
+        figures = run(folder, stack)
+    if figures["good"]:
+        shutil.rmtree(folder)
+    else:
+        print(f"left for you to look at: {folder}", file=sys.stderr)
+    print(json.dumps(figures, indent=1))
+    if not quick:
+        print(write_report(name, figures).name)
+    return 0 if figures["good"] else 1
+
+
+def millrace(*arguments: str, release: Path = ROOT, environment: Mapping[str, str] | None = None) -> str:
     """What a command of Millrace says. `release`: the folder of its code. Raises SystemExit if it fails."""
-    status, words = ask(*arguments, release=release)
+    status, words = ask(*arguments, release=release, environment=environment)
     if status:
         raise SystemExit(f"millrace {arguments[0]} ended with {status}: {words}")
     return words
 
 
-def ask(*arguments: str, release: Path = ROOT) -> tuple[int, str]:
-    """Status and words of a command of Millrace."""
+def ask(*arguments: str, release: Path = ROOT, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Status and words of a command of Millrace. `environment`: instead of this process's."""
     done = subprocess.run(  # noqa: S603 our own program
-        [sys.executable, str(release / "millrace.py"), *arguments], cwd=release, stdout=-1, stderr=-2, text=True, check=False
+        [sys.executable, str(release / "millrace.py"), *arguments], cwd=release, stdout=-1, stderr=-2, text=True, check=False,
+        env=environment, timeout=_LONGEST_SECONDS,
     )  # fmt: skip
     return done.returncode, done.stdout
 

@@ -41,16 +41,27 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def report_path(name: str) -> Path:
+    """Where today's report of this name is, or will be."""
+    return RESULTS / f"{time.strftime('%Y-%m-%d', time.gmtime())}-{name}.json"
+
+
+def moment() -> dict[str, Any]:
+    """Time, commit and load, for figures that are taken one by one."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"at": at, "commit": _commit(), "load": round(os.getloadavg()[0], 1)}
+
+
 def write_report(name: str, figures: Mapping[str, Any]) -> Path:
     """Write `results/<date>-<name>.json` with the machine, the commit and the command beside the figures."""
-    path = RESULTS / f"{time.strftime('%Y-%m-%d', time.gmtime())}-{name}.json"
+    path, now = report_path(name), moment()
     content = {
         "command": " ".join(["python", "-m", *([_module()] if _module() else []), *sys.argv[1:]]),
-        "commit": _commit(),
-        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": now["commit"],
+        "at": now["at"],
         "machine": {
             "cores": os.cpu_count(),
-            "load": round(os.getloadavg()[0], 1),
+            "load": now["load"],
             "python": platform.python_version(),
             "system": platform.platform(),
         },

@@ -15,11 +15,9 @@ import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -33,7 +31,6 @@ from benchmarks import drill
 from benchmarks.brokers.world import end_process
 from benchmarks.feedback.world import free_port
 from benchmarks.paths import EXAMPLE, ROOT
-from benchmarks.report import write_report
 from contracts.keys import new_text
 from runtime import schema
 from runtime.backup.archive import read_header
@@ -59,17 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.lose_log and "MILLRACE_KAFKA" not in os.environ:
         parser.error("--lose-log needs MILLRACE_KAFKA: an embedded log is in the backup")
-    folder = Path(tempfile.mkdtemp(prefix="millrace-restore-"))
-    with ExitStack() as stack:
-        figures = _Drill(folder, options, stack).run()
-    if figures["good"]:
-        shutil.rmtree(folder)
-    else:
-        print(f"left for you to look at: {folder}", file=sys.stderr)
-    print(json.dumps(figures, indent=1))
-    if not options.quick:
-        print(write_report("restore-lost-log" if options.lose_log else "restore", figures).name)
-    return 0 if figures["good"] else 1
+    name = "restore-lost-log" if options.lose_log else "restore"
+    return drill.conduct(name, lambda folder, stack: _Drill(folder, options, stack).run(), quick=options.quick)
 
 
 class _Drill:

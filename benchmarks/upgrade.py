@@ -19,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -31,7 +30,6 @@ from benchmarks import drill
 from benchmarks.brokers.world import end_process
 from benchmarks.feedback.world import free_port
 from benchmarks.paths import EXAMPLE, ROOT
-from benchmarks.report import write_report
 from contracts.assignments import LIVE, read
 from contracts.keys import new_text
 from runtime.database import create_database
@@ -55,18 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of work between two steps")
     parser.add_argument("--quick", action="store_true", help="write no file")
     options = parser.parse_args(arguments)
-    folder = Path(tempfile.mkdtemp(prefix="millrace-upgrade-"))
-    with ExitStack() as stack:
-        figures = _Drill(folder, options, stack).run()
-    if figures["good"]:
-        shutil.rmtree(folder)
-    else:
-        print(f"left for you to look at: {folder}", file=sys.stderr)
-    print(json.dumps(figures, indent=1))
-    if not options.quick:
-        where = "servers" if figures["on"]["kafka"] else "embedded"
-        print(write_report(f"upgrade-{where}-from-{options.former}", figures).name)
-    return 0 if figures["good"] else 1
+    where = "servers" if "MILLRACE_KAFKA" in os.environ else "embedded"
+    name = f"upgrade-{where}-from-{options.former}"
+    return drill.conduct(name, lambda folder, stack: _Drill(folder, options, stack).run(), quick=options.quick)
 
 
 class _Drill:
@@ -178,13 +167,7 @@ class _Drill:
         return found
 
     def _millrace(self, release: Path, *arguments: str) -> str:
-        done = subprocess.run(  # noqa: S603 our own program
-            [sys.executable, str(release / "millrace.py"), *arguments], env=self._of(release), cwd=release, check=False,
-            stdout=-1, stderr=-2, text=True,
-        )  # fmt: skip
-        if done.returncode:
-            raise SystemExit(f"{arguments[0]} of {release} ended with {done.returncode}: {done.stdout}")
-        return done.stdout
+        return drill.millrace(*arguments, release=release, environment=self._of(release))
 
     def _of(self, release: Path) -> dict[str, str]:
         return {**self._environment, "PYTHONPATH": str(release)}
@@ -216,11 +199,7 @@ class _Drill:
 
     def _refused(self) -> tuple[int, str]:
         """A worker of this release, before its `init` migrated the tables."""
-        done = subprocess.run(  # noqa: S603 our own program
-            self._command("episodes", ROOT), cwd=ROOT, env=self._of(ROOT), stdout=-1, stderr=-2, text=True,
-            timeout=_END_SECONDS, check=False,
-        )  # fmt: skip
-        return done.returncode, done.stdout
+        return drill.ask("episodes", "--home", str(self._home), environment=self._of(ROOT))
 
     def _live(self) -> int:
         settings = load_settings(self._home)

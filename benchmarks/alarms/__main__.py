@@ -2,7 +2,7 @@
 
 usage: sudo python -m benchmarks.alarms [--scrape 5] [--only TEXT ...] [--list] [--at-once] [--quick]
 
-In: nothing. Out: a table and a dated JSON file; status 1 if a break was not named, or anything fired while all was well. What alarms
+In: nothing. Out: a table, a row of the day's JSON file as soon as each break was tried, and status 1 if a break was not named, or anything fired while all was well. What alarms
 as they are must name within a minute is broken first. An alarm that waits for longer is looked at in a copy with shorter durations
 (`hurry.py`): hurried by how much stands beside each.
 Needs Debian's `prometheus` and root, for a small disk of its own; with `faketime` also the clock is tried, and with the servers of
@@ -12,11 +12,13 @@ Needs Debian's `prometheus` and root, for a small disk of its own; with `faketim
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from benchmarks.alarms.breaks import all_breaks
 from benchmarks.alarms.breaks.kinds import LONGEST_SECONDS, Break
 from benchmarks.alarms.hurry import factors
 from benchmarks.alarms.world import World, until
-from benchmarks.report import print_table, write_report
+from benchmarks.report import moment, print_table, report_path, write_report
 
 NAMED_WITHIN_SECONDS = 60.0
 _CALM_SECONDS, _QUIET_SECONDS = 300.0, 60.0
@@ -68,20 +70,39 @@ def main() -> int:
                 print(f"all is well ({' '.join(more) or 'up as it is'}): {found}", flush=True)
                 for one in (one for one in chosen if one.options == more):
                     tried.append(one)
-                    rows.append(_try(world, one))
+                    rows.append(_row_of(world, one))
+                    if not options.quick:
+                        _save(rows[-1], None if options.at_once else quiet, options.scrape)
     table = [(row["break"], row["alarm"] or "none", row["seconds"] or "-", ", ".join(row["others"])) for row in rows]
     print_table(f"scrape every {options.scrape:g} s", ("break", "alarm", "seconds", "also firing"), table)
     good = not quiet and all(
         row["alarm"] and (may_take_long(one) or row["seconds"] <= NAMED_WITHIN_SECONDS)
         for one, row in zip(tried, rows, strict=True)
     )
-    if not options.quick:
-        print(
-            write_report(
-                "alarms", {"scrape_seconds": options.scrape, "fired_while_well": quiet, "breaks": rows, "good": good}
-            )
-        )
     return 0 if good else 1
+
+
+def _row_of(world: World, one: Break) -> dict[str, Any]:
+    row = {"break": one.name, "wanted": one.alarm, "hurried": factors()[one.alarm] if one.hurried else None, **moment()}
+    row |= {"alarm": None, "seconds": None, "summary": None, "others": []}
+    try:
+        _try(world, one, row)
+    except Exception as error:  # noqa: BLE001 it is in the row, and the other breaks can be tried
+        row["problem"] = f"{type(error).__name__}: {error}"
+    world.end_users()
+    print(row, flush=True)
+    return row
+
+
+def _save(row: Mapping[str, Any], quiet: Sequence[str] | None, scrape_seconds: float) -> None:
+    """Put a row into the file of this day, in the place of an earlier one of the same break, so that what ends early keeps what it saw.
+
+    `quiet`: what fired while all was well; None: nobody looked.
+    """
+    before = json.loads(path.read_text()) if (path := report_path("alarms")).exists() else {}
+    others = [one for one in before.get("breaks", ()) if one["break"] != row["break"]]
+    found = before.get("fired_while_well") if quiet is None else list(quiet)
+    write_report("alarms", {"scrape_seconds": scrape_seconds, "fired_while_well": found, "breaks": [*others, row]})
 
 
 def may_take_long(one: Break) -> bool:
@@ -101,8 +122,8 @@ def _quiet(world: World) -> list[str]:
     return sorted(fired)
 
 
-def _try(world: World, one: Break) -> dict[str, Any]:
-    """One break: its alarm's words, the seconds from when it was broken until it fired, and what else began to fire."""
+def _try(world: World, one: Break, row: dict[str, Any]) -> None:
+    """One break. Into its row: the alarm's words, the seconds from when it was broken until it fired, and what else began to fire."""
     wanted = (one.alarm, one.process)
 
     def firing() -> dict[tuple[str, str], str] | None:
@@ -110,8 +131,6 @@ def _try(world: World, one: Break) -> dict[str, Any]:
 
     until(lambda: (now := firing()) is not None and wanted not in now, _CALM_SECONDS, f"{wanted} does not end")
     before = firing() or {}
-    row: dict[str, Any] = {"break": one.name, "alarm": None, "seconds": None, "summary": None, "others": []}
-    row["hurried"] = factors()[one.alarm] if one.hurried else None
     if one.users:
         threading.Thread(target=world.users, args=(one.longest_seconds,), daemon=True).start()
         time.sleep(_USERS_SECONDS / 4)
@@ -124,9 +143,6 @@ def _try(world: World, one: Break) -> dict[str, Any]:
                 seconds = round(time.monotonic() - began, 1)
                 row |= {"alarm": one.alarm, "seconds": seconds, "summary": now[wanted]}
             time.sleep(_LOOK_SECONDS)
-    world.end_users()
-    print(row, flush=True)
-    return row
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def hurried(rule: dict[str, Any]) -> tuple[dict[str, Any], float]:
     durations = [_seconds(*found) for found in _DURATION.findall(rule["expr"].replace(_LOOK_BACK, ""))]
     held = re.fullmatch(r"(\d+)([smhd])", rule.get("for", "0s"))
     if held is None:
-        raise ValueError(f"{rule['alert']}: for: {rule['for']} is no duration of one unit")
+        raise ValueError(f"{rule['alert']}: write `for` as one number and one unit, such as 90s, not {rule['for']}")
     waits = float(held[1]) * _UNITS[held[2]]
     factor = max(1.0, max([waits, *durations]) / LONGER_SECONDS.get(rule["alert"], LONGEST_SECONDS))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from sqlalchemy import select, update
 
@@ -97,16 +97,22 @@ def old_snapshot(world: World) -> Iterator[None]:
     database, signer = settings.database(), signer_of(settings)
     if signer is None:
         raise RuntimeError("this home does not sign")
-    with stopped(world, "training"), stopped(world, "release"):
+
+    def issue(hours_ago: float) -> None:
         rows, store = DatabaseSnapshotRows(database, settings.policy), open_weight_store(settings, publishes=True)
         Issuer(
             rows, store, settings.policy, settings.run, signer=signer, keyring=keyring_of(settings),
-            clock=lambda: time.time() - 13 * 3600.0,
+            clock=lambda: time.time() - hours_ago * 3600.0,
         ).issue()  # fmt: skip
-        database.close()
         for process in ("engine", "web"):  # they forget the list that they read before
             kill(world, process)
-        yield
+
+    with closing(database), stopped(world, "training"), stopped(world, "release"):
+        issue(hours_ago=13.0)
+        try:
+            yield
+        finally:
+            issue(hours_ago=0.0)
 
 
 def breaks() -> tuple[Break, ...]:

@@ -8,14 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
 
 from benchmarks.alarms.breaks.kinds import Break
+from benchmarks.alarms.breaks.repeating import again_and_again
 from benchmarks.alarms.world import World, free_port, until
 from benchmarks.paths import ROOT
 from contracts import assignments
@@ -34,7 +34,7 @@ _BEAT_SECONDS, _CUT_SECONDS = 0.05, 180.0
 @contextmanager
 def crash_loop(world: World, process: str = "rewards", pause_seconds: float = _BEAT_SECONDS) -> Iterator[None]:
     """Kill a process, with signal 9, as often as it comes back."""
-    with _again_and_again(lambda: kill(world, process), pause_seconds):
+    with again_and_again(lambda: kill(world, process), pause_seconds):
         yield
 
 
@@ -162,23 +162,6 @@ def kill(world: World, process: str) -> None:
     """Kill every replica of a process, with signal 9; the supervisor starts them again."""
     for child in world.children(process):
         os.kill(child.pid, signal.SIGKILL)
-
-
-@contextmanager
-def _again_and_again(act: Callable[[], None], pause_seconds: float) -> Iterator[None]:
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.wait(pause_seconds):
-            act()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def _point(world: World, version: int | None) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import msgspec
@@ -13,6 +12,7 @@ import msgspec
 from benchmarks.alarms.breaks.kills import full_store
 from benchmarks.alarms.breaks.kinds import Break
 from benchmarks.alarms.breaks.records import append
+from benchmarks.alarms.breaks.repeating import again_and_again
 from benchmarks.alarms.breaks.settings import changed
 from benchmarks.alarms.world import GRADED, World
 from benchmarks.log.feed import a_generation
@@ -54,24 +54,6 @@ def feed(world: World, number: int, text: str | None = None, later: int = 0) -> 
         )
         messages.append(message(GENERATIONS, record.key, record))
     append(world, messages)
-
-
-@contextmanager
-def again_and_again(act: Callable[[], None], pause_seconds: float = 1.0) -> Iterator[None]:
-    """Act in a thread of its own until the block ends."""
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.wait(pause_seconds):
-            act()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 @contextmanager

@@ -9,13 +9,15 @@ from contextlib import ExitStack, contextmanager
 import httpx
 
 from benchmarks.alarms.breaks.kinds import Break
-from benchmarks.alarms.breaks.learning import again_and_again
+from benchmarks.alarms.breaks.repeating import again_and_again
 from benchmarks.alarms.breaks.settings import changed
 from benchmarks.alarms.world import GRADED, World
 from runtime.settings import load_settings
 
 TWO_ENGINES = ("--engines=2",)
 _REQUESTS, _CHOICES, _CALLERS = 40, 8, 6
+_EXPECTED = frozenset({200, 429, 502, 503})
+"""Answers, and what engines that are full or have just been killed say."""
 
 
 @contextmanager
@@ -28,7 +30,9 @@ def callers(world: World, number: int, choices: int = 1, **sampling: float) -> I
         with httpx.Client(base_url=f"http://127.0.0.1:{world.port}", headers=headers, timeout=60.0) as client:
             for _ in range(_REQUESTS):
                 words = [{"role": "user", "content": f"a table for {random.random()}"}]  # noqa: S311 no two alike
-                client.post("/v1/chat/completions", json={**settings, "messages": words})
+                answer = client.post("/v1/chat/completions", json={**settings, "messages": words})
+                if answer.status_code not in _EXPECTED:
+                    answer.raise_for_status()
 
     with ExitStack() as stack:
         for _ in range(number):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
+from sqlalchemy import text
 
 from benchmarks.alarms.breaks.kills import stopped
 from benchmarks.alarms.breaks.kinds import Break
@@ -62,6 +63,18 @@ def hung(world: World, process: str) -> Iterator[None]:
         trace(_DETACH)
 
 
+@contextmanager
+def unreadable_ledger(world: World) -> Iterator[None]:
+    """A table that the check of the ledger reads is gone; the dashboard itself goes on."""
+    with world.database() as connection:
+        connection.execute(text("ALTER TABLE generation_count RENAME TO generation_count_gone"))
+    try:
+        yield
+    finally:
+        with world.database() as connection:
+            connection.execute(text("ALTER TABLE generation_count_gone RENAME TO generation_count"))
+
+
 def _answers(world: World, process: str) -> bool:
     [item] = [one for one in json.loads(world.targets.read_text()) if one["labels"]["process"] == process]
     try:
@@ -83,4 +96,5 @@ def breaks() -> tuple[Break, ...]:
             "an engine is asked no more", "EngineOutOfRotation", "", lambda world: stopped(world, "engine"), users=True, hurried=True,
         ),
         Break("the dashboard stands still", "LedgerNotWatched", "", lambda world: stopped(world, "web"), hurried=True),
+        Break("the ledger cannot be checked", "LedgerNotWatched", "", unreadable_ledger, hurried=True, longest_seconds=300),
     )  # fmt: skip
