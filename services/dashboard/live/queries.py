@@ -95,8 +95,6 @@ class LoopRows(NamedTuple):
     rollback_to: int | None
     live_history: list[int | None]
     revoked: dict[int, revocations.Revocation]
-    positions: dict[tuple[str, str, int], int]
-    """(consumer group, topic, partition) to the next offset."""
     dead_letters: Rows
     """Open ones: consumer_group, topic, partition, offset, reason, at, num_bytes; newest first."""
     outboxes: dict[str, int]
@@ -136,7 +134,6 @@ def read_loop(connection: Connection, policy: str) -> LoopRows:
         rollback_to=rollback.read_target(connection, policy),
         live_history=read_live_history(connection, policy),
         revoked=revocations.read(connection, policy),
-        positions=_positions(connection),
         dead_letters=_dead_letters(connection),
         outboxes=_outboxes(connection),
         scores=_scores(connection),
@@ -147,6 +144,12 @@ def read_loop(connection: Connection, policy: str) -> LoopRows:
     )
 
 
+def read_positions(connection: Connection) -> dict[tuple[str, str, int], int]:
+    """(consumer group, topic, partition) to the next offset."""
+    rows = connection.execute(select(*position.c["consumer_group", "topic", "partition", "next_offset"]))
+    return {(row.consumer_group, row.topic, row.partition): row.next_offset for row in rows}
+
+
 def read_totals(connection: Connection) -> Totals:
     """All counts of the two identities."""
     return Totals(
@@ -155,7 +158,7 @@ def read_totals(connection: Connection) -> Totals:
         num_unjoined=_num_rows(connection, received_signal)
         - _num_rows(connection, signal)
         - ledger.num_waiting(connection),
-        positions=_positions(connection),
+        positions=read_positions(connection),
         dead_letters=_num_dead_letters(connection),
         outboxes=_outboxes(connection),
         without_row=sum(connection.execute(select(generation_count.c["count"])).scalars()),
@@ -229,11 +232,6 @@ def _state_counts(connection: Connection) -> list[StateCount]:
     # Only columns of ix_generation_state, so that no row is touched.
     columns = (ledger.effective_state().label("state"), generation.c.version)
     return [StateCount(*row) for row in connection.execute(select(*columns, func.count()).group_by(*columns))]
-
-
-def _positions(connection: Connection) -> dict[tuple[str, str, int], int]:
-    rows = connection.execute(select(*position.c["consumer_group", "topic", "partition", "next_offset"]))
-    return {(row.consumer_group, row.topic, row.partition): row.next_offset for row in rows}
 
 
 def _dead_letters(connection: Connection) -> Rows:

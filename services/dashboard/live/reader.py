@@ -40,6 +40,7 @@ from services.dashboard.live.queries import (
     Totals,
     read_learned,
     read_loop,
+    read_positions,
     read_rates,
     read_sentinel_values,
     read_totals,
@@ -87,25 +88,13 @@ class StateReader:
         Raises:
             Unavailable: the database cannot be read.
         """
+        topics, ledger = self._check_ledger(now)
+        # The page is read afterwards: a row that it cannot show must not keep the ledger from being checked.
         versions = self._listed.get(self._versions)
         with self._database.snapshot() as connection:
             rows = read_loop(connection, self._policy)
-            totals = self._totals.get(lambda: read_totals(connection))
-            learning = self._learning.get(lambda: check_learning(connection, now), _LEARNING_SHARE)
             rollout = self._read_rollout(connection, rows.arms, now)
             processes = statuses(self._pulses.states(heartbeats.read(connection, self._policy), now), now)
-            unheld = unheld_seconds(connection, self._policy)
-        TRAINER_MISSING_SECONDS.labels(self._policy).set(
-            time.monotonic() - self._began_at if unheld is None else unheld
-        )
-        # The log is read after the positions: records appended between the two count as waiting.
-        topics = {
-            topic: self._traffic.read(topic, group, rows.positions, now, tracked=topic not in UNTRACKED)
-            for topic, group in CONSUMERS.items()
-        }
-        ledger = identities(totals, topics, learning)
-        _set_metrics(ledger, topics, totals, rows.positions)
-        self._looked_at = time.monotonic()
         flow = self._flow.get(lambda: self._read_flow(rows, versions, now))
         return build_state(
             rows,
@@ -118,6 +107,26 @@ class StateReader:
             policy=self._policy,
             now=now,
         )
+
+    def _check_ledger(self, now: float) -> tuple[dict[str, Traffic], Identities]:
+        """Check the identities and set their metrics."""
+        with self._database.snapshot() as connection:
+            positions = read_positions(connection)
+            totals = self._totals.get(lambda: read_totals(connection))
+            learning = self._learning.get(lambda: check_learning(connection, now), _LEARNING_SHARE)
+            unheld = unheld_seconds(connection, self._policy)
+        TRAINER_MISSING_SECONDS.labels(self._policy).set(
+            time.monotonic() - self._began_at if unheld is None else unheld
+        )
+        # The log is read after the positions: records appended between the two count as waiting.
+        topics = {
+            topic: self._traffic.read(topic, group, positions, now, tracked=topic not in UNTRACKED)
+            for topic, group in CONSUMERS.items()
+        }
+        ledger = identities(totals, topics, learning)
+        _set_metrics(ledger, topics, totals, positions)
+        self._looked_at = time.monotonic()
+        return topics, ledger
 
     def _read_rollout(self, connection: Connection, arms: Mapping[str, Assignment], now: float) -> Rollout:
         found = read_rollout(connection, self._policy, now)

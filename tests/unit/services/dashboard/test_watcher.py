@@ -3,7 +3,7 @@ import json
 import math
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 
 import pytest
@@ -162,6 +162,20 @@ def test_a_chart_that_cannot_be_drawn_is_counted_and_the_ledger_is_told(small: S
     assert after.generations == before.generations
     assert after.rates["at"] == []
     assert REGISTRY.get_sample_value("millrace_ledger_unexplained", {"kind": "generations"}) == 0
+
+
+def test_a_row_that_no_page_can_show_does_not_keep_the_ledger_from_being_checked(
+    small: Settings, reader_of: ReaderOf
+) -> None:
+    LEDGER_UNEXPLAINED.labels("generations").set(7)
+    with closing(small.database()) as database, database.transaction() as connection:
+        connection.execute(update(training_step).values(metrics=["no object"]))
+    reader = reader_of(small)
+    reader._looked_at -= 100
+    with pytest.raises(Exception, match="list"):
+        reader.read(time.time())
+    assert REGISTRY.get_sample_value("millrace_ledger_unexplained", {"kind": "generations"}) == 0
+    assert (REGISTRY.get_sample_value("millrace_ledger_look_age_seconds", {"policy": small.policy}) or 100) < 100
 
 
 def test_how_long_ago_the_ledger_was_looked_at_is_a_figure(bare: Settings, reader_of: ReaderOf) -> None:
