@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
+from sqlalchemy import update
 
 from benchmarks.alarms.breaks.kinds import Break
 from benchmarks.alarms.breaks.repeating import again_and_again
@@ -22,8 +23,10 @@ from contracts import assignments
 from contracts.assignments import CANDIDATE
 from contracts.errors import InvalidSettings, LeaseHeld, Unavailable
 from contracts.event_log import Message
+from contracts.tables import dead_letter
 from contracts.topics import GENERATIONS
 from runtime.lease import Lease
+from runtime.log.dead_letters import OPEN, SKIPPED
 from runtime.settings import load_settings
 
 _NO_BYTES = 900_000
@@ -131,11 +134,14 @@ def clock_ahead(world: World) -> Iterator[None]:
 
 @contextmanager
 def bad_record(world: World) -> Iterator[None]:
-    """One record that nobody can read."""
+    """One record that nobody can read. Afterwards an operator skips it."""
     event_log = load_settings(world.home).event_log()
     event_log.append([Message(GENERATIONS, 0, "chatcmpl-none/0", b"\xc1 not msgpack")])
     event_log.close()
-    yield
+    try:
+        yield
+    finally:
+        skip_dead_letters(world)
 
 
 _BREAKS = (
@@ -156,6 +162,12 @@ _CLOCK = Break("the clock of a replica is ten minutes ahead", "ClockOff", "relea
 def breaks() -> tuple[Break, ...]:
     """Those that can be tried here; the clock needs Debian's `faketime`."""
     return (*_BREAKS[:-1], _CLOCK, _BREAKS[-1]) if shutil.which("faketime") else _BREAKS
+
+
+def skip_dead_letters(world: World) -> None:
+    """Deal with every open dead letter, as `millrace dead-letters skip` does."""
+    with world.database() as connection:
+        connection.execute(update(dead_letter).where(dead_letter.c.state == OPEN).values(state=SKIPPED))
 
 
 def kill(world: World, process: str) -> None:

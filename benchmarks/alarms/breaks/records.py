@@ -10,15 +10,15 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select, update
 
-from benchmarks.alarms.breaks.kills import bad_record, stopped
+from benchmarks.alarms.breaks.kills import bad_record, skip_dead_letters, stopped
 from benchmarks.alarms.breaks.kinds import Break
 from benchmarks.alarms.world import World, until
 from contracts.event_log import Message
 from contracts.ids import sample_key
 from contracts.records import Outcome
-from contracts.tables import dead_letter, generation, position, training_step
+from contracts.tables import generation, position, training_step
 from contracts.topics import EPISODES, GENERATIONS, OUTCOMES
-from runtime.log.dead_letters import MAX_IN_A_ROW, OPEN, SKIPPED
+from runtime.log.dead_letters import MAX_IN_A_ROW
 from runtime.log.loss_detection import NOTE_SECONDS
 from runtime.log.outbox import message
 from runtime.settings import load_settings
@@ -42,16 +42,6 @@ def many_bad_records(world: World) -> Iterator[None]:
         for _ in range(2 * MAX_IN_A_ROW):  # the rest of them is read, and halts it again
             skip_dead_letters(world)
             time.sleep(1.0)
-
-
-@contextmanager
-def forgotten_dead_letter(world: World) -> Iterator[None]:
-    """A bad record with which nobody deals."""
-    with bad_record(world):
-        try:
-            yield
-        finally:
-            skip_dead_letters(world)
 
 
 @contextmanager
@@ -149,16 +139,10 @@ def one_row(world: World, state: str | None = None) -> Any:
         return connection.execute(found if state is None else found.where(generation.c.state == state)).first()
 
 
-def skip_dead_letters(world: World) -> None:
-    """Deal with every open dead letter, as `millrace dead-letters skip` does."""
-    with world.database() as connection:
-        connection.execute(update(dead_letter).where(dead_letter.c.state == OPEN).values(state=SKIPPED))
-
-
 def breaks() -> tuple[Break, ...]:
     """Those of an embedded home with users."""
     return (
-        Break("a bad record that nobody deals with", "DeadLettersWait", "", forgotten_dead_letter, hurried=True),
+        Break("a bad record that nobody deals with", "DeadLettersWait", "", bad_record, hurried=True),
         Break("more bad records than a worker accepts", "TooManyDeadLetters", "", many_bad_records),
         Break("outcomes of a trainer that nobody knows", "TrainerUnknown", "", unknown_trainer, users=True),
         Break("a row of the join is gone", "LedgerUnexplained", "", lost_row, users=True, hurried=True),
