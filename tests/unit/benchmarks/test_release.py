@@ -37,6 +37,7 @@ ODD = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
 def test_odd_products_end_as_wanted(name: str) -> None:
     case = CASES[name]

@@ -19,6 +19,7 @@ def missing() -> Sandbox:
     raise Unavailable("bwrap is not installed; apt install bubblewrap")
 
 
+@pytest.mark.slow
 def test_the_sandboxes_that_hold_here_are_named(tmp_path: Path) -> None:
     [found] = [found for found in examine(tmp_path) if found.name == "sandbox"]
     assert (found.good, found.needed) == (True, False)

@@ -224,6 +224,7 @@ def counted(status: str, fault: str) -> float:
     return REGISTRY.get_sample_value("millrace_scores_total", {"status": status, "fault": fault}) or 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["gate", "component"])
 @pytest.mark.parametrize(
     ("batch_size", "failing"), [(32, OF_ONE), (1, OF_ALL)], ids=["one of a batch fails", "a whole batch fails"]

@@ -49,6 +49,7 @@ def test_headers_just_below_pass(url: str) -> None:
     assert httpx.post(f"{url}/size", headers={"x": "a" * (MAX_HEADER_BYTES - 500)}).status_code == 200
 
 
+@pytest.mark.slow
 def test_large_bodies_pass_whole_and_in_small_pieces(url: str) -> None:
     with httpx.Client(base_url=url) as client:  # one connection: what a request leaves behind must not hurt the next
         for _ in range(3):
@@ -56,6 +57,7 @@ def test_large_bodies_pass_whole_and_in_small_pieces(url: str) -> None:
             assert client.post("/size", content=(b"abc" for _ in range(20_000))).json()["bytes"] == 60_000
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize(
     ("pieces", "status"),

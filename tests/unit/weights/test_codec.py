@@ -73,6 +73,7 @@ def test_any_bits_survive_a_delta_and_a_full_copy(versions: tuple[Tensors, Tenso
     assert full.num_changed == sum(words_of(tensor).size for tensor in target.values())
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(list(WIDTHS)), st.integers(0, 2**32), st.lists(st.sampled_from([0.0, 0.01, 0.1, 0.6]), max_size=5)
 )

@@ -73,6 +73,7 @@ def test_the_golden_files_hold_every_way_that_a_tensor_can_travel() -> None:
     assert sum(path.stat().st_size for path in golden.FOLDER.iterdir()) < 200_000
 
 
+@pytest.mark.slow
 def test_a_stranger_reads_the_golden_files() -> None:
     ours, theirs = held(), format_reader.Read({}, "0", {})
     for base_version, version in EDGES[: golden.LAST + 1]:
@@ -87,6 +88,7 @@ def test_a_stranger_reads_the_golden_files() -> None:
     assert same(folded.tensors, ours[golden.LAST][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_stranger_reads_what_we_write(seed: int) -> None:
     random = np.random.default_rng(seed)

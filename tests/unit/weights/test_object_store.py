@@ -193,6 +193,7 @@ def endpoint(request: pytest.FixtureRequest) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_is_named_and_nothing_hangs(endpoint: str) -> None:
     store = store_at(endpoint)
     for ask in (lambda: store.versions(POLICY), lambda: publish(store, 0, bf16_policy()), store.check):

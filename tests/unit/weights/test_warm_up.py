@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from weights.codec import coder, kernels
 from weights.codec.history import History
@@ -81,6 +82,7 @@ def main(folder: Path) -> None:
     sys.stdout.write(f"\n{json.dumps([before, compiled()])}")
 
 
+@pytest.mark.slow
 def test_nothing_is_left_to_compile(tmp_path: Path) -> None:
     # A process of its own: tests before this one have compiled what they needed.
     ran = subprocess.run(  # noqa: S603 our own module

@@ -325,6 +325,7 @@ def signals_of(system: System) -> dict[str, str]:
         return signal_states(connection)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     ["worker: polled", "worker: before commit", "worker: committed", "relay: appended, not deleted", "relay: deleted"],

@@ -127,6 +127,7 @@ def poisoned(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "copied" / made.name))
 
 
+@pytest.mark.slow
 def test_a_forged_sample_is_blamed_again_with_the_same_numbers_and_nothing_is_written(made: Path) -> None:
     home = made.parents[1]
     before = everything_in(home)
@@ -350,6 +351,7 @@ def test_another_base_is_refused_by_name(poisoned: Path, tmp_path: Path) -> None
         assert str(poisoned) in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_home_whose_disk_cannot_link_trains_on_and_the_bundle_says_why(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

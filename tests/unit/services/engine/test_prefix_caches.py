@@ -33,6 +33,7 @@ def plain(store: MemoryStore) -> Iterator[Engine]:
     engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.7, "seed": 5}, {"top_k": 5, "seed": 9}])
 async def test_a_session_with_kept_prefixes_is_the_session_without(
     engine: Engine, plain: Engine, store: MemoryStore, fields: dict[str, Any]

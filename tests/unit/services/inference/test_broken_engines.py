@@ -16,6 +16,7 @@ def attacked() -> Iterator[Gateway]:
         yield attacked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_client_is_told_and_the_log_says_what_it_was(attacked: Gateway, case: Case, stream: bool) -> None:

@@ -41,6 +41,7 @@ def control_ids(template: ChatTemplate, family: Family) -> frozenset[int]:
     return frozenset(id_of(template, text) for text in family.special)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_no_control_token_comes_from_ten_thousand_messages(family: Family) -> None:
     assert forge(family, NUM_MESSAGES) is None

@@ -249,6 +249,7 @@ def test_a_dead_address_costs_nothing(replicas: Replicas) -> None:
     assert replicas.out() == {"a": "unreachable"}
 
 
+@pytest.mark.slow
 def test_another_region_answers_only_while_the_own_one_does_not(replicas: Replicas) -> None:
     replicas.tell("a", region="far")
     for _ in range(6):
@@ -305,6 +306,7 @@ def test_another_regions_canary_is_not_drawn_here(replicas: Replicas) -> None:
     assert [record.arm for record in replicas.logged()] == ["live", "canary"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("oddity", ["refuses", "overloaded"])
 def test_a_canary_that_cannot_answer_costs_neither_its_users_nor_others(replicas: Replicas, oddity: str) -> None:
     drawn_canary(replicas, a={"live": 3}, b={"live": 3, "canary": 5})
@@ -318,6 +320,7 @@ def test_a_canary_that_cannot_answer_costs_neither_its_users_nor_others(replicas
     assert replicas.out() == {}, "the replica still serves live"
 
 
+@pytest.mark.slow
 def test_live_goes_on_with_the_answer_of_a_canary_that_died(replicas: Replicas) -> None:
     drawn_canary(replicas, a={"live": 3}, b={"live": 3, "canary": 5})
     replicas.engines["b"].die_after = 4
@@ -327,6 +330,7 @@ def test_live_goes_on_with_the_answer_of_a_canary_that_died(replicas: Replicas) 
     assert (record.arm, record.spans) == ("canary", (Span(0, 5), Span(4, 3)))
 
 
+@pytest.mark.slow
 def test_a_request_that_named_the_canarys_version_is_not_given_another(replicas: Replicas) -> None:
     drawn_canary(replicas, a={"live": 3}, b={"live": 3, "canary": 5})
     replicas.engines["b"].oddity = "overloaded"
@@ -361,6 +365,7 @@ def test_raw_logprobs_are_recorded_as_such(replicas: Replicas) -> None:
     assert replicas.logged()[0].sampling.raw_logprobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("has", "num_drawable", "is_known"), [(True, 3, True), (True, 65, False), (False, 3, False)])
 def test_what_a_truncated_answer_was_drawn_from_is_recorded(
     replicas: Replicas, has: bool, num_drawable: int, is_known: bool

@@ -59,6 +59,7 @@ def mark(task: str, body: GenerationBody, finish_reason: FinishReason) -> Mappin
     return {"misshapen": float("{" not in body.text)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "refused"), [("oops", True), ("Tisch {}", False)])
 def test_a_broken_version_is_seen_before_any_user_meets_it(
     inference: Inference, database: Database, wrong: str, *, refused: bool

@@ -128,6 +128,7 @@ def test_a_call_its_result_and_the_answer(serving: Serve, name: str) -> None:
         assert (second.text, second.reasoning, second.tool_calls) == ("It rains.", thought or "", [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUNDLED)
 def test_a_stream_says_the_same(serving: Serve, name: str) -> None:
     with serving(name) as served:

@@ -179,6 +179,7 @@ def test_a_crowd_that_judges_one_long_session_reaches_every_call(join: Join) -> 
     assert join.counts() == {"joined": num_calls * num_signals}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_in_any_tree_the_order_of_reading_changes_nothing(database: Database, seed: int) -> None:
     """Random trees with titles, retries and cut answers; batches of random sizes; several signals, some taken back."""

@@ -245,6 +245,7 @@ def test_a_task_without_rewards_has_guardrails_alone() -> None:
     assert facts["num_aged_units"] is None
 
 
+@pytest.mark.slow
 def test_a_rare_task_must_not_be_worse_but_is_not_waited_for() -> None:
     rules = {**RULES, "rare": TaskRule(has_primary=True, age_seconds=60.0)}
     rare = [row._replace(task="rare", key=f"rare {row.key}") for row in product(3, 300)]
@@ -257,6 +258,7 @@ def test_a_rare_task_must_not_be_worse_but_is_not_waited_for() -> None:
     assert verdict(facts_of([*product(0, 16_000), *bad], rules=rules), "refuses", "rare") == "worse"
 
 
+@pytest.mark.slow
 def test_many_rare_tasks_are_proven_together() -> None:
     rules = {f"task {number}": RULES["chat"] for number in range(20)}
     rows = [row._replace(task=f"task {number % 20}") for number, row in enumerate(product(0, 16_000))]

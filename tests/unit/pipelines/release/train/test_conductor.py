@@ -346,6 +346,7 @@ def test_a_share_that_nobody_has_room_for_is_waited_for_only_until_the_deadline(
     assert (held.state, held.reason) == ("withdrawn", "too few engines")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "kinds"),
     [

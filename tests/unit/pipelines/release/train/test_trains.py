@@ -78,6 +78,7 @@ def test_evidence_that_stops_stops_the_train_and_evidence_that_comes_again_moves
     assert world.trains()[0].state == "withdrawn"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [-1, 0, 1])
 def test_a_restart_in_any_stage_goes_on_where_it_was(world: TrackWorld, stop_at: int) -> None:
     """The new process reads all answers again, and comes to the same evidence."""

@@ -55,6 +55,7 @@ def test_a_call_its_result_and_the_answer(serving: Serve, name: str) -> None:
         assert chat.messages[2]["content"] == "rain"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUNDLED)
 def test_a_stream_says_the_same(serving: Serve, name: str) -> None:
     with serving(name) as served:

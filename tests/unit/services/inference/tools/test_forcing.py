@@ -70,6 +70,7 @@ class Drawn:
         return [int(number) for number in np.nonzero(np.unpackbits(mask, bitorder="little"))[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sample", "world"), WORLDS)
 def test_what_is_forced_is_read(sample: Sample, world: World) -> None:
     schemas = schemas_of(TOOLS)

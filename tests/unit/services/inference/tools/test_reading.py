@@ -205,6 +205,7 @@ def test_what_a_model_writes_for_nothing_is_no_arguments() -> None:
         assert calls_of(world.read(f'<tool_call>{{"name": "ping"{arguments}}}</tool_call>')) == [("ping", "{}")]
 
 
+@pytest.mark.slow
 def test_deep_and_long_arguments_are_text_or_calls_and_never_an_error() -> None:
     for sample in SAMPLES:
         world = WORLDS[SAMPLES.index(sample), True]

@@ -58,6 +58,7 @@ SCHEMAS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(schema=SCHEMAS, definition=st.one_of(SIMPLE[:3]), value=VALUES)
 def test_it_agrees_with_another_implementation(schema: dict[str, Any], definition: dict[str, Any], value: Any) -> None:

@@ -205,6 +205,7 @@ def test_a_batch_with_the_score_in_front_of_its_answer_is_whole(world: EvidenceW
     assert world.rows()[record.key].reward == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("point", ["worker: polled", "worker: before commit", "worker: committed"])
 def test_a_process_that_is_killed_leaves_the_same_rows(world: EvidenceWorld, point: str, seed: int) -> None:
