@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from commands import holds, queries, rejecting, train, webhooks
 from commands.home_gates import gates_of_home
@@ -31,6 +29,9 @@ from runtime.train_settings import TrainSettings
 from weights.stores.opening import open_weight_store
 
 EVIDENCE: Treatment = "evidence"
+_ROW = "{:<8} {:<7} {:<12} {:>7} {:>8} {:>8}  {:<11} {}"
+"""Fits into 80 columns; the gate's reason stands below."""
+
 app = typer.Typer(
     help="List versions, promote one, roll back, reject one; freeze or pin the arms, hold users out.",
     no_args_is_help=True,
@@ -49,24 +50,27 @@ def print_versions(home: HomeOption = DEFAULT_HOME) -> None:
         revoked = revocations.read(connection, policy)
         held = held_arms.read(connection, policy, now := time.time())
         slots = train.slots_say(connection, policy, now, is_enabled=load_section(home, "train", TrainSettings).enabled)
-    table = Table("version", "parent", "made", "samples", "density", "delta", "verdict", "serves")
+    print(_ROW.format("version", "parent", "made", "samples", "delta", "changed", "verdict", "serves").rstrip())
     for version in reversed(store.versions(policy)):
         try:
             manifest = store.manifest(policy, version)
         except (NotFound, WeightsRefused) as error:
-            table.add_row(f"v{version}", "", "", "", "", error.code, "", "")
+            print(_ROW.format(f"v{version}", "", "", "", "", "", error.code, "").rstrip())
             continue
-        table.add_row(
+        verdict = verdicts.get(version)
+        row = _ROW.format(
             f"v{version}",
             "" if manifest.parent is None else f"v{manifest.parent}",
-            time.strftime("%H:%M:%S", time.localtime(manifest.created_at)),
-            str(manifest.num_samples),
-            f"{manifest.density:.3f}",
+            time.strftime("%m-%d %H:%M", time.localtime(manifest.created_at)),
+            manifest.num_samples,
             f"{manifest.payload_bytes / 1000:.0f} kB",
-            _verdict_text(verdicts.get(version)),
+            f"{manifest.density:.1%}",
+            "not judged" if verdict is None else "accepted" if verdict.accepted else "refused",
             _serves(version, arms, anchors, is_revoked=version in revoked),
         )
-    Console().print(table)
+        print(row.rstrip())
+        if verdict is not None:
+            print(f"  {verdict.reason}")
     for line in (*arm_lines(arms, held), *slots):
         print(line)
     for line in _revoked_lines(revoked.values()):
@@ -188,12 +192,6 @@ def roll_back(
         )
     wake_followers(settings)
     print(f"v{done.target} is live now, and the trainer goes on from it")
-
-
-def _verdict_text(verdict: queries.GateVerdict | None) -> str:
-    if verdict is None:
-        return "not judged"
-    return f"{'accepted' if verdict.accepted else 'refused'}: {verdict.reason}"
 
 
 def _serves(version: int, arms: Mapping[str, Assignment], anchors: Mapping[int, list[str]], *, is_revoked: bool) -> str:

@@ -103,7 +103,7 @@ def decide(tasks: Sequence[GatedTask], candidate: int, ungated: Mapping[str, str
     """Accept or refuse a candidate. `ungated`: tasks without a check, and why."""
     unproven = f"; ungated: {', '.join(f'{name} ({why})' for name, why in ungated.items())}" if ungated else ""
     if not tasks:
-        return Decision(True, f"accepted unseen: no task is gated{unproven}")
+        return Decision(True, f"unseen: no task is gated{unproven}")
     found = compare_all(tasks, candidate)
     if worse := [item for item in found if item.is_worse]:
         return Decision(False, "; ".join(map(_refusal, worse)) + unproven, found)

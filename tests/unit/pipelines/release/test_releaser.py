@@ -263,7 +263,7 @@ def test_an_ungated_home_says_so_and_only_asks_that_the_engine_takes_the_version
     world = GateWorld(database, SentinelFile((), "none", {"chat": "only signals"}))
     world.begin(0)
     assert world.offer(1, 0) == 1
-    assert world.verdict(1).reason == "accepted unseen: no task is gated; ungated: chat (only signals)"
+    assert world.verdict(1).reason == "unseen: no task is gated; ungated: chat (only signals)"
     world.fault = lambda _: VersionNotResident("not yet")
     world.point(CANDIDATE, 2)
     with pytest.raises(VersionNotResident):

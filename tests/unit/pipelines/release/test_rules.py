@@ -85,7 +85,7 @@ def test_live_that_is_the_anchor_itself_proves_as_both() -> None:
 def test_what_is_ungated_is_said_in_the_reason() -> None:
     nothing = decide([], 2, {"chat": "only signals"})
     assert nothing.accepted
-    assert nothing.reason == "accepted unseen: no task is gated; ungated: chat (only signals)"
+    assert nothing.reason == "unseen: no task is gated; ungated: chat (only signals)"
     some = decide([a_question({2: ones(150), 1: ones(150)})], 2, {"chat": "only signals"})
     assert some.reason.endswith("ungated: chat (only signals)")
 
