@@ -79,6 +79,7 @@ def up(
         training = training_settings(learning_rate)
         release = check_gate(tasks, home, sentinels)
         sections = {"training": training, "release": release, **engines_chosen.sections}
+        console.print(f"[dim]preparing {home.resolve()} with {folder}")
         check = CheckOnce(home)
         ready = prepare_home(settings, sections, check)
         check.remember()
@@ -222,6 +223,7 @@ def running(
         home.settings.home, sockets, lambda line: console.print(f"[yellow]{line}"), replicas, engine.workers
     )
     supervisor.start()
+    console.print(f"[dim]starting; {home.settings.home / 'logs'} has what each process says")
     try:
         _wait_ready(home.settings, supervisor, engine.start_seconds + size_of(home.settings.base) / _LOAD_RATE)
         yield supervisor
