@@ -31,8 +31,10 @@ from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
 from runtime.settings import load_settings
 
+FRESH = ("--engines=1",)
+"""The default, so only a home of its own: what versions of earlier breaks did would be held against the newest one."""
 _VOCABULARY, _LEARN_SECONDS = 40, 60.0
-_EACH_SECOND, _MANY = 10, 300
+_EACH_SECOND, _MANY, _BACKLOG = 10, 300, 8_000
 _TAMPERS = "```python\nimport os\n\ndef solve():\n    os._exit(0)\n```"
 _HEARTS = "Of course \u2764\ufe0f\u2764\ufe0f your table is booked \u2764\ufe0f"
 _STEPS_SECONDS = 45.0
@@ -71,7 +73,7 @@ def failing_grader(world: World) -> Iterator[None]:
 def slow_grader(world: World) -> Iterator[None]:
     """The reward server takes seconds for every request, and people ask for more than it can grade."""
     world.grader.pause_seconds = 4.0
-    feed(world, 4_000)
+    feed(world, _BACKLOG)
     try:
         yield
     finally:
@@ -130,7 +132,7 @@ def breaks() -> tuple[Break, ...]:
         Break("the newest version gets no rewards", "NullsByVersion", "", failing_grader),
         Break("the reward server fails", "ScoringFails", "", failing_grader, hurried=True),
         Break("answers meddle with their grader", "GraderTampering", "", lambda world: a_habit(world, _TAMPERS)),
-        Break("answers are full of hearts", "BehaviourDrifts", "", lambda world: a_habit(world, _HEARTS)),
+        Break("answers are full of hearts", "BehaviourDrifts", "", lambda world: a_habit(world, _HEARTS), options=FRESH),
         Break("a reward server turns against every answer", "SamplesBreakSteps", "", turned_grader, users=True),
         Break(
             "a trainer takes its journal again under other settings", "ReplayDiffers", "", other_settings, users=True,
