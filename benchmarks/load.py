@@ -83,8 +83,10 @@ def start_load(plan: Plan) -> subprocess.Popen[bytes]:
 
 
 def finish_load(process: subprocess.Popen[bytes]) -> Load:
-    """The figures, once all is sent."""
+    """The figures, once all is sent. Raises RuntimeError if the process ended without them."""
     output, _ = process.communicate()
+    if process.returncode != 0 or not output:
+        raise RuntimeError(f"benchmarks.load ended with {process.returncode} and {len(output)} bytes of figures")
     return msgspec.json.decode(output, type=Load)
 
 
@@ -108,6 +110,7 @@ class _Generator:
         self.run = secrets.token_hex(4)
         self.count = 0
         self.begin = self.end = 0.0
+        self.stopped = False
         self.statuses: Counter[int] = Counter()
         self.latencies: list[float] = []
         self.answers: list[str] = []
@@ -115,7 +118,6 @@ class _Generator:
     async def send_all(self) -> Load:
         started = time.perf_counter()
         self.begin, self.end = started + self.plan.warm_up, started + self.plan.warm_up + self.plan.seconds
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
         await asyncio.gather(*(self._connection(started) for _ in range(self.plan.connections)))
         return Load(
             seconds=self.end - self.begin,
@@ -124,8 +126,9 @@ class _Generator:
             answers=self.answers,
         )
 
-    def _stop(self) -> None:
-        self.end = time.perf_counter()
+    def stop(self, *_: object) -> None:
+        """Send nothing more."""
+        self.stopped, self.end = True, time.perf_counter()
 
     def _request(self) -> bytes:
         self.count += 1
@@ -141,7 +144,7 @@ class _Generator:
     async def _connection(self, started: float) -> None:
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         due = started
-        while time.perf_counter() < self.end:
+        while not self.stopped and time.perf_counter() < self.end:
             if self.plan.rate is not None:
                 due = started + self.count / self.plan.rate
                 if due >= self.end:
@@ -191,7 +194,10 @@ def _uuid7() -> str:
 def main() -> None:
     """Read a plan, send, print the figures."""
     plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=Plan)
-    load = uvloop.run(_Generator(plan).send_all())
+    generator = _Generator(plan)
+    # Not a handler of the loop's: that one ends with the loop, and a signal while the figures are written would cut them off.
+    signal.signal(signal.SIGTERM, generator.stop)
+    load = uvloop.run(generator.send_all())
     sys.stdout.buffer.write(msgspec.json.encode(load))
 
 
