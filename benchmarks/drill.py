@@ -62,6 +62,11 @@ def audit(home: Path, *more: str) -> str:
     return ask("audit", "--deep", "--home", str(home), *more)[1]
 
 
+def identities(words: str) -> list[str]:
+    """Of what the audit says: its identities, such as `generations: 3 logged = 3 trained`, and whether they balance."""
+    return [line for line in words.splitlines() if " = " in line or line.endswith("balanced")]
+
+
 def start_users(stack: ExitStack, home: Path, key: str, out: Path, *, users: int, seed: int) -> subprocess.Popen[bytes]:
     """Users of the reservations example, who work until they are ended. `out`: their own list."""
     settings = load_settings(home)  # on servers, feedback is a process of its own

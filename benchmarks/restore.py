@@ -88,7 +88,7 @@ class _Drill:
         restored = drill.millrace("restore", str(file), "--home", str(new), *places)
         print(restored, flush=True)
         accepted = drill.millrace("log", "accept-loss", "--home", str(new), "--yes") if options.lose_log else ""
-        held = _counts(drill.audit(new))
+        held = drill.identities(drill.audit(new))
         running = self._up(new, [])
         crowd = self._crowd(new, 2)
         time.sleep(options.after)
@@ -187,8 +187,7 @@ class _Drill:
         return {
             "users_noted": dict(Counter(item["kind"] for item in listed)),
             "failed": failed[:3],
-            "generations": words.splitlines()[0],
-            "signals": words.splitlines()[1],
+            "audit": drill.identities(words),
             "problems_after_the_backup": dict(named),
             "other_problems": others[:20],
             "balanced": "NOT balanced" not in words,
@@ -204,10 +203,6 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     for one in mine:
         one.kill()
     psutil.wait_procs(mine)
-
-
-def _counts(words: str) -> list[str]:
-    return words.splitlines()[:2] + words.splitlines()[-1:]
 
 
 def _delete_topics(servers: str, home: Path) -> None:

@@ -131,7 +131,7 @@ class _Drill:
             "failed_at_other_times": [item["what"] for item in others][:10],
             "statuses": self._statuses,
             "seconds_until_settled": round(seconds, 1),
-            "audit": words.splitlines()[:12],
+            "audit": words.splitlines()[:20],
             "good": balanced and not others and ends == {0} and right and live > before,
         }
 
