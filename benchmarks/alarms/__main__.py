@@ -61,14 +61,15 @@ def main() -> int:
     if left_out and not options.only:
         print(f"not rung here, see --help: {', '.join(sorted(left_out))}", file=sys.stderr)
     quiet, tried, rows = list[str](), list[Break](), list[dict[str, Any]]()
-    for more in dict.fromkeys(one.options for one in chosen):
+    for home in dict.fromkeys(one.home for one in chosen):
+        more, _ = home
         with tempfile.TemporaryDirectory(prefix="millrace-alarms-") as folder:
             world = World(Path(folder), options.scrape, more)
             with world.running():
                 quiet = quiet if options.at_once else sorted({*quiet, *_quiet(world)})
                 found = "not looked" if options.at_once else quiet or "nothing fires"
                 print(f"all is well ({' '.join(more) or 'up as it is'}): {found}", flush=True)
-                for one in (one for one in chosen if one.options == more):
+                for one in (one for one in chosen if one.home == home):
                     tried.append(one)
                     rows.append(_row_of(world, one))
                     if not options.quick:

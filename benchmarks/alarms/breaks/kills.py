@@ -1,4 +1,4 @@
-"""Processes killed, stopped or doubled, a full disk, a record that nobody can read."""
+"""Processes killed, stopped or doubled, a full disk, a wrong clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
-from sqlalchemy import update
 
 from benchmarks.alarms.breaks.kinds import Break
 from benchmarks.alarms.breaks.repeating import again_and_again
@@ -22,11 +21,7 @@ from benchmarks.paths import ROOT
 from contracts import assignments
 from contracts.assignments import CANDIDATE
 from contracts.errors import InvalidSettings, LeaseHeld, Unavailable
-from contracts.event_log import Message
-from contracts.tables import dead_letter
-from contracts.topics import GENERATIONS
 from runtime.lease import Lease
-from runtime.log.dead_letters import OPEN, SKIPPED
 from runtime.settings import load_settings
 
 _NO_BYTES = 900_000
@@ -132,18 +127,6 @@ def clock_ahead(world: World) -> Iterator[None]:
         process.wait(60)
 
 
-@contextmanager
-def bad_record(world: World) -> Iterator[None]:
-    """One record that nobody can read. Afterwards an operator skips it."""
-    event_log = load_settings(world.home).event_log()
-    event_log.append([Message(GENERATIONS, 0, "chatcmpl-none/0", b"\xc1 not msgpack")])
-    event_log.close()
-    try:
-        yield
-    finally:
-        skip_dead_letters(world)
-
-
 _BREAKS = (
     Break("a stage crash-loops: rewards, kill -9", "ProcessRestarting", "rewards", crash_loop),
     Break("the gate waits: release stands still", "ProcessDown", "release", lambda world: stopped(world, "release")),
@@ -154,20 +137,13 @@ _BREAKS = (
     Break("the disk of the weight store is full", "DiskFull", "", full_store),
     Break("nothing can be published: the same, with users", "PublishingFails", "", refused_version, users=True),
     Break("the engine stands still", "ProcessDown", "engine", lambda world: stopped(world, "engine")),
-    Break("a record that nobody can read", "DeadLetters", "", bad_record),
 )
 _CLOCK = Break("the clock of a replica is ten minutes ahead", "ClockOff", "release", clock_ahead)
 
 
 def breaks() -> tuple[Break, ...]:
     """Those that can be tried here; the clock needs Debian's `faketime`."""
-    return (*_BREAKS[:-1], _CLOCK, _BREAKS[-1]) if shutil.which("faketime") else _BREAKS
-
-
-def skip_dead_letters(world: World) -> None:
-    """Deal with every open dead letter, as `millrace dead-letters skip` does."""
-    with world.database() as connection:
-        connection.execute(update(dead_letter).where(dead_letter.c.state == OPEN).values(state=SKIPPED))
+    return (*_BREAKS, _CLOCK) if shutil.which("faketime") else _BREAKS
 
 
 def kill(world: World, process: str) -> None:

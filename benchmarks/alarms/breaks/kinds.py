@@ -26,3 +26,10 @@ class Break(NamedTuple):
     """How long the alarm is waited for. Above the default: what it counts takes its time, so it need not ring within a minute."""
     options: tuple[str, ...] = ()
     """More options of `millrace up`. Breaks with the same ones are tried in one home."""
+    alone: bool = False
+    """In a home of its own: what other breaks did there, or what this one leaves, would be mistaken for something else."""
+
+    @property
+    def home(self) -> tuple[tuple[str, ...], str]:
+        """Breaks of the same value share a home."""
+        return self.options, self.name if self.alone else ""

@@ -31,8 +31,6 @@ from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
 from runtime.settings import load_settings
 
-FRESH = ("--engines=1",)
-"""The default, so only a home of its own: what versions of earlier breaks did would be held against the newest one."""
 _VOCABULARY, _LEARN_SECONDS = 40, 60.0
 _EACH_SECOND, _MANY, _BACKLOG = 10, 300, 8_000
 _TAMPERS = "```python\nimport os\n\ndef solve():\n    os._exit(0)\n```"
@@ -132,7 +130,7 @@ def breaks() -> tuple[Break, ...]:
         Break("the newest version gets no rewards", "NullsByVersion", "", failing_grader),
         Break("the reward server fails", "ScoringFails", "", failing_grader, hurried=True),
         Break("answers meddle with their grader", "GraderTampering", "", lambda world: a_habit(world, _TAMPERS)),
-        Break("answers are full of hearts", "BehaviourDrifts", "", lambda world: a_habit(world, _HEARTS), options=FRESH),
+        Break("answers are full of hearts", "BehaviourDrifts", "", lambda world: a_habit(world, _HEARTS), alone=True),
         Break("a reward server turns against every answer", "SamplesBreakSteps", "", turned_grader, users=True),
         Break(
             "a trainer takes its journal again under other settings", "ReplayDiffers", "", other_settings, users=True,

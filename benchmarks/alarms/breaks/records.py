@@ -10,24 +10,32 @@ from typing import Any
 
 from sqlalchemy import delete, insert, select, update
 
-from benchmarks.alarms.breaks.kills import bad_record, skip_dead_letters, stopped
+from benchmarks.alarms.breaks.kills import stopped
 from benchmarks.alarms.breaks.kinds import Break
 from benchmarks.alarms.world import World, until
 from contracts.event_log import Message
 from contracts.ids import sample_key
 from contracts.records import Outcome
-from contracts.tables import generation, position, training_step
+from contracts.tables import dead_letter, generation, position, training_step
 from contracts.topics import EPISODES, GENERATIONS, OUTCOMES
-from runtime.log.dead_letters import MAX_IN_A_ROW
+from runtime.log.dead_letters import MAX_IN_A_ROW, OPEN, SKIPPED
 from runtime.log.loss_detection import NOTE_SECONDS
 from runtime.log.outbox import message
 from runtime.settings import load_settings
 
-ALONE = ("--slots=live,candidate",)
-"""The default, so only a home of its own: records that were put back may meet newer ones at their places."""
 _UNISSUED_EPOCH = 1_000_000
 _NOT_A_RECORD = b"\xc1 not msgpack"
 _PENDING, _JOIN_SECONDS = "pending", 60.0
+
+
+@contextmanager
+def bad_record(world: World) -> Iterator[None]:
+    """One record that nobody can read. Afterwards an operator skips it."""
+    append(world, [Message(GENERATIONS, 0, "chatcmpl-none/0", _NOT_A_RECORD)])
+    try:
+        yield
+    finally:
+        skip_dead_letters(world)
 
 
 @contextmanager
@@ -139,14 +147,21 @@ def one_row(world: World, state: str | None = None) -> Any:
         return connection.execute(found if state is None else found.where(generation.c.state == state)).first()
 
 
+def skip_dead_letters(world: World) -> None:
+    """Deal with every open dead letter, as `millrace dead-letters skip` does."""
+    with world.database() as connection:
+        connection.execute(update(dead_letter).where(dead_letter.c.state == OPEN).values(state=SKIPPED))
+
+
 def breaks() -> tuple[Break, ...]:
     """Those of an embedded home with users."""
     return (
+        Break("a record that nobody can read", "DeadLetters", "", bad_record),
         Break("a bad record that nobody deals with", "DeadLettersWait", "", bad_record, hurried=True),
         Break("more bad records than a worker accepts", "TooManyDeadLetters", "", many_bad_records),
         Break("outcomes of a trainer that nobody knows", "TrainerUnknown", "", unknown_trainer, users=True),
         Break("a row of the join is gone", "LedgerUnexplained", "", lost_row, users=True, hurried=True),
         Break("an answer that waits is damaged", "TickFails", "", damaged_row, users=True),
         Break("figures that no chart can draw", "NotShown", "", undrawable_row, users=True),
-        Break("records that nobody had read are gone", "LogLost", "", lost_records, users=True, options=ALONE),
+        Break("records that nobody had read are gone", "LogLost", "", lost_records, users=True, alone=True),
     )

@@ -109,7 +109,7 @@ class StateReader:
         )
 
     def _check_ledger(self, now: float) -> tuple[dict[str, Traffic], Identities]:
-        """Check the identities and set their metrics."""
+        """Check the identities, and set the metrics that alarms look at."""
         with self._database.snapshot() as connection:
             positions = read_positions(connection)
             totals = self._totals.get(lambda: read_totals(connection))
