@@ -48,23 +48,26 @@ def millrace(*arguments: str, release: Path = ROOT, environment: Mapping[str, st
     return words
 
 
-def ask(*arguments: str, release: Path = ROOT, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Status and words of a command of Millrace. `environment`: instead of this process's."""
+def ask(
+    *arguments: str,
+    release: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
+    errors: int | None = subprocess.STDOUT,
+) -> tuple[int, str]:
+    """Status and words of a command of Millrace. `environment`: instead of this process's. `errors`: None leaves them on the terminal."""
     done = subprocess.run(  # noqa: S603 our own program
-        [sys.executable, str(release / "millrace.py"), *arguments], cwd=release, stdout=-1, stderr=-2, text=True, check=False,
+        [sys.executable, str(release / "millrace.py"), *arguments], cwd=release, stdout=-1, stderr=errors, text=True, check=False,
         env=environment, timeout=_LONGEST_SECONDS,
     )  # fmt: skip
     return done.returncode, done.stdout
 
 
 def audit(home: Path, *more: str) -> str:
-    """What `millrace audit --deep` says."""
-    return ask("audit", "--deep", "--home", str(home), *more)[1]
-
-
-def identities(words: str) -> list[str]:
-    """Of what the audit says: its identities, such as `generations: 3 logged = 3 trained`, and whether they balance."""
-    return [line for line in words.splitlines() if " = " in line or line.endswith("balanced")]
+    """What `millrace audit --deep` says; its progress goes to the terminal. Raises SystemExit if it says nothing of the ledger."""
+    status, words = ask("audit", "--deep", "--home", str(home), *more, errors=None)
+    if "balanced" not in words:
+        raise SystemExit(f"millrace audit ended with {status}: {words}")
+    return words
 
 
 def start_users(stack: ExitStack, home: Path, key: str, out: Path, *, users: int, seed: int) -> subprocess.Popen[bytes]:

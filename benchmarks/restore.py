@@ -88,7 +88,7 @@ class _Drill:
         restored = drill.millrace("restore", str(file), "--home", str(new), *places)
         print(restored, flush=True)
         accepted = drill.millrace("log", "accept-loss", "--home", str(new), "--yes") if options.lose_log else ""
-        held = drill.identities(drill.audit(new))
+        held = drill.audit(new).splitlines()[:20]
         running = self._up(new, [])
         crowd = self._crowd(new, 2)
         time.sleep(options.after)
@@ -187,7 +187,7 @@ class _Drill:
         return {
             "users_noted": dict(Counter(item["kind"] for item in listed)),
             "failed": failed[:3],
-            "audit": drill.identities(words),
+            "audit": words.splitlines()[:20],
             "problems_after_the_backup": dict(named),
             "other_problems": others[:20],
             "balanced": "NOT balanced" not in words,
