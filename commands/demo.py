@@ -213,9 +213,7 @@ def _loop(product: DemoProduct, home: Home, supervisor: Supervisor, seed: int, l
             time.sleep(_REPORT_SECONDS)
             _report(home, policy, listed, time.monotonic() - started)
         if users.returncode != 0:
-            raise MillraceError(
-                f"the users ended with status {users.returncode}; see {settings.home / 'logs/users.log'}"
-            )
+            raise MillraceError(why_users_ended(users.returncode, settings.home / "logs" / "users.log"))
         console.print("users have stopped; windows close, and the trainer takes the remaining samples")
         result = _drain(home, policy, listed)
     finally:
@@ -227,6 +225,13 @@ def _loop(product: DemoProduct, home: Home, supervisor: Supervisor, seed: int, l
     explore = next(iter(load_tasks(settings.tasks).values())).sampling.explore
     share = 0.0 if explore is None else explore.share
     return DemoRun(base, live, result, read_clients(listed), product.seconds, learning_rate, share)
+
+
+def why_users_ended(status: int, log: Path) -> str:
+    """For an error: their status, and the last line that they printed."""
+    said = log.read_text(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(said) if line.strip()), "they printed nothing")
+    return f"the users ended with status {status}: {last}; see {log}"
 
 
 def _drain(home: Home, policy: str, listed: Path) -> Audit:

@@ -22,7 +22,15 @@ from benchmarks.products.judge import serving, write_task
 from benchmarks.products.questions import ExtraProduct, stream
 from commands import queries
 from commands.audit import Audit, audit, read_clients
-from commands.demo import DEMO_TRAINING, DRAIN_SECONDS, NUM_SENTINELS, NUM_USERS, PACE_SECONDS, all_judged
+from commands.demo import (
+    DEMO_TRAINING,
+    DRAIN_SECONDS,
+    NUM_SENTINELS,
+    NUM_USERS,
+    PACE_SECONDS,
+    all_judged,
+    why_users_ended,
+)
 from commands.engines import choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.policy_check import check_policy
@@ -120,14 +128,14 @@ def _let_users_work(product: ExtraProduct, home: Home, seed: int, seconds: float
         users.terminate()
         users.wait()
     if users.returncode != 0:
-        raise MillraceError(f"the users ended with status {users.returncode}; see {log}")
+        raise MillraceError(why_users_ended(users.returncode, log))
 
 
 def _report(product: ExtraProduct, listed: Path, seconds: float) -> None:
     clients = read_clients(listed)
     recent = [item for item in clients if item["kind"] == "signal"][-100:]
     accepted = sum(item["positive"] for item in recent) / len(recent) if recent else 0.0
-    newest = max((item["version"] for item in clients if item["kind"] == "generation"), default=0)
+    newest = max((item["version"] or 0 for item in clients if item["kind"] == "generation"), default=0)
     print(f"{product.name}: {seconds:4.0f} s  v{newest}  {len(clients)} lines  accepted {accepted:4.0%}", flush=True)
 
 

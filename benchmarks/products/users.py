@@ -32,11 +32,11 @@ _THUMBS = 0.3
 
 
 class ShownAnswer(NamedTuple):
-    """An answer as a user saw it."""
+    """An answer as a user saw it. `version`: None if nobody can tell which one made it."""
 
     completion_id: str
     text: str
-    version: int
+    version: int | None
 
 
 class ProductCrowd:
@@ -110,13 +110,12 @@ class ProductCrowd:
         }
         if self._random.random() >= STREAMED:
             answer = await self._client.chat.completions.create(**body)
-            return ShownAnswer(answer.id, answer.choices[0].message.content or "", int(answer.policy_version))
-        leaves, seen = self._random.random() < LEAVES, ShownAnswer("", "", -1)
+            return ShownAnswer(answer.id, answer.choices[0].message.content or "", answer.policy_version)
+        leaves, seen = self._random.random() < LEAVES, ShownAnswer("", "", None)
         chunks = await self._client.chat.completions.create(stream=True, **body)
         async for chunk in chunks:
             more = (chunk.choices[0].delta.content or "") if chunk.choices else ""
-            version = seen.version if chunk.policy_version is None else int(chunk.policy_version)
-            seen = ShownAnswer(chunk.id, seen.text + more, version)
+            seen = ShownAnswer(chunk.id, seen.text + more, chunk.policy_version)
             if leaves and seen.text:
                 await chunks.close()
                 self._note(kind="left")

@@ -30,8 +30,8 @@ def freshness(
         parents: version to parent.
         answers: more responses, as (time, version), that are not in the list.
     """
-    responses = [(float(item["at"]), int(item["version"])) for item in clients if item["kind"] == "generation"]
-    responses = sorted([*responses, *answers])
+    made = [item for item in clients if item["kind"] == "generation" and item["version"] is not None]
+    responses = sorted([*((float(item["at"]), int(item["version"])) for item in made), *answers])
     lineage = {version: _ancestors(version, parents) for version in parents}
     times: dict[int, list[float]] = {}
     for at, version in responses:

@@ -3,7 +3,8 @@
 In: the endpoint, through the unmodified `openai` SDK, and the feedback API. Out: signals, and the users' own list of the
 answers that they saw and the signals that they sent, one JSON object per line:
 
-    {"kind": "generation", "key", "version", "at", "right"}       an answer that a user saw to the end of its response
+    {"kind": "generation", "key", "version", "at", "right"}       an answer that a user saw to the end of its response; `version`:
+                                                                  null if nobody can tell which one made it
     {"kind": "signal", "id", "key", "name", "positive", "at"}     an acknowledged signal; `at`: when
     {"kind": "left"}                                              a user closed the page in the middle of an answer
     {"kind": "failed", "what"}                                    a request that failed, after all its tries
@@ -38,11 +39,11 @@ _LAST_TRY_SECONDS = 60.0
 
 
 class SeenAnswer(NamedTuple):
-    """An answer as the user saw it."""
+    """An answer as the user saw it. `version`: None if nobody can tell which one made it, or not yet."""
 
     completion_id: str
     text: str
-    version: int
+    version: int | None
 
 
 class Crowd:
@@ -123,14 +124,14 @@ class Crowd:
 
     async def _ask(self, person: str, request: Request) -> SeenAnswer | None:
         answer = await self._client.chat.completions.create(**self._body(person, request))
-        return SeenAnswer(answer.id, answer.choices[0].message.content or "", int(answer.policy_version))
+        return SeenAnswer(answer.id, answer.choices[0].message.content or "", answer.policy_version)
 
     async def _stream(self, person: str, request: Request) -> SeenAnswer | None:
         leaves = self._random.random() < LEAVES
-        text, completion_id, version = "", "", -1
+        text, completion_id, version = "", "", None
         stream = await self._client.chat.completions.create(stream=True, **self._body(person, request))
         async for chunk in stream:
-            completion_id, version = chunk.id, _version_in(chunk, version)
+            completion_id, version = chunk.id, chunk.policy_version
             text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
             if leaves and text:
                 await stream.close()
@@ -149,7 +150,7 @@ class Crowd:
         """Read a stream to its end: only the end promises that the answer is in the log."""
         try:
             async for chunk in stream:
-                seen = seen._replace(version=_version_in(chunk, seen.version))
+                seen = seen._replace(version=chunk.policy_version)
         except (openai.OpenAIError, httpx.HTTPError) as error:
             self._note(kind="failed", what=f"{type(error).__name__} at the end of a stream: {error}")
             return
@@ -223,11 +224,6 @@ class Crowd:
 
     def _note(self, **item: object) -> None:
         self._out.write(json.dumps({"at": time.time(), **item}) + "\n")
-
-
-def _version_in(chunk: Any, before: int) -> int:
-    """The version that a chunk names. Some engines name it only at the end of an answer."""
-    return before if chunk.policy_version is None else int(chunk.policy_version)
 
 
 def main() -> None:

@@ -20,10 +20,10 @@ MOST_CALLS = 6
 
 
 class AgentAnswer(NamedTuple):
-    """One answer of the model. `at`: UTC epoch seconds."""
+    """One answer of the model. `version`: None if nobody can tell which one made it. `at`: UTC epoch seconds."""
 
     completion_id: str
-    version: int
+    version: int | None
     at: float
 
 
@@ -69,7 +69,7 @@ class Agent:
             answer: Any = await self._client.chat.completions.create(
                 messages=messages, tools=self._offered, metadata=metadata, **self._fields
             )
-            answers.append(AgentAnswer(answer.id, int(answer.policy_version), time.time()))
+            answers.append(AgentAnswer(answer.id, answer.policy_version, time.time()))
             message = answer.choices[0].message
             if not message.tool_calls:
                 return Worked(message.content or "", answers)

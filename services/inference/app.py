@@ -76,6 +76,7 @@ def create_app(
         rows=ReplicaRows(reader_of(database, policy, settings.run, fingerprint(settings.base)), fixed=fixed),
         connect=lambda url: EngineConnection(url, key, silence_seconds),
         assigned=assignments.held,
+        assigned_lately=assignments.lately,
         patience_seconds=patience_seconds,
     )
     recorder, template, budgets = Recorder(log), load_template(settings.base), SessionBudgets(database)

@@ -16,7 +16,7 @@ import structlog
 
 from contracts import revocations
 from contracts.arms import DRAWN, draw_arm
-from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS, Assignment, read
+from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS, Assignment, read, versions_since
 from contracts.errors import Unavailable, UnknownModel, VersionRevoked
 from runtime.database import Database
 from services.inference.versions import NUMBER
@@ -26,6 +26,8 @@ _READ_SECONDS = 0.2
 _NEWER = (CANARY, LEARNING, HOLDOUT, CANDIDATE)
 """Arms that may answer where live is too old; those that proved most come first."""
 _MOST_LEARNED = 8
+_LATELY_SECONDS = 600.0
+"""An answer may be in the making for so long, and name every version that its engine had meanwhile."""
 _log = structlog.get_logger(__name__)
 
 
@@ -155,9 +157,21 @@ class Assignments:
                 _log.warning("assignments not read", reason=error.message)
         return self._held
 
+    async def lately(self) -> set[int] | None:
+        """The versions that an arm pointed at in the last ten minutes, however shortly; None if the database is unreachable."""
+        try:
+            return await asyncio.to_thread(self._read_lately)
+        except Unavailable as error:
+            _log.warning("assignments not read", reason=error.message)
+            return None
+
     def look_again(self) -> None:
         """An arm was moved: the next request reads again. Callable from any thread."""
         self._read_at = float("-inf")
+
+    def _read_lately(self) -> set[int]:
+        with self._database.snapshot() as connection:
+            return versions_since(connection, self._policy, time.time() - _LATELY_SECONDS)
 
     def _read(self) -> tuple[dict[str, Assignment], frozenset[int]]:
         with self._database.snapshot() as connection:

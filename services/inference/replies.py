@@ -144,12 +144,17 @@ def head(plans: Sequence[RequestPlan], kind: str, choices: Sequence[Choice]) -> 
         "object": kind,
         "created": int(plan.created_at),
         "model": plan.request.model,
-        "system_fingerprint": f"{plan.policy}@v{version}",
+        "system_fingerprint": fingerprint(plan.policy, version),
         "policy_version": version,
     }
     if (is_asked := plan.ask_feedback) is not None:
         shown["ask_feedback"] = is_asked
     return shown
+
+
+def fingerprint(policy: str, version: int | None) -> str | None:
+    """The name of the weights that made an answer; None if nobody can tell their version, or not yet."""
+    return None if version is None else f"{policy}@v{version}"
 
 
 def usage(plans: Sequence[RequestPlan], choices: Sequence[Choice]) -> dict[str, Any]:

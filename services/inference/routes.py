@@ -33,8 +33,9 @@ def add_routes(service: FastAPI, responder: Responder) -> None:
         """Answer a conversation, as OpenAI's chat completions.
 
         With an `Idempotency-Key` header, a repeated request gets the first answer. Without `stream` the answer comes once it is
-        durable; with it, `[DONE]` does. Answers have three fields beside OpenAI's: `policy_version`, `sampling` and, if the task
-        asks users for feedback, `ask_feedback`.
+        durable; with it, `[DONE]` does. Answers have three fields beside OpenAI's: `policy_version` (null if an
+        engine was lost before it told which version made the tokens), `sampling` and, if the task asks users for feedback,
+        `ask_feedback`.
         """
 
         async def read(body: bytes) -> Asked:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 
 import structlog
@@ -73,6 +73,7 @@ class EnginePool:
         rows: where replicas announce themselves.
         connect: opens connections to a URL.
         assigned: arm → its assignment.
+        assigned_lately: the versions that an arm pointed at of late, however shortly; None if they cannot be read.
         patience_seconds: how long a request waits for a replica.
     """
 
@@ -84,6 +85,7 @@ class EnginePool:
         rows: ReplicaRows,
         connect: Callable[[str], EngineConnection],
         assigned: Callable[[], Awaitable[Mapping[str, Assignment]]],
+        assigned_lately: Callable[[], Awaitable[Collection[int] | None]],
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._policy = policy
@@ -91,6 +93,7 @@ class EnginePool:
         self._rows = rows
         self._connect = connect
         self._assigned = assigned
+        self._assigned_lately = assigned_lately
         self._patience = patience_seconds
         self._members: dict[str, Member] = {}
         self._num_reads = 0
@@ -306,10 +309,16 @@ class EnginePool:
             raise EngineFailed(f"engines lost this request {turn.num_lost} times: {message}") from error
 
     async def _is_honest(self, member: Member, spans: list[Span]) -> bool:
-        """Whether its row or an assignment names the versions of its tokens. A table that cannot be read accuses nobody."""
+        """Whether its row or an assignment names the versions of its tokens. A table that cannot be read accuses nobody.
+
+        Two versions may follow each other faster than rows are written and read, so also those of late count.
+        """
         for seconds in (0.0, 0.0, _ANNOUNCED_SECONDS):
             assigned = {arm.version for arm in (await self._assigned()).values()}
             if all(member.has_named(span.version) or span.version in assigned for span in spans):
+                return True
+            lately = await self._assigned_lately()
+            if lately is None or all(member.has_named(span.version) or span.version in lately for span in spans):
                 return True
             await asyncio.sleep(seconds)
             if not await self._rows.refresh():

@@ -7,7 +7,7 @@ from typing import Any
 
 from contracts.errors import InvalidRequest
 from contracts.records import unpack_ids
-from services.inference.replies import message_of
+from services.inference.replies import fingerprint, message_of
 from services.inference.stored.queries import StoredChoice, StoredPage
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
@@ -55,7 +55,7 @@ def completion_body(choices: Sequence[StoredChoice]) -> dict[str, Any]:
         "object": "chat.completion",
         "created": int(record.created_at),
         "model": record.policy,
-        "system_fingerprint": f"{record.policy}@v{version}",
+        "system_fingerprint": fingerprint(record.policy, version),
         "policy_version": version,
         "choices": [_choice(choice) for choice in choices],
         "usage": {

@@ -64,8 +64,13 @@ class Crowd:
             return
         right = piece.is_right(answer.choices[0].message.content or "")
         key = f"{answer.id}:0"
-        version = int(getattr(answer, "policy_version", -1))
-        self._note(kind="generation", key=key, version=version, right=right, task=piece.task)
+        self._note(
+            kind="generation",
+            key=key,
+            version=(answer.model_extra or {})["policy_version"],
+            right=right,
+            task=piece.task,
+        )
         if self._random.random() >= SILENT:
             await self._say(person, answer.id, right=right)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import func, insert, select
+from sqlalchemy import func, insert, select, update
 
 from contracts import assignments
 from contracts.errors import Conflict, InvalidSettings, NotFound, StaleWrite
@@ -38,6 +38,19 @@ def test_only_the_first_of_two_moves_from_the_same_epoch_counts(database: Databa
         move(database, 2, 0)
     with database.snapshot() as connection:
         assert assignments.read(connection, "p")["live"].version == 1
+
+
+def test_versions_of_late_are_those_that_an_arm_pointed_at_however_shortly(database: Database) -> None:
+    for epoch, version in enumerate((0, 1, 2, None, 3)):
+        move(database, version, epoch)
+    with database.transaction() as connection:
+        for epoch, at in enumerate((10.0, 20.0, 30.0, 30.1, 40.0), start=1):
+            there = assignment_change.c.epoch == epoch
+            connection.execute(update(assignment_change).where(there).values(at=at))
+    with database.snapshot() as connection:
+        found = {at: assignments.versions_since(connection, "p", at) for at in (5.0, 15.0, 25.0, 30.05, 35.0, 99.0)}
+        assert assignments.versions_since(connection, "other", 0.0) == set()
+    assert found == {5.0: {0, 1, 2, 3}, 15.0: {0, 1, 2, 3}, 25.0: {1, 2, 3}, 30.05: {2, 3}, 35.0: {3}, 99.0: {3}}
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -9,7 +9,7 @@ from commands.demo import DEMO_SECONDS, NUM_SENTINELS, NUM_USERS, PACE_SECONDS
 
 PRODUCT = Path("examples/reservations")
 FILES = ("users.py", "sentences.py", "phrases.py", "sentinels.jsonl", "base")
-FROZEN = "6ceef09315e2d878a2772f8a506170ac"
+FROZEN = "2211a0b48ea17b843db9504de173006a"
 
 
 def test_users_base_and_pace_of_the_demo_are_those_of_its_goals() -> None:

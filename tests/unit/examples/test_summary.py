@@ -19,6 +19,8 @@ def test_freshness_counts_until_the_first_answer_of_a_version_that_descends_from
     assert freshness(CLIENTS, {"1": 1, "2": 2}, parents) == [8.0], "v3 does not descend from v2"
     assert freshness(CLIENTS, {"1": 1, "2": 2}, parents, [(30.0, 2)]) == [8.0, 19.0]
     assert freshness(CLIENTS, {}, parents) == []
+    unknown = {"kind": "generation", "key": "d", "version": None, "at": 12.0}
+    assert freshness([*CLIENTS, unknown], {"1": 1, "2": 3}, parents) == [8.0, 9.0], "nobody can tell what made it"
 
 
 def test_answers_that_were_given_before_a_signal_do_not_count() -> None:

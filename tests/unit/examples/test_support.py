@@ -128,7 +128,7 @@ class ScriptedModel:
         )
         dumped = {"role": "assistant", "tool_calls": [{"id": "c"}]}
         message = SimpleNamespace(content=move.text, tool_calls=[call] if call else None, model_dump=lambda **_: dumped)
-        return SimpleNamespace(id=f"a{len(self.asked)}", policy_version="3", choices=[SimpleNamespace(message=message)])
+        return SimpleNamespace(id=f"a{len(self.asked)}", policy_version=3, choices=[SimpleNamespace(message=message)])
 
 
 @pytest.mark.enable_socket

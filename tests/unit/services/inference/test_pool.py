@@ -197,6 +197,21 @@ def test_a_request_without_a_token_moves(replicas: Replicas, oddity: str, reason
     wait_until(lambda: replicas.out() == {})
 
 
+@pytest.mark.parametrize("told_last", [False, True])
+def test_a_version_that_was_assigned_shorter_than_a_row_lasts_is_not_a_lie(replicas: Replicas, told_last: bool) -> None:
+    """An engine that takes v4 and v5 at once answers with v4 meanwhile, and its row never names v4."""
+    for name, engine in replicas.engines.items():
+        engine.resident, engine.version, engine.tells_version_last = {4, 5}, 4, told_last
+        replicas.tell(name, slots={"live": 5, "candidate": None})
+    with replicas.database.transaction() as connection:
+        for version in (4, 5):
+            move(
+                connection, policy="demo", arm=LIVE, version=version, expected_epoch=version - 3, writer="t", reason="t"
+            )
+    assert replicas.ask().policy_version == 4
+    assert replicas.out() == {}
+
+
 def test_a_replica_that_is_full_stays_in_rotation(replicas: Replicas) -> None:
     replicas.engines["a"].oddity = "overloaded"
     while not replicas.engines["a"].requests:
@@ -239,6 +254,26 @@ def test_an_answer_goes_on_at_another_replica(replicas: Replicas) -> None:
     assert record.spans == (Span(0, 3),), "the same version goes on"
     assert unpack_ids(record.open().completion_ids) == replicas.engines["a"].answer
     assert replicas.out() == {"a": "lost"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_whose_first_engine_was_lost_before_it_told_its_version_names_none(
+    replicas: Replicas, stream: bool
+) -> None:
+    for engine in replicas.engines.values():
+        engine.tells_version_last = True
+    whole = replicas.ask(stream=stream)
+    last = list(whole)[-1] if stream else whole
+    assert (last.policy_version, last.system_fingerprint) == (3, "demo@v3")
+
+    for engine in replicas.engines.values():
+        engine.die_after = 5
+    answer = replicas.ask(stream=stream)
+    parts = list(answer) if stream else [answer]
+
+    assert text_of(iter(parts) if stream else answer, stream=stream) == TEXT
+    assert {(part.policy_version, part.system_fingerprint) for part in parts} == {(None, None)}
+    assert [record.spans for record in replicas.logged()] == [(Span(0, 3),), ()]
 
 
 def test_a_dead_address_costs_nothing(replicas: Replicas) -> None:

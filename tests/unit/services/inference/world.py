@@ -68,6 +68,7 @@ class FakeEngine:
         num_drawable: how many tokens a truncated answer could be drawn from.
         cached: of each answer, how many tokens of the prompt it had computed before; its last number is for all others.
         tells_cached_last: it says so as vLLM does, behind the last token, if asked for the usage.
+        tells_version_last: it names the version of its tokens with the last one, as vLLM does.
     """
 
     def __init__(self, says: str, version: int = 3) -> None:
@@ -82,7 +83,7 @@ class FakeEngine:
         self.mute = self.full = False
         self.num_drawable = 1000
         self.cached: list[int] = []
-        self.tells_cached_last = False
+        self.tells_cached_last = self.tells_version_last = False
         self.die_after: int | None = None
         self.stays_dead = False
         self.survives = False
@@ -142,7 +143,8 @@ class FakeEngine:
                     return
                 while self.hold_after == place and not self.go.is_set():  # noqa: ASYNC110 tests set it from their thread
                     await asyncio.sleep(0.005)
-                spans = [(0, int(named or self.version))] if place == 0 else []
+                tells_version = place == (len(rest) - 1 if self.tells_version_last else 0)
+                spans = [(0, int(named or self.version))] if tells_version else []
                 num_top = min(asked["sampling_params"]["logprobs"], self.num_drawable)
                 more = told_first if place == 0 else {}
                 yield event_of(token_id, spans, self._reason(place, rest), num_top, **more)
