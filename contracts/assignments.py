@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
-from sqlalchemy import Connection, and_, case, func, insert, or_, select, update
+from sqlalchemy import Connection, case, func, insert, select, update
 
 from contracts import revocations
 from contracts.deletions import refer_to_version
@@ -61,18 +61,6 @@ def read(connection: Connection, policy: str) -> dict[str, Assignment]:
     return {
         row.arm: Assignment(row.policy, row.arm, row.version, row.share, row.epoch, row.root, row.run) for row in rows
     }
-
-
-def versions_since(connection: Connection, policy: str, at: float) -> set[int]:
-    """The versions that some arm of a policy pointed at then (UTC epoch seconds) or later, however shortly."""
-    moved, after = assignment_change, assignment_change.alias()
-    next_move = and_(after.c.policy == moved.c.policy, after.c.arm == moved.c.arm, after.c.epoch == moved.c.epoch + 1)
-    found = (
-        select(moved.c.version)
-        .select_from(moved.outerjoin(after, next_move))
-        .where(moved.c.policy == policy, moved.c.version.is_not(None), or_(after.c.at.is_(None), after.c.at >= at))
-    )
-    return {int(version) for version in connection.execute(found).scalars()}
 
 
 def lock(connection: Connection, policy: str) -> dict[str, Assignment]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, and_, or_, select
+from sqlalchemy.orm import aliased
 
 from contracts.assignments import LIVE
 from contracts.errors import InvalidValue
@@ -35,6 +36,18 @@ def read_known(connection: Connection, policy: str) -> set[int]:
         assignment_change.c.policy == policy, assignment_change.c.version.is_not(None)
     )
     return {*connection.execute(judged).scalars(), *connection.execute(named.distinct()).scalars()}
+
+
+def read_assigned_since(connection: Connection, policy: str, since: float) -> set[int]:
+    """Versions that an arm pointed at then (UTC epoch seconds) or later, however shortly."""
+    move, after = assignment_change.c, aliased(assignment_change).c
+    replaced = and_(after.policy == move.policy, after.arm == move.arm, after.epoch == move.epoch + 1)
+    statement = (
+        select(move.version)
+        .outerjoin_from(assignment_change, after.policy.table, replaced)
+        .where(move.policy == policy, move.version.is_not(None), or_(after.at.is_(None), after.at >= since))
+    )
+    return set(connection.execute(statement).scalars())
 
 
 def require_heard(connection: Connection, policy: str, version: int, param: str) -> None:

@@ -75,8 +75,7 @@ def create_app(
         region=region,
         rows=ReplicaRows(reader_of(database, policy, settings.run, fingerprint(settings.base)), fixed=fixed),
         connect=lambda url: EngineConnection(url, key, silence_seconds),
-        assigned=assignments.held,
-        assigned_lately=assignments.lately,
+        are_assigned=assignments.include,
         patience_seconds=patience_seconds,
     )
     recorder, template, budgets = Recorder(log), load_template(settings.base), SessionBudgets(database)

@@ -16,8 +16,9 @@ import structlog
 
 from contracts import revocations
 from contracts.arms import DRAWN, draw_arm
-from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS, Assignment, read, versions_since
+from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS, Assignment, read
 from contracts.errors import Unavailable, UnknownModel, VersionRevoked
+from contracts.version_history import read_assigned_since
 from runtime.database import Database
 from services.inference.versions import NUMBER
 
@@ -157,13 +158,18 @@ class Assignments:
                 _log.warning("assignments not read", reason=error.message)
         return self._held
 
-    async def lately(self) -> set[int] | None:
-        """The versions that an arm pointed at in the last ten minutes, however shortly; None if the database is unreachable."""
+    async def include(self, versions: Collection[int]) -> bool:
+        """Whether an arm pointed at each of these versions in the last ten minutes. True while the database is unreachable.
+
+        Two versions may follow each other faster than arms, or rows of engines, are read: so the history is asked, too.
+        """
+        if {arm.version for arm in (await self.held()).values()}.issuperset(versions):
+            return True
         try:
-            return await asyncio.to_thread(self._read_lately)
+            return (await asyncio.to_thread(self._read_lately)).issuperset(versions)
         except Unavailable as error:
             _log.warning("assignments not read", reason=error.message)
-            return None
+            return True
 
     def look_again(self) -> None:
         """An arm was moved: the next request reads again. Callable from any thread."""
@@ -171,7 +177,7 @@ class Assignments:
 
     def _read_lately(self) -> set[int]:
         with self._database.snapshot() as connection:
-            return versions_since(connection, self._policy, time.time() - _LATELY_SECONDS)
+            return read_assigned_since(connection, self._policy, time.time() - _LATELY_SECONDS)
 
     def _read(self) -> tuple[dict[str, Assignment], frozenset[int]]:
         with self._database.snapshot() as connection:

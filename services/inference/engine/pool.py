@@ -20,7 +20,7 @@ from contextlib import aclosing
 import structlog
 
 from contracts.arms import DRAWN
-from contracts.assignments import CANDIDATE, LIVE, SLOTS, Assignment
+from contracts.assignments import CANDIDATE, LIVE, SLOTS
 from contracts.errors import (
     EngineFailed,
     EngineRestarted,
@@ -72,8 +72,7 @@ class EnginePool:
         region: of this process.
         rows: where replicas announce themselves.
         connect: opens connections to a URL.
-        assigned: arm → its assignment.
-        assigned_lately: the versions that an arm pointed at of late, however shortly; None if they cannot be read.
+        are_assigned: whether an arm pointed at each of these versions of late, as far as that can be read.
         patience_seconds: how long a request waits for a replica.
     """
 
@@ -84,16 +83,14 @@ class EnginePool:
         region: str,
         rows: ReplicaRows,
         connect: Callable[[str], EngineConnection],
-        assigned: Callable[[], Awaitable[Mapping[str, Assignment]]],
-        assigned_lately: Callable[[], Awaitable[Collection[int] | None]],
+        are_assigned: Callable[[Collection[int]], Awaitable[bool]],
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._policy = policy
         self._region = region
         self._rows = rows
         self._connect = connect
-        self._assigned = assigned
-        self._assigned_lately = assigned_lately
+        self._are_assigned = are_assigned
         self._patience = patience_seconds
         self._members: dict[str, Member] = {}
         self._num_reads = 0
@@ -309,16 +306,10 @@ class EnginePool:
             raise EngineFailed(f"engines lost this request {turn.num_lost} times: {message}") from error
 
     async def _is_honest(self, member: Member, spans: list[Span]) -> bool:
-        """Whether its row or an assignment names the versions of its tokens. A table that cannot be read accuses nobody.
-
-        Two versions may follow each other faster than rows are written and read, so also those of late count.
-        """
+        """Whether its row or an assignment names the versions of its tokens. A table that cannot be read accuses nobody."""
         for seconds in (0.0, 0.0, _ANNOUNCED_SECONDS):
-            assigned = {arm.version for arm in (await self._assigned()).values()}
-            if all(member.has_named(span.version) or span.version in assigned for span in spans):
-                return True
-            lately = await self._assigned_lately()
-            if lately is None or all(member.has_named(span.version) or span.version in lately for span in spans):
+            unnamed = {span.version for span in spans if not member.has_named(span.version)}
+            if not unnamed or await self._are_assigned(unnamed):
                 return True
             await asyncio.sleep(seconds)
             if not await self._rows.refresh():

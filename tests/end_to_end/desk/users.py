@@ -13,6 +13,7 @@ import random
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -53,7 +54,7 @@ class Crowd:
 
     async def _visit(self, person: str, piece: Piece) -> None:
         try:
-            answer = await self._client.chat.completions.create(
+            answer: Any = await self._client.chat.completions.create(
                 model=self._model,
                 messages=[{"role": "user", "content": piece.text}],
                 metadata={"task": piece.task},
@@ -64,13 +65,7 @@ class Crowd:
             return
         right = piece.is_right(answer.choices[0].message.content or "")
         key = f"{answer.id}:0"
-        self._note(
-            kind="generation",
-            key=key,
-            version=(answer.model_extra or {})["policy_version"],
-            right=right,
-            task=piece.task,
-        )
+        self._note(kind="generation", key=key, version=answer.policy_version, right=right, task=piece.task)
         if self._random.random() >= SILENT:
             await self._say(person, answer.id, right=right)
 

@@ -8,6 +8,7 @@ from sqlalchemy import func, insert, select, update
 from contracts import assignments
 from contracts.errors import Conflict, InvalidSettings, NotFound, StaleWrite
 from contracts.tables import assignment_change, doomed, version_claim
+from contracts.version_history import read_assigned_since
 from runtime.database import Database
 
 
@@ -48,8 +49,8 @@ def test_versions_of_late_are_those_that_an_arm_pointed_at_however_shortly(datab
             there = assignment_change.c.epoch == epoch
             connection.execute(update(assignment_change).where(there).values(at=at))
     with database.snapshot() as connection:
-        found = {at: assignments.versions_since(connection, "p", at) for at in (5.0, 15.0, 25.0, 30.05, 35.0, 99.0)}
-        assert assignments.versions_since(connection, "other", 0.0) == set()
+        found = {at: read_assigned_since(connection, "p", at) for at in (5.0, 15.0, 25.0, 30.05, 35.0, 99.0)}
+        assert read_assigned_since(connection, "other", 0.0) == set()
     assert found == {5.0: {0, 1, 2, 3}, 15.0: {0, 1, 2, 3}, 25.0: {1, 2, 3}, 30.05: {2, 3}, 35.0: {3}, 99.0: {3}}
 
 
