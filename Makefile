@@ -19,7 +19,7 @@ CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive docs
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup vllm test-vllm attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm separate-homes containers
+.PHONY: help setup vllm test-vllm test-gpu attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm separate-homes containers
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -63,6 +63,9 @@ test-end-to-end: setup  ## Run the slow tests of whole products: demo, replicas,
 
 test-vllm: setup  ## Run the tests that need vLLM; skipped by name where `make vllm` was not run
 	$(BIN)/pytest -n0 -m vllm -rs
+
+test-gpu: setup  ## Run the tests that need a CUDA device; skipped by name without one
+	$(BIN)/pytest -n0 -m gpu -rs
 
 fuzz: setup  ## Send 5,000 requests generated from the OpenAPI document (CASES=5000): no 5xx allowed
 	MILLRACE_CASES=$(CASES) $(BIN)/pytest -n0 tests/integration/test_http_cases.py

@@ -1,12 +1,12 @@
 """Weight swaps while answers are generated: what they cost, and whether every token is labelled with the right version.
 
-usage: python -m benchmarks.swap [--quick] [--sizes 5,50,150,500]
+usage: python -m benchmarks.swap [--device cuda] [--quick] [--sizes 5,50,150,500]
 
 In: the demo's policy, and a chain of versions made from it, 1% of the weights one unit in the last place away from step
 to step. Out: tables, and a dated JSON file. Waits: until every answer is complete. One swap in five goes back, and the
 next one forth again, both out of the undo log. A sample of the answers that went over a swap is worked out again under
-the versions that their tokens are labelled with. Then the pause alone, of random models of growing size in bfloat16,
-nothing in flight.
+the versions that their tokens are labelled with: in float32 on any device, since only that tells versions apart. Then the
+pause alone, of random models of growing size in bfloat16, nothing in flight.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(EngineSettings().threads)
     loaded = _measure_load(options)
     _show_load(loaded)
-    sizes = [_measure_size(millions) for millions in options.sizes]
-    _show_sizes(sizes)
+    sizes = [_measure_size(millions, options.device) for millions in options.sizes]
+    _show_sizes(sizes, options.device)
     if not options.quick:
         content = {
+            "device": torch.cuda.get_device_name() if options.device != "cpu" else "cpu",
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -78,11 +79,12 @@ def main(arguments: Sequence[str]) -> None:
             "demo_policy": loaded,
             "sizes": sizes,
         }
-        print(write_report("swap", content))
+        print(write_report("swap" if options.device == "cpu" else "swap-gpu", content))
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.swap", description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--swaps", type=int, default=1000, help="under load, with the demo's policy")
     parser.add_argument("--streams", type=int, default=8, help="answers in flight all the time")
     parser.add_argument("--checked", type=int, default=300, help="answers that are worked out again")
@@ -105,7 +107,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _measure_load(options: argparse.Namespace) -> dict[str, Any]:
     versions = way(options.swaps)
-    make_model = functools.partial(load_model, str(BASE), device="cpu", dtype=torch.float32)
+    make_model = functools.partial(load_model, str(BASE), device=options.device, dtype=torch.float32)
     with tempfile.TemporaryDirectory() as folder:
         store = open_store_at(Path(folder))
         publish_chain(store, read_safetensors(BASE), max(versions), DENSITY)
@@ -117,7 +119,7 @@ def _measure_load(options: argparse.Namespace) -> dict[str, Any]:
             "answers": len(outcome.answers),
             "failed": outcome.num_failed,
             **_times(outcome),
-            "labels": _labels(store, outcome.answers, max(versions), options.checked),
+            "labels": _labels(store, outcome.answers, max(versions), options),
         }
 
 
@@ -141,14 +143,16 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
     return {name: round(1000 * percentile(seconds, share), 4) for name, share in shares.items()} | {"of": len(seconds)}
 
 
-def _labels(store: WeightStore, answers: Sequence[Answer], last_version: int, num_checked: int) -> dict[str, Any]:
+def _labels(
+    store: WeightStore, answers: Sequence[Answer], last_version: int, options: argparse.Namespace
+) -> dict[str, Any]:
     """Check a sample of the answers that span several versions."""
     over_swaps = [answer for answer in answers if len(answer.spans) > 1]
-    sample = Random(0).sample(over_swaps, min(num_checked, len(over_swaps)))  # noqa: S311 a sample, not a secret
+    sample = Random(0).sample(over_swaps, min(options.checked, len(over_swaps)))  # noqa: S311 a sample, not a secret
 
     @functools.lru_cache(maxsize=_MODELS_KEPT)
     def model_of(version: int) -> Any:
-        model = load_model(str(BASE), device="cpu", dtype=torch.float32)
+        model = load_model(str(BASE), device=options.device, dtype=torch.float32)
         copy_tensors(model, store.load(POLICY, version))
         return model
 
@@ -159,9 +163,9 @@ def _labels(store: WeightStore, answers: Sequence[Answer], last_version: int, nu
     return {"answers_over_a_swap": len(over_swaps), "answers_checked": len(sample), **labels._asdict()}
 
 
-def _measure_size(millions: int) -> dict[str, Any]:
+def _measure_size(millions: int, device: str) -> dict[str, Any]:
     """One arm from version to version; each time back and forth again out of the undo log."""
-    model = _random_model(SHAPES[millions])
+    model = _random_model(SHAPES[millions]).to(device)
     with tempfile.TemporaryDirectory() as folder:
         store = open_store_at(Path(folder))
         publish_chain(store, tensors_of(model), _ROUNDS, DENSITY)
@@ -224,7 +228,7 @@ def _show_load(found: dict[str, Any]) -> None:
     )
 
 
-def _show_sizes(found: Sequence[dict[str, Any]]) -> None:
+def _show_sizes(found: Sequence[dict[str, Any]], device: str) -> None:
     rows = [
         (
             f"{size['num_weights'] / 1e6:.1f} M",
@@ -237,7 +241,7 @@ def _show_sizes(found: Sequence[dict[str, Any]]) -> None:
         for size in found
     ]
     columns = ("weights", "changed", "pause, ms", "decode and verify, ms", "out of the undo log, ms", "bytes")
-    print_table("pause by size, bfloat16 on CPU, nothing in flight", columns, rows)
+    print_table(f"pause by size, bfloat16 on {device}, nothing in flight", columns, rows)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,6 @@ def _worked_out(
 @torch.inference_mode()
 def _logprobs(model: Any, fed: list[int], sampled: list[int], cache: DynamicCache) -> list[float]:
     """Log-probs of the last tokens [T] that `fed` predicts; the cache grows by what was fed."""
-    logits = model(torch.tensor([fed]), past_key_values=cache).logits[0, -len(sampled) :]
-    chosen = logits.float().log_softmax(-1).gather(1, torch.tensor(sampled)[:, None])
+    logits = model(torch.tensor([fed], device=model.device), past_key_values=cache).logits[0, -len(sampled) :]
+    chosen = logits.float().cpu().log_softmax(-1).gather(1, torch.tensor(sampled)[:, None])
     return [float(value) for value in chosen[:, 0]]

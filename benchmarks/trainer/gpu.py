@@ -87,7 +87,7 @@ def _ours(items: list[Experience], options: argparse.Namespace) -> dict[str, Any
         divergence_bound=float("inf"),
         peak_flops=options.peak_flops,
         precision="bfloat16",
-        max_tokens=16_384,
+        max_tokens=8192,  # 16,384 do not fit into 80 GB
     )
     learner, steps = Learner(_model(options), settings, options.device), []
 

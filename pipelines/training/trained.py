@@ -26,6 +26,7 @@ from pipelines.training.memory import TokenBudget
 from pipelines.training.objectives.base import Tokens
 from pipelines.training.packed import PackedBatch, packed_batches, sequences_of
 from pipelines.training.precision import precision_of
+from pipelines.training.repeatable import compute_repeatably
 from pipelines.training.replay import routing_for, score
 from pipelines.training.step_bound import Taken, bounded_step, probe
 from policy.logprobs import TokenScorer
@@ -48,8 +49,11 @@ class TrainedPolicy:
 
     def __init__(self, model: Any, settings: TrainingSettings, device: str) -> None:
         """`model` is the base policy in float32; training changes it in place."""
+        if (number := torch.device(device).index) is not None:
+            torch.cuda.set_device(number)  # an accelerator takes the current GPU
         accelerator = Accelerator(cpu=device == "cpu")
         self.device: torch.device = accelerator.device
+        compute_repeatably(self.device)
         self.routing = routing_for(model, settings)
         self.base = tensors_of(model)
         self.budget = TokenBudget(settings.max_tokens)

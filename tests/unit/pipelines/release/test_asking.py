@@ -278,7 +278,7 @@ def test_an_answer_that_comes_too_late_can_be_skipped() -> None:
 
 def test_what_engines_say_about_another_slot_says_nothing() -> None:
     for slot, error in (("candidate", BadVersion), ("canary", VersionNotResident)):
-        asker = an_asker(lambda _: ABSENT, patience=0.1, engines=lambda: [row_of("payload_hash")])
+        asker = an_asker(lambda _: ABSENT, patience=0.5, engines=lambda: [row_of("payload_hash")])
         asker.slot = slot
         with pytest.raises(error):
             asker.ask(SET, 7, threading.Event(), DRAWS)

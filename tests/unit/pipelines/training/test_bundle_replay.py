@@ -33,9 +33,10 @@ SPIKE = "ess_spike"
 """What a forged log-prob is named in a batch of short answers: one token carries it."""
 
 
-def new_world(place: Path) -> World:
+def new_world(place: Path, device: str = "cpu") -> World:
     tiny_model().save_pretrained(place / "base")
     world = World.new(place / "home", batch_size=8, publish_samples=10**6)
+    world.device = device
     world.settings = world.settings.model_copy(update={"base": str(place / "base")})
     return world
 
@@ -109,7 +110,11 @@ def figures(found: ReplayedBundle) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of a step with a forged sample, in its home, which went on."""
-    world = new_world(tmp_path_factory.mktemp("made"))
+    return blamed_bundle(tmp_path_factory.mktemp("made"))
+
+
+def blamed_bundle(place: Path, device: str = "cpu") -> Path:
+    world = new_world(place, device)
     trainer = warmed(world)
     bad = forged(trainer)
     learn(world, trainer, 8, 100, bad)

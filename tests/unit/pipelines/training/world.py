@@ -64,6 +64,7 @@ class CrashAt:
 class World:
     make_model: Callable[[], Any] = staticmethod(tiny_model)
     """Makes the model that a trainer starts with."""
+    device = "cpu"
 
     def __init__(self, home: Path, **training: Any) -> None:
         torch.set_num_threads(1)
@@ -115,7 +116,7 @@ class World:
     def make(self, fault: FaultPoint = no_fault) -> Trainer:
         """A trainer that has restored its state and not begun an epoch."""
         return Trainer(
-            Learner(self.make_model(), self.training),
+            Learner(self.make_model(), self.training, self.device),
             settings=self.settings,
             training=self.training,
             database=self.database,

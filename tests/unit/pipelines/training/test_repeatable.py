@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pipelines.training.repeatable import compute_repeatably
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    yield
+    torch.use_deterministic_algorithms(mode=False)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("device", "is_told"), [("cpu", False), ("cuda", True)])
+def test_only_a_gpu_is_told_to_sum_in_order(device: str, is_told: bool) -> None:
+    compute_repeatably(torch.device(device))
+    assert torch.are_deterministic_algorithms_enabled() is is_told
+    assert torch.is_deterministic_algorithms_warn_only_enabled() is is_told
