@@ -5,7 +5,7 @@ CASES ?= 5000
 PROFILE ?= embedded
 # millrace; or vllm: two vLLM servers for CPUs, in .vllm (`make vllm`) or in the environment of MILLRACE_VLLM_PYTHON.
 ENGINE ?= millrace
-# Workers of pytest. Some tests wait, so three workers keep two cores busy.
+# Workers of pytest. Some tests wait, so three workers keep two cores busy; most of what needs servers waits, so four do.
 WORKERS ?= 3
 SERVICES := $(or $(MILLRACE_SERVICES),runs/services)
 # PROFILE=services starts the servers if necessary, and reads their addresses.
@@ -56,13 +56,13 @@ test-torch: setup  ## Run the torch tests with the instructions of another CPU (
 	$(AS_$(CPU)) $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "torch and not services and not gpu and not browser and not clients and not slow and not vllm"
 
 test-slow: setup  ## Run the slow tests that need no server: simulations, crashes, sandboxes, the wheel
-	$(BIN)/pytest -n 2 --dist worksteal --ignore tests/end_to_end -m "slow and not services and not gpu and not browser and not clients and not vllm"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end -m "slow and not services and not gpu and not browser and not clients and not vllm"
 
-test-end-to-end: setup  ## Run the slow tests of whole products: demo, replicas, kills, one at a time
-	$(BIN)/pytest -n0 tests/end_to_end -m "slow and not services and not gpu and not browser and not clients and not vllm"
+test-end-to-end: setup  ## Run the slow tests of whole products: demo, replicas, kills, two at a time
+	$(BIN)/pytest -n 2 --dist loadfile tests/end_to_end -m "slow and not services and not gpu and not browser and not clients and not vllm"
 
 test-vllm: setup  ## Run the tests that need vLLM; skipped by name where `make vllm` was not run
-	$(BIN)/pytest -n0 -m vllm -rs
+	$(BIN)/pytest -n 2 --dist loadfile -m vllm -rs tests/integration/vllm
 
 test-gpu: setup  ## Run the tests that need a CUDA device; skipped by name without one
 	$(BIN)/pytest -n0 -m gpu -rs
@@ -80,7 +80,7 @@ services-stop:  ## Stop them; their data stays in runs/services
 	deploy/services stop
 
 test-services: services  ## Run the tests that need those servers
-	. $(SERVICES)/env && $(BIN)/pytest -n 2 --dist loadfile -m services -rs
+	. $(SERVICES)/env && $(BIN)/pytest -n 4 --dist loadfile -m services -rs
 
 separate-homes: setup services  ## Run every process in a home of its own on those servers, as the Helm chart does: about two minutes
 	. $(SERVICES)/env && MILLRACE_SEPARATE_HOMES=1 $(BIN)/pytest -n0 -rs tests/integration/test_separate_homes.py

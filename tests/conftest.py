@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import structlog
 
@@ -16,6 +17,10 @@ from runtime.log.local import LocalLog
 from tests.authority import Authority
 from tests.databases import write_migrated
 from tests.torch_marker import touches_torch
+
+# No example has a time limit: machines are slow or busy.
+hypothesis.settings.register_profile("millrace", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("millrace")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 
+from contracts import assignments
 from contracts.assignments import CANARY, CANDIDATE
 from contracts.engines import EngineReplica, fitting
 from contracts.gating import Grade, MarkAnswer
@@ -68,6 +69,10 @@ def main(
     def engines() -> list[EngineReplica]:
         return [fitting(row, settings.run, base) for row in read_engines(database, policy)]
 
+    def is_assigned(version: int) -> bool:
+        with database.snapshot() as connection:
+            return version in {arm.version for arm in assignments.read(connection, policy).values()}
+
     def client(purpose: Purpose) -> httpx.Client:
         headers = {"Authorization": f"Bearer {operator_key(home)}", "x-millrace-purpose": purpose}
         return httpx.Client(base_url=settings.web_url, headers=headers, timeout=_ANSWER_SECONDS)
@@ -81,6 +86,7 @@ def main(
             engines=engines,
             slot=slot,
             skips=skips,
+            is_assigned=is_assigned,
         )
 
     clock, bell = ClockWatch(settings.database()), settings.replica_links().bell

@@ -50,6 +50,14 @@ class BadVersion(MillraceError):
     code = "bad_version"
 
 
+class NoLongerAssigned(VersionNotResident):
+    """No arm points at the version any more, so no engine will load it."""
+
+
+def _always(_version: int) -> bool:
+    return True
+
+
 class SentinelAnswer(NamedTuple):
     """The answer of a version to one sentinel."""
 
@@ -79,6 +87,8 @@ class SentinelClient:
     `REFUSED` or `LATE`."""
     answer_seconds: float | None = None
     """How long one answer may take. None: as long as `client` waits."""
+    is_assigned: Callable[[int], bool] = _always
+    """Whether an arm points at the version: asked while no engine has it."""
     _free_at: float = 0.0
     """Shared by all threads: if one is told to wait, all wait."""
 
@@ -96,7 +106,7 @@ class SentinelClient:
         Raises:
             BadVersion: the engine refuses the bytes of the version.
             InvalidSettings: the endpoint refuses a sentinel because of its content; asking again cannot help.
-            VersionNotResident: the engine did not load the version within the patience.
+            VersionNotResident: the engine did not load the version within the patience; `NoLongerAssigned` if it never will.
             Unavailable: no answers within the patience, or `stop` was set.
         """
         deadline = time.monotonic() + self.patience_seconds
@@ -127,7 +137,7 @@ class SentinelClient:
                 if answer.is_success:
                     return
                 reason = answer.text[:200]
-                self._check_bad(version)
+                self._check_coming(version)
             stop.wait(_RETRY_SECONDS)
         if stop.is_set():
             raise Unavailable("stopped")
@@ -187,7 +197,7 @@ class SentinelClient:
         if answer.headers.get("x-should-retry") == "false":
             raise Unavailable(f"v{version} did not answer a sentinel: {said}")
         if VersionNotResident.code in said:
-            self._check_bad(version)
+            self._check_coming(version)
             return VersionNotResident(said)
         if answer.status_code == _TOO_MANY:
             self._free_at = max(self._free_at, time.monotonic() + _wait_seconds(answer, pause))
@@ -197,12 +207,20 @@ class SentinelClient:
     def _timeout(self) -> httpx.Timeout:
         return self.client.timeout if self.answer_seconds is None else httpx.Timeout(self.answer_seconds)
 
-    def _check_bad(self, version: int) -> None:
-        """Raises BadVersion if a replica found the bytes of the candidate wrong at least `_TRIES` times, and none holds it."""
+    def _check_coming(self, version: int) -> None:
+        """Check that an engine may still load the version.
+
+        Raises:
+            NoLongerAssigned: it was taken from its arm: by a rollback, or for a newer one.
+            BadVersion: a replica found its bytes wrong at least `_TRIES` times, and none holds it.
+        """
         try:
+            is_assigned = self.is_assigned(version)
             rows = [row for row in self.engines() if row.is_fresh(time.time())]
         except Unavailable:
             return  # without rows nothing is known about the version
+        if not is_assigned:
+            raise NoLongerAssigned(f"v{version} was taken from its arm while it was asked: no engine loads it any more")
         if any(row.slots.get(self.slot) == version for row in rows):
             return
         for row in rows:

@@ -25,7 +25,7 @@ from contracts.errors import InvalidSettings, Unavailable, VersionNotResident
 from contracts.gating import Grade, SentinelFile
 from contracts.tasks import Task
 from pipelines.release import repository, rules
-from pipelines.release.asking import BadVersion, SentinelAnswer, SentinelClient
+from pipelines.release.asking import BadVersion, NoLongerAssigned, SentinelAnswer, SentinelClient
 from pipelines.release.grading import grade_together
 from pipelines.release.looking import LookLoop
 from pipelines.release.repository import VersionVerdict
@@ -151,6 +151,9 @@ class Releaser:
             draws = self._draws(connection, _version_of(live))
         try:
             mine = self._answers_of(version, stop, draws)
+        except NoLongerAssigned as error:
+            log.info("candidate gone", version=version, reason=error.message)
+            return
         except BadVersion as error:
             self._refuse(candidate, live, error.message)
             return

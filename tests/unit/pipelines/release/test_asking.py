@@ -14,7 +14,7 @@ import pytest
 from contracts.engines import EngineReplica, LoadProblem, fitting
 from contracts.errors import InvalidSettings, Unavailable, VersionNotResident
 from contracts.gating import Sentinel, SentinelFile
-from pipelines.release.asking import LATE, REFUSED, BadVersion, SentinelAnswer, SentinelClient
+from pipelines.release.asking import LATE, REFUSED, BadVersion, NoLongerAssigned, SentinelAnswer, SentinelClient
 
 SET = SentinelFile(
     tuple(
@@ -282,3 +282,13 @@ def test_what_engines_say_about_another_slot_says_nothing() -> None:
         asker.slot = slot
         with pytest.raises(error):
             asker.ask(SET, 7, threading.Event(), DRAWS)
+
+
+@pytest.mark.parametrize("sentinels", [SET, NONE])
+def test_a_version_that_was_taken_from_its_arm_is_not_waited_for(sentinels: SentinelFile) -> None:
+    """After a rollback the next candidate would wait for the whole patience."""
+    looks = iter([True, True, False])
+    asker = an_asker(lambda _: ABSENT, patience=60.0)
+    asker.is_assigned = lambda version: next(looks, False) and version == 7
+    with pytest.raises(NoLongerAssigned, match="v7 was taken from its arm"):
+        asker.ask(sentinels, 7, threading.Event(), DRAWS if sentinels.items else {})

@@ -14,7 +14,7 @@ from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.errors import InvalidSettings, MillraceError, StaleWrite, Unavailable, VersionNotResident
 from contracts.gating import SentinelFile
 from contracts.tables import gate_anchor, sentinel_answer
-from pipelines.release.asking import BadVersion
+from pipelines.release.asking import BadVersion, NoLongerAssigned
 from runtime.database import Database
 from runtime.metrics import LAST_STEP_NAME
 from runtime.operations import Operations
@@ -347,3 +347,12 @@ def test_while_the_arms_are_held_nothing_is_judged_and_no_alarm_counts_the_wait(
     world.fault = lambda _: None
     world.releaser.look(STOP)
     assert world.arms()[CANDIDATE] is None
+
+
+def test_a_candidate_that_goes_while_it_is_asked_gets_no_verdict_and_the_next_one_is_judged(world: GateWorld) -> None:
+    world.begin()
+    world.point(CANDIDATE, 1)
+    world.fault = lambda version: NoLongerAssigned("v1 was taken from its arm") if version == 1 else None
+    assert world.releaser.look(STOP)
+    assert world.verdict(1) is None
+    assert world.offer(2, 80) == 2
