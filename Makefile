@@ -58,8 +58,8 @@ test-torch: setup  ## Run the torch tests with the instructions of another CPU (
 test-slow: setup  ## Run the slow tests that need no server: simulations, crashes, sandboxes, the wheel
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end -m "slow and not services and not gpu and not browser and not clients and not vllm"
 
-test-end-to-end: setup  ## Run the slow tests of whole products: demo, replicas, kills, two at a time
-	$(BIN)/pytest -n 2 --dist loadfile tests/end_to_end -m "slow and not services and not gpu and not browser and not clients and not vllm"
+test-end-to-end: setup  ## Run the slow tests of whole products: demo, replicas, kills, one at a time
+	$(BIN)/pytest -n0 tests/end_to_end -m "slow and not services and not gpu and not browser and not clients and not vllm"
 
 test-vllm: setup  ## Run the tests that need vLLM; skipped by name where `make vllm` was not run
 	$(BIN)/pytest -n 2 --dist loadfile -m vllm -rs tests/integration/vllm

@@ -164,11 +164,12 @@ def test_a_replica_that_lies_or_breaks_the_protocol_is_left_out_by_name(fleet: F
             assert answer.model_extra["policy_version"] == fleet.version
         assert odd.requests, "it was asked first"
         assert f'"engine": "{row.name}", "reason": "{reason}"' in fleet.log_of("web")
-        fleet.tell(row)
-        with pytest.raises(openai.APIStatusError) as refused:
-            client.chat.completions.create(model=f"{POLICY}@v77", messages=messages, timeout=60.0)  # type: ignore[arg-type]
-        assert (refused.value.status_code, refused.value.code) == (503, "unavailable")
-        assert f"{row.name}: " in refused.value.message, "it is named"
+        if oddity == "lies":  # a version that only this one has is waited for, half a minute
+            fleet.tell(row)
+            with pytest.raises(openai.APIStatusError) as refused:
+                client.chat.completions.create(model=f"{POLICY}@v77", messages=messages, timeout=60.0)  # type: ignore[arg-type]
+            assert (refused.value.status_code, refused.value.code) == (503, "unavailable")
+            assert f"{row.name}: " in refused.value.message, "it is named"
         fleet.tell(row._replace(seen_at=0.0, status="ending", slots={}))
     wait_until(lambda: row.name not in fleet.rows(), GONE_SECONDS)
 

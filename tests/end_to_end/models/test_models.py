@@ -1,4 +1,4 @@
-"""Six architectures and the whole loop: see `loop.py`. Each model is built here, random, with the demo's tokenizer."""
+"""Five architectures and the whole loop: see `loop.py`. Each model is built here, random, with the demo's tokenizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 SHARDED = {"gemma3", "qwen3_moe"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "llama"])  # the demo is a Llama
 def test_a_model_runs_the_whole_loop(kind: str, tmp_path: Path) -> None:
     base = build_model(kind, tmp_path / "base", sharded=kind in SHARDED)
     with run_loop(tmp_path, base) as loop:
