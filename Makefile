@@ -82,7 +82,7 @@ services-stop:  ## Stop them; their data stays in runs/services
 test-services: services  ## Run the tests that need those servers
 	. $(SERVICES)/env && $(BIN)/pytest -n 4 --dist loadfile -m services -rs
 
-separate-homes: setup services  ## Run every process in a home of its own on those servers, as the Helm chart does: about two minutes
+separate-homes: setup services  ## Run every process in a home of its own on those servers, as the Helm chart does: about a minute
 	. $(SERVICES)/env && MILLRACE_SEPARATE_HOMES=1 $(BIN)/pytest -n0 -rs tests/integration/test_separate_homes.py
 
 bench: setup services  ## Run every benchmark and write benchmarks/results (about half an hour)

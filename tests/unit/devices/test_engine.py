@@ -14,9 +14,15 @@ from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from tests.models import KINDS
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.policy_world import TOKENIZER, check, policy_store, request, sharp_model
+from tests.unit.services.engine.policy_world import (
+    PROMPTS,
+    TOKENIZER,
+    check_mixed_batch,
+    policy_store,
+    request,
+    sharp_model,
+)
 from tests.unit.services.engine.sampling_reference import distributions, plain_logits
-from tests.unit.services.engine.test_architectures import PARAMS, PROMPTS
 from tests.unit.services.engine.world import complete, make_engine, until
 from weights.tensors import root_of
 
@@ -41,17 +47,9 @@ def served(store: MemoryStore, version: int, kind: str, device: str, dtype: torc
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_float32_answers_have_the_log_probs_of_a_plain_forward(device: str, kind: str) -> None:
-    """With every option that masks or changes the distribution, a grammar among them, in one batch."""
     store = policy_store(kind, 1)
     engine = engine_on(device, kind, store, torch.float32)
-    asked = [request(prompt, seed=3, **params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
-    answers = await asyncio.gather(*(complete(engine, one) for one in asked))
-    model = served(store, 1, kind, device, torch.float32)
-    for one, params, answer in zip(asked, PARAMS, answers, strict=True):
-        check(model, one, params, answer)
-    alone = await complete(engine, asked[0])
-    assert alone.token_ids == answers[0].token_ids, "whoever is served beside it"
-    assert engine.resolve(POLICY).restarts == 0
+    await check_mixed_batch(engine, served(store, 1, kind, device, torch.float32))
     engine.close()
 
 

@@ -16,7 +16,6 @@ from pipelines.training.bundle_replay import replay_bundle
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.state import TrainerState
 from policy.weights import copy_tensors, tensors_of
 from tests.models import KINDS, tiny_model
 from tests.unit.pipelines.training.builders import captured, experience, segment
@@ -122,8 +121,7 @@ def test_a_step_beyond_the_memory_is_taken_in_smaller_pieces(device: str) -> Non
     assert small.budget.current < 100_000
     assert not result.skipped
     found, expected = (
-        torch.cat([each.flatten() for each in captured(learner, TrainerState()).weights.values()])
-        for learner in (small, whole)
+        torch.cat([each.flatten() for each in captured(learner).weights.values()]) for learner in (small, whole)
     )
     moved = expected - torch.cat([each.flatten() for each in captured(learner_on(device, **wide)).weights.values()])
     assert float((found - expected).norm()) < 1e-3 * float(moved.norm())

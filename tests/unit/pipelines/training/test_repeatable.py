@@ -10,7 +10,8 @@ from pipelines.training.repeatable import compute_repeatably
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     yield
     torch.use_deterministic_algorithms(mode=False)
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]

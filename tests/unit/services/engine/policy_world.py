@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.models import BASE, tiny_model
 from tests.tolerances import tolerance
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.engine.sampling_reference import distributions, plain_logits
-from tests.unit.services.engine.world import make_engine
+from tests.unit.services.engine.world import complete, make_engine
 
 TOKENIZER = BASE / "tokenizer.json"
 END_ID = 1
@@ -76,6 +77,28 @@ def rounding(model: Any, num_tokens: int) -> float:
     widest = max(max(parameter.shape) for name, parameter in model.named_parameters() if "embed" not in name)
     depth = 6 * model.config.num_hidden_layers + 1  # matmuls, one after another
     return tolerance(torch.float32, max(min(widest, 512), num_tokens), depth, SPREAD)
+
+
+PROMPTS = [[2, 40, 41], [7], list(range(3, 90)), [9, 9, 9, 300, 42, 500, 11], [5, 6] * 21, [2, 40, 41, 43]]
+PARAMS: list[dict[str, Any]] = [
+    {"max_tokens": 40},
+    {"max_tokens": 3, "temperature": 0},
+    {"max_tokens": 50, "repetition_penalty": 1.3, "logprobs": 4},
+    {"max_tokens": 12, "top_k": 9, "temperature": 0.8},
+    {"max_tokens": 25, "frequency_penalty": 0.4, "logit_bias": {"77": 3}},
+    {"max_tokens": 30, "structured_outputs": {"json_object": True}, "ignore_eos": False},
+]
+
+
+async def check_mixed_batch(engine: Engine, model: Any) -> None:
+    """Requests with every kind of option, served beside each other, have the log-probs of a plain forward of `model`."""
+    asked = [request(prompt, seed=3, **params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+    answers = await asyncio.gather(*(complete(engine, one) for one in asked))
+    for one, params, answer in zip(asked, PARAMS, answers, strict=True):
+        check(model, one, params, answer)
+    alone = await complete(engine, asked[0])
+    assert alone.token_ids == answers[0].token_ids, "whoever is served beside it"
+    assert engine.resolve(POLICY).restarts == 0
 
 
 def check(model: Any, asked: GenerateRequest, params: dict[str, Any], answer: TokenChunk) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 import pytest
 
 from contracts.errors import InvalidSettings
@@ -13,20 +10,11 @@ from services.engine.runners import RunnerKind, runner_for
 from services.engine.settings import EngineSettings
 from tests.models import KINDS
 from tests.unit.services.engine.hybrid_models import HYBRIDS, any_model
-from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.policy_world import TOKENIZER, check, request
-from tests.unit.services.engine.world import complete, make_engine
+from tests.unit.services.engine.memory_store import MemoryStore
+from tests.unit.services.engine.policy_world import TOKENIZER, check_mixed_batch
+from tests.unit.services.engine.world import make_engine
 
 STEPPED = ("lfm2", "mamba2", *HYBRIDS)
-PROMPTS = [[2, 40, 41], [7], list(range(3, 90)), [9, 9, 9, 300, 42, 500, 11], [5, 6] * 21, [2, 40, 41, 43]]
-PARAMS: list[dict[str, Any]] = [
-    {"max_tokens": 40},
-    {"max_tokens": 3, "temperature": 0},
-    {"max_tokens": 50, "repetition_penalty": 1.3, "logprobs": 4},
-    {"max_tokens": 12, "top_k": 9, "temperature": 0.8},
-    {"max_tokens": 25, "frequency_penalty": 0.4, "logit_bias": {"77": 3}},
-    {"max_tokens": 30, "structured_outputs": {"json_object": True}, "ignore_eos": False},
-]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *HYBRIDS])
@@ -51,11 +39,5 @@ async def test_log_probs_equal_a_plain_forward_in_a_mixed_batch(kind: str) -> No
     settings = EngineSettings(max_batch_tokens=128, cache_tokens=512, page_size=16)
     engine = make_engine(store, make_model=lambda: any_model(kind), settings=settings, tokenizer=TOKENIZER)
     engine.update("live", 1)
-    asked = [request(prompt, seed=3, **params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
-    answers = await asyncio.gather(*(complete(engine, one) for one in asked))
-    for one, params, answer in zip(asked, PARAMS, answers, strict=True):
-        check(model, one, params, answer)
-    alone = await complete(engine, asked[0])
-    assert alone.token_ids == answers[0].token_ids, "whoever is served beside it"
-    assert engine.resolve(POLICY).restarts == 0
+    await check_mixed_batch(engine, model)
     engine.close()
