@@ -19,7 +19,6 @@ CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive docs
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup vllm test-vllm test-gpu attacks fuzz demo demo-agent demo-seeds smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm separate-homes containers
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -44,8 +43,6 @@ smoke: setup $(filter vllm,$(ENGINE))  ## Run the demo for half a minute: every 
 demo-agent: setup  ## Show an agent with tools learning from how its sessions end (SEED=1, PROFILE as above)
 	$(ENVIRONMENT) $(BIN)/millrace demo-agent --seed $(SEED) --profile $(PROFILE)
 
-demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
-	$(BIN)/millrace demo-seeds
 
 test: setup  ## Run the fast tests: they need no server, no GPU and no browser
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end $(CHECKS:%=--ignore %) -m "not services and not gpu and not browser and not clients and not slow and not vllm"

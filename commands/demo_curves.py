@@ -68,16 +68,17 @@ def _with_stragglers(found: list[Bin]) -> list[Bin]:
     return [*others, full._replace(num_signals=num, accepted=accepted)]
 
 
-def seconds_until(curve: Sequence[Bin], share: float) -> float | None:
-    """The end of the first step in which at least this share was accepted; None if there is none."""
-    return next((item.seconds for item in curve if item.accepted >= share), None)
+def last_acceptance(clients: Sequence[Mapping[str, Any]], num_seconds: float) -> tuple[float | None, int]:
+    """Acceptance in the last fifth of the users' time, and the number of its signals."""
+    late = _late(clients, num_seconds)
+    return positive_share(late), len(late)
 
 
-def last_acceptance(clients: Sequence[Mapping[str, Any]], num_seconds: float) -> float | None:
-    """Acceptance in the last fifth of the users' time."""
+def _late(clients: Sequence[Mapping[str, Any]], num_seconds: float) -> list[Mapping[str, Any]]:
+    """The signals of the last fifth."""
     signals = _signals(clients)
     since = float(signals[0]["at"]) + (1 - LAST_SHARE) * num_seconds if signals else 0.0
-    return positive_share([item for item in signals if float(item["at"]) >= since])
+    return [item for item in signals if float(item["at"]) >= since]
 
 
 def base_acceptance(clients: Sequence[Mapping[str, Any]]) -> float | None:
@@ -90,9 +91,7 @@ def exploring_acceptance(
     clients: Sequence[Mapping[str, Any]], share: float, num_seconds: float
 ) -> dict[str, float | None]:
     """Acceptance of exploring and of other answers in the last fifth of the users' time, and what exploring costs in points."""
-    signals = _signals(clients)
-    since = float(signals[0]["at"]) + (1 - LAST_SHARE) * num_seconds if signals else 0.0
-    late = [item for item in signals if float(item["at"]) >= since]
+    late = _late(clients, num_seconds)
     is_wide = [is_exploring(parse_sample_key(str(item["key"]))[0], share) for item in late]
     wide = positive_share([item for item, explores in zip(late, is_wide, strict=True) if explores])
     sharp = positive_share([item for item, explores in zip(late, is_wide, strict=True) if not explores])

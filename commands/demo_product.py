@@ -24,16 +24,16 @@ class DemoProduct(NamedTuple):
     folder: Path
     write_sentinels: Callable[[Path], Path]
     evaluate: Callable[[str, str, str, int], Evaluation]
-    """From the endpoint's address, an operator's key, the policy's name and a version: its accuracy on held-out cases."""
+    """From the endpoint's address, an operator's key, the policy's name and a version: how it does on the held-out cases."""
     goals: DemoGoals
-    smoke_goals: DemoGoals
     training: Mapping[str, Any]
     """Of the section [training]."""
     seconds: float
-    """How long users work."""
+    """How long users work at most."""
     num_users: int
-    pace: float
-    """Seconds from one piece of work of a user to the next."""
+    visits: int
+    """Of all users together; then they leave."""
+    answers_per_visit: float
     train: Mapping[str, Any] | None = None
     """Of the section [train]; None: a version that passed the gate goes live at once."""
     further: Callable[[Connection], dict[str, Any]] = _nothing

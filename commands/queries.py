@@ -7,6 +7,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection, select
 
 from contracts import revocations
+from contracts.ledger import PENDING, generation_counts
 from contracts.records import Generation, decode_shape, unpack_ids
 from contracts.tables import api_key, gate_anchor, generation, swap, verdict
 from contracts.turns import CountedCall
@@ -30,6 +31,23 @@ def verdicts(connection: Connection, policy: str) -> dict[int, GateVerdict]:
     """Every verdict, by version."""
     rows = connection.execute(select(verdict).where(verdict.c.policy == policy))
     return {row.version: GateVerdict(row.version, row.accepted, row.accuracy, row.reason) for row in rows}
+
+
+def accepted_verdicts(connection: Connection, policy: str) -> list[tuple[int, float, float]]:
+    """Version, time and accuracy of each accepted verdict, in order."""
+    columns = verdict.c
+    rows = connection.execute(
+        select(columns.version, columns.at, columns.accuracy)
+        .where(columns.policy == policy, columns.accepted)
+        .order_by(columns.at)
+    )
+    return [(row.version, row.at, row.accuracy or 0.0) for row in rows]
+
+
+def num_untrained(connection: Connection, before: float) -> int:
+    """Answers to users that ended before this time (UTC epoch seconds), and whose fate is not decided yet."""
+    pending = generation.c.purpose == "user", generation.c.created_at < before
+    return generation_counts(connection, *pending).states.get(PENDING, 0)
 
 
 def accepted_accuracies(connection: Connection, policy: str) -> list[tuple[float, float]]:

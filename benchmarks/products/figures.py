@@ -26,8 +26,8 @@ def felt(clients: Clients, verdicts: Sequence[tuple[float, float]], seconds: flo
     return {
         "accepted_base": base_acceptance(clients),
         "accepted_base_honest": base_acceptance(honest),
-        "accepted_last": last_acceptance(clients, seconds),
-        "accepted_last_honest": last_acceptance(honest, seconds),
+        "accepted_last": last_acceptance(clients, seconds)[0],
+        "accepted_last_honest": last_acceptance(honest, seconds)[0],
         "exploring_honest": exploring_acceptance(honest, share, seconds),
         "answers": kinds.count("generation"),
         "signals": kinds.count("signal"),

@@ -22,15 +22,8 @@ from benchmarks.products.judge import serving, write_task
 from benchmarks.products.questions import ExtraProduct, stream
 from commands import queries
 from commands.audit import Audit, audit, read_clients
-from commands.demo import (
-    DEMO_TRAINING,
-    DRAIN_SECONDS,
-    NUM_SENTINELS,
-    NUM_USERS,
-    PACE_SECONDS,
-    all_judged,
-    why_users_ended,
-)
+from commands.demo import DEMO_TRAINING, NUM_SENTINELS, NUM_USERS
+from commands.demo_loop import DRAIN_SECONDS, all_judged, why_users_ended
 from commands.engines import choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.policy_check import check_policy
@@ -45,6 +38,7 @@ from pipelines.training.settings import TrainingSettings
 from runtime.settings import make_section
 
 _REPORT_SECONDS = 10.0
+PACE_SECONDS = 1.0
 
 
 def run_product(product: ExtraProduct, base: Path, home: Path, seed: int, seconds: float) -> dict[str, Any]:

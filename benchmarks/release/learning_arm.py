@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import func, select
 
 from benchmarks.report import end_with, print_table
-from commands.demo import DEMO_SLOTS, RESERVATIONS, run_demo
+from commands.demo import DEMO_SLOTS, RESERVATIONS, DemoOptions, run_demo
 from commands.engines import OWN
 from contracts.errors import MillraceError
 from contracts.tables import generation, verdict
@@ -47,10 +47,7 @@ def main(arguments: Sequence[str]) -> int:
             for kind, (product, engine) in kinds.items():
                 with tempfile.TemporaryDirectory(prefix="millrace-arm-", ignore_cleanup_errors=True) as folder:
                     with redirect_stdout(sys.stderr):
-                        run_demo(
-                            product, engine, seed=seed, home=Path(folder) / "home", keep=False, device="cpu", smoke=False,
-                            profile="embedded",
-                        )  # fmt: skip
+                        run_demo(product, engine, DemoOptions(seed=seed, home=Path(folder) / "home"))
                     runs.append({"kind": kind, "seed": seed, **_read(Path(folder) / "home")})
     except MillraceError as error:
         print(error, file=sys.stderr)

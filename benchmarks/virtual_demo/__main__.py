@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.report import end_with, print_table, summarise
 from benchmarks.virtual_demo.engine import SampledAnswer, VirtualEngine, load_base
-from commands.demo import DEMO_SECONDS, DEMO_TRAINING, NUM_USERS
+from commands.demo import DEMO_TRAINING, NUM_USERS, NUM_VISITS
 from commands.demo_curves import LAST_SHARE
 from contracts.records import Experience
 from contracts.sampling import Sampling
@@ -165,14 +165,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--seconds", type=int, default=int(DEMO_SECONDS), help="virtual seconds")
+    parser.add_argument("--seconds", type=int, default=NUM_VISITS // NUM_USERS, help="virtual seconds")
     parser.add_argument("--temperature", type=float, default=0.3, help="of most answers")
     parser.add_argument("--explore", type=float, default=0.12, help="share of answers that explore")
     parser.add_argument("--explore-temperature", type=float, default=0.7)
     parser.add_argument("--top-p", type=float, default=1.0, help="of all answers")
     parser.add_argument("--learning-rate", type=float, default=DEMO_TRAINING["learning_rate"])
     parser.add_argument("--batch-size", type=int, default=int(DEMO_TRAINING["batch_size"]))
-    parser.add_argument("--publish-seconds", type=float, default=DEMO_TRAINING["publish_seconds"])
+    parser.add_argument("--publish-seconds", type=float, default=8.0)
     parser.add_argument("--delay", type=int, default=4, help="seconds from the cut of a version to its first answer")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help="write no file of results")

@@ -16,11 +16,19 @@ _CONCURRENCY = 32
 
 
 class Evaluation(NamedTuple):
-    """The accuracy of a version on the held-out sentences. `first_at`: time of its first answer, in epoch seconds."""
+    """How a version did on the held-out cases, which are the same for every version."""
 
     version: int
-    accuracy: float
+    right: tuple[bool, ...]
+    """By case."""
     first_at: float
+    """Time of its first answer, in epoch seconds."""
+    answers_per_second: float
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the cases that were right."""
+        return sum(self.right) / len(self.right)
 
 
 def evaluate(url: str, operator_key: str, policy: str, version: int, *, seed: int = 0) -> Evaluation:
@@ -45,5 +53,7 @@ async def _evaluate(url: str, key: str, policy: str, version: int, seed: int) ->
                 )
             return answer.choices[0].message.content == request.booking.json(), time.time()
 
+        started = time.monotonic()
         answers = await asyncio.gather(*map(right, held_out))
-    return Evaluation(version, sum(good for good, _ in answers) / len(answers), min(at for _, at in answers))
+        speed = len(answers) / (time.monotonic() - started)
+    return Evaluation(version, tuple(good for good, _ in answers), min(at for _, at in answers), speed)

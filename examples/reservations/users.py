@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import httpx
 import openai
 
+from examples.pace import Pace, add_pace_options, pace_of
 from examples.reservations.sentences import Request, requests
 
 SILENT, SPAMMER = 0.40, 0.02
@@ -50,7 +51,7 @@ class Crowd:
     """A number of users who work at the same time."""
 
     def __init__(
-        self, url: str, key: str, model: str, *, seed: int, out: Path, pace: float, feedback_url: str | None = None
+        self, url: str, key: str, model: str, *, seed: int, out: Path, pace: Pace, feedback_url: str | None = None
     ) -> None:
         hooks = {"request": [self._note_retry]}
         self._client = openai.AsyncOpenAI(
@@ -67,7 +68,7 @@ class Crowd:
         self._later: set[asyncio.Task[None]] = set()
 
     async def run(self, num_users: int, seconds: float) -> None:
-        """All users work for `seconds`; then wait until the late signals are sent."""
+        """All users work for `seconds`, or until no visit is left; then wait until the late signals are sent."""
         end = time.monotonic() + seconds
         await asyncio.gather(*(self._user(number, end) for number in range(num_users)))
         await asyncio.gather(*self._later)
@@ -76,12 +77,12 @@ class Crowd:
         self._out.close()
 
     async def _user(self, number: int, end: float) -> None:
-        await asyncio.sleep(self._random.random() * self._pace)
-        while time.monotonic() < end:
+        await asyncio.sleep(self._random.random() * self._pace.seconds)
+        while time.monotonic() < end and self._pace.take():
             started = time.monotonic()
             person = f"user-{number}-{self._random.randrange(50)}"
             await self._visit(person, next(self._requests), end)
-            rest = self._pace * self._random.uniform(0.5, 1.5) - (time.monotonic() - started)
+            rest = self._pace.seconds * self._random.uniform(0.5, 1.5) - (time.monotonic() - started)
             await asyncio.sleep(max(0.0, rest))
 
     async def _visit(self, person: str, request: Request, end: float) -> None:
@@ -236,7 +237,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long the users work")
     parser.add_argument("--users", type=int, default=16, help="how many work at the same time")
-    parser.add_argument("--pace", type=float, default=1.0, help="seconds from one sentence of a user to the next")
+    add_pace_options(parser, 1.0)
     parser.add_argument("--out", type=Path, required=True, help="file for the users' own list")
     options = parser.parse_args()
     crowd = Crowd(
@@ -245,7 +246,7 @@ def main() -> None:
         options.model,
         seed=options.seed,
         out=options.out,
-        pace=options.pace,
+        pace=pace_of(options),
         feedback_url=options.feedback_url,
     )
     asyncio.run(crowd.run(options.users, options.seconds))

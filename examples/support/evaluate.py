@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 import uuid
 
 import httpx
@@ -34,11 +35,13 @@ async def _evaluate(url: str, key: str, policy: str, version: int, shop: OpenSho
     ):
         agent = Agent(client, tools, model=f"{policy}@v{version}", temperature=0, store=False)
 
-        async def serve(case: SupportCase) -> tuple[bool, float]:
+        async def serve(case: SupportCase) -> tuple[bool, float, int]:
             async with gate:
                 shop.open(case)
                 worked = await agent.work(case.text, f"held-out-{uuid.uuid4()}")
-                return is_solved(case, shop.close(case), worked.reply), worked.answers[0].at
+                return is_solved(case, shop.close(case), worked.reply), worked.answers[0].at, len(worked.answers)
 
+        started = time.monotonic()
         served = await asyncio.gather(*map(serve, itertools.islice(cases("held_out", 0), NUM_HELD_OUT)))
-    return Evaluation(version, sum(good for good, _ in served) / len(served), min(at for _, at in served))
+        speed = sum(number for _, _, number in served) / (time.monotonic() - started)
+    return Evaluation(version, tuple(good for good, _, _ in served), min(at for _, at, _ in served), speed)

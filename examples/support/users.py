@@ -21,6 +21,7 @@ import httpx
 import openai
 
 from examples.feedback import send_signal
+from examples.pace import Pace, add_pace_options, pace_of
 from examples.support.agent import Agent, Worked
 from examples.support.cases import SupportCase, cases
 from examples.support.shop import is_solved
@@ -43,21 +44,21 @@ class Customers:
         self._out = out.open("a", buffering=1)
         self._later: set[asyncio.Task[None]] = set()
 
-    async def run(self, number: int, pace: float, seconds: float) -> None:
-        """They come for `seconds`; then wait until those who come back have done so."""
+    async def run(self, number: int, pace: Pace, seconds: float) -> None:
+        """They come for `seconds`, or until no visit is left; then wait until those who come back have done so."""
         end = time.monotonic() + seconds
         await asyncio.gather(*(self._place(pace, end) for _ in range(number)))
         await asyncio.gather(*self._later)
         await self._feedback.aclose()
         self._out.close()
 
-    async def _place(self, pace: float, end: float) -> None:
-        """One customer after another, one in `pace` seconds."""
-        await asyncio.sleep(self._random.random() * pace)
-        while time.monotonic() < end:
+    async def _place(self, pace: Pace, end: float) -> None:
+        """One customer after another, at that pace."""
+        await asyncio.sleep(self._random.random() * pace.seconds)
+        while time.monotonic() < end and pace.take():
             started = time.monotonic()
             await self._visit(next(self._cases))
-            rest = pace * self._random.uniform(0.5, 1.5) - (time.monotonic() - started)
+            rest = pace.seconds * self._random.uniform(0.5, 1.5) - (time.monotonic() - started)
             await asyncio.sleep(max(0.0, rest))
 
     async def _visit(self, case: SupportCase) -> None:
@@ -114,7 +115,7 @@ async def _serve(options: argparse.Namespace, shop: OpenShop) -> None:
         agent = Agent(client, tools, model=options.model)
         feedback_url = options.feedback_url or options.url
         customers = Customers(feedback_url, options.key, agent, shop, seed=options.seed, out=options.out)
-        await customers.run(options.users, options.pace, options.seconds)
+        await customers.run(options.users, pace_of(options), options.seconds)
 
 
 def main() -> None:
@@ -127,7 +128,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long customers come")
     parser.add_argument("--users", type=int, default=16, help="how many are served at the same time")
-    parser.add_argument("--pace", type=float, default=4.0, help="seconds from one customer of a place to the next")
+    add_pace_options(parser, 4.0)
     parser.add_argument("--out", type=Path, required=True, help="file for the customers' own list")
     options = parser.parse_args()
     with tool_server() as shop:

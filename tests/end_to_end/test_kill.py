@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from commands.audit import audit, read_clients
-from commands.demo import DRAIN_SECONDS, PRODUCT, all_judged, write_sentinels
+from commands.demo import PRODUCT, write_sentinels
+from commands.demo_loop import DRAIN_SECONDS, all_judged
 from commands.home import Home, prepare_home
 from commands.supervisor import Supervisor
 from commands.up import listen, new_settings

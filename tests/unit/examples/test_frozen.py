@@ -5,15 +5,15 @@ from __future__ import annotations
 from hashlib import blake2b
 from pathlib import Path
 
-from commands.demo import DEMO_SECONDS, NUM_SENTINELS, NUM_USERS, PACE_SECONDS
+from commands.demo import DEMO_SECONDS, NUM_SENTINELS, NUM_USERS, NUM_VISITS
 
 PRODUCT = Path("examples/reservations")
-FILES = ("users.py", "sentences.py", "phrases.py", "sentinels.jsonl", "base")
+FILES = ("users.py", "../pace.py", "sentences.py", "phrases.py", "sentinels.jsonl", "base")
 FROZEN = "2211a0b48ea17b843db9504de173006a"
 
 
 def test_users_base_and_pace_of_the_demo_are_those_of_its_goals() -> None:
-    digest = blake2b(f"{NUM_USERS} {PACE_SECONDS} {DEMO_SECONDS} {NUM_SENTINELS}".encode(), digest_size=16)
+    digest = blake2b(f"{NUM_USERS} {NUM_VISITS} {DEMO_SECONDS} {NUM_SENTINELS}".encode(), digest_size=16)
     for name in FILES:
         path = PRODUCT / name
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:

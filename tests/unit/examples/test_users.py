@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from commands.demo import why_users_ended
+from commands.demo_loop import why_users_ended
+from examples.pace import Pace
 from examples.reservations.users import Crowd
 
 
@@ -40,7 +41,7 @@ async def test_users_go_on_after_an_answer_of_which_nobody_can_tell_the_version(
 ) -> None:
     for name, share in {"STREAMED": streamed, "LEAVES": 0.0, "SILENT": 1.0, "SPAMMER": 0.0}.items():
         monkeypatch.setattr(f"examples.reservations.users.{name}", share)
-    crowd = Crowd("http://127.0.0.1:1", "key", "demo", seed=1, out=tmp_path / "users.jsonl", pace=0.01)
+    crowd = Crowd("http://127.0.0.1:1", "key", "demo", seed=1, out=tmp_path / "users.jsonl", pace=Pace(0.01))
     monkeypatch.setattr(crowd, "_client", Endpoint())
     await crowd.run(1, 0.1)
     listed = [json.loads(line) for line in (tmp_path / "users.jsonl").read_text().splitlines()]
