@@ -26,7 +26,7 @@ from commands.demo_product import DemoProduct
 from commands.demo_summary import GOALS, MOST, VLLM_SECONDS, figures_of, print_summary, summarise
 from commands.engine_weights import compare_engines
 from commands.engines import EngineChoice, choose_engine
-from commands.home import Home, claimed, prepare_home
+from commands.home import claimed, prepare_home
 from commands.options import DeviceOption, EngineOption, LearningRateOption, VllmPythonOption
 from commands.policy_check import check_policy
 from commands.servers import servers_of
@@ -162,7 +162,7 @@ def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -
             facts |= {"seconds": round(time.monotonic() - started, 1), "machine": machine.figures()}
             status = _conclude(product, options, folder, facts, run.audit)
             if options.keep:
-                _stay(ready, supervisor)
+                _stay(supervisor)
     return status
 
 
@@ -183,7 +183,7 @@ def _conclude(product: DemoProduct, options: DemoOptions, folder: Path, summary:
     return status
 
 
-def _stay(home: Home, supervisor: Supervisor) -> None:
+def _stay(supervisor: Supervisor) -> None:
     console.print("Everything stays up; Ctrl-C ends it.")
     try:
         supervisor.watch(threading.Event())

@@ -87,7 +87,9 @@ def waits_for_gains(clients: Sequence[Mapping[str, Any]], verdicts: Sequence[tup
         verdicts: version, time and accuracy of each accepted verdict, in order.
     """
     answers = sorted(
-        (float(item["at"]), item["version"]) for item in clients if item["kind"] == "generation" and item["version"]
+        (float(item["at"]), item["version"])
+        for item in clients
+        if item["kind"] == "generation" and item["version"] is not None
     )
     accuracies, best, waits = {version: accuracy for version, _, accuracy in verdicts}, -1.0, list[float]()
     for version, at, accuracy in verdicts:

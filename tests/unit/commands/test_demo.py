@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from io import StringIO
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from sqlalchemy import insert
 
 from commands.audit import Audit
-from commands.demo import all_judged
-from commands.demo_summary import DemoRun, missed_goals, summarise
+from commands.demo_figures import broken_promises
+from commands.demo_loop import all_judged, is_settled
+from commands.demo_summary import GOALS, DemoRun, figures_of, print_summary, summarise
 from commands.home import Home
 from contracts.event_log import LogRecord
 from contracts.ledger import LedgerCounts
@@ -57,8 +60,10 @@ def test_the_loop_is_drained_once_every_version_that_learned_was_judged(home: Ho
     assert all_judged(database, "booking")
     learn(database, 1)
     assert not all_judged(database, "booking")
+    assert not is_settled(database, "booking")
     judge(database, 1, accepted=False)
     assert all_judged(database, "booking")
+    assert is_settled(database, "booking")
     database.close()
 
 
@@ -79,24 +84,48 @@ def test_the_summary_keeps_to_its_definitions(home: Home) -> None:
     clients: list[dict[str, Any]] = [
         {"kind": "generation", "key": key, "version": 0, "at": 10.0},
         {"kind": "signal", "id": signal_id, "key": key, "positive": True, "at": 11.0},
+        {"kind": "generation", "key": "other", "version": 3, "at": 13.0},
         {"kind": "failed", "what": "", "at": 12.0},
     ]
     counts = LedgerCounts(1, {"trained": 1})
     audited = Audit(counts, counts, ())
-    summary = summarise(
-        home.settings, DemoRun(Evaluation(0, 0.5, 5.0), Evaluation(2, 0.9, 41.0), audited, clients, 10.0, 1e-4, 0.1)
-    )
-    assert (summary["held_out_base"], summary["held_out_live"], summary["live_version"]) == (0.5, 0.9, 2)
+    base_run = Evaluation(0, (True, False) * 20, 5.0, 90.0)
+    live_run = Evaluation(2, (True, True, True, False) * 10, 41.0, 80.0)
+    pace = {
+        "engine_alone": 90.0,
+        "first": 14.4,
+        "mean": 12.0,
+        "slowest": 9.0,
+        "fastest": 14.4,
+        "slowed_for": {"the gate": 2},
+    }
+    run = DemoRun(base_run, live_run, audited, clients, 1e-4, 0.1, pace)
+    summary = summarise(home.settings, run)
+    assert (summary["held_out_base"], summary["held_out_live"], summary["live_version"]) == (0.5, 0.75, 2)
+    assert summary["p_better"] == 0.5**10
     assert (summary["versions_shipped"], summary["failed_requests"], summary["ledger_balanced"]) == (2, 1, True)
+    assert summary["ungated"] == [3], "it was refused"
     assert (summary["freshness_p50_s"], summary["signals_served"]) == (30.0, 1)
     assert summary["delta_density"] == 0.2
     described = [(item["version"], item["density"], item["pause_ms"]) for item in summary["versions"]]
     assert described == [(1, 0.1, 0.0), (2, 0.3, None)]
     assert all(item["ratio"] > 1 and item["bytes"] > 0 for item in summary["versions"])
     assert summary["swap_pause_p99_ms"] == 4.0
-    assert (summary["accepted_base"], summary["accepted_last"], summary["seconds_until_85"]) == (1.0, None, 15.0)
+    assert (summary["accepted_base"], summary["accepted_last"], summary["num_last"]) == (1.0, None, 0)
+    assert (summary["seconds_until_85"], summary["answers_until_85"]) == ([15.0, 15.0, None], [2, 2, None])
     assert summary["delta_at_realistic_rate"] is None, "there is no checkpoint"
-    assert missed_goals({**summary, "seconds": 10.0}) == [
-        "held_out_live at least 0.97", "users accept at least 0.94 in the last fifth", "at least 5 versions",
-        "no failed request",
+    assert broken_promises(summary, learns=True) == [
+        "1 requests failed", "versions answered users before the gate had accepted them: [3]",
     ]  # fmt: skip
+    summary |= {
+        "seconds": 500.0,
+        "machine": {"cores": 2, "demo_cores": 1.5, "other_cores": 0.2, "load": 3.0},
+    }
+    console = Console(file=StringIO(), width=120)
+    figures = figures_of(summary, GOALS)
+    print_summary(console, summary, audited, figures, ["1 requests failed"])
+    printed = console.file.getvalue()  # type: ignore[attr-defined] # it is the StringIO
+    assert "BROKEN: 1 requests failed" in printed
+    assert "slowed down 2 times for the gate" in printed
+    assert "[{" not in printed, "no list for a person"
+    assert {figure.name: figure.verdict for figure in figures}["all in all"] == "missed"

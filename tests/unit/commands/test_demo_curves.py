@@ -12,7 +12,6 @@ from commands.demo_curves import (
     exploring_acceptance,
     last_acceptance,
     realistic_delta,
-    seconds_until,
 )
 from contracts.draws import is_exploring
 from contracts.ids import new_completion_id, sample_key
@@ -34,8 +33,6 @@ def test_the_curve_has_what_users_accepted_beside_what_the_gate_said() -> None:
         (15.0, 15, 0.5), (30.0, 15, 0.5), (45.0, 15, 0.9), (60.0, 15, 0.9),
     ]  # fmt: skip
     assert [item.accepted for item in curve] == [8 / 15, 7 / 15, 1.0, 1.0]
-    assert seconds_until(curve, 0.85) == 45.0
-    assert seconds_until(curve[:2], 0.85) is None
     assert acceptance_curve(CLIENTS, [])[0].gate is None
     assert acceptance_curve([], []) == []
 
@@ -50,9 +47,9 @@ def test_the_last_few_signals_are_no_step_of_their_own() -> None:
 
 
 def test_the_last_fifth_is_of_the_users_time() -> None:
-    assert last_acceptance(CLIENTS, 60.0) == 1.0
-    assert last_acceptance(CLIENTS, 25.0) == 35 / 40, "from second 20 on"
-    assert last_acceptance([], 60.0) is None
+    assert last_acceptance(CLIENTS, 60.0) == (1.0, 12)
+    assert last_acceptance(CLIENTS, 25.0) == (35 / 40, 40), "from second 20 on"
+    assert last_acceptance([], 60.0) == (None, 0)
 
 
 def test_the_base_policy_is_judged_by_its_own_answers() -> None:
