@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from contracts.sampling import Span
 from contracts.support import support_of
 from runtime.database import Database
 from services.inference.app import create_app
+from services.inference.engine import pool
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, event_of, make_base
 from tests.unit.services.serving import make_home, make_key, serve, wait_until
@@ -64,7 +66,7 @@ class Replicas(Inference):
         self.urls = urls
         self.database = database
 
-    def tell(self, name: str, **changes: Any) -> None:
+    def announce(self, name: str, **changes: Any) -> None:
         """Write the row of a replica."""
         row = EngineReplica(
             name, "demo", self.urls[name], "millrace", "local", "serving", {"live": 3, "candidate": None},
@@ -72,6 +74,10 @@ class Replicas(Inference):
         )  # fmt: skip
         with self.database.transaction() as connection:
             announce(connection, row._replace(**changes))
+
+    def tell(self, name: str, **changes: Any) -> None:
+        """Write the row of a replica, and wait until the endpoint has read it."""
+        self.announce(name, **changes)
         self.settle()
 
     def settle(self) -> None:
@@ -254,6 +260,24 @@ def test_an_answer_goes_on_at_another_replica(replicas: Replicas) -> None:
     assert record.spans == (Span(0, 3),), "the same version goes on"
     assert unpack_ids(record.open().completion_ids) == replicas.engines["a"].answer
     assert replicas.out() == {"a": "lost"}
+
+
+def test_an_answer_leaves_a_frozen_replica_although_nobody_else_asks(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_MOVE_SECONDS", 0.3)
+    replicas.tell("b", status="paused")
+    replicas.engines["a"].survives, replicas.engines["a"].hold_after = True, 4
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(replicas.ask)
+        wait_until(lambda: replicas.engines["a"].requests)
+        replicas.tell("b", status="serving")
+        replicas.announce("a", status="failed")
+        try:
+            assert text_of(answer.result(10.0), stream=False) == TEXT
+        finally:
+            replicas.engines["a"].go.set()
+    assert replicas.asked() == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("stream", [False, True])
