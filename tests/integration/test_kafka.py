@@ -254,7 +254,7 @@ def test_a_member_that_stalled_changes_nothing_and_goes_on(
 def test_a_frozen_broker_refuses_appends_in_time_and_memory_stays_bounded(
     brief_log: KafkaLog, broker: psutil.Process
 ) -> None:
-    until(lambda: accepts(brief_log))
+    until(lambda: accepts(brief_log))  # another topic: some threads still ask for this one's leader when others give up
     resident = psutil.Process().memory_info().rss
     refused: list[float] = []
 
