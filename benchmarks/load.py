@@ -11,6 +11,7 @@ status and length: on two cores, what the client burns the server lacks.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import signal
 import subprocess
@@ -92,6 +93,8 @@ def finish_load(process: subprocess.Popen[bytes]) -> Load:
 
 def stop_load(process: subprocess.Popen[bytes]) -> Load:
     """The figures now: what is under way is waited for, and nothing more is sent."""
+    assert process.stdout is not None  # noqa: S101 it was opened as a pipe
+    os.read(process.stdout.fileno(), 1)  # from here on it reacts
     process.terminate()
     return finish_load(process)
 
@@ -197,6 +200,8 @@ def main() -> None:
     generator = _Generator(plan)
     # Not a handler of the loop's: that one ends with the loop, and a signal while the figures are written would cut them off.
     signal.signal(signal.SIGTERM, generator.stop)
+    sys.stdout.buffer.write(b"\n")
+    sys.stdout.flush()
     load = uvloop.run(generator.send_all())
     sys.stdout.buffer.write(msgspec.json.encode(load))
 

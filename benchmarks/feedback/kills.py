@@ -44,9 +44,10 @@ def kill_under_load(world: FeedbackWorld, num_kills: int, connections: int = 16,
         for number in range(len(world.homes))
     ]
     for kill in range(num_kills):
+        world.wait_for_signals()
         time.sleep(moments.uniform(_SHORTEST_SECONDS, _LONGEST_SECONDS))
         world.restart(kill % len(world.homes))
-    time.sleep(_SHORTEST_SECONDS)
+    world.wait_for_signals()
     answers = [answer for load in loads for answer in stop_load(load).answers]
     world.drain()
     return _judge(num_kills, {msgspec.json.decode(answer)["id"] for answer in answers}, world)

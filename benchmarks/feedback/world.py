@@ -27,7 +27,7 @@ from runtime.database import Database, create_database
 from runtime.days import migrate
 from runtime.settings import Settings, write_settings
 
-_START_SECONDS, _PAUSE_SECONDS, _READ = 60.0, 0.02, 5000
+_START_SECONDS, _PAUSE_SECONDS, _READ = 300.0, 0.02, 5000
 _TASK = """
 name = "booking"
 window_seconds = 600
@@ -138,7 +138,15 @@ class FeedbackWorld:
                 offset = records[-1].offset + 1
         return found
 
-    def drain(self, seconds: float = 120.0) -> float:
+    def wait_for_signals(self) -> None:
+        """Wait until more of them are stored. Raises RuntimeError: none is."""
+        before, started = self.num_stored(), time.monotonic()
+        while self.num_stored() == before:
+            if time.monotonic() - started > _START_SECONDS:
+                raise RuntimeError(f"no signal was stored in {_START_SECONDS:g} s")
+            time.sleep(_PAUSE_SECONDS)
+
+    def drain(self, seconds: float = _START_SECONDS) -> float:
         """Wait until everything is in the log; how long that took."""
         started = time.monotonic()
         while self.num_waiting():

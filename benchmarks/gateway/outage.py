@@ -31,6 +31,7 @@ from contracts.topics import GENERATIONS
 from runtime.settings import load_settings
 
 RATE = 100.0
+_DRAIN_SECONDS = 300.0
 _BEFORE_SECONDS, _AFTER_SECONDS = 15.0, 45.0
 _SAMPLE_SECONDS = 0.5
 _SERVICES = ROOT / "deploy" / "services"
@@ -79,18 +80,18 @@ class Run(NamedTuple):
 
 
 class Phases(NamedTuple):
-    """How long each lasts, in seconds."""
+    """How long each lasts, in seconds. `after`: of requests; the spool may take longer to drain."""
 
     before: float
     during: float
     after: float
 
 
-async def measure(world: World, broker: Broker, phases: Phases) -> Run:
+async def measure(world: World, broker: Broker, phases: Phases, rate: float) -> Run:
     """Before, during and after an outage."""
     client = client_of(world.gateway, world.key)
     bodies = [chat_body(stream=False), chat_body(stream=True)]
-    asking = asyncio.create_task(open_loop(client, _CHAT, lambda number: bodies[number % 2], RATE, sum(phases)))
+    asking = asyncio.create_task(open_loop(client, _CHAT, lambda number: bodies[number % 2], rate, sum(phases)))
     samples: list[Sample] = []
     sampling = asyncio.create_task(_sample(world, samples))
     await asyncio.sleep(phases.before)
@@ -100,6 +101,9 @@ async def measure(world: World, broker: Broker, phases: Phases) -> Run:
     await asyncio.to_thread(broker.come_back)
     back_at = time.monotonic()
     replies = await asking
+    asked_at = time.monotonic()
+    while (last := samples[-1]).at < asked_at or (last.num_spooled and last.at < asked_at + _DRAIN_SECONDS):  # noqa: ASYNC110 samples come at a steady pace
+        await asyncio.sleep(_SAMPLE_SECONDS)
     sampling.cancel()
     client.close()
     return Run(replies, samples, away_at, back_at)
@@ -166,16 +170,16 @@ def _latency(replies: Sequence[Reply]) -> dict[str, float]:
     return {name: 1000 * percentile(seconds, share) for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}
 
 
-def run(folder: Path, phases: Phases, *, freeze: bool) -> dict[str, Any]:
-    """Everything; the content of the report. `folder` is where `deploy/services` has its servers."""
+def run(folder: Path, phases: Phases, *, freeze: bool, rate: float = RATE) -> dict[str, Any]:
+    """Everything; the content of the report. `folder` is where `deploy/services` has its servers; `rate`: requests per second."""
     broker = Broker(folder, freeze=freeze)
     ports = dict(line.split("=") for line in (folder / "ports").read_text().split())
     servers, name = f"127.0.0.1:{ports['KAFKA_PORT']}", f"outage-{uuid.uuid4().hex[:8]}"
     with tempfile.TemporaryDirectory() as home, running(Path(home), servers, name) as world:
         others = set(keys_on_the_log(world.home))
-        seen = uvloop.run(measure(world, broker, phases))
+        seen = uvloop.run(measure(world, broker, phases, rate))
         found = keys_on_the_log(world.home)
-    return {"rate": RATE, "kind": "frozen" if freeze else "stopped", **figures_of(seen, found, others)}
+    return {"rate": rate, "kind": "frozen" if freeze else "stopped", **figures_of(seen, found, others)}
 
 
 def main() -> None:

@@ -111,7 +111,7 @@ def test_nobody_judges_by_an_epoch_that_is_over_while_another_begins(
         beginning.start()
         beginning.join(0.5)
         assert beginning.is_alive()
-    beginning.join(10)
+    beginning.join(60)
     with any_database.transaction() as connection:
         repository.repair(connection)
     with any_database.snapshot() as connection:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from contracts.errors import InvalidSettings
-from contracts.event_log import Consumer, EventLog, LogPlace, LogRecord, Message
+from contracts.event_log import EventLog, LogPlace, LogRecord, Message
 from runtime.log.kafka import KafkaLog
 from runtime.log.local import LocalLog
 from tests.services import kafka_log, new_prefix
@@ -44,25 +44,32 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
         yield opened
 
 
-def at_zero(topic: str, partition: int) -> int:
-    del topic, partition
-    return 0
+class GroupMember:
+    """Reads as a worker does: whenever it joins its group again, it goes on behind what it took.
 
+    Attributes:
+        stored: topic and partition to the next offset.
+    """
 
-def take(consumer: Consumer, count: int, limit: int = 1000) -> list[LogRecord]:
-    """Poll until `count` records came: joining a group and fetching a partition take a log as long as they take."""
-    deadline = time.monotonic() + 20.0
-    records: list[LogRecord] = []
-    while len(records) < count and time.monotonic() < deadline:
-        batch = consumer.poll(1.0, limit)
-        assert len(batch) <= limit
-        records += batch
-    return records
+    def __init__(self, log: EventLog, group: str, topics: Sequence[str]) -> None:
+        self.stored: dict[tuple[str, int], int] = {}
+        self.consumer = log.consumer(group, topics, lambda topic, partition: self.stored.get((topic, partition), 0))
+
+    def take(self, count: int, limit: int = 1000, seconds: float = 60.0) -> list[LogRecord]:
+        """Poll until `count` records came: joining a group and fetching a partition take a log as long as they take."""
+        deadline = time.monotonic() + seconds
+        records: list[LogRecord] = []
+        while len(records) < count and time.monotonic() < deadline:
+            batch = self.consumer.poll(1.0, limit)
+            assert len(batch) <= limit
+            records += batch
+            self.stored |= {(record.topic, record.partition): record.offset + 1 for record in batch}
+        return records
 
 
 def test_order_holds_within_a_route(log: EventLog) -> None:
     log.append([Message("signals", number % 8, "k", str(number).encode()) for number in range(100)])
-    records = take(log.consumer("g", ["signals"], at_zero), 100)
+    records = GroupMember(log, "g", ["signals"]).take(100)
     assert len(records) == 100
     for partition in range(log.num_partitions):
         mine = [int(record.value) for record in records if record.partition == partition]
@@ -75,8 +82,8 @@ def test_order_holds_within_a_route(log: EventLog) -> None:
 def test_a_record_comes_back_as_it_was_sent(log: EventLog) -> None:
     before = time.time()
     log.append([Message("signals", 5, "kéy/0", bytes(range(256))), Message("episodes", 5, "", b"")])
-    (signal,) = take(log.consumer("g", ["signals"], at_zero), 1)
-    (episode,) = take(log.consumer("h", ["episodes"], at_zero), 1)
+    (signal,) = GroupMember(log, "g", ["signals"]).take(1)
+    (episode,) = GroupMember(log, "h", ["episodes"]).take(1)
     assert (signal.topic, signal.key, signal.value) == ("signals", "kéy/0", bytes(range(256)))
     assert (episode.topic, episode.key, episode.value) == ("episodes", "", b"")
     assert before - 1 <= signal.appended_at <= time.time() + 1
@@ -84,30 +91,31 @@ def test_a_record_comes_back_as_it_was_sent(log: EventLog) -> None:
 
 def test_a_consumer_starts_at_the_stored_position_and_can_go_back(log: EventLog) -> None:
     log.append([Message("signals", 0, "k", bytes([number])) for number in range(5)])
-    consumer = log.consumer("g", ["signals"], lambda _topic, partition: 3 if partition == 0 else 0)
-    assert [record.value for record in take(consumer, 2)] == [b"\x03", b"\x04"]
-    assert consumer.poll(0.0, 10) == []
-    consumer.seek_to_stored()
-    assert [record.value for record in take(consumer, 2)] == [b"\x03", b"\x04"]
+    member = GroupMember(log, "g", ["signals"])
+    for _ in range(2):
+        member.stored["signals", 0] = 3
+        member.consumer.seek_to_stored()
+        assert [record.value for record in member.take(2)] == [b"\x03", b"\x04"]
+        assert member.consumer.poll(0.0, 10) == []
 
 
 def test_a_limit_is_kept_and_nothing_is_skipped(log: EventLog) -> None:
     log.append([Message("signals", number, "k", bytes([number])) for number in range(50)])
-    consumer = log.consumer("g", ["signals"], at_zero)
-    read = [record.value for record in take(consumer, 50, limit=7)]
+    member = GroupMember(log, "g", ["signals"])
+    read = [record.value for record in member.take(50, limit=7)]
     assert sorted(read) == [bytes([number]) for number in range(50)]
-    assert consumer.poll(0.3, 7) == []
+    assert member.consumer.poll(0.3, 7) == []
 
 
 def test_groups_do_not_take_records_from_each_other(log: EventLog) -> None:
     log.append([Message("signals", number, "k", bytes([number])) for number in range(10)])
     for group in ("g", "h"):
-        assert len(take(log.consumer(group, ["signals"], at_zero), 10)) == 10
+        assert len(GroupMember(log, group, ["signals"]).take(10)) == 10
 
 
 def test_a_consumer_reads_several_topics(log: EventLog) -> None:
     log.append([Message("signals", 1, "k", b"s"), Message("episodes", 1, "k", b"e")])
-    records = take(log.consumer("g", ["signals", "episodes"], at_zero), 2)
+    records = GroupMember(log, "g", ["signals", "episodes"]).take(2)
     assert sorted((record.topic, record.value) for record in records) == [("episodes", b"e"), ("signals", b"s")]
 
 
@@ -122,7 +130,7 @@ def test_appends_of_many_threads_all_arrive(log: EventLog) -> None:
     for thread in threads:
         thread.join()
     assert sum(log.ends("signals").values()) == 80
-    assert len({record.value for record in take(log.consumer("g", ["signals"], at_zero), 80)}) == 80
+    assert len({record.value for record in GroupMember(log, "g", ["signals"]).take(80)}) == 80
 
 
 def test_a_stretch_can_be_looked_at(log: EventLog) -> None:

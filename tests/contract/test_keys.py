@@ -84,17 +84,17 @@ def test_replicas_that_take_and_an_app_that_takes_back_never_wait_in_a_circle(an
     taken: list[Signal] = []
 
     def take(_number: int) -> None:
-        start.wait(10.0)
+        start.wait(60.0)
         with any_database.transaction() as connection:
             taken.extend(repository.take(connection, repository.answered(connection, (), None, NUM_WAITING)))
 
     def settle(_number: int) -> None:
-        start.wait(10.0)
+        start.wait(60.0)
         with any_database.transaction() as connection:
             repository.settle(connection, 0.0, 1e9, NUM_WAITING)
 
     def take_back(_number: int) -> None:
-        start.wait(10.0)
+        start.wait(60.0)
         with any_database.transaction() as connection:
             wishes = [feedback.Retraction("default", f"fb-{number}", 1.0) for number in range(0, NUM_WAITING, 2)]
             feedback.retract(connection, wishes)

@@ -17,7 +17,7 @@ from runtime.lease import Lease, read_epochs, unheld_seconds
 from runtime.lease_holder import LeaseHolder, this_process
 from tests.leases import a_dead_process, a_lease, a_process_that_ended, let_it_expire
 
-SOON_SECONDS = 5.0
+SOON_SECONDS = 15.0  # a lease that is waited for takes 20
 
 
 def elsewhere() -> LeaseHolder:

@@ -46,7 +46,7 @@ def test_two_replicas_that_join_two_tries_at_once_find_out(any_database: Databas
         with any_database.transaction() as connection:
             sent = handler.handle(connection, [handler.read(wire)])
             if both is not None:
-                both.wait(10)
+                both.wait(60)
         return [decode(Outcome, item.value) for item in sent if item.topic == OUTCOMES]
 
     with ThreadPoolExecutor(2) as threads:

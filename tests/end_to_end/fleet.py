@@ -20,7 +20,7 @@ from benchmarks.paths import EXAMPLE, ROOT
 from benchmarks.versions import moved, publish_next
 from commands.audit import Audit, audit
 from contracts.assignments import LIVE, move
-from contracts.engines import EngineReplica, announce, read_replicas
+from contracts.engines import EngineReplica, announce, read_replicas, withdraw
 from contracts.ids import sample_key
 from contracts.keys import create_key
 from runtime.database import Database
@@ -33,7 +33,8 @@ from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors
 
 POLICY, RUN, KEY = "fleet", "run", "the-key-of-this-test-of-engines"
-START_SECONDS, SWAP_SECONDS = 120.0, 60.0
+PATIENCE_SECONDS = 300.0
+"""How long anything may take, on the slowest machine."""
 FINISHED = {"stop", "length"}
 
 
@@ -54,6 +55,7 @@ class Fleet:
         with self.database.transaction() as connection:
             self.key = create_key(connection, "app")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.started_at: dict[str, float] = {}
         self.homes: dict[str, Settings] = {}
         self.seen: list[str] = []
         """Sample keys of the answers that a client saw."""
@@ -104,8 +106,15 @@ class Fleet:
             )
         self.stack.callback(started.wait)
         self.stack.callback(started.kill)
-        self.processes[home if process == "engine" else process] = started
+        name = home if process == "engine" else process
+        self.processes[name], self.started_at[name] = started, time.time()
         return started
+
+    def restart_engine(self, name: str) -> None:
+        """End it at once, if it still runs, and start it again."""
+        self.processes[name].kill()
+        self.processes[name].wait()
+        self.start("engine", name)
 
     def start_engine(self, name: str, region: str, **own: object) -> None:
         """The engine of a new home."""
@@ -117,7 +126,7 @@ class Fleet:
         self.home("web", "near")
         self.start("episodes", "web")
         self.start("inference", "web")
-        wait_until(self.is_ready, START_SECONDS)
+        wait_until(self.is_ready, PATIENCE_SECONDS)
 
     @property
     def url(self) -> str:
@@ -137,16 +146,30 @@ class Fleet:
             return {row.name: row for row in read_replicas(connection, POLICY) if row.is_fresh(time.time())}
 
     def serve(self, *names: str) -> bool:
-        """True if these replicas, and no others, say that they serve the assigned version."""
+        """True if these replicas, and no others, say that they serve the assigned version, each since its last start.
+
+        Fails if the process of one of them has ended.
+        """
+        for name in names:
+            process = self.processes.get(name)
+            assert process is None or process.poll() is None, f"{name} ended: {self.log_of(name)[-2000:]}"
         rows = self.rows()
         return rows.keys() == set(names) and all(
-            row.status == "serving" and row.slots["live"] == self.version for row in rows.values()
+            row.status == "serving"
+            and row.slots["live"] == self.version
+            and row.seen_at > self.started_at.get(row.name, 0.0)
+            for row in rows.values()
         )
 
     def tell(self, row: EngineReplica) -> None:
         """Write a row."""
         with self.database.transaction() as connection:
             announce(connection, row)
+
+    def forget(self, row: EngineReplica) -> None:
+        """Remove a row."""
+        with self.database.transaction() as connection:
+            withdraw(connection, POLICY, row.name, row.instance)
 
     def log_of(self, name: str) -> str:
         """What a home's processes wrote so far."""
@@ -166,7 +189,7 @@ class Fleet:
 
     async def _load(self, rate: float, seconds: float, at: tuple[float, Callable[[], object]], n: int) -> Counter[str]:
         async with openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=60.0
+            base_url=f"{self.url}/v1", api_key=self.key, max_retries=0, timeout=PATIENCE_SECONDS
         ) as client:
             started, asked = time.monotonic(), list[asyncio.Task[str]]()
             calling = asyncio.get_running_loop().call_later(*at)

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -21,15 +22,14 @@ from benchmarks.paths import EXAMPLE
 from commands.engine_rows import engine_findings
 from contracts.ids import sample_key
 from runtime.engine_key import ENGINE_KEY, authorization
-from tests.end_to_end.fleet import KEY, POLICY, START_SECONDS, SWAP_SECONDS, Fleet
+from tests.end_to_end.fleet import KEY, PATIENCE_SECONDS, POLICY, Fleet
 from tests.unit.services.inference.test_pool import Odd
 from tests.unit.services.serving import serve, wait_until
 
 pytestmark = pytest.mark.slow
 
 REAL = ("far-1", "far-2")
-RATE, SECONDS, AFTER = 10.0, 4.0, 1.5
-GONE_SECONDS = 30.0
+RATE, SECONDS, AFTER, PAUSED_SECONDS = 10.0, 4.0, 1.5, 3.0
 
 
 class Gate:
@@ -70,7 +70,7 @@ def fleet(gate: tuple[Gate, str, Path]) -> Iterator[Fleet]:
         fleet = Fleet(gate[2], stack)
         fleet.start_engine("far-1", "far", weights=gate[1])
         fleet.start_engine("far-2", "far")
-        wait_until(lambda: fleet.serve(*REAL), START_SECONDS)
+        wait_until(lambda: fleet.serve(*REAL), PATIENCE_SECONDS)
         fleet.start_endpoint()
         yield fleet
 
@@ -79,8 +79,8 @@ def fleet(gate: tuple[Gate, str, Path]) -> Iterator[Fleet]:
 def balanced(fleet: Fleet) -> Iterator[None]:
     """After each test both engines serve, and every answer that a client saw has one state."""
     yield
-    wait_until(lambda: fleet.serve(*REAL), START_SECONDS)
-    wait_until(lambda: fleet.audit().balanced, SWAP_SECONDS)
+    wait_until(lambda: fleet.serve(*REAL), PATIENCE_SECONDS)
+    wait_until(lambda: fleet.audit().balanced, PATIENCE_SECONDS)
 
 
 def send(fleet: Fleet, name: str, number: signal.Signals) -> None:
@@ -88,25 +88,26 @@ def send(fleet: Fleet, name: str, number: signal.Signals) -> None:
 
 
 def test_a_stopped_replica_is_left_out_and_comes_back(fleet: Fleet) -> None:
-    ends = fleet.load(RATE, SECONDS, AFTER, partial(send, fleet, "far-1", signal.SIGSTOP))
-    assert ends == {"answered": int(RATE * SECONDS)}
-    wait_until(lambda: fleet.serve("far-2"), GONE_SECONDS)
-    send(fleet, "far-1", signal.SIGCONT)
+    try:
+        ends = fleet.load(RATE, SECONDS, AFTER, partial(send, fleet, "far-1", signal.SIGSTOP))
+        assert ends == {"answered": int(RATE * SECONDS)}
+        wait_until(lambda: fleet.serve("far-2"), PATIENCE_SECONDS)
+    finally:
+        send(fleet, "far-1", signal.SIGCONT)
 
 
 def test_a_paused_replica_gets_no_requests_and_keeps_what_it_has(fleet: Fleet) -> None:
-    url = fleet.homes["far-1"].engine_url
+    post = partial(httpx.post, headers=authorization(KEY), timeout=PATIENCE_SECONDS)
 
-    def pause() -> None:
-        # Beside the loop of the client, which must go on.
-        threading.Thread(target=partial(httpx.post, f"{url}/pause", headers=authorization(KEY), timeout=30.0)).start()
+    def pause_and_resume() -> None:
+        url = fleet.homes["far-1"].engine_url
+        assert post(f"{url}/pause").is_success
+        time.sleep(PAUSED_SECONDS)
+        assert post(f"{url}/resume").is_success
 
-    waking = threading.Timer(
-        AFTER + 3.0, partial(httpx.post, f"{url}/resume", headers=authorization(KEY), timeout=30.0)
-    )
-    waking.start()
-    assert fleet.load(RATE, SECONDS, AFTER, pause) == {"answered": int(RATE * SECONDS)}
-    waking.join()
+    pausing = threading.Thread(target=pause_and_resume)  # beside the loop of the client, which must go on
+    assert fleet.load(RATE, SECONDS, AFTER, pausing.start) == {"answered": int(RATE * SECONDS)}
+    pausing.join()
 
 
 def test_a_replica_killed_in_the_middle_of_a_swap_comes_to_the_version_after_its_restart(
@@ -121,21 +122,24 @@ def test_a_replica_killed_in_the_middle_of_a_swap_comes_to_the_version_after_its
         threading.Thread(target=kill).start()
 
     def kill() -> None:
-        assert gate[0].asked.wait(SWAP_SECONDS), "it fetches the version"
+        assert gate[0].asked.wait(PATIENCE_SECONDS), "it fetches the version"
         send(fleet, "far-1", signal.SIGKILL)
 
-    assert fleet.load(RATE, SECONDS, AFTER, swap_and_kill) == {"answered": int(RATE * SECONDS)}
-    fleet.processes["far-1"].wait(SWAP_SECONDS)
-    wait_until(lambda: fleet.serve("far-2"), GONE_SECONDS)
-    gate[0].open.set()
-    fleet.start("engine", "far-1")
+    try:
+        assert fleet.load(RATE, SECONDS, AFTER, swap_and_kill) == {"answered": int(RATE * SECONDS)}
+        fleet.processes["far-1"].wait(PATIENCE_SECONDS)
+        wait_until(lambda: fleet.serve("far-2"), PATIENCE_SECONDS)
+    finally:
+        gate[0].open.set()
+        fleet.restart_engine("far-1")
 
 
 def test_all_choices_of_a_request_survive_a_kill(fleet: Fleet) -> None:
-    ends = fleet.load(RATE, SECONDS, AFTER, partial(send, fleet, "far-1", signal.SIGKILL), n=3)
-    assert ends == {"answered": int(RATE * SECONDS)}
-    fleet.processes["far-1"].wait(SWAP_SECONDS)
-    fleet.start("engine", "far-1")
+    try:
+        ends = fleet.load(RATE, SECONDS, AFTER, partial(send, fleet, "far-1", signal.SIGKILL), n=3)
+        assert ends == {"answered": int(RATE * SECONDS)}
+    finally:
+        fleet.restart_engine("far-1")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,8 @@ def test_a_replica_that_lies_or_breaks_the_protocol_is_left_out_by_name(fleet: F
     """It is in the endpoint's own region, so it is asked first. It alone names v77."""
     odd = Odd("Tisch")
     odd.oddity = oddity
-    with serve(odd.app) as url, openai.OpenAI(base_url=f"{fleet.url}/v1", api_key=fleet.key, max_retries=0) as client:
+    client = openai.OpenAI(base_url=f"{fleet.url}/v1", api_key=fleet.key, max_retries=0, timeout=PATIENCE_SECONDS)
+    with serve(odd.app) as url, client, ExitStack() as stack:
         row = fleet.rows()["far-2"]._replace(
             name=f"near-{oddity}",
             region="near",
@@ -153,8 +158,9 @@ def test_a_replica_that_lies_or_breaks_the_protocol_is_left_out_by_name(fleet: F
             instance=oddity,
             slots={"live": fleet.version, "candidate": 77},
         )
+        stack.callback(fleet.forget, row)
         fleet.tell(row)
-        wait_until(lambda: f"{POLICY}@v77" in {model.id for model in client.models.list()}, SWAP_SECONDS)
+        wait_until(lambda: f"{POLICY}@v77" in {model.id for model in client.models.list()}, PATIENCE_SECONDS)
         messages = [{"role": "user", "content": "A table for 2"}]
         for _ in range(3):
             fleet.tell(row)
@@ -167,11 +173,9 @@ def test_a_replica_that_lies_or_breaks_the_protocol_is_left_out_by_name(fleet: F
         if oddity == "lies":  # a version that only this one has is waited for, half a minute
             fleet.tell(row)
             with pytest.raises(openai.APIStatusError) as refused:
-                client.chat.completions.create(model=f"{POLICY}@v77", messages=messages, timeout=60.0)  # type: ignore[arg-type]
+                client.chat.completions.create(model=f"{POLICY}@v77", messages=messages)  # type: ignore[arg-type]
             assert (refused.value.status_code, refused.value.code) == (503, "unavailable")
             assert f"{row.name}: " in refused.value.message, "it is named"
-        fleet.tell(row._replace(seen_at=0.0, status="ending", slots={}))
-    wait_until(lambda: row.name not in fleet.rows(), GONE_SECONDS)
 
 
 def test_a_replica_with_another_base_is_never_asked_and_named_by_doctor(fleet: Fleet) -> None:
@@ -181,27 +185,28 @@ def test_a_replica_with_another_base_is_never_asked_and_named_by_doctor(fleet: F
     config["rope_parameters"]["rope_theta"] = 500.0
     (base / "config.json").write_text(json.dumps(config))
     fleet.start_engine("near-other", "near", base=base)
-    wait_until(lambda: "near-other" in fleet.rows(), START_SECONDS)
-    wait_until(lambda: fleet.rows()["near-other"].status == "serving", START_SECONDS)
-    found = [finding for finding in engine_findings(fleet.homes["web"]) if finding.needed]
-    assert len(found) == 1
-    assert found[0].says.startswith("near-other (millrace, region near,")
-    assert "another_base: its config.json or tokenizer.json is another's" in found[0].says
-    send(
-        fleet, "near-other", signal.SIGSTOP
-    )  # in the endpoint's own region, it would be asked first, and would not answer
-    assert fleet.load(RATE, 1.0, 0.0, lambda: None) == {"answered": int(RATE)}
-    assert "near-other" in fleet.rows(), "its row is fresh all the time"
-    assert '"engine": "near-other"' not in fleet.log_of("web"), "no request had to leave it"
-    send(fleet, "near-other", signal.SIGCONT)
-    fleet.processes["near-other"].send_signal(signal.SIGTERM)
-    fleet.processes["near-other"].wait(SWAP_SECONDS)
+    try:
+        wait_until(lambda: "near-other" in fleet.rows(), PATIENCE_SECONDS)
+        wait_until(lambda: fleet.rows()["near-other"].status == "serving", PATIENCE_SECONDS)
+        found = [finding for finding in engine_findings(fleet.homes["web"]) if finding.needed]
+        assert len(found) == 1
+        assert found[0].says.startswith("near-other (millrace, region near,")
+        assert "another_base: its config.json or tokenizer.json is another's" in found[0].says
+        # In the endpoint's own region, it would be asked first, and would not answer.
+        send(fleet, "near-other", signal.SIGSTOP)
+        fleet.tell(fleet.rows()["near-other"])
+        assert fleet.load(RATE, 1.0, 0.0, lambda: None) == {"answered": int(RATE)}
+        assert '"engine": "near-other"' not in fleet.log_of("web"), "no request had to leave it"
+    finally:
+        send(fleet, "near-other", signal.SIGCONT)
+        send(fleet, "near-other", signal.SIGTERM)
+        fleet.processes["near-other"].wait(PATIENCE_SECONDS)
 
 
 def test_a_second_replica_with_a_name_that_is_taken_ends_with_that_message(fleet: Fleet) -> None:
     before = fleet.rows()["far-1"]
     fleet.start_engine("twin", "near", own_name="far-1")
-    assert fleet.processes["twin"].wait(START_SECONDS) == 2
+    assert fleet.processes["twin"].wait(PATIENCE_SECONDS) == 2
     assert (
         f"an engine named far-1 already runs at {before.url} (region far): give this one another name"
         in fleet.log_of("twin")

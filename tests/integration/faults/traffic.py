@@ -116,7 +116,7 @@ def append(world: World, messages: list[Message]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            world.log.append(messages)
+            world.users_log.append(messages)
         except Unavailable:
             if time.monotonic() > deadline:
                 raise

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,16 @@ READS = {"episodes": (GENERATIONS, SIGNALS, OUTCOMES), "rewards": (EPISODES,)}
 REPLICAS = ("episodes-1", "episodes-2", "rewards-1", "rewards-2")
 NUM_PARTITIONS = 7  # not the default, and no multiple of the replicas
 SESSION_SECONDS = 6.0
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
 _MILLRACE = Path(__file__).parent.parent.parent.parent / "millrace.py"
 _LOOK_SECONDS = 0.1
 
 
 class World:
-    """See the module. `clients` is what its users were told is kept; `is_sound` until something is missing."""
+    """See the module. `clients` is what its users were told is kept; `is_sound` until something is missing.
+
+    `users_log` gives a broker up sooner than `log`, by which tests look at what is there.
+    """
 
     def __init__(self, folder: Path, kafka: str, server_url: str) -> None:
         self._folder = folder
@@ -58,7 +61,10 @@ class World:
         self.database: Database = self.settings.database()
         migrate(self.database)
         self.prefix = f"{TASK}.{run}."
-        self.log = KafkaLog(kafka, prefix=self.prefix, timeout=5.0, num_partitions=NUM_PARTITIONS)
+        self.log, self.users_log = (
+            KafkaLog(kafka, prefix=self.prefix, timeout=seconds, num_partitions=NUM_PARTITIONS)
+            for seconds in (30.0, 5.0)
+        )
         self.log.create_topics()
         with self.database.transaction() as connection:
             self.key = create_key(connection, "app")
@@ -85,6 +91,7 @@ class World:
                 process.kill()
                 process.wait()
         self.log.close()
+        self.users_log.close()
         self.database.close()
 
     def printed(self, name: str) -> str:
@@ -105,12 +112,8 @@ class World:
         Raises:
             Unavailable: no broker coordinates the group yet, as in the first seconds of its life.
         """
-        admin = self.log._cluster.admin()
-        try:
-            with self.log._cluster.explained("asked for its groups"):
-                found = admin.describe_groups([self.prefix + group])[self.prefix + group]
-        finally:
-            admin.close()
+        with self.log._cluster.explained("asked for its groups"), closing(self.log._cluster.admin()) as admin:
+            found = admin.describe_groups([self.prefix + group])[self.prefix + group]
         if found["group_state"] != "Stable":
             return 0
         return sum(bool(member["member_assignment"]["assigned_partitions"]) for member in found["members"])

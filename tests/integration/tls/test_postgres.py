@@ -51,7 +51,7 @@ class Postgres:
                 self._write(name, source.read_text())
             self._write("postgresql.auto.conf", "ssl = on\n")
         self._administer("SELECT pg_reload_conf()")
-        wait_until(lambda: self._shown() == (None if issued is None else issued.certificate.read_bytes()), 20.0)
+        wait_until(lambda: self._shown() == (None if issued is None else issued.certificate.read_bytes()))
 
     def _shown(self) -> bytes | None:
         try:

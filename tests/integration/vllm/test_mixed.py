@@ -14,7 +14,7 @@ from contracts.topics import GENERATIONS
 from runtime.engine_key import ENGINE_KEY
 from runtime.settings import write_settings
 from services.vllm.settings import VllmSettings
-from tests.end_to_end.fleet import KEY, POLICY, SWAP_SECONDS, Fleet
+from tests.end_to_end.fleet import KEY, PATIENCE_SECONDS, POLICY, Fleet
 from tests.integration.vllm.world import START_SECONDS, vllm_python
 from tests.unit.services.serving import wait_until
 
@@ -44,7 +44,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         fleet.start_endpoint()
         yield fleet
         fleet.processes["vllm"].terminate()
-        fleet.processes["vllm"].wait(SWAP_SECONDS)
+        fleet.processes["vllm"].wait(PATIENCE_SECONDS)
 
 
 def records(fleet: Fleet) -> dict[str, Generation]:
@@ -67,7 +67,7 @@ def test_a_mixed_fleet_serves_takes_a_version_and_names_what_it_cannot_do(fleet:
 
     version = fleet.publish()
     assert fleet.load(RATE, SECONDS, SECONDS / 3, lambda: fleet.assign(version)) == {"answered": int(RATE * SECONDS)}
-    wait_until(lambda: fleet.serve(OURS, VLLM), SWAP_SECONDS)
+    wait_until(lambda: fleet.serve(OURS, VLLM), PATIENCE_SECONDS)
     assert fleet.load(RATE, SECONDS, 0.0, lambda: None) == {"answered": int(RATE * SECONDS)}
     logged = records(fleet)
     made = [logged[key] for key in fleet.seen]
@@ -87,7 +87,7 @@ def test_a_mixed_fleet_serves_takes_a_version_and_names_what_it_cannot_do(fleet:
             assert logprobs.content is not None
             assert {len(one.top_logprobs) for one in logprobs.content} == {3}
         fleet.processes[OURS].terminate()
-        fleet.processes[OURS].wait(SWAP_SECONDS)
+        fleet.processes[OURS].wait(PATIENCE_SECONDS)
         with pytest.raises(openai.BadRequestError) as refused:
             client.chat.completions.create(
                 model=POLICY, messages=messages, logprobs=True, top_logprobs=3, max_tokens=4  # type: ignore[arg-type]
@@ -97,4 +97,4 @@ def test_a_mixed_fleet_serves_takes_a_version_and_names_what_it_cannot_do(fleet:
         answer = client.chat.completions.create(model=POLICY, messages=messages, max_tokens=4)  # type: ignore[arg-type]
         assert answer.model_extra is not None
         assert answer.model_extra["policy_version"] == version
-    wait_until(lambda: fleet.audit().balanced, SWAP_SECONDS)
+    wait_until(lambda: fleet.audit().balanced, PATIENCE_SECONDS)

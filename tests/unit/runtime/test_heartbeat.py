@@ -1,18 +1,11 @@
 import threading
 import time
-from collections.abc import Callable
 
 from contracts import heartbeats
 from contracts.heartbeats import ProcessBeat
 from runtime.database import Database
 from runtime.heartbeat import Heartbeat, end_heartbeats
-
-
-def wait_for(found: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not found():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+from tests.unit.services.serving import wait_until
 
 
 def rows(database: Database) -> list[ProcessBeat]:
@@ -22,7 +15,7 @@ def rows(database: Database) -> list[ProcessBeat]:
 
 def test_a_process_beats_until_it_ends_in_order(database: Database) -> None:
     heart = Heartbeat(Database(database.url), "p", "rewards", 120.0)
-    wait_for(lambda: len(rows(database)) == 1)
+    wait_until(lambda: len(rows(database)) == 1)
     sign = rows(database)[0]
     assert sign.process == "rewards"
     assert sign.replica.endswith("/1")

@@ -69,7 +69,7 @@ def test_a_process_drains_on_sigterm_and_never_loads_torch(tmp_path: Path, datab
         [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     try:
-        wait_until(lambda: _alive(settings), 20)
+        wait_until(lambda: _alive(settings))
         body = '{"model": "demo", "stream": true, "messages": [{"role": "user", "content": "hi"}]}'
         headers = {"authorization": f"Bearer {key}"}
         address = f"{settings.web_url}/v1/chat/completions"

@@ -14,7 +14,7 @@ def test_they_end_with_the_main_loop() -> None:
     companions = Companions(stop)
 
     def wait(stop: threading.Event) -> None:
-        stop.wait(10.0)
+        stop.wait(60.0)
         ended.append(threading.current_thread().name)
 
     companions.start("one", wait)
@@ -32,7 +32,7 @@ def test_one_that_dies_stops_the_main_loop_and_its_error_is_raised_there() -> No
         raise MemoryError("a companion")
 
     companions.start("dead", die)
-    companions.start("other", lambda stop: None if stop.wait(10.0) else pytest.fail("was not told"))
-    assert stop.wait(10.0)
+    companions.start("other", lambda stop: None if stop.wait(60.0) else pytest.fail("was not told"))
+    assert stop.wait(60.0)
     with pytest.raises(MemoryError, match="a companion"):
         companions.join()

@@ -61,6 +61,12 @@ def _child(item: Mapping[str, Any], kept: list[bytes]) -> None:
     time.sleep(600)
 
 
+def _wait(item: Mapping[str, Any], kept: list[bytes]) -> None:
+    del kept
+    while not os.path.exists(item["file"]):  # noqa: PTH110
+        time.sleep(0.01)
+
+
 def _print(item: Mapping[str, Any], kept: list[bytes]) -> str:
     del item, kept
     print("noise" * 10_000)  # noqa: T201
@@ -96,6 +102,7 @@ _DEEDS: dict[str, Callable[[Mapping[str, Any], list[bytes]], Any]] = {
     "echo": lambda item, _: item["value"],
     "pid": lambda _item, _kept: os.getpid(),
     "sleep": lambda item, _: time.sleep(item.get("seconds", 600)),
+    "wait": _wait,
     "spin": _spin,
     "huge power": _huge_power,
     "child": _child,

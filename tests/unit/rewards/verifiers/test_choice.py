@@ -135,10 +135,10 @@ def test_other_choices_and_patterns_can_be_declared() -> None:
 
 
 def test_a_long_answer_is_read_quickly() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     for text in ("answer is " * 5_000, "Answer:" + " " * 50_000, "A or " * 10_000, "*" * 50_000, "\\boxed{" * 5_000):
         pick(text)
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_all_tests_together_have_a_limit() -> None:
     started = time.monotonic()
     found = check("import time\ndef f(x):\n    time.sleep(0.5)\n    return x * x + 1", sample_seconds=0.8)
     assert found[:3] == (0.0, "scored", "model")
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < 60.0
 
 
 def test_what_it_prints_is_not_its_value() -> None:

@@ -282,7 +282,7 @@ def test_a_hostile_answer_is_read_quickly() -> None:
             "repeat_prompt",
         }
         built.append({"check": name, **DEFAULTS.get(name, {"value": 3} if needs_value else {})})
-    started = time.perf_counter()
+    started = time.process_time()
     num = 10_000
     for text in (
         "." * num + "a",
@@ -294,4 +294,4 @@ def test_a_hostile_answer_is_read_quickly() -> None:
         "a-" * num,
     ):
         follow(text, *built, score="share")
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0

@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ import pytest
 from rewards.killable import ItemOutcome, NotStarted, Pool, Setup, pool_for
 from rewards.verifiers.check import Answer, Check, wrong
 from rewards.verifiers.referee import refereed
+from tests.unit.rewards.verifiers.conftest import WORKED_SECONDS
 
 pytestmark = pytest.mark.slow
 
 TARGET = "tests.unit.rewards.verifiers.hostile:worker"
 SETUP = Setup(TARGET, memory_bytes=1 << 30, recycle_bytes=64 << 20)
 DEADLINE = 0.4
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +62,9 @@ def test_what_misses_its_deadline_is_killed_and_replaced(pool: Pool, do: str) ->
     started = time.monotonic()
     found = one(pool, do, DEADLINE)
     assert (found.how, found.reason) == ("late", "it took longer than 0.4 s")
-    assert time.monotonic() - started < DEADLINE + 5.0
-    assert (found.cpu_seconds > DEADLINE / 5) == (do != "sleep")
+    assert time.monotonic() - started < PATIENCE
+    # How much of a processor it got depends on the machine; to sleep takes next to nothing.
+    assert (found.cpu_seconds >= WORKED_SECONDS) == (do != "sleep")
     assert one(pool, "echo", value=1).value == 1
 
 
@@ -92,7 +94,7 @@ def test_what_an_item_prints_does_not_disturb_its_answer(pool: Pool) -> None:
 
 
 def test_what_a_late_item_started_dies_with_it(pool: Pool, tmp_path: Path) -> None:
-    assert one(pool, "child", 0.6, file=str(tmp_path / "pid")).how == "late"
+    assert one(pool, "child", 3.0, file=str(tmp_path / "pid")).how == "late"
     assert is_gone(int((tmp_path / "pid").read_text(encoding="utf-8")))
 
 
@@ -102,25 +104,15 @@ def test_a_worker_that_grew_is_replaced(pool: Pool) -> None:
     assert all(is_gone(process_id) for process_id in first)
 
 
-def test_a_hung_worker_holds_up_nobody_else(pool: Pool) -> None:
-    pool.run_all([{"do": "echo", "value": 0}] * 4, PATIENCE)
-    took = []
-
-    def ask() -> None:
-        started = time.monotonic()
-        assert [found.value for found in pool.run_all([{"do": "echo", "value": 1}] * 20, PATIENCE)] == [1] * 20
-        took.append(time.monotonic() - started)
-
-    hung = threading.Thread(target=one, args=(pool, "sleep", 0.9))
-    hung.start()
-    askers = [threading.Thread(target=ask) for _ in range(4)]
-    for asker in askers:
-        asker.start()
-    for asker in askers:
-        asker.join()
-    assert len(took) == 4
-    assert hung.is_alive()
-    hung.join()
+def test_a_hung_worker_holds_up_nobody_else(pool: Pool, tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as threads:
+        hung = threads.submit(one, pool, "wait", PATIENCE, file=str(tmp_path / "end"))
+        asked = [threads.submit(pool.run_all, [{"do": "echo", "value": 1}] * 20, PATIENCE) for _ in range(4)]
+        for found in asked:
+            assert [outcome.value for outcome in found.result()] == [1] * 20
+        assert not hung.done()
+        (tmp_path / "end").touch()
+        assert hung.result().how == "answered"
 
 
 async def test_it_works_under_asyncio_on_the_loop_and_off_it(pool: Pool) -> None:
@@ -145,7 +137,8 @@ def test_a_worker_that_died_while_idle_costs_no_item() -> None:
     [("raise", "RuntimeError: it does not start"), ("die", "ended with code 7"), ("hang", "it took longer than 0.5 s")],
 )
 def test_workers_that_do_not_start_turn_items_away_instead_of_keeping_them(start: str, says: str) -> None:
-    pool = Pool(Setup(TARGET, json.dumps({"start": start}), start_seconds=0.5), num_workers=2)
+    seconds = 0.5 if start == "hang" else PATIENCE
+    pool = Pool(Setup(TARGET, json.dumps({"start": start}), start_seconds=seconds), num_workers=2)
     found = pool.run_all([{"do": "echo", "value": 1}] * 5, PATIENCE)
     assert {outcome.how for outcome in found} == {"unstarted"}
     assert all(says in outcome.reason for outcome in found)
@@ -159,10 +152,8 @@ def test_a_setup_that_raises_is_told_before_any_item() -> None:
 def test_a_budget_bounds_what_a_whole_list_costs() -> None:
     pool = Pool(SETUP, num_workers=1)
     pool.check()
-    started = time.monotonic()
     found = pool.run_all([{"do": "sleep"}] * 50, 0.2, budget_seconds=0.3)
-    assert time.monotonic() - started < PATIENCE / 2
-    assert found[0].how == "late"
+    assert 1 <= sum(outcome.how == "late" for outcome in found) <= 2
     assert (found[-1].how, found[-1].reason) == ("unstarted", "other items used up the time")
     pool.close()
 
@@ -199,8 +190,9 @@ time.sleep(600)
     end = time.monotonic() + PATIENCE
     while not (tmp_path / "pid").exists() and time.monotonic() < end:
         time.sleep(0.02)
-    children = [child.pid for child in psutil.Process(parent.pid).children()]
-    assert len(children) == 2
+    while len(children := [child.pid for child in psutil.Process(parent.pid).children()]) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.02)
     parent.kill()
     parent.wait()
     assert all(is_gone(process_id) for process_id in children)
@@ -239,8 +231,14 @@ def test_without_a_reference_there_is_nothing_to_say() -> None:
     assert [check.status for check in verifier.check_all([Answer("fine")])] == ["unlabelled"]
 
 
-def test_equal_answers_are_waited_for_once() -> None:
-    started = time.monotonic()
+def test_equal_answers_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, run_all = list[object](), Pool.run_all
+
+    def noted(pool: Pool, items: Sequence[Mapping[str, Any]], deadline_seconds: float) -> list[ItemOutcome]:
+        asked.extend(items)
+        return run_all(pool, items, deadline_seconds)
+
+    monkeypatch.setattr(Pool, "run_all", noted)
     checks = judged("fine", *["spin"] * 20)
-    assert time.monotonic() - started < 5.0
     assert [(check.value, check.fault) for check in checks] == [(0.0, "model")] * 20
+    assert len(asked) == 2, "the answer, and the reference alone"

@@ -160,7 +160,7 @@ def test_without_a_reference_there_is_nothing_to_say() -> None:
 
 
 def test_a_hostile_answer_is_read_quickly() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     for text in (
         "1e999 " * 5_000,
         "9" * 100_000,
@@ -170,7 +170,7 @@ def test_a_hostile_answer_is_read_quickly() -> None:
         "#" * 50_000,
     ):
         grade(text)
-    assert time.perf_counter() - started < 3.0
+    assert time.process_time() - started < 3.0
 
 
 @pytest.mark.parametrize(

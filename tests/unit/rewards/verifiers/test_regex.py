@@ -54,9 +54,9 @@ def test_half_of_a_surrogate_pair_is_the_models_fault() -> None:
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", "(.*)*c", "^(a?){50}a{50}$"])
 def test_any_pattern_takes_linear_time(pattern: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     grade("a" * 50_000 + "!", pattern)
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,10 @@ def test_what_is_unusual_but_plain_is_read(text: str) -> None:
 
 def test_a_key_that_stands_twice_among_many_is_found_at_once() -> None:
     text = "{" + ",".join(f'"{number}":1' for number in range(50_000)) + ',"z":1,"z":2}'
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(NotJson, match="'z' occurs twice"):
         read_json(text)
-    assert time.perf_counter() - started < 10.0
+    assert time.process_time() - started < 10.0
 
 
 def test_an_overflow_does_not_pass_for_the_null_that_some_readers_make_of_it() -> None:
@@ -74,9 +74,9 @@ def test_an_overflow_does_not_pass_for_the_null_that_some_readers_make_of_it() -
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|aa)+$", "^(.*a){20}$"])
 def test_a_pattern_of_a_schema_takes_linear_time(pattern: str) -> None:
     verifier = json_schema.build({"schema": {"type": "string", "pattern": pattern}})
-    started = time.perf_counter()
+    started = time.process_time()
     assert verifier(Answer(f'"{"a" * 20_000}!"')).value == 0.0
-    assert time.perf_counter() - started < 10.0
+    assert time.process_time() - started < 10.0
 
 
 @pytest.mark.parametrize(

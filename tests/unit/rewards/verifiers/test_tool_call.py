@@ -223,10 +223,10 @@ def test_without_a_usable_reference_a_good_call_is_not_compared() -> None:
 
 
 def test_a_hostile_answer_is_refused_quickly() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     for text in ("<tool_call>" * 20_000, '"name":"' * 20_000, "<" * 50_000, "get_weather(" * 5_000, "[" * 50_000):
         assert grade(text).value == 0.0
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
 
 
 @pytest.mark.parametrize(

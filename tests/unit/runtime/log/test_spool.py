@@ -37,7 +37,7 @@ class Away(LocalLog):
         self.batches: list[int] = []
 
     def append(self, messages: Sequence[Message]) -> None:
-        self.answers.wait(10)
+        self.answers.wait(60)
         if self.refuses:
             raise Unavailable("no broker")
         if any(len(message.value) > self.limit for message in messages):
@@ -189,7 +189,7 @@ def test_a_slot_belongs_to_its_owner_until_that_is_killed(log: Away, tmp_path: P
     spooled = spawn.Event()
     dying = spawn.Process(target=spool_and_die, args=(tmp_path, spooled))
     dying.start()
-    assert spooled.wait(30)
+    assert spooled.wait(60)
     assert SpoolSlot.take(tmp_path / "spool", 0, 2**20) is None  # its owner lives
     assert dying.pid is not None
     os.kill(dying.pid, signal.SIGKILL)

@@ -192,7 +192,7 @@ def outlive_a_full_disk(folder: Path) -> None:
         assert 10 < len(kept) < 100, len(kept)
         assert spool.num_waiting == len(kept)
         log.refuses = False
-        wait_until(lambda: not spool.away, 20)
+        wait_until(lambda: not spool.away)
         spool.append(messages(f"{outage}-after"))
         sent += [*kept, f"{outage}-after"]
         assert log.taken == sent, log.taken

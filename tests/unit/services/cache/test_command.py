@@ -52,7 +52,7 @@ def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
 
 def answer(url: str) -> httpx.Response:
     """The response, once the server is there."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         try:
             return httpx.get(url, timeout=20)

@@ -157,7 +157,7 @@ def test_a_copy_that_cannot_be_kept_does_not_touch_what_serves(
     store.is_away = True
     with capture_logs() as lines:
         run.copy.keep(4)
-        run.copy._keeping.result(timeout=5)
+        run.copy._keeping.result(timeout=60)
     store.is_away = False
     run.bring(LIVE, 2)
     run = start(runs, store, tmp_path)

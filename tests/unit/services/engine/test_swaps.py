@@ -54,7 +54,7 @@ async def test_tokens_name_the_version_that_made_them(store: MemoryStore) -> Non
     assert record is not None
     assert told == [record] == list(engine.swaps)
     assert record.gap_seconds is not None
-    assert 0 < record.pause_seconds < 0.5
+    assert 0 < record.pause_seconds < 30
     assert record.density > 0.99, "random weights have nothing in common, apart from norms"
     assert record.payload_bytes == store.manifest(POLICY, 2).payload_bytes
     assert store.staged[-2:] == [(1, None), (2, 1)]

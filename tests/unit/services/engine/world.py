@@ -19,6 +19,7 @@ from services.engine.swap import SwapRecord
 from tests.models import llama_config
 from tests.tolerances import network_tolerance
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
+from tests.unit.services.serving import PATIENCE_SECONDS
 from weights.tensors import Tensors
 
 VOCABULARY = 64
@@ -105,7 +106,7 @@ async def complete(engine: Engine, request: GenerateRequest) -> TokenChunk:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for another thread, at most five seconds."""
-    async with asyncio.timeout(5):
+    """Wait for another thread."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110 the generation thread sets no asyncio event
             await asyncio.sleep(0.005)

@@ -47,7 +47,7 @@ def test_one_of_the_same_ids_is_accepted_and_nobody_deadlocks(replicas: list[Dat
         for turn in range(NUM_ROUNDS):
             order = names if (number + turn) % 2 else names[::-1]
             received = [items.one(f"{name}-{turn}") for name in order] + [items.one(order[0], value=False)]
-            start.wait(10.0)
+            start.wait(60.0)
             with replicas[number].transaction() as connection:
                 entries += repository.add(connection, received, {"invalid_request": 1})
         return entries
@@ -71,7 +71,7 @@ def test_two_who_take_back_the_same_send_that_once(replicas: list[Database], tmp
     start = threading.Barrier(len(replicas))
 
     def take_back(number: int) -> list[float | None]:
-        start.wait(10.0)
+        start.wait(60.0)
         with replicas[number].transaction() as connection:
             return repository.retract(connection, [Retraction("default", "a", float(number + 1))])
 

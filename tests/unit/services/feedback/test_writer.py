@@ -42,7 +42,7 @@ class Gated(Database):
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         self.is_entered.set()
-        self.gate.wait(10.0)
+        self.gate.wait(60.0)
         if self.fail_with is not None:
             error, self.fail_with = self.fail_with, None
             raise error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from contracts.sampling import Span
 from contracts.support import support_of
 from runtime.database import Database
 from services.inference.app import create_app
+from services.inference.engine import pool
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, event_of, make_base
-from tests.unit.services.serving import make_home, make_key, serve, wait_until
+from tests.unit.services.serving import PATIENCE_SECONDS, make_home, make_key, serve, wait_until
 
 TEXT = "Tisch für 4: {ok}"
 NAMES = ("a", "b")
@@ -64,7 +66,7 @@ class Replicas(Inference):
         self.urls = urls
         self.database = database
 
-    def tell(self, name: str, **changes: Any) -> None:
+    def announce(self, name: str, **changes: Any) -> None:
         """Write the row of a replica."""
         row = EngineReplica(
             name, "demo", self.urls[name], "millrace", "local", "serving", {"live": 3, "candidate": None},
@@ -72,6 +74,10 @@ class Replicas(Inference):
         )  # fmt: skip
         with self.database.transaction() as connection:
             announce(connection, row._replace(**changes))
+
+    def tell(self, name: str, **changes: Any) -> None:
+        """Write the row of a replica, and wait until the endpoint has read it."""
+        self.announce(name, **changes)
         self.settle()
 
     def settle(self) -> None:
@@ -163,7 +169,7 @@ def test_what_vllm_says_behind_the_last_token_is_read_and_nothing_waits_for_it(r
     for engine in replicas.engines.values():
         engine.tells_cached_last, engine.cached = False, []  # only [DONE] comes
     assert replicas.ask().usage.prompt_tokens_details.cached_tokens == 0
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < PATIENCE_SECONDS
 
 
 def test_both_replicas_are_asked_and_a_session_stays(replicas: Replicas) -> None:
@@ -256,6 +262,24 @@ def test_an_answer_goes_on_at_another_replica(replicas: Replicas) -> None:
     assert replicas.out() == {"a": "lost"}
 
 
+def test_an_answer_leaves_a_frozen_replica_although_nobody_else_asks(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_MOVE_SECONDS", 0.3)
+    replicas.tell("b", status="paused")
+    replicas.engines["a"].survives, replicas.engines["a"].hold_after = True, 4
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(replicas.ask)
+        wait_until(lambda: replicas.engines["a"].requests)
+        replicas.tell("b", status="serving")
+        replicas.announce("a", status="failed")
+        try:
+            assert text_of(answer.result(PATIENCE_SECONDS), stream=False) == TEXT
+        finally:
+            replicas.engines["a"].go.set()
+    assert replicas.asked() == {"a": 1, "b": 1}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_whose_first_engine_was_lost_before_it_told_its_version_names_none(
     replicas: Replicas, stream: bool
@@ -346,9 +370,7 @@ def test_another_regions_canary_is_not_drawn_here(replicas: Replicas) -> None:
 def test_a_canary_that_cannot_answer_costs_neither_its_users_nor_others(replicas: Replicas, oddity: str) -> None:
     drawn_canary(replicas, a={"live": 3}, b={"live": 3, "canary": 5})
     replicas.engines["b"].oddity = oddity
-    begun = time.monotonic()
     answer = replicas.ask()
-    assert time.monotonic() - begun < 1.0
     assert answer.policy_version == 3
     [record] = replicas.logged()
     assert (record.arm, record.arm_probability, record.spans) == ("canary", 1.0, (Span(0, 3),))
@@ -432,7 +454,6 @@ def test_a_new_replica_is_asked_and_one_that_withdraws_is_not(replicas: Replicas
 def test_nothing_is_a_503_while_a_replica_comes_back(replicas: Replicas) -> None:
     for engine in replicas.engines.values():
         engine.oddity = "refuses"
-    started = time.monotonic()
     replicas.engines["a"].serving = replicas.engines["b"].serving = False
 
     def heal() -> None:
@@ -443,4 +464,3 @@ def test_nothing_is_a_503_while_a_replica_comes_back(replicas: Replicas) -> None
     healing.start()
     assert text_of(replicas.ask(), stream=False) == TEXT
     healing.join()
-    assert time.monotonic() - started < 3

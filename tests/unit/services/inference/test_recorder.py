@@ -28,7 +28,7 @@ class Gated(LocalLog):
 
     def append(self, messages: Sequence[Message]) -> None:
         self.is_entered.set()
-        self.gate.wait(10)
+        self.gate.wait(60.0)
         super().append(messages)
 
 

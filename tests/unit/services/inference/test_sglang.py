@@ -211,6 +211,6 @@ def test_a_request_in_flight_goes_on_over_a_swap_and_each_token_has_its_version(
         endpoint.tell(4)
         for _ in range(2):
             client.post("/step")
-    asking.join(10)
+    asking.join(60)
     assert answers[0].choices[0].finish_reason == "stop"
     assert endpoint.logged()[0].spans == (Span(0, 3), Span(2, 4))

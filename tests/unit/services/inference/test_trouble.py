@@ -139,7 +139,7 @@ def test_done_is_withheld_until_the_generation_is_durable(inference: Inference) 
     lines: list[str] = []
     reading = threading.Thread(target=_read_stream, args=(inference, lines))
     reading.start()
-    assert inference.log.waiting.wait(5)
+    assert inference.log.waiting.wait(60)
     wait_until(lambda: _text(lines) == TEXT)
 
     assert "data: [DONE]" not in lines
@@ -156,7 +156,7 @@ def test_a_plain_answer_waits_for_the_log_too(inference: Inference) -> None:
     answers: list[object] = []
     asking = threading.Thread(target=lambda: answers.append(inference.ask()))
     asking.start()
-    assert inference.log.waiting.wait(5)
+    assert inference.log.waiting.wait(60)
 
     assert answers == []
     inference.log.open.set()

@@ -45,7 +45,7 @@ class Receiver:
         """Where to send, and with which secret."""
         return SignedUrl(self.url, SECRET)
 
-    def wait_for(self, num: int, seconds: float = 20.0) -> None:
+    def wait_for(self, num: int, seconds: float = 60.0) -> None:
         """Until so many POSTs came."""
         deadline = time.monotonic() + seconds
         while len(self.posts) < num and time.monotonic() < deadline:

@@ -115,7 +115,7 @@ def test_the_last_events_wait_for_the_log(inference: Inference) -> None:
 
     reading = threading.Thread(target=read)
     reading.start()
-    assert inference.log.waiting.wait(5)
+    assert inference.log.waiting.wait(60)
     assert "event: message_delta" not in seen
     inference.log.open.set()
     reading.join()

@@ -123,7 +123,7 @@ def test_an_answer_whose_client_left_is_counted(inference: Inference) -> None:
     stream = ask(agent(made), stream=True)
     next(iter(stream))
     stream.close()
-    wait_until(lambda: call(inference, "GET", f"/{made['id']}").json()["used_tokens"] > 0, 10.0)
+    wait_until(lambda: call(inference, "GET", f"/{made['id']}").json()["used_tokens"] > 0)
     assert call(inference, "GET", f"/{made['id']}").json()["used_calls"] == 1
 
 
