@@ -53,7 +53,7 @@ def ran(folder: Path, breaks: str, seconds: int) -> tuple[int, str, str]:
         "BREAKS": breaks,
         "MILLRACE_CI_SECONDS": str(seconds),
     }
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603 the script itself
         [folder / ".ci" / "run"], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     return done.returncode, done.stdout, (folder / "made").read_text()
@@ -71,7 +71,9 @@ def ran(folder: Path, breaks: str, seconds: int) -> tuple[int, str, str]:
     ],
     ids=["all pass", "one more try", "fails twice", "the demo fails", "too little time", "the limit comes"],
 )
-def test_each_end_of_a_run(tmp_path: Path, breaks: str, seconds: int, status: int, said: str, made: str | None) -> None:
+def test_each_end_of_a_run(
+    tmp_path: Path, *, breaks: str, seconds: int, status: int, said: str, made: str | None
+) -> None:
     found, printed, targets = ran(tmp_path, breaks, seconds)
     assert (found, said in printed) == (status, True), printed
     assert made is None or targets == made
