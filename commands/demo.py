@@ -18,7 +18,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from commands import queries
 from commands.audit import Audit, audit, read_clients
@@ -163,38 +162,6 @@ def run_demo(
                 console.print("Everything stays up; Ctrl-C ends it.")
                 _wait_for_interrupt(supervisor)
     return 0 if not missed_goals(summary, goals) else 1
-
-
-def demo_seeds(
-    first: Annotated[int, typer.Option(help="First seed.")] = 1,
-    last: Annotated[int, typer.Option(help="Last seed.")] = 5,
-) -> int:
-    """Run the demo with several seeds and report the worst. Exit status 0 if every run met every goal."""
-    summaries = []
-    for seed in range(first, last + 1):
-        console.rule(f"seed {seed}")
-        folder = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
-        demo(seed=seed, home=folder)
-        summaries.append(json.loads((folder / "summary.json").read_text()))
-    worst = min(summaries, key=lambda summary: float(summary["accepted_last"] or 0.0))
-    names = (
-        "seed",
-        "seconds",
-        "held_out_base",
-        "held_out_live",
-        "accepted_base",
-        "accepted_last",
-        "seconds_until_85",
-        "versions_shipped",
-        "failed_requests",
-        "ledger_balanced",
-    )
-    table = Table(*names)
-    for summary in summaries:
-        table.add_row(*(str(summary[name]) for name in names))
-    console.print(table)
-    console.print(f"worst: seed {worst['seed']}, users accept {worst['accepted_last']} in the last fifth")
-    return 0 if not any(missed_goals(summary) for summary in summaries) else 1
 
 
 def _loop(product: DemoProduct, home: Home, supervisor: Supervisor, seed: int, learning_rate: float) -> DemoRun:
