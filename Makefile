@@ -9,6 +9,8 @@ ENGINE ?= millrace
 WORKERS ?= 3
 SERVICES := $(or $(MILLRACE_SERVICES),runs/services)
 # PROFILE=services starts the servers if necessary, and reads their addresses.
+# The S3 server among them is of the test packages; a demo without them needs fewer.
+NEEDED = $(if $(filter services,$(PROFILE)),setup,$(BIN)/.demo) $(filter vllm,$(ENGINE))
 ENVIRONMENT = $(if $(filter services,$(PROFILE)),deploy/services start && . $(SERVICES)/env &&)
 # Instruction sets that torch and its libraries may use. On ARM only torch's own variable has an effect.
 CPU ?= native
@@ -19,30 +21,30 @@ CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive docs
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
+.PHONY: help setup vllm test-vllm test-gpu attacks fuzz demo demo-agent smoke bench test test-slow test-end-to-end test-torch test-services services services-stop check browser clean clients helm separate-homes containers
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
-setup: $(BIN)/.ready  ## Make .venv from the pinned dependencies, once
+setup: $(BIN)/.ready  ## Make .venv from the pinned dependencies, once: everything
 
 $(BIN)/.ready: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,demo,reasoning,torch]'
-	touch $@
+	PYTHON="$(PYTHON)" deploy/environment all
+
+$(BIN)/.demo: pyproject.toml constraints.txt
+	PYTHON="$(PYTHON)" deploy/environment demo
 
 vllm:  ## Make .vllm: vLLM for CPUs in an environment of its own, about 6 GB, once
 	deploy/vllm
 
-demo: setup $(filter vllm,$(ENGINE))  ## Show a model learning from its users (SEED=1, PROFILE=embedded or services, ENGINE=millrace or vllm)
+demo: $(NEEDED)  ## Show a model learning from its users (SEED=1, PROFILE=embedded or services, ENGINE=millrace or vllm)
 	$(ENVIRONMENT) $(BIN)/millrace demo --seed $(SEED) --profile $(PROFILE) --engine $(ENGINE)
 
-smoke: setup $(filter vllm,$(ENGINE))  ## Run the demo for half a minute: every process, nothing lost (PROFILE and ENGINE as above)
+smoke: $(NEEDED)  ## Run the demo for half a minute: every process, nothing lost (PROFILE and ENGINE as above)
 	$(ENVIRONMENT) $(BIN)/millrace demo --smoke --seed $(SEED) --profile $(PROFILE) --engine $(ENGINE)
 
-demo-agent: setup  ## Show an agent with tools learning from how its sessions end (SEED=1, PROFILE as above)
+demo-agent: $(NEEDED)  ## Show an agent with tools learning from how its sessions end (SEED=1, PROFILE as above)
 	$(ENVIRONMENT) $(BIN)/millrace demo-agent --seed $(SEED) --profile $(PROFILE)
-
 
 test: setup  ## Run the fast tests: they need no server, no GPU and no browser
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end $(CHECKS:%=--ignore %) -m "not services and not gpu and not browser and not clients and not slow and not vllm"

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import disk_usage
 
 import hypothesis
 import pytest
@@ -15,17 +16,31 @@ import structlog
 from runtime.database import Database
 from runtime.log.local import LocalLog
 from tests.authority import Authority
-from tests.databases import write_migrated
+from tests.databases import share_compiled_statements, write_migrated
+from tests.selection import is_left_out
 from tests.torch_marker import touches_torch
 
 # No example has a time limit: machines are slow or busy.
 hypothesis.settings.register_profile("millrace", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("millrace")
+share_compiled_statements()
 
 
+_MEMORY, _ROOM = Path("/dev/shm"), 4 * 2**30  # noqa: S108 pytest makes a folder there that is its own
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test that `-m` asks for."""
+    return is_left_out(collection_path, config.option.markexpr) or None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """What collection makes stays to the end: to look through it for garbage took a third of its time."""
     gc.disable()
+    # Slow tests look at disks, and at sandboxes that see no memory of the host.
+    if "not slow" in session.config.option.markexpr and _MEMORY.is_dir() and disk_usage(_MEMORY).free > _ROOM:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
     session.config.add_cleanup(_trust_one())
 
 

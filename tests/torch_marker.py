@@ -16,25 +16,35 @@ _IMPORT = re.compile(r"^\s*(?:from ([\w.]+) import ([\w, ]*)|import ([\w.]+))", 
 _HELPERS = ("tests", "benchmarks", "examples")
 
 
+@cache
 def touches_torch(path: Path) -> bool:
     """Whether a file of tests imports torch, or what loads it; so does one below a conftest.py that does."""
-    above = [folder / "conftest.py" for folder in path.parents if folder.is_relative_to(_ROOT / "tests")]
-    return any(_loads_torch(file) for file in [path, *above])
+    return any(_TORCH.match(name) for file in files_behind(path) for name in _imported(file)[0])
 
 
 @cache
-def _loads_torch(path: Path) -> bool:
-    waiting, seen = [path], set[Path]()
+def files_behind(path: Path) -> tuple[Path, ...]:
+    """A file of tests, each conftest.py above it, and what these import of `tests`, `benchmarks` and `examples`; itself first."""
+    waiting, found = (
+        [folder / "conftest.py" for folder in path.parents if folder.is_relative_to(_ROOT / "tests")],
+        [path],
+    )
+    waiting += _imported(path)[1]
     while waiting:
         file = waiting.pop()
-        if file in seen or not file.is_file():
-            continue
-        seen.add(file)
-        for source, names, module in _IMPORT.findall(file.read_text()):
-            name = source or module
-            if _TORCH.match(name):
-                return True
-            if name.split(".")[0] in _HELPERS:
-                folder = _ROOT.joinpath(*name.split("."))
-                waiting += [folder.with_suffix(".py"), *(folder / f"{part.strip()}.py" for part in names.split(","))]
-    return False
+        if file not in found and file.is_file():
+            found.append(file)
+            waiting += _imported(file)[1]
+    return tuple(found)
+
+
+@cache
+def _imported(file: Path) -> tuple[list[str], list[Path]]:
+    """Names of modules, and the files among them that may be helpers."""
+    names, files = [], []
+    for source, parts, module in _IMPORT.findall(file.read_text()):
+        names.append(source or module)
+        if names[-1].split(".")[0] in _HELPERS:
+            folder = _ROOT.joinpath(*names[-1].split("."))
+            files += [folder.with_suffix(".py"), *(folder / f"{part.strip()}.py" for part in parts.split(","))]
+    return names, files

@@ -1,0 +1,1 @@
+"""The first minutes of a newcomer, measured."""
