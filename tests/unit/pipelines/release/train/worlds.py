@@ -12,7 +12,7 @@ from sqlalchemy import delete, insert, select
 from contracts import assignments
 from contracts.arms import is_control
 from contracts.assignments import LIVE, SLOTS, Assignment
-from contracts.tables import alarm, assignment_change, engine_replica, train, train_answer, verdict, version_claim
+from contracts.tables import alarm, assignment_change, engine_replica, generation, train, train_answer, verdict, version_claim
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.conductor import Conductor
 from pipelines.release.train.ratio import expected_share
@@ -40,6 +40,13 @@ SETTINGS = TrainSettings(
     tuned_units=200,
     level=0.01,
 )
+
+ASKED = {
+    "completion_id": "asked", "choice": 0, "partition": 0, "policy": POLICY, "task": "chat", "purpose": "user", "arm": LIVE,
+    "version": 0, "revision": 0, "state": "pending", "state_reason": "", "state_writer": "", "state_epoch": 0,
+    "state_revision": 0, "record": b"",
+}  # fmt: skip
+"""An answer of a user whose record cannot be read."""
 
 
 class Killed(Exception):
@@ -75,6 +82,8 @@ class TrackWorld:
         """Versions whose answers of the learning arm do not say whether they were cut off."""
         self.lengths: dict[int, float] = {}
         """Logarithms of the tokens of these answers."""
+        self.has_users = True
+        """Whether anybody asks."""
         self.num_others = 0
         """Engines without a slot for the canary."""
         self.behaviour: dict[int, Behaviour] = {}
@@ -129,6 +138,9 @@ class TrackWorld:
             "run": "", "base": "", "problems": {},
         }  # fmt: skip
         with self.database.transaction() as connection:
+            if self.has_users:
+                connection.execute(delete(generation).where(generation.c.completion_id == ASKED["completion_id"]))
+                connection.execute(insert(generation).values(**ASKED, created_at=self.wall, joined_at=self.wall))
             connection.execute(delete(engine_replica))
             connection.execute(insert(engine_replica).values(**row))
             for number in range(self.num_others):
