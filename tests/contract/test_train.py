@@ -26,7 +26,8 @@ def a_train(world: TrackWorld) -> Train:
     world.point(LEARNING, 4, share=0.1)
     dump = SETTINGS.model_dump(mode="json")
     with world.database.transaction() as connection:
-        moves.depart(connection, POLICY, 3, arms=assignments.read(connection, POLICY), settings=dump, now=world.wall)
+        arms = assignments.read(connection, POLICY)
+        moves.depart(connection, POLICY, 3, arms=arms, settings=dump, evidence={}, now=world.wall)
     for _ in SETTINGS.stages:
         held = world.running()
         assert held is not None

@@ -207,7 +207,9 @@ class Conductor:
         with self._database.snapshot() as connection:
             pace = read_pace(connection, self._policy, self._settings, now)
             ended = repository.read_ended(connection, self._policy, 1)
-            since = {version: repository.read_since(connection, self._policy, version, live.version) for version in waiting}
+            since = {
+                version: repository.read_since(connection, self._policy, version, live.version) for version in waiting
+            }
         changed_to = ended[0].evidence.get(CHANGED_TO) if ended else None
         waiting.sort(key=lambda version: version != changed_to)  # else the newest first
         settings[PACE] = None if pace is None else pace._asdict()
@@ -249,9 +251,11 @@ class Conductor:
             now=now,
         )
 
-    def _waiting(self, connection: Connection, live: int, revoked: Collection[int]) -> list[int]:
-        """Versions that may depart, the newest first."""
-        accepted = repository.read_accepted_above(connection, self._policy, live)
+    def _waiting(
+        self, connection: Connection, live: int, revoked: Collection[int], *, above: int | None = None
+    ) -> list[int]:
+        """Versions that may depart against `live` and are newer than it, or than `above`; the newest first."""
+        accepted = repository.read_accepted_above(connection, self._policy, live if above is None else above)
         if not accepted:
             return []
         refused = left_behind(read_live_history(connection, self._policy)) | self._without_bytes
@@ -283,9 +287,7 @@ class Conductor:
         if train.stage in train.changed_in or not seen.has_users or not self._settings.enabled:
             return None
         with self._database.snapshot() as connection:
-            for version in self._waiting(connection, train.blessed, seen.revoked):
-                if version <= train.version:
-                    break
+            for version in self._waiting(connection, train.blessed, seen.revoked, above=train.version):
                 says = better_by(repository.read_verdict(connection, self._policy, version), train.version)
                 if says is not None:
                     return TrainMove("change_over", f"v{version} is better by the gate: {says}", version)
