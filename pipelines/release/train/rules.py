@@ -137,7 +137,7 @@ def better_by(verdict: Mapping[str, Any], version: int) -> str | None:
     found = [
         (task, item)
         for task, judged in verdict.get("tasks", {}).items()
-        for item in judged["comparisons"]
+        for item in judged.get("comparisons", ())
         if item["version"] == version
     ]
     if any(item["p"] <= item["alpha"] for _, item in found):
