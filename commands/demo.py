@@ -53,21 +53,21 @@ DEMO_TRAINING = {"learning_rate": 3e-4, "batch_size": 16, "publish_samples": 96,
 """Small steps and frequent versions: sixteen users give nine signals a second, and they leave after three minutes."""
 DEMO_SLOTS = (LIVE, CANDIDATE, LEARNING, CANARY)
 DEMO_TRAIN = {
-    "learning_share": 0.2,
+    "learning_share": 0.3,
     "stages": (0.5,),
     "stage_seconds": 5.0,
     "stage_units": 15,
-    "shadow_prompts": 30,
+    "shadow_prompts": 16,
+    "shadow_seconds": 5.0,
     "age_seconds": 5.0,
-    "margin": 0.15,
-    "guardrail_margin": 0.3,
+    "margin": 0.25,
+    "guardrail_margin": 0.35,
     "length_margin": 1.0,
     "level": 0.01,
     "proof_level": 0.1,
     "tuned_units": 60,
-    "patience_seconds": 28.0,
 }
-"""A short train that sees only large harm: ten users a second cannot show small one."""
+"""A short train: it sees only large harm. Ten users a second cannot show small ones."""
 SmokeOption = Annotated[
     bool, typer.Option("--smoke", help="A run of half a minute. It must lose nothing, and need not learn much.")
 ]

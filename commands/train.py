@@ -44,7 +44,7 @@ def print_train(
     if held is not None:
         print(f"{held.words}: the train stands. To go on: millrace policy resume")
     if train is None:
-        print("no train runs: the next one departs with the newest version that passed the gate")
+        print("no train runs: the next one departs with the newest version that passed the gate, once users ask")
     else:
         for line in train_lines(train, now):
             print(line)

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from runtime.settings import Section
 
-HALF_HOUR = 1800.0
+HOUR, HALF_HOUR = 3600.0, 1800.0
 
 
 class TrainSettings(Section):
@@ -26,12 +26,14 @@ class TrainSettings(Section):
     """The shortest time in a stage."""
     stage_units: int = Field(default=100, ge=2)
     """Fewest units of the canary that must have been heard of when a stage ends."""
-    patience_seconds: float = Field(default=14_400.0, gt=0)
-    """A train that proved nothing after this time is withdrawn: not revoked, and the next version gets the track."""
+    patience_seconds: float = 4.0 * HOUR
+    """A ceiling: a train that proved nothing after this time is withdrawn, not revoked, and the next version gets the track."""
     silence_seconds: float = Field(default=300.0, gt=0)
     """Without new evidence for so long the train stops; after as long again it is withdrawn."""
     shadow_prompts: int = Field(default=500, ge=0)
     """Recent prompts that both versions answer before any user meets the new one. 0: no shadow."""
+    shadow_seconds: float = Field(default=HOUR, gt=0)
+    """After this time the shadow ends with the pairs that it has, if there is any."""
     level: float = Field(default=0.002, gt=0, lt=0.5)
     """Chance that a version which is not worse is rolled back, by its shadow or over all looks and metrics of its canary."""
     learning_level: float = Field(default=0.0002, gt=0, lt=0.5)
@@ -48,14 +50,26 @@ class TrainSettings(Section):
     length_margin: float = Field(default=0.25, gt=0)
     """The same for tokens and seconds of an answer, as a share of them."""
     age_seconds: float | None = Field(default=None, gt=0)
-    """Age at which all answers are compared. Default: the window of the task, or a longer one of its signals up to a quarter of
-    `patience_seconds`."""
+    """Age at which all answers are compared. Default: the window of the task, or a longer one of its signals up to
+    `longest_age_seconds`."""
+    longest_age_seconds: float = Field(default=HOUR, gt=0)
+    """The default age is no longer than this, unless the task's own window is."""
     stratum_seconds: float = Field(default=HALF_HOUR, gt=0)
     """Answers are compared within so much time."""
     control_ratio: float = Field(default=4.0, ge=1)
     """Units of the blessed version that are compared with each unit of the canary, at most."""
     tuned_units: int = Field(default=5000, ge=10)
     """Units of each arm at which the confidence sequences are narrowest."""
+
+    @field_validator("patience_seconds")
+    @classmethod
+    def _hours(cls, seconds: float) -> float:
+        if seconds < HOUR:
+            raise ValueError(
+                f"it is only a ceiling, of at least {HOUR:,.0f} s, not {seconds:g}: a train of an unharmed version goes on until it is "
+                "proven; shadow_seconds ends the shadow, longest_age_seconds bounds the age of what is compared"
+            )
+        return seconds
 
     @field_validator("stages")
     @classmethod

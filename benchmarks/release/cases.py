@@ -168,7 +168,7 @@ def whole_trains(num: int) -> dict[str, Any]:
 
 _SLOW_STAGES = DEFAULTS.model_copy(update={"stage_seconds": 1800.0})
 _PATIENT = DEFAULTS.model_copy(update={"patience_seconds": 3600.0})
-_FEW_PEOPLE = DEFAULTS.model_copy(update={"stages": (0.05, 0.2, 0.5), "margin": 0.04, "patience_seconds": 2400.0})
+_FEW_PEOPLE = DEFAULTS.model_copy(update={"stages": (0.05, 0.2, 0.5), "margin": 0.04, "patience_seconds": 3600.0})
 CASES: dict[str, Case] = {
     "daily cycle x ramp": Case(("arrived",), Product(rate=5.0, swing=0.15, cycle=14_400.0), _SLOW_STAGES),
     "slow good news": Case(("arrived",), Product(age=240.0, good_delay=120.0, bad_delay=10.0)),
@@ -185,7 +185,7 @@ CASES: dict[str, Case] = {
     "graders out for the canary alone": Case(
         ("withdrawn",),
         Product(outage=(0.0, 1e9), outage_arms=(0.0, 0.3)),
-        DEFAULTS.model_copy(update={"patience_seconds": 2400.0}),
+        _PATIENT,
     ),
     "clocks off: 20% of gateways -10 min, 5% +1 h": Case(("arrived",), Product(skew={-600.0: 0.2, 3600.0: 0.05})),
     "the same clocks, -5": Case(("revoked",), Product(loss=0.05, skew={-600.0: 0.2, 3600.0: 0.05})),

@@ -58,7 +58,8 @@ TRAIN = TrainSettings(
     margin=0.1,
     guardrail_margin=0.15,
     tuned_units=300,
-    patience_seconds=600.0,
+    patience_seconds=3600.0,
+    shadow_seconds=150.0,
     silence_seconds=60.0,
 )
 _LOOK_SECONDS, _LONGEST_SECONDS = 0.5, 900.0

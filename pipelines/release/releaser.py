@@ -20,7 +20,7 @@ import structlog
 from sqlalchemy import Connection
 
 from contracts import assignments, holds, revocations
-from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
+from contracts.assignments import CANARY, CANDIDATE, LIVE, MOVED, Assignment
 from contracts.errors import InvalidSettings, Unavailable, VersionNotResident
 from contracts.gating import Grade, SentinelFile
 from contracts.tasks import Task
@@ -29,7 +29,7 @@ from pipelines.release.asking import BadVersion, NoLongerAssigned, SentinelAnswe
 from pipelines.release.grading import grade_together
 from pipelines.release.looking import LookLoop
 from pipelines.release.repository import VersionVerdict
-from pipelines.release.rules import ANCHOR, Decision, GatedTask
+from pipelines.release.rules import ANCHOR, TRAIN, Decision, GatedTask
 from pipelines.release.settings import ReleaseSettings
 from pipelines.release.train.slots import TrainSlots
 from runtime.database import Database
@@ -70,7 +70,7 @@ class Releaser:
         self._bell = bell
         self._slots = slots
         self._unasked: set[int] = set()
-        """Anchors that could not be asked again."""
+        """Anchors and versions on the train that could not be asked again."""
         self._each_look = each_look
         self._clock = clock
         self._since: float | None = None
@@ -121,7 +121,14 @@ class Releaser:
             self._ask_anchors(live.version, draws, stop)
             if candidate is None or candidate.version is None:
                 return False
-            self._judge(candidate, live, stop, is_live_revoked=live.version in revoked)
+            canary = arms.get(CANARY)
+            self._judge(
+                candidate,
+                live,
+                stop,
+                is_live_revoked=live.version in revoked,
+                train=canary.version if canary is not None else None,
+            )
         self._since = None
         return True
 
@@ -144,7 +151,15 @@ class Releaser:
                         repository.set_anchor(connection, self._policy, task, version, "the first judged version")
         log.info("measured", version=version, reason=reason)
 
-    def _judge(self, candidate: Assignment, live: Assignment, stop: threading.Event, *, is_live_revoked: bool) -> None:
+    def _judge(
+        self,
+        candidate: Assignment,
+        live: Assignment,
+        stop: threading.Event,
+        *,
+        is_live_revoked: bool,
+        train: int | None,
+    ) -> None:
         version = _version_of(candidate)
         references, notes = self._references(None if is_live_revoked else _version_of(live))
         with self._database.snapshot() as connection:
@@ -166,6 +181,9 @@ class Releaser:
                 said.setdefault(number, {})
                 if not said[number].keys() >= set(self._sentinels.places_of(task)):
                     said[number] = {**said[number], **self._answers_of(number, stop, draws, (task,))}
+        if train not in {None, version} and (theirs := self._answers_of_train(train, stop, draws)):
+            said[train] = theirs
+            references = {task: {**roles, TRAIN: train} for task, roles in references.items()}
         values = self._graded(
             {
                 task: {number: said[number] for number in (version, *roles.values())}
@@ -196,6 +214,21 @@ class Releaser:
             except (Unavailable, VersionNotResident) as error:  # another anchor takes its place
                 self._unasked.add(anchor)
                 log.warning("anchor not asked again", task=task, version=anchor, reason=error.message)
+
+    def _answers_of_train(
+        self, version: int, stop: threading.Event, draws: Mapping[str, int]
+    ) -> dict[int, SentinelAnswer]:
+        """The answers of the version on the train; empty: it does not give them now, and no verdict waits for them."""
+        with self._database.snapshot() as connection:
+            is_held = version not in self._unasked and self._slots.holds(connection, version)
+            if self._kept(connection, version, draws) is None and not is_held:
+                return {}
+        try:
+            return self._answers_of(version, stop, draws)
+        except (Unavailable, VersionNotResident, BadVersion) as error:
+            self._unasked.add(version)
+            log.warning("version on the train not compared", version=version, reason=error.message)
+            return {}
 
     def _refuse(self, candidate: Assignment, live: Assignment, reason: str, **facts: object) -> None:
         """Refuse a candidate for this reason, without a comparison."""

@@ -2,8 +2,9 @@
 
 On every gated task the candidate is compared with the live version and with an anchor: the newest version that was proven better
 than the anchor before it. It is refused if it is worse beyond chance than either, else it is accepted. The anchor catches many small
-steps down that add up. All comparisons of a candidate together falsely refuse at most the share `FALSE_REFUSALS` of versions that
-are not worse (Bonferroni: each comparison gets its share of that level).
+steps down that add up. All these comparisons of a candidate together falsely refuse at most the share `FALSE_REFUSALS` of versions that
+are not worse (Bonferroni: each comparison gets its share of that level). The version on the train is compared with too, which refuses
+nothing: the train changes over to a candidate that is better.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from pipelines.release.statistics import Paired, compare, least_difference
 
 FALSE_REFUSALS = 0.005
-LIVE, ANCHOR = "live", "anchor"
+LIVE, ANCHOR, TRAIN = "live", "anchor", "train"
 
 Values = Mapping[int, Sequence[float]]
 """By version: the value of its answer to each sentinel of one task, in order."""
@@ -27,7 +28,7 @@ class GatedTask(NamedTuple):
     graders: tuple[str, ...]
     margin: float
     references: Mapping[str, int]
-    """Role (`LIVE`, `ANCHOR`) to version; only the anchor if the live version was revoked."""
+    """Role (`LIVE`, `ANCHOR`, `TRAIN`) to version; no live one if it was revoked, and no train unless it is another version."""
     values: Values
 
 
@@ -95,7 +96,8 @@ class Decision(NamedTuple):
         if not self.accepted:
             return ()
         # A version that is both live and anchor is compared once, as live.
-        anchored = {item.task: item for item in sorted(self.comparisons, key=lambda item: item.role == ANCHOR)}
+        judged = [item for item in self.comparisons if item.role != TRAIN]
+        anchored = {item.task: item for item in sorted(judged, key=lambda item: item.role == ANCHOR)}
         return tuple(task for task, item in anchored.items() if item.is_better)
 
 
@@ -105,14 +107,15 @@ def decide(tasks: Sequence[GatedTask], candidate: int, ungated: Mapping[str, str
     if not tasks:
         return Decision(True, f"unseen: no task is gated{unproven}")
     found = compare_all(tasks, candidate)
-    if worse := [item for item in found if item.is_worse]:
+    if worse := [item for item in found if item.is_worse and item.role != TRAIN]:
         return Decision(False, "; ".join(map(_refusal, worse)) + unproven, found)
     return Decision(True, "; ".join(_told(task, candidate, found) for task in tasks) + unproven, found)
 
 
 def compare_all(tasks: Sequence[GatedTask], candidate: int) -> tuple[GateComparison, ...]:
     """Compare a candidate with every reference on every task, each at its share of `FALSE_REFUSALS`."""
-    num_references = max((len(set(task.references.values())) for task in tasks), default=1)
+    roles = [task.references.items() for task in tasks]
+    num_references = max((len({version for role, version in items if role != TRAIN}) for items in roles), default=1)
     alpha = FALSE_REFUSALS / max(1, len(tasks) * num_references)
     return tuple(item for task in tasks for item in _compared(task, candidate, alpha))
 

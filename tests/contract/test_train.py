@@ -11,11 +11,13 @@ import pytest
 from contracts import assignments, holds, revocations
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, TRAINING
 from contracts.errors import Held, StaleWrite, VersionRevoked
+from contracts.rejection import withdraw
 from contracts.retreat import revoke_unproven
 from contracts.rollback import roll_back
 from pipelines.release.train import moves, repository
 from pipelines.release.train.repository import Train
 from runtime.database import Database
+from tests.unit.pipelines.release.train.test_changing_over import BETTER, against
 from tests.unit.pipelines.release.train.worlds import POLICY, SETTINGS, TrackWorld
 
 
@@ -26,7 +28,8 @@ def a_train(world: TrackWorld) -> Train:
     world.point(LEARNING, 4, share=0.1)
     dump = SETTINGS.model_dump(mode="json")
     with world.database.transaction() as connection:
-        moves.depart(connection, POLICY, 3, arms=assignments.read(connection, POLICY), settings=dump, now=world.wall)
+        arms = assignments.read(connection, POLICY)
+        moves.depart(connection, POLICY, 3, arms=arms, settings=dump, evidence={}, now=world.wall)
     for _ in SETTINGS.stages:
         held = world.running()
         assert held is not None
@@ -173,6 +176,27 @@ def test_what_is_live_is_not_revoked_by_a_train(world: TrackWorld) -> None:
         moves.revoke(connection, held, reason="", evidence={}, now=world.wall)
     with world.database.snapshot() as connection:
         assert revocations.read(connection, POLICY) == {}
+
+
+def test_a_train_changes_over_and_the_version_that_was_left_departs_again_with_its_answers(world: TrackWorld) -> None:
+    world.begin(3)
+    world.people(come=False)
+    world.look(2)
+    assert world.trains() == []
+    world.people(come=True)
+    world.look(2)
+    world.pass_time(50.0)
+    world.answer(8)
+    world.accept(4, details=against(3, BETTER))
+    world.look(3)
+    assert [(held.version, held.state) for held in world.trains()] == [(3, "withdrawn"), (4, "canary")]
+    with world.database.transaction() as connection:
+        withdraw(connection, policy=POLICY, version=4, writer="ann", reason="r")
+    world.restarted()
+    world.look(3)
+    first, *_, last = world.trains()
+    assert (last.version, last.since) == (3, first.started_at)
+    assert last.evidence["num_canary_units"] == 8
 
 
 def test_a_whole_train_with_a_pin_on_its_way(world: TrackWorld) -> None:

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import structlog
 from sqlalchemy import Connection
 
-from contracts import assignments, error_budget, holds, train_points
+from contracts import assignments, error_budget, holds, revocations, train_points
 from contracts.assignments import CANARY, LEARNING, LIVE, MOVED
 from contracts.errors import Held, NotFound, StaleWrite, Unavailable
 from contracts.faults import FaultPoint, no_fault
@@ -33,7 +34,8 @@ from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.learning_guard import LearningGuard
 from pipelines.release.train.moves import is_on_track
 from pipelines.release.train.promise import PACE, WANTED_LEVEL
-from pipelines.release.train.repository import REVOKED, Train
+from pipelines.release.train.repository import CHANGED_IN, CHANGED_TO, REVOKED, SINCE, Train
+from pipelines.release.train.rules import TrainMove, better_by
 from pipelines.release.train.shadow.repository import forget_pairs, read_pace
 from pipelines.release.train.slots import TrainSlots
 from pipelines.release.train.standing import TrackView, ended_by_others
@@ -193,22 +195,43 @@ class Conductor:
         live = seen.arms.get(LIVE)
         if live is None or live.version is None or seen.hold is not None:
             return
-        if not self._settings.enabled or CANARY not in seen.slots:
+        if not self._settings.enabled or CANARY not in seen.slots or not seen.has_users:
             return
-        if not (waiting := self._waiting(live.version, seen.revoked)):
+        with self._database.snapshot() as connection:
+            waiting = self._waiting(connection, live.version, seen.revoked)
+        if not waiting:
             return
         settings = self._settings.model_dump(mode="json") | {"slots": sorted(seen.slots)}
         settings["patience_seconds"] = patience_of(self._tasks, self._settings)
         settings[WANTED_LEVEL] = self._settings.level
         with self._database.snapshot() as connection:
             pace = read_pace(connection, self._policy, self._settings, now)
+            ended = repository.read_ended(connection, self._policy, 1)
+            since = {
+                version: repository.read_since(connection, self._policy, version, live.version) for version in waiting
+            }
+        changed_to = ended[0].evidence.get(CHANGED_TO) if ended else None
+        waiting.sort(key=lambda version: version != changed_to)  # else the newest first
         settings[PACE] = None if pace is None else pace._asdict()
         for version in waiting:
+            evidence = dict[str, Any]()
+            if since[version] is not None:
+                evidence[SINCE] = since[version]
+            if version == changed_to:
+                evidence[CHANGED_IN] = ended[0].changed_in
             try:
                 with self._database.transaction() as connection:
                     level = self._level(connection, f"v{version} against v{live.version} at {now:.3f}", now)
                     settings |= {"level": level}
-                    moves.depart(connection, self._policy, version, arms=seen.arms, settings=settings, now=now)
+                    moves.depart(
+                        connection,
+                        self._policy,
+                        version,
+                        arms=seen.arms,
+                        settings=settings,
+                        evidence=evidence,
+                        now=now,
+                    )
             except NotFound as error:
                 self._without_bytes.add(version)
                 log.warning("version cannot depart", version=version, reason=error.message)
@@ -228,14 +251,15 @@ class Conductor:
             now=now,
         )
 
-    def _waiting(self, live: int, revoked: Mapping[int, object]) -> list[int]:
-        """Versions that may depart, the newest first."""
-        with self._database.snapshot() as connection:
-            accepted = repository.read_accepted_above(connection, self._policy, live)
-            if not accepted:
-                return []
-            refused = left_behind(read_live_history(connection, self._policy)) | self._without_bytes
-            refused |= repository.read_tried(connection, self._policy, live)
+    def _waiting(
+        self, connection: Connection, live: int, revoked: Collection[int], *, above: int | None = None
+    ) -> list[int]:
+        """Versions that may depart against `live` and are newer than it, or than `above`; the newest first."""
+        accepted = repository.read_accepted_above(connection, self._policy, live if above is None else above)
+        if not accepted:
+            return []
+        refused = left_behind(read_live_history(connection, self._policy)) | self._without_bytes
+        refused |= repository.read_tried(connection, self._policy, live)
         return [version for version in accepted if version not in refused and version not in revoked]
 
     def _conduct(self, seen: TrackView, train: Train, now: float, stop: threading.Event) -> None:
@@ -256,7 +280,18 @@ class Conductor:
                 clock=self._clock,
                 monotonic=self._monotonic,
             )
-        self._trip.look(seen, train, now, stop)
+        self._trip.look(seen, train, now, stop, change=self._change(seen, train))
+
+    def _change(self, seen: TrackView, train: Train) -> TrainMove | None:
+        """To the newest waiting version that beats the one on the train; at most once in each stage."""
+        if train.stage in train.changed_in or not seen.has_users or not self._settings.enabled:
+            return None
+        with self._database.snapshot() as connection:
+            for version in self._waiting(connection, train.blessed, seen.revoked, above=train.version):
+                says = better_by(repository.read_verdict(connection, self._policy, version), train.version)
+                if says is not None:
+                    return TrainMove("change_over", f"v{version} is better by the gate: {says}", version)
+        return None
 
     def _moved(self, what: str, reason: str, *, version: int, state: str | None = None) -> None:
         """A move was committed."""
@@ -274,12 +309,15 @@ class Conductor:
             return
         with self._database.transaction() as connection:
             running = repository.read_running(connection, self._policy)
+            needed = {running.version} if running is not None else set[int]()
             arms = assignments.read(connection, self._policy)
             holdout, learning = arms.get(assignments.HOLDOUT), arms.get(LEARNING)
+            if (live := arms[LIVE].version if LIVE in arms else None) is not None:
+                needed |= set(self._waiting(connection, live, revocations.read(connection, self._policy)))
             num = repository.forget_answers(
                 connection,
                 self._policy,
-                running=running.version if running else None,
+                needed=needed,
                 learning=learning.version if learning else None,
                 holdout=holdout.version if holdout else None,
                 lift_since=self._lift_since(now),

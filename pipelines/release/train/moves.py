@@ -39,9 +39,12 @@ def depart(
     *,
     arms: Mapping[str, Assignment],
     settings: Mapping[str, Any],
+    evidence: Mapping[str, Any],
     now: float,
 ) -> None:
     """Begin a train: a row, and the arm `canary` at the version without any user. `arms`: as they were read.
+
+    `evidence`: what it keeps of earlier trains.
 
     Raises:
         Held, NotFound, StaleWrite, VersionRevoked: nothing is changed; `NotFound` says that the version's bytes were removed.
@@ -59,7 +62,7 @@ def depart(
         "epoch": 1,
     }
     row |= {"started_at": now, "stage_at": now, "ended_at": None, "reason": f"v{version} departed"}
-    repository.add(connection, row | {"settings": dict(settings), "evidence": {repository.COUNTED_AT: now}})
+    repository.add(connection, row | {"settings": dict(settings), "evidence": {**evidence, repository.COUNTED_AT: now}})
     holds.refuse(connection, policy, now)
 
 
@@ -98,6 +101,15 @@ def arrive(connection: Connection, train: Train, *, reason: str, evidence: Mappi
     assignments.move_held(connection, arms, CANARY, None, writer=WRITER, reason=reason)
     assignments.move_held(connection, arms, LIVE, train.version, writer=WRITER, reason=reason, share=1.0)
     holds.refuse(connection, train.policy, now)
+
+
+def change_over(
+    connection: Connection, train: Train, to: int | None, *, reason: str, evidence: Mapping[str, Any], now: float
+) -> None:
+    """Take the version off the track for a better one, which departs next. This one may depart again."""
+    changed = {repository.CHANGED_IN: [*train.changed_in, train.stage], repository.CHANGED_TO: to}
+    kept = {**evidence, **changed, repository.BY_OTHERS: True}
+    withdraw(connection, train, reason=reason, evidence=kept, now=now)
 
 
 def withdraw(connection: Connection, train: Train, *, reason: str, evidence: Mapping[str, Any], now: float) -> None:

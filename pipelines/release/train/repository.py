@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, and_, delete, insert, not_, or_, select, update
@@ -11,7 +11,7 @@ from contracts import train_points
 from contracts.assignments import LEARNING
 from contracts.errors import StaleWrite
 from contracts.rejection import WITHDRAWN_BY
-from contracts.tables import alarm, train, train_answer, train_point, verdict
+from contracts.tables import alarm, generation, train, train_answer, train_point, verdict
 from contracts.tables.statements import delete_free
 from pipelines.release.train.answers import AnswerRow
 from pipelines.release.train.lift_figures import LiftRow
@@ -26,8 +26,13 @@ COUNTED_AT, PAUSED = "counted_at", "paused_seconds"
 STOPS = "stops"
 """In the evidence: when the train stopped and went on, the newest last: {"at", "state", "stage", "reason", "epoch"}."""
 _MOST_STOPS = 20
+_LATELY_SECONDS, _LONGEST_ANSWER_SECONDS = 30.0, 600.0
 BY_OTHERS = "by_others"
-"""In the evidence of a train that others brought to its end."""
+"""In the evidence of a train whose end says nothing about its version, which may depart again: others, or a better version, ended it."""
+SINCE = "since"
+"""In the evidence of a version that departed again: when its first train left. Its answers from then on count."""
+CHANGED_IN, CHANGED_TO = "changed_in", "changed_to"
+"""In the evidence: the stages in which this train, and those that changed over to it, changed over; and to which version it did."""
 
 
 class Train(NamedTuple):
@@ -55,6 +60,16 @@ class Train(NamedTuple):
     def paused_seconds(self) -> float:
         """Time since its departure that does not count."""
         return float(self.evidence.get(PAUSED, 0.0))
+
+    @property
+    def since(self) -> float:
+        """When its users got their first answers, in an earlier train too."""
+        return min(self.started_at, float(self.evidence.get(SINCE, self.started_at)))
+
+    @property
+    def changed_in(self) -> list[int]:
+        """See `CHANGED_IN`."""
+        return list(self.evidence.get(CHANGED_IN, ()))
 
 
 def read_running(connection: Connection, policy: str) -> Train | None:
@@ -84,6 +99,44 @@ def read_accepted_above(connection: Connection, policy: str, live: int) -> list[
         .order_by(columns.version.desc())
     )
     return list(connection.execute(statement).scalars())
+
+
+def read_since(connection: Connection, policy: str, version: int, blessed: int) -> float | None:
+    """When a version first departed, if its trains so far were compared with `blessed`; None: it has no answers to keep.
+
+    Of trains that were compared with another version before, nothing is kept.
+    """
+    columns = train.c
+    statement = (
+        select(columns.blessed, columns.started_at)
+        .where(columns.policy == policy, columns.version == version)
+        .order_by(columns.id.desc())
+    )
+    since: float | None = None
+    for row in connection.execute(statement):
+        if row.blessed != blessed:
+            break
+        since = row.started_at if since is None else min(since, row.started_at)
+    return since
+
+
+def read_verdict(connection: Connection, policy: str, version: int) -> dict[str, Any]:
+    """What the gate found out about a version that it judged; empty: nothing."""
+    statement = select(verdict.c.details).where(verdict.c.policy == policy, verdict.c.version == version)
+    return dict(connection.execute(statement).scalar() or {})
+
+
+def has_users(connection: Connection, policy: str, now: float) -> bool:
+    """Whether an answer of a user reached us lately. `now`: UTC epoch seconds."""
+    columns = generation.c
+    statement = select(columns.completion_id).where(
+        columns.policy == policy,
+        columns.purpose == "user",
+        columns.created_at >= now - _LONGEST_ANSWER_SECONDS,
+        columns.joined_at >= now - _LATELY_SECONDS,
+    )
+    newest = statement.order_by(columns.created_at.desc()).limit(1)
+    return connection.execute(newest).first() is not None
 
 
 def read_tried(connection: Connection, policy: str, blessed: int) -> set[int]:
@@ -178,28 +231,28 @@ def forget_answers(
     connection: Connection,
     policy: str,
     *,
-    running: int | None,
+    needed: Collection[int],
     learning: int | None,
     holdout: int | None,
     lift_since: float,
     limit: int,
 ) -> int:
-    """Delete a piece of the answers that neither the running train, the learning arm nor the hold-out needs; returns how many.
+    """Delete a piece of the answers that neither a train, the learning arm nor the hold-out needs; returns how many.
 
-    `running`, `learning`, `holdout`: their versions. While there is a hold-out, answers of `live` stay until `lift_since`.
+    `needed`: versions on the train, or that may depart again; `learning`, `holdout`: their versions. While there is a hold-out, answers of `live` stay until `lift_since`.
     """
     columns = train_answer.c
     in_lift = and_(
         columns.at >= lift_since, or_(columns.arm == "live", and_(columns.arm == "holdout", columns.version == holdout))
     )
     in_train = and_(
-        columns.arm.not_in((LEARNING, CONTROL)), or_(columns.version == running, columns.compared_with == running)
+        columns.arm.not_in((LEARNING, CONTROL)), or_(columns.version.in_(needed), columns.compared_with.in_(needed))
     )
     in_learning = and_(columns.arm.in_((LEARNING, CONTROL)), columns.compared_with == learning)
-    needed = [in_train] if running is not None else []
-    needed += [in_learning] if learning is not None else []
-    needed += [in_lift] if holdout is not None else []
-    unneeded = [not_(or_(*needed))] if needed else []
+    kept = [in_train] if needed else []
+    kept += [in_learning] if learning is not None else []
+    kept += [in_lift] if holdout is not None else []
+    unneeded = [not_(or_(*kept))] if kept else []
     return delete_free(connection, train_answer, columns.policy == policy, *unneeded, limit=limit)
 
 

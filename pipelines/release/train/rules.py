@@ -16,7 +16,7 @@ from pipelines.release.train.words import ratio_in_words
 from runtime.train_settings import TrainSettings
 
 PLACE = "The place of the canary's slots may be the cause, so the version is withdrawn and not revoked."
-MoveKind = Literal["stay", "advance", "arrive", "withdraw", "revoke", "stop", "go_on"]
+MoveKind = Literal["stay", "advance", "arrive", "withdraw", "revoke", "stop", "go_on", "change_over"]
 
 
 _EARLY = 0.5
@@ -28,6 +28,8 @@ class TrainMove(NamedTuple):
 
     kind: MoveKind
     reason: str
+    to: int | None = None
+    """The version that the train changes over to."""
 
 
 def decide(standing: Standing, assessment: Assessment, settings: TrainSettings, now: float) -> TrainMove:
@@ -125,6 +127,23 @@ def _patience(standing: Standing, facts: Mapping[str, Any], settings: TrainSetti
     if now - standing.started_at <= settings.patience_seconds:
         return None
     return TrainMove("withdraw", f"Not proven within {settings.patience_seconds:,.0f} s. {facts['says']}")
+
+
+def better_by(verdict: Mapping[str, Any], version: int) -> str | None:
+    """How a version beats another one beyond chance, by the comparisons of its own verdict of the gate; None if it does not.
+
+    It must be better on some task, and worse beyond chance on none.
+    """
+    found = [
+        (task, item)
+        for task, judged in verdict.get("tasks", {}).items()
+        for item in judged.get("comparisons", ())
+        if item["version"] == version
+    ]
+    if any(item["p"] <= item["alpha"] for _, item in found):
+        return None
+    won = [(task, item) for task, item in found if item["p_better"] <= item["alpha"]]
+    return "; ".join(f"{task} {item['value']:.3f} against {item['against']:.3f}" for task, item in won) or None
 
 
 def no_room(

@@ -31,6 +31,8 @@ class TrackView(NamedTuple):
     """There was a train, and no engine has a canary slot now: versions that pass the gate wait."""
     problem: str
     """Why an engine could not load it."""
+    has_users: bool
+    """Whether anybody asks. Without users no train departs, and one that stopped waits for them."""
 
     @property
     def why_absent(self) -> str:
@@ -56,6 +58,7 @@ def look(connection: Connection, policy: str, slots: TrainSlots, now: float) -> 
         num_engines=len(rows),
         waits_for_slot=CANARY not in declared and slots.has_train(connection),
         problem=next((item["message"] for item in problems if item["version"] == wanted), ""),
+        has_users=repository.has_users(connection, policy, now),
     )
 
 

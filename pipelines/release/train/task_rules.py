@@ -8,8 +8,8 @@ from contracts.tasks import Task
 from pipelines.release.train.answers import TaskRule
 from runtime.train_settings import TrainSettings
 
-_AGE_SHARE = 0.25
-"""Of a train's patience: at a longer age hardly an answer would be old enough before the train ends."""
+_AGES = 4.0
+"""A train gets at least so many times the age of its slowest task: else hardly an answer would be old enough before it ends."""
 
 
 def task_rules(tasks: Mapping[str, Task], settings: TrainSettings) -> dict[str, TaskRule]:
@@ -29,15 +29,15 @@ def comparing_age(task: Task, settings: TrainSettings) -> float:
     """The age in seconds at which answers are compared: `age_seconds`, or the longest window of the task.
 
     Both arms are compared at the same age, so any age is fair at which answers have their rewards: the task's own window. Signals with a
-    longer window count as far as they came within a quarter of `patience_seconds`.
+    longer window count as far as they came within `longest_age_seconds`.
     """
     if settings.age_seconds is not None:
         return settings.age_seconds
     longest = max([task.window_seconds, *(rule.window_seconds or 0.0 for rule in task.signals.values())])
-    return max(task.window_seconds, min(longest, _AGE_SHARE * settings.patience_seconds))
+    return max(task.window_seconds, min(longest, settings.longest_age_seconds))
 
 
 def patience_of(rules: Mapping[str, TaskRule], settings: TrainSettings) -> float:
     """How many seconds a train gets: `patience_seconds`, or four times the age at which its slowest task is compared."""
     slowest = max((rule.age_seconds for rule in rules.values() if rule.has_primary), default=0.0)
-    return max(settings.patience_seconds, slowest / _AGE_SHARE)
+    return max(settings.patience_seconds, _AGES * slowest)

@@ -22,11 +22,13 @@ from pipelines.release.train.assess import Assessment, Standing
 from pipelines.release.train.gathering import evidence_of_train
 from pipelines.release.train.promise import prospect
 from pipelines.release.train.repository import (
+    CHANGED_IN,
     COUNTED_AT,
     IN_SHADOW,
     PAUSED,
     REVOKED,
     SHIPPED,
+    SINCE,
     STOPPED,
     STOPS,
     WITHDRAWN,
@@ -42,7 +44,7 @@ _GAP_SECONDS = 60.0
 ABSENT_SECONDS = 30.0
 """A train stops when no engine held its version for so long: a restart takes less."""
 _VETO = "Nobody else gets it by itself; who wants the habit promotes the version by hand."
-_ENDED = {"arrive": SHIPPED, "revoke": REVOKED, "withdraw": WITHDRAWN}
+_ENDED = {"arrive": SHIPPED, "revoke": REVOKED, "withdraw": WITHDRAWN, "change_over": WITHDRAWN}
 _TOLD = {"advance": "train advanced", "stop": "train stopped", "go_on": "train goes on"}
 
 log = structlog.get_logger()
@@ -102,17 +104,23 @@ class Trip:
         self._noted_at = float("-inf")
         self._has_promised = self._is_hopeless = False
 
-    def look(self, seen: TrackView, train: Train, now: float, stop: threading.Event) -> None:
-        """Make at most one move. Raises as the moves do."""
+    def look(
+        self, seen: TrackView, train: Train, now: float, stop: threading.Event, *, change: TrainMove | None = None
+    ) -> None:
+        """Make at most one move. Raises as the moves do. `change`: to a better version, if the train would go on."""
         if self._count(seen, train, now):
             return
         with self._database.snapshot() as connection:
             self._evidence.read(connection, now)
-        where = Standing(train.stage, train.stage_at, train.started_at, train.state)
+        where = Standing(train.stage, train.stage_at, train.since, train.state)
         found = self._evidence.assess(now, where)
         # The start by which patience ends: later, if a time did not count.
         due = where._replace(started_at=train.started_at + train.paused_seconds)
         move = self._next(seen, train, found, decide(due, found, self._settings, now), now)
+        if move.kind == "withdraw" and _waits_for_users(seen, train):
+            move = TrainMove("stay", "Nobody asks anything: the train waits for users.")
+        if change is not None and move.kind in {"stay", "advance"}:
+            move = change
         said = self._promise(train, found, where, now)
         facts = self._facts(seen, train, {**found.facts, "promise": said}, move, now)
         self._note(train, facts, now)
@@ -135,7 +143,7 @@ class Trip:
 
     def _count(self, seen: TrackView, train: Train, now: float) -> bool:
         """Shift the train's times by a time that does not count; True if there was one."""
-        if seen.hold is not None:
+        if not _is_counted(seen, train):
             self._looked = None
             return False
         tick = self._monotonic()
@@ -238,6 +246,8 @@ class Trip:
                     moves.revoke(connection, train, reason=move.reason, evidence=facts, now=now)
                 case "withdraw":
                     moves.withdraw(connection, train, reason=move.reason, evidence=facts, now=now)
+                case "change_over":
+                    moves.change_over(connection, train, move.to, reason=move.reason, evidence=facts, now=now)
                 case "stop":
                     moves.stop(connection, train, reason=move.reason, now=now)
                 case "go_on":
@@ -266,10 +276,22 @@ class Trip:
     ) -> dict[str, Any]:
         """What is stored: the assessment, what happens next and why, and what the train must remember."""
         facts = {**found, "next": {"kind": move.kind, "reason": move.reason}, COUNTED_AT: now}
-        facts |= {name: train.evidence[name] for name in ("shadow", PAUSED, STOPS) if name in train.evidence}
+        kept = ("shadow", PAUSED, STOPS, SINCE, CHANGED_IN)
+        facts |= {name: train.evidence[name] for name in kept if name in train.evidence}
         if seen.hold is not None:
-            facts |= {"held": seen.hold.words, COUNTED_AT: train.evidence.get(COUNTED_AT, now)}
+            facts |= {"held": seen.hold.words}
+        if not _is_counted(seen, train):
+            facts |= {COUNTED_AT: train.evidence.get(COUNTED_AT, now)}
         return facts
+
+
+def _waits_for_users(seen: TrackView, train: Train) -> bool:
+    return train.state == STOPPED and not seen.has_users
+
+
+def _is_counted(seen: TrackView, train: Train) -> bool:
+    """Whether this time counts for the train's patience and stage."""
+    return seen.hold is None and not _waits_for_users(seen, train)
 
 
 def _point(train: Train, facts: Mapping[str, Any]) -> dict[str, object] | None:

@@ -170,7 +170,7 @@ function drawHold({ hold, held_until: until }) {
 function whyNone({ hold, slots_say: lacks, slots }) {
   if (hold) return "No train leaves while the arms are held.";
   if (lacks.length && (!slots.includes("canary") || lacks[0].startsWith("[train]"))) return lacks[0];
-  return "No train is under way: the next one leaves when a version that passed the gate waits.";
+  return "No train is under way: the next one leaves when a version that passed the gate waits and users ask. While nobody asks, the track waits.";
 }
 
 const refresh = makeRefresh();

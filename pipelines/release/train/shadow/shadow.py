@@ -9,7 +9,7 @@ version; for answers, which wait behind those of users; for graders.
 Each call takes a few seconds and asks a piece of the prompts at a time. A piece is stored once both versions have answered it: a process
 that is killed, or arms that are frozen, lose at most one. A piece grows while it takes a short time. If the live version answers too late,
 the next piece is smaller and has more time, so the deadline fits any engine. The pairs are compared once, at the end: when all are there, or
-`TIME_SHARE` of the train's patience has passed. How many there are then depends on the engine's speed, not on who won.
+`shadow_seconds` have passed. How many there are then depends on the engine's speed, not on who won.
 
 Nothing is logged, trained on or counted as a user's: the requests say so (`x-millrace-purpose: shadow`, `store: false`).
 """
@@ -38,8 +38,6 @@ from pipelines.release.train.shadow.repository import ShadowPair, ShadowPrompt, 
 from pipelines.release.train.trip import ShadowResult
 from runtime.database import Database
 
-TIME_SHARE = 0.25
-"""Of a train's patience: then the shadow ends with the pairs that it has, if there is any."""
 _LOOK_SECONDS = 5.0
 """No piece is begun later in a call."""
 _FIRST, _MOST_AT_ONCE = 8, 64
@@ -138,7 +136,7 @@ class PairedShadow:
 
     def _is_out_of_time(self, train: Train) -> bool:
         passed = self._clock() - train.started_at - train.paused_seconds
-        return passed > TIME_SHARE * settings_of(train).patience_seconds
+        return passed > settings_of(train).shadow_seconds
 
     def _ask_piece(self, train: Train, stop: threading.Event) -> list[ShadowPair]:
         """Have both versions answer the next prompts; returns the pairs, which are stored. Nothing is stored of a piece that fails."""
@@ -205,7 +203,7 @@ class PairedShadow:
         wanted = settings_of(train).shadow_prompts
         few = ""
         if self._num_unasked:
-            seconds = TIME_SHARE * settings_of(train).patience_seconds
+            seconds = settings_of(train).shadow_seconds
             few = f", ended by time after {seconds:,.0f} s with {len(pairs)} of {len(pairs) + self._num_unasked} pairs"
         elif len(pairs) < wanted:
             few = f", of {wanted} wanted: there are no more"

@@ -9,8 +9,9 @@ from sqlalchemy import delete, insert
 
 from contracts import holds, revocations
 from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE, TRAINING
-from contracts.errors import Held
+from contracts.errors import Held, MillraceError, Unavailable
 from contracts.tables import engine_replica
+from pipelines.release.rules import FALSE_REFUSALS
 from pipelines.release.train.slots import TrainSlots
 from runtime.database import Database
 from runtime.train_settings import TrainSettings
@@ -102,6 +103,25 @@ def test_an_operator_ends_the_proving_for_good_by_the_setting(world: GateWorld) 
     world.slots = TrainSlots(world.policy, run="", base="", settings=TrainSettings(enabled=False))
     world.restarted()
     assert world.offer(2, 75) == 2
+
+
+@pytest.mark.parametrize(
+    ("held", "fault", "is_compared"), [(1, None, True), (1, Unavailable("busy"), False), (0, None, False)]
+)
+def test_a_candidate_is_compared_with_the_version_on_the_train_which_refuses_nothing(
+    world: GateWorld, held: int, fault: MillraceError | None, is_compared: bool
+) -> None:
+    world.right[1] = 90
+    world.point(CANARY, 1)
+    announce(world, *ALL, held=held)
+    world.fault = lambda version: fault if version == 1 else None
+    world.offer(2, 72)
+    assert world.references(2) == {"live": 0, "train": 1} if is_compared else {"live": 0}
+    verdict = world.verdict(2)
+    assert (verdict.accepted, world.anchors()) == (True, [0])
+    assert {item["alpha"] for item in verdict.details["tasks"]["math"]["comparisons"]} == {FALSE_REFUSALS}
+    world.offer(3, 72)
+    assert [version for version, _ in world.asked].count(1) == (held == 1), "asked once, whether it answered or not"
 
 
 def test_refusals_send_the_trainer_back_to_live_with_a_train_too(world: GateWorld) -> None:

@@ -131,7 +131,7 @@ def test_a_restart_reads_the_same_answers_again(world: TrackWorld) -> None:
 
 def test_answers_of_the_version_before_are_deleted_and_those_of_this_one_stay(world: TrackWorld) -> None:
     world.answer_learning(PER_SECOND)
-    forget = functools.partial(forget_answers, running=None, holdout=None, lift_since=0.0, limit=100)
+    forget = functools.partial(forget_answers, needed=(), holdout=None, lift_since=0.0, limit=100)
     with world.database.transaction() as connection:
         assert forget(connection, POLICY, learning=7) == 0
         assert forget(connection, POLICY, learning=8) == PER_SECOND * (1 + LEARNING_RATIO)

@@ -109,10 +109,10 @@ def test_once_units_came_their_pace_counts_and_the_tile_of_the_stage_waits_for_t
 
 def test_the_pace_is_that_of_distinct_people(database: Database) -> None:
     store(database, *(a_prompt(number, f"p{number % 50}") for number in range(200)))
-    settings = TrainSettings(patience_seconds=100.0)
+    settings = TrainSettings()
     with database.snapshot() as connection:
-        assert read_pace(connection, "booking", settings, 1_200.0) == (50, 100.0)
-        assert read_pace(connection, "booking", settings, 5_000.0) is None, "nobody came lately"
+        assert read_pace(connection, "booking", settings, 15_500.0) == (50, 14_400.0)
+        assert read_pace(connection, "booking", settings, 19_000.0) is None, "nobody came lately"
 
 
 def test_a_train_says_so_in_its_row_and_in_the_log(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

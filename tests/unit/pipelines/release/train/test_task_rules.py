@@ -20,7 +20,7 @@ def test_the_age_is_that_of_the_slowest_signal_but_no_train_waits_for_weeks() ->
     settings = TrainSettings()
     slow = {"stars": {"means": "outcome"}}
     assert comparing_age(BOOKING_TASK, settings) == 10.0
-    assert comparing_age(a_task(signals=slow), settings) == settings.patience_seconds / 4
+    assert comparing_age(a_task(signals=slow), settings) == settings.longest_age_seconds
     assert comparing_age(a_task(signals=slow), TrainSettings(age_seconds=60.0)) == 60.0
 
 

@@ -12,7 +12,16 @@ from sqlalchemy import delete, insert, select
 from contracts import assignments
 from contracts.arms import is_control
 from contracts.assignments import LIVE, SLOTS, Assignment
-from contracts.tables import alarm, assignment_change, engine_replica, train, train_answer, verdict, version_claim
+from contracts.tables import (
+    alarm,
+    assignment_change,
+    engine_replica,
+    generation,
+    train,
+    train_answer,
+    verdict,
+    version_claim,
+)
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.conductor import Conductor
 from pipelines.release.train.ratio import expected_share
@@ -26,6 +35,7 @@ from runtime.train_settings import TrainSettings
 
 POLICY = "p"
 STOP = threading.Event()
+NOTHING: Mapping[str, Any] = {}
 AGE = 5.0
 TASKS = {"chat": TaskRule(has_primary=True, age_seconds=AGE)}
 SETTINGS = TrainSettings(
@@ -40,6 +50,13 @@ SETTINGS = TrainSettings(
     tuned_units=200,
     level=0.01,
 )
+
+ASKED = {
+    "completion_id": "asked", "choice": 0, "partition": 0, "policy": POLICY, "task": "chat", "purpose": "user", "arm": LIVE,
+    "version": 0, "revision": 0, "state": "pending", "state_reason": "", "state_writer": "", "state_epoch": 0,
+    "state_revision": 0, "record": b"", "created_at": 1e11, "joined_at": 1e11,
+}  # fmt: skip
+"""An answer of a user that was always given just now; its record cannot be read."""
 
 
 class Killed(Exception):
@@ -78,6 +95,7 @@ class TrackWorld:
         self.num_others = 0
         """Engines without a slot for the canary."""
         self.behaviour: dict[int, Behaviour] = {}
+        self.people(come=True)
         self.conductor = self.restarted()
 
     def restarted(self) -> Conductor:
@@ -117,6 +135,13 @@ class TrackWorld:
         """Both clocks go on."""
         self.wall, self.tick = self.wall + seconds, self.tick + seconds
 
+    def people(self, *, come: bool) -> None:
+        """Whether anybody asks from now on."""
+        with self.database.transaction() as connection:
+            connection.execute(delete(generation).where(generation.c.completion_id == ASKED["completion_id"]))
+            if come:
+                connection.execute(insert(generation).values(**ASKED))
+
     def announce(self) -> None:
         """The engine holds what the arms say, and its row is fresh."""
         arms = self.arms()
@@ -150,8 +175,8 @@ class TrackWorld:
                 share=1.0 if arm == LIVE else share,
             )
 
-    def accept(self, *versions: int, parent: int | None = None) -> None:
-        """The gate accepted versions, each the child of the one before."""
+    def accept(self, *versions: int, parent: int | None = None, details: Mapping[str, Any] = NOTHING) -> None:
+        """The gate accepted versions, each the child of the one before. `details`: of the verdict."""
         with self.database.transaction() as connection:
             for version in versions:
                 row = {
@@ -159,7 +184,7 @@ class TrackWorld:
                     "version": version,
                     "accepted": True,
                     "reason": "",
-                    "details": {},
+                    "details": dict(details),
                     "at": self.wall,
                 }
                 connection.execute(insert(verdict).values(**row))
