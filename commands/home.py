@@ -183,8 +183,8 @@ def _load_base(settings: Settings, inspect: Callable[[Path], CheckpointReport] |
     base = Path(settings.base)
     if not base.is_dir():
         raise InvalidSettings(f"policy folder {base} does not exist")
-    load_template(settings.base)
     published_as = {} if inspect is None else inspect(base).published_as
+    load_template(settings.base)
     tensors = {published_as.get(name, name): tensor for name, tensor in read_safetensors(base).items()}
     tensors.pop("", None)
     return to_bf16(tensors)

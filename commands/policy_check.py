@@ -23,6 +23,8 @@ from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
 
 _TIMEOUT_SECONDS = 600
+LOAD_RATE = 30e6
+"""Bytes of a checkpoint per second that are read at least, on a slow disk and busy cores (see docs/models.md)."""
 _REMEMBERED = "checkpoint.json"
 _CODE = Path(__file__).parent.parent / "policy"
 _CACHE_TOKENS, _BATCH_TOKENS, _ARMS = 16_384, 1024, 2
@@ -58,7 +60,9 @@ def inspect_policy(folder: Path) -> CheckpointReport:
     """
     command = [sys.executable, "-m", "policy.inspect", str(folder)]
     try:
-        ran = subprocess.run(command, capture_output=True, check=False, timeout=_TIMEOUT_SECONDS)  # noqa: S603 our own module
+        ran = subprocess.run(
+            command, capture_output=True, check=False, timeout=_TIMEOUT_SECONDS + size_of(folder) / LOAD_RATE
+        )
         return msgspec.json.decode(ran.stdout, type=CheckpointReport)
     except (subprocess.TimeoutExpired, msgspec.MsgspecError, UnicodeDecodeError) as error:
         lines = [] if isinstance(error, subprocess.TimeoutExpired) else ran.stderr.decode(errors="replace").split("\n")
@@ -79,6 +83,11 @@ def check_policy(folder: Path) -> CheckpointReport:
         problem = report.problems[0]
         raise InvalidSettings(f"{folder} cannot be served: {problem.code}: {problem.message}")
     return report
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the weights of a base policy; 0 if they are not here."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 class CheckOnce:
@@ -151,7 +160,8 @@ def findings_of(folder: Path, device: str) -> Iterator[Finding]:
         yield Finding("checkpoint", False, True, f"{problem.code}: {problem.message}")
     if report.num_tensors:
         yield from _described(report, device)
-    yield from template_findings(folder)
+    if (folder / "config.json").is_file():
+        yield from template_findings(folder)
 
 
 def _described(report: CheckpointReport, device: str) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from commands import options
 from commands.engines import OWN, EngineChoice, check_given, choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
-from commands.policy_check import CheckOnce
+from commands.policy_check import LOAD_RATE, CheckOnce, size_of
 from commands.servers import EMBEDDED, Servers
 from commands.supervisor import Supervisor, replica_names
 from contracts.errors import InvalidSettings, Unavailable
@@ -31,8 +31,6 @@ from runtime.settings import Settings, make_section
 from runtime.settings_file import SETTINGS, is_given
 
 _BACKLOG = 1024
-_LOAD_RATE = 30e6
-"""Bytes of a checkpoint per second that engine and trainer load at least, on a slow disk and busy cores (see docs/models.md)."""
 _MOST_ENDS = 8
 """Ends of one process before it ever became ready: growing pauses, so about half a minute of trying."""
 console = Console(highlight=False, soft_wrap=True)
@@ -225,7 +223,7 @@ def running(
     supervisor.start()
     console.print(f"[dim]starting; {home.settings.home / 'logs'} has what each process says")
     try:
-        _wait_ready(home.settings, supervisor, engine.start_seconds + size_of(home.settings.base) / _LOAD_RATE)
+        _wait_ready(home.settings, supervisor, engine.start_seconds + size_of(Path(home.settings.base)) / LOAD_RATE)
         yield supervisor
     finally:
         supervisor.stop()
@@ -252,11 +250,6 @@ def print_keys_of(home: Home) -> None:
         console.print(f"  app key       {home.app_key}   (shown only once; `millrace keys` makes more)")
     where = OPERATOR_KEY if given_operator_key() else operator_file(home.settings.home)
     console.print(f"  operator key  in {where}")
-
-
-def size_of(base: str) -> int:
-    """Bytes of the weights of a base policy; 0 if they are not here."""
-    return sum(path.stat().st_size for path in Path(base).glob("*.safetensors"))
 
 
 def _wait_ready(settings: Settings, supervisor: Supervisor, seconds: float) -> None:

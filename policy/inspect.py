@@ -1,7 +1,7 @@
 """What is in a checkpoint, and whether Millrace can serve and train it: `python -m policy.inspect FOLDER` prints JSON.
 
-In: the configuration, tokenizer and headers of the weight files. Out: a `CheckpointReport`. No weight is read, except those of
-two tensors that may be tied: transformers loads tensors without memory here, so a large model takes seconds.
+In: the files of a checkpoint. Out: a `CheckpointReport`. transformers loads tensors without memory here; the weights are read from
+the disk once, to find NaN and infinity, and never held.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from contracts.checkpoints import CheckpointProblem, CheckpointReport
 from contracts.errors import MillraceError, NotFound, WeightsRefused
+from policy.checkpoint_checks import check_finite, check_folder, check_names, end_problems
 from policy.conversion import Conversion, conversion_of, state_of
 from policy.load import context_of, is_paged
 from policy.routing import expert_layers, is_mixture
@@ -38,8 +39,10 @@ def inspect_checkpoint(folder: Path) -> CheckpointReport:
     """Look at a checkpoint; what is wrong with it is in `problems`, the first reason of each kind."""
     transformers_logging.set_verbosity_error()
     try:
+        check_folder(folder)
         config, architecture = _architecture(folder)
         tensors = map_checkpoint(folder)
+        check_names(tensors)
     except MillraceError as error:
         return CheckpointReport(problems=[CheckpointProblem(error.code, error.message)])
     dtypes = dict(Counter(tensor.dtype for tensor in tensors.values()))
@@ -47,6 +50,7 @@ def inspect_checkpoint(folder: Path) -> CheckpointReport:
         _check_dtypes(tensors)
         model, published_as = _placed(architecture, config, tensors)
         conversion = conversion_of(model)
+        check_finite({name: tensor for name, tensor in tensors.items() if published_as.get(name, name)})
     except MillraceError as error:
         problem = CheckpointProblem(error.code, error.message)
         return CheckpointReport(architecture=architecture.__name__, dtypes=dtypes, problems=[problem])
@@ -197,6 +201,7 @@ def _cache_elements(model: Any) -> int:
 
 def _other_problems(folder: Path, config: Any, vocabulary: int) -> Iterator[tuple[str, str]]:
     """What does not concern the weights."""
+    yield from end_problems(folder, vocabulary)
     if context_of(config) is None:
         yield "unknown_context", f"{folder / 'config.json'} names no context: add max_position_embeddings"
     try:

@@ -35,12 +35,18 @@ _KEY_SECONDS = 2.0
 _MAX_KEYS = 4096
 _SERVER_ERROR = 500
 _MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
+_SOME_VALUE = re.compile(r"got `(\w+)` - at `\$\.(\w+)\[\.\.\.\]`$")
+_KINDS: dict[str, type] = {
+    "bool": bool, "int": int, "float": float, "str": str, "null": type(None), "array": list, "object": dict,
+}  # fmt: skip
+"""The names that msgspec has for kinds of JSON, in its errors."""
 CLIENT_LEFT = 499
 """The status of a request whose client left, for metrics and logs only; nginx's number for it."""
 SESSION_HEADER = "x-millrace-session"
 URL_SESSION = "millrace.session"
 """In the scope of a request: the session that its URL names."""
 _MAX_IN_URL = 128
+_MAX_KEY_SHOWN = 64
 
 ShapeType = TypeVar("ShapeType")
 
@@ -143,7 +149,7 @@ def read_json(shape: type[ShapeType], body: bytes) -> ShapeType:
     try:
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
-        raise invalid_shape(error) from error
+        raise invalid_shape(error, body) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
@@ -155,14 +161,24 @@ def read_shape(shape: type[ShapeType], content: Any) -> ShapeType:
     try:
         return msgspec.convert(content, shape)
     except msgspec.ValidationError as error:
-        raise invalid_shape(error) from error
+        raise invalid_shape(error, content) from error
 
 
-def invalid_shape(error: msgspec.ValidationError) -> InvalidRequest:
-    """The error for a value of the wrong shape; `param` is the path of the field."""
-    where = [str(error).rpartition("`$.")[2].rstrip("`")] if "`$." in str(error) else []
-    missing = _MISSING_FIELD.findall(str(error))
-    return InvalidRequest(str(error), param=".".join(where + missing) or None)
+def invalid_shape(error: msgspec.ValidationError, content: Any) -> InvalidRequest:
+    """The error for a value of the wrong shape; `param` is the path of the field. `content`: what was read, as JSON or decoded."""
+    message = _with_key(str(error), content)
+    where = [message.rpartition("`$.")[2].rstrip("`")] if "`$." in message else []
+    missing = _MISSING_FIELD.findall(message)
+    return InvalidRequest(message, param=".".join(where + missing) or None)
+
+
+def _with_key(message: str, content: Any) -> str:
+    """The message with the key of the wrong value, such as `metadata.run` for `metadata[...]`."""
+    if (match := _SOME_VALUE.search(message)) is None:
+        return message
+    pairs = (msgspec.json.decode(content) if isinstance(content, bytes) else content)[match[2]]
+    key = next((key for key, value in pairs.items() if type(value) is _KINDS.get(match[1])), "...")
+    return message.replace(f"{match[2]}[...]", f"{match[2]}.{key[:_MAX_KEY_SHOWN]}")
 
 
 class KeyRing:

@@ -43,7 +43,6 @@ CHANGING: dict[str, tuple[Any, ...]] = {
     "modalities": (["text", "audio"],),
     "audio": ({"voice": "alloy", "format": "mp3"},),
     "moderation": ({"model": "omni"},),
-    "verbosity": ("low", "high"),
     "web_search_options": ({},),
 }
 """Fields that would change an answer and are not served, each with values that do."""

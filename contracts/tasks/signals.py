@@ -67,13 +67,16 @@ class SignalRule(TaskSection):
         return self
 
     def check(self, name: str, value: Scalar) -> None:
-        """Raises InvalidValue if `value` has the wrong type or label."""
-        kinds: dict[str, tuple[type, ...]] = {"bool": (bool,), "number": (int, float), "label": (str,), "text": (str,)}
-        wrong_bool = isinstance(value, bool) and self.type != "bool"
-        if wrong_bool or not isinstance(value, kinds[self.type]):
-            raise InvalidValue(
-                f"signal {name!r} takes a {self.type}, not {type(value).__name__} {value!r}", param="value"
-            )
+        """Raises InvalidValue if `value` has the wrong type or label. A bool may also be said as 1 or 0."""
+        if self.type == "bool":
+            fits = not isinstance(value, str) and value in {0, 1}
+        elif self.type == "number":
+            fits = not isinstance(value, bool | str)
+        else:
+            fits = isinstance(value, str)
+        if not fits:
+            takes = "bool (true, false, 1 or 0)" if self.type == "bool" else self.type
+            raise InvalidValue(f"signal {name!r} takes a {takes}, not {type(value).__name__} {value!r}", param="value")
         if self.type == "label" and value not in self.labels:
             raise InvalidValue(f"signal {name!r} takes one of {sorted(self.labels)}, not {value!r}", param="value")
 
@@ -84,7 +87,7 @@ class SignalRule(TaskSection):
             return self.ends[0] + (self.ends[1] - self.ends[0]) * share
         if self.type == "text":
             return self.reward
-        return self.labels.get(str(value).lower() if self.type == "bool" else str(value))
+        return self.labels.get(str(bool(value)).lower() if self.type == "bool" else str(value))
 
     def takes(self, value: Scalar) -> bool:
         """Whether `check` passes. It may fail for signals of another task, or from before a change of the task file."""

@@ -34,7 +34,7 @@ class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Of a signal that a task declares."""
     value: Scalar
-    """True or false, a number, a label or a text, as the task declares; up to 65,536 characters."""
+    """True or false (also as 1 or 0), a number, a label or a text, as the task declares; up to 65,536 characters."""
     submitter: Submitter = Submitter(id="anonymous")
     """Who says it. An app's key may speak for users only."""
     id: str | None = None
@@ -96,7 +96,7 @@ def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, 
         item = msgspec.structs.replace(item, completion_id=completion_id_of(item.completion_id))
         route_of(item.completion_id or "")
     _check_sizes(item)
-    _check_value(item, tasks)
+    item = _with_value(item, tasks)
     signal = Signal(
         id=item.id or f"fb-{uuid.uuid4()}",
         completion_id=item.completion_id or "",
@@ -192,8 +192,11 @@ def _check_sizes(item: FeedbackItem) -> None:
         )
 
 
-def _check_value(item: FeedbackItem, tasks: Mapping[str, Task]) -> None:
-    """The generation may not have arrived yet, so its task is unknown: it is enough that one task takes the value."""
+def _with_value(item: FeedbackItem, tasks: Mapping[str, Task]) -> FeedbackItem:
+    """The item with a checked value: true or false, where every task that declares the signal means that by 1 or 0.
+
+    The generation may not have arrived yet, so its task is unknown: it is enough that one task takes the value.
+    """
     rules = [task.signals[item.name] for task in tasks.values() if item.name in task.signals]
     if not rules:
         declared = sorted({name for task in tasks.values() for name in task.signals})
@@ -206,6 +209,7 @@ def _check_value(item: FeedbackItem, tasks: Mapping[str, Task]) -> None:
         raise InvalidValue(
             f"value {str(item.value)[:20]}... does not fit into 64 bits; send a smaller number", param="value"
         )
+    return msgspec.structs.replace(item, value=bool(item.value)) if {rule.type for rule in rules} == {"bool"} else item
 
 
 def _time_of(at: str | float | None, now: float) -> float:

@@ -25,9 +25,10 @@ _MAX_VARIABLES = 16
 _VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _VARIABLE_TEXT = re.compile(r"[\w .:+-]{0,64}")
 """Such a text cannot contain a control string."""
-_OURS = (
+OWN_VARIABLES = (
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
 )  # fmt: skip
+"""Variables of chat templates that a request may not set."""
 
 
 class _Bound(NamedTuple):
@@ -120,7 +121,7 @@ def check_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"{where} takes up to {_MAX_VARIABLES} variables, not {len(variables)}", param=where)
     for name, value in variables.items():
         shown = name[:MAX_NAME]
-        if not _VARIABLE.fullmatch(name) or name in _OURS or name.endswith("_token"):
+        if not _VARIABLE.fullmatch(name) or name in OWN_VARIABLES or name.endswith("_token"):
             raise InvalidRequest(f"{where}: a request may not set {shown!r}", param=where)
         if isinstance(value, str) and not _VARIABLE_TEXT.fullmatch(value):
             raise InvalidRequest(

@@ -60,7 +60,7 @@ def chat_notes() -> dict[str, str]:
     notes = dict(_TEXTS)
     for name, bound in bounds.BOUNDS.items():
         notes[name] = f"{notes.get(name, '')} It {bound}{bound.remark}.".strip()
-    notes |= dict.fromkeys(HARMLESS, "Accepted with any value: it cannot change an answer.")
+    notes |= dict.fromkeys(HARMLESS, "Accepted with any value, without effect.")
     for name, values in NEUTRAL.items():
         shown = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in (*values, None))
         notes[name] = f"Not served; accepted: {shown}."

@@ -1,6 +1,7 @@
 """The fields of `POST /v1/chat/completions`: those that are served, those that cannot change an answer, those that are refused.
 
-A field that changes the answer is served or refused by name, never ignored. An unknown field is refused by name too.
+A field that changes the answer is served or refused by name. Only hints that clients send unasked, and that mean nothing to a
+policy here, are accepted without effect (`verbosity`, and `reasoning_effort` for some templates). An unknown field is refused by name.
 """
 
 from __future__ import annotations
@@ -34,16 +35,15 @@ _NUM_SHOWN = 64
 _UNKNOWN_FIELD = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 
 HARMLESS = (
-    "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier",
+    "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier", "verbosity",
 )  # fmt: skip
-"""Accepted with any value: they are about speed, price or caches."""
+"""Accepted with any value, without effect: they are about speed, price or caches, or a hint that no policy here can read."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
     "moderation": (),
-    "verbosity": ("medium",),
     "web_search_options": (),
 }
 """Not served; accepted with null or one of these values, which change nothing."""
@@ -92,7 +92,7 @@ class ServedFields(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     reasoning_effort: str | None = None
-    """A variable of the chat template; a template without it takes `medium` alone."""
+    """A variable of the chat template; without effect on a template that has none."""
 
 
 class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,6 +124,12 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     index: int | None = None
 
 
+class ThinkingBlock(msgspec.Struct, frozen=True):
+    """litellm's: a part of the reasoning of an earlier answer, in Anthropic's form. Its signature and all else is left out."""
+
+    thinking: str = ""
+
+
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A message as callers send it. Whether names and reasoning matter depends on the chat template."""
 
@@ -133,6 +139,8 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
     thinking: str | None = None
+    thinking_blocks: list[ThinkingBlock] | None = None
+    """litellm's: the reasoning once more; read if the message has it under no other name."""
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None

@@ -52,7 +52,8 @@ _MAX_ARGUMENTS = 2**18
 """Bytes of all arguments of tool calls that are objects; arguments that are strings are not decoded."""
 _MAX_SHORT_MESSAGES, _MAX_SHORT_CHARACTERS = 64, 4000
 _served = attrgetter(*ServedFields.__struct_fields__)
-_TEXTS = ("name", "reasoning_content", "reasoning", "thinking", "tool_call_id")
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_TEXTS = ("name", *_REASONING, "tool_call_id")
 _texts_of = attrgetter(*_TEXTS)
 
 
@@ -197,6 +198,7 @@ def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
             num_parts += len(message.content)
         if message.tool_calls:
             calls += message.tool_calls
+        num_parts += len(message.thinking_blocks or ())
     num_parts += len(calls)
     if num_parts > MAX_PARTS:
         raise too_many(f"up to {MAX_PARTS:,} parts and tool calls in all messages")
@@ -223,6 +225,8 @@ def _plain_message(message: ChatMessage, index: int) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.content must be a string or a list of text parts", param=f"{where}.content")
     texts = zip(_TEXTS, _texts_of(message), strict=True)
     plain |= {name: text for name, text in texts if text is not None}
+    if message.thinking_blocks and plain.keys().isdisjoint(_REASONING):
+        plain["reasoning_content"] = "".join(block.thinking for block in message.thinking_blocks)
     if message.tool_calls:
         plain["tool_calls"] = [_plain_call(call, f"{where}.tool_calls") for call in message.tool_calls]
     return plain

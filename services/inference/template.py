@@ -21,10 +21,11 @@ from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings, Unsupported
+from services.inference.bounds import OWN_VARIABLES
 from services.inference.control_strings import ControlStrings, MarkedMessages
 from services.inference.plain_tokenizer import PlainTokenizer
 from services.inference.template_calls import HistoryForm, call_form, complete_tools, takes_tools, with_objects
-from services.inference.template_options import check_options, with_effort
+from services.inference.template_options import known_options
 from services.inference.template_sandbox import make_sandbox
 from services.inference.template_texts import TemplateTexts, template_texts
 from services.inference.tools.registry import family_of
@@ -56,10 +57,10 @@ class ChatTemplate:
         self._special = _special_tokens(settings)
         self.source, sandbox = _template_of(folder, settings), make_sandbox()
         try:
-            code, literals, self._variables = _compiled(self.source)
+            code, literals, variables = _compiled(self.source)
         except jinja2.TemplateError as error:
             raise InvalidSettings(f"{folder}: the chat template is not valid: {error}") from error
-        self._reserved = frozenset(sandbox.globals) | frozenset(_SPECIAL_TOKENS)
+        self._variables = variables - {*sandbox.globals, *_SPECIAL_TOKENS, *OWN_VARIABLES}
         # jinja2 reads all globals on every render, which is slow with its own chain of dicts.
         self._template = sandbox.template_class.from_code(sandbox, code, dict(sandbox.globals))
         self._knows_developers = "developer" in self.source
@@ -77,15 +78,15 @@ class ChatTemplate:
         self._normalizes = self.tokenizer.normalizer is not None and any(token["normalized"] for token in tokens)
 
     def options_of(self, given: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
-        """The variables that a request sets: its `chat_template_kwargs`, and its `reasoning_effort` if there is such a variable.
+        """The variables that a request sets: those of its `chat_template_kwargs` and its `reasoning_effort` that the template has.
 
         Raises:
-            InvalidRequest, Unsupported: see `with_effort`.
+            InvalidRequest: see `known_options`.
         """
-        return with_effort(given, effort, self._variables)
+        return known_options(given, effort, self._variables)
 
     def knows(self, name: str) -> bool:
-        """Whether the template has a variable of this name."""
+        """Whether the template has a variable of this name that a request may set."""
         return name in self._variables
 
     def render(
@@ -97,10 +98,10 @@ class ChatTemplate:
         """The prompt as text.
 
         Raises:
-            InvalidRequest: the template refuses these messages; the message is the template's. Or it has no such option.
+            InvalidRequest: the template refuses these messages; the message is the template's.
             Unsupported: the template ignores tools, or calls of tools in messages.
         """
-        self._check(messages, tools, options)
+        self._check(messages, tools)
         return self._rendered_or_refused(messages, tools, options)
 
     def encode(
@@ -119,7 +120,7 @@ class ChatTemplate:
             InvalidRequest, Unsupported: see `render`.
             ContextLengthExceeded: the text exceeds the context even before tokenizing.
         """
-        self._check(messages, tools, options)
+        self._check(messages, tools)
         if not opens_answer:
             options = {**options, _OPENS: False}
         messages = [with_objects(message) for message in messages]
@@ -154,13 +155,9 @@ class ChatTemplate:
                 return ids
         return self._plain_tokenizer.encode(text, spans, marked.restore)
 
-    def _check(
-        self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], options: Mapping[str, Any]
-    ) -> None:
+    def _check(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> None:
         if not messages:
             raise InvalidRequest("send at least one message", param="messages")
-        if options:
-            check_options(options, self._variables, self._reserved)
         if tools and not self.takes_tools:
             raise Unsupported(
                 "the chat template of this policy does not render tools; leave `tools` out, or describe them in a message",

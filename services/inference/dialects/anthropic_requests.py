@@ -72,7 +72,7 @@ def lowered(read: MessageFields, template: ChatTemplate) -> ChatRequest:
         tool_choice=check_tool_choice(_choice(choice), tools),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         response_format=_format(output),
-        reasoning_effort=_effort(output, template),
+        reasoning_effort=output.effort,
         template_variables=_thinking(read.thinking, read.max_tokens, template),
         metadata=labels,
         store=read.store,
@@ -122,12 +122,6 @@ def _format(output: OutputForm) -> ResponseFormat | None:
             param="output_config.format.type",
         )
     return check_response_format(ResponseFormatForm("json_schema", SchemaForm("answer", wanted.schema)))
-
-
-def _effort(output: OutputForm, template: ChatTemplate) -> str | None:
-    # For Anthropic, `high` means the same as nothing.
-    is_usual = output.effort == "high" and not template.knows("reasoning_effort")
-    return None if is_usual else output.effort
 
 
 def _thinking(

@@ -32,7 +32,7 @@ _NOTES = {
     "tool_choice": "Without it `auto`, if there are tools.",
     "thinking": "Switches reasoning, where the chat template has a switch.",
     "output_config": "A schema that the answer must have, and the effort.",
-    **dict.fromkeys(HARMLESS, "Accepted with any value: it cannot change an answer."),
+    **dict.fromkeys(HARMLESS, "Accepted with any value, without effect."),
     **dict.fromkeys(NEUTRAL, "Not served; null is accepted."),
 }
 _EXAMPLE: dict[str, Any] = {

@@ -55,14 +55,14 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: TextFormat | None = None
     verbosity: str | None = None
-    """Not served; `medium` is accepted."""
+    """Accepted with any value, without effect."""
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the policy should reason."""
 
     effort: str | None = None
-    """A variable of the chat template; a template without it takes `medium` alone."""
+    """A variable of the chat template; without effect on a template that has none."""
     summary: str | None = None
     """Reasoning comes back as it is, without a summary; `auto` is accepted."""
     generate_summary: str | None = None
@@ -126,7 +126,6 @@ STRUCTS = (
 )
 _unserved = attrgetter(*NEUTRAL)
 _OPTIONS = {
-    "text.verbosity": ("medium",),
     "reasoning.summary": ("auto",),
     "reasoning.generate_summary": ("auto",),
     "reasoning.context": ("auto",),

@@ -38,7 +38,7 @@ def responses_notes() -> dict[str, str]:
     notes["repetition_penalty"] = "vLLM's: logits of tokens that were there are divided by it; 1 is off."
     notes["chat_template_kwargs"] = "vLLM's: variables of the chat template, for example `enable_thinking`."
     notes["parallel_tool_calls"] = "False: at most one call in an answer."
-    notes |= dict.fromkeys(HARMLESS, "Accepted with any value: it cannot change an answer.")
+    notes |= dict.fromkeys(HARMLESS, "Accepted with any value, without effect.")
     for name, values in NEUTRAL.items():
         shown = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in (*values, None))
         notes[name] = f"Not served; accepted: {shown}."

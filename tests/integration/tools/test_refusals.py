@@ -61,7 +61,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("function_call", {"function_call": {"name": "f"}}, UNSUPPORTED, "function_call"),
     ("unknown field", {"max_token": 3}, UNSUPPORTED, "max_token"),
     ("unknown effort", {"reasoning_effort": "lots"}, INVALID, "reasoning_effort"),
-    ("effort that the template has not", {"reasoning_effort": "high"}, UNSUPPORTED, "reasoning_effort"),
     ("custom tool", {"tools": [{"type": "custom", "custom": {"name": "c"}}]}, UNSUPPORTED, "tools[0].type"),
     ("n of 128", {"n": 128}, INVALID, "n"),
     ("1,000 stop strings", {"stop": [f"s{number}" for number in range(1000)]}, INVALID, "stop"),
@@ -70,6 +69,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("logit_bias of no token", {"logit_bias": {"999999": 1}}, INVALID, "logit_bias"),
 ]  # fmt: skip
 ACCEPTED: list[tuple[str, dict[str, Any]]] = [
+    ("effort that the template has not", {"reasoning_effort": "high"}),
     ("recursive schema that ends", tools("f", {"type": "object", "properties": {"next": {"$ref": "#"}}})),
     ("name of one character", tools("f")),
     ("name of 64 characters", tools("f" * 64)),

@@ -116,7 +116,15 @@ def test_parts_that_do_not_fit_together_are_named_by_file_and_line(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("accepted", 1), ("accepted", "yes"), ("stars", True), ("stars", "5"), ("comment", 3), ("edited", False)],
+    [
+        ("accepted", 2),
+        ("accepted", 0.5),
+        ("accepted", "yes"),
+        ("stars", True),
+        ("stars", "5"),
+        ("comment", 3),
+        ("edited", False),
+    ],
 )
 def test_a_value_of_the_wrong_type_is_refused(name: str, value: object) -> None:
     with pytest.raises(InvalidValue, match=name):
@@ -133,6 +141,8 @@ def test_an_undeclared_signal_is_refused_with_what_there_is() -> None:
     [
         ("accepted", True, 1.0),
         ("accepted", False, 0.0),
+        ("accepted", 1, 1.0),
+        ("accepted", 0.0, 0.0),
         ("stars", 5, 1.0),
         ("stars", 3, 0.5),
         ("stars", 9, 1.0),
@@ -140,7 +150,7 @@ def test_an_undeclared_signal_is_refused_with_what_there_is() -> None:
         ("comment", "x", None),
     ],
 )
-def test_what_values_are_worth(name: str, value: bool | int | str, reward: float | None) -> None:
+def test_what_values_are_worth(name: str, value: bool | float | str, reward: float | None) -> None:
     rule = BOOKING_TASK.signal(name)
     rule.check(name, value)
     assert rule.reward_of(value) == reward

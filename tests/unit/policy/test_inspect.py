@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -180,6 +181,45 @@ def no_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
 
 
+def not_finite(name: str, place: int, word: int, dtype: str = "BF16") -> Callable[[Path], None]:
+    """Sets one element of a tensor, counted flat, to these bits."""
+
+    def change(tensors: Tensors) -> None:
+        tensor = tensors[name]
+        words = tensor.data.view("<u2").astype("<u4") << 16 if dtype == "F32" else tensor.data.view("<u2").copy()
+        words[place] = word
+        tensors[name] = Tensor(dtype, tensor.shape, words.view(np.uint8))
+
+    return lambda folder: changed(folder, change)
+
+
+def renamed(old: str, new: str) -> Callable[[Path], None]:
+    def change(tensors: Tensors) -> None:
+        for name in list(tensors):
+            tensors[name.replace(old, new, 1)] = tensors.pop(name)
+
+    return lambda folder: changed(folder, change)
+
+
+def generates_with(**fields: object) -> Callable[[Path], None]:
+    return lambda folder: (folder / "generation_config.json").write_text(json.dumps(fields)) and None
+
+
+def adapter(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / FILE).rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}')
+
+
+def moved_into_a_subfolder(folder: Path, *, weights: bool = True) -> None:
+    inside = folder / "huggingface"
+    inside.mkdir()
+    for path in [path for path in folder.iterdir() if path.is_file()]:
+        path.rename(inside / path.name)
+    if not weights:
+        (inside / FILE).rename(folder / "model_world_size_1_rank_0.pt")
+
+
 Bad = tuple[str, Callable[[Path], None], str, str]
 BAD: list[Bad] = [
     ("llama", lambda folder: (folder / "config.json").unlink(), "not_found", "config.json"),
@@ -196,6 +236,18 @@ BAD: list[Bad] = [
     ("llama", with_tensor("model.layers.9.extra", "model.norm.weight"), "unknown_tensor", "model.layers.9.extra"),
     ("llama", config_with(intermediate_size=256), "wrong_shape", "mlp"),
     ("llama", config_with(num_hidden_layers=1), "unknown_tensor", "model.layers.1"),
+    ("llama", not_finite("model.norm.weight", 63, 0x7FC0), "not_finite", "model.norm.weight holds NaN at [63]"),
+    ("llama", not_finite("model.embed_tokens.weight", 64 * 700 + 2, 0xFF80), "not_finite", "infinity at [700, 2]"),
+    ("llama", not_finite("lm_head.weight", 1, 0x7F7FFFFF, "F32"), "not_finite", "lm_head.weight holds a number that BF16 rounds"),
+    ("llama", renamed("", "_orig_mod."), "wrapped_names", "21 of 21 tensors have `_orig_mod.` in their names"),
+    ("llama", renamed("layers.", "layers._fsdp_wrapped_module."), "wrapped_names", "while FSDP wrapped it"),
+    ("llama", renamed("", "base_model.model."), "wrapped_names", "merge_and_unload"),
+    ("llama", renamed("", "module."), "wrapped_names", "DeepSpeed"),
+    ("llama", generates_with(eos_token_id=[1, 704]), "wrong_eos", "generation_config.json has the eos_token_id 704"),
+    ("llama", config_with(eos_token_id=9999), "wrong_eos", "config.json has the eos_token_id 9999"),
+    ("llama", adapter, "adapter", "an adapter of peft (LORA) for org/base"),
+    ("llama", moved_into_a_subfolder, "wrong_folder", "huggingface does: give that folder instead"),
+    ("llama", partial(moved_into_a_subfolder, weights=False), "wrong_folder", "verl.model_merger"),
     ("llama", with_dtype("model.norm.weight", "F8_E4M3", 1), "wrong_dtype", "model.norm.weight is F8_E4M3"),
     ("llama", with_dtype("model.norm.weight", "I64", 8), "wrong_dtype", "model.norm.weight is I64"),
     ("llama", unknown_dtype, "unknown_dtype", "BF17"),

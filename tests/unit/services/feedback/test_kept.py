@@ -28,6 +28,13 @@ def reasons(database: Database) -> dict[str, int]:
         return rejection_counts(connection)
 
 
+@pytest.mark.parametrize("value", [1, 1.0, 0, 0.0])
+def test_a_bool_may_be_said_as_a_number_and_is_kept_as_a_bool(value: float) -> None:
+    item = {"completion_id": new_completion_id(), "name": "accepted", "id": "i"}
+    said, plain = (read_item(item | {"value": one}, TASKS, "default", NOW) for one in (value, bool(value)))
+    assert (said.signal.value is bool(value), said.body_hash) == (True, plain.body_hash)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
-import openai
 import pytest
 from openai.types.chat import completion_create_params
 
@@ -84,14 +83,42 @@ def test_what_changes_nothing_is_accepted_and_what_would_is_refused(name: str) -
         assert refused.value.param == name
 
 
-def test_an_effort_is_one_of_a_list_and_never_ignored(inference: Inference) -> None:
+def test_an_effort_is_one_of_a_list() -> None:
     with pytest.raises(InvalidRequest, match="one of none, minimal, low") as raised:
         parse(reasoning_effort="lots")
     assert raised.value.param == "reasoning_effort"
-    assert inference.ask(reasoning_effort="medium").choices
-    with pytest.raises(openai.BadRequestError) as refused:
-        inference.ask(reasoning_effort="high")
-    assert (refused.value.param, refused.value.code) == ("reasoning_effort", "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reasoning_effort": "high"},
+        {"verbosity": "low"},
+        {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+    ],
+)
+def test_a_hint_that_the_template_does_not_know_changes_nothing(inference: Inference, changes: dict[str, Any]) -> None:
+    assert inference.ask(**changes).usage == inference.ask().usage
+
+
+def test_the_key_of_a_wrong_value_is_named() -> None:
+    for changes, param in (
+        ({"metadata": {"task": "x", "run": 3}}, "metadata.run"),
+        ({"logit_bias": {"5": None}}, "logit_bias.5"),
+    ):
+        with pytest.raises(InvalidRequest, match=param) as refused:
+            parse(**changes)
+        assert refused.value.param == param
+
+
+def test_reasoning_that_litellm_sends_back_in_blocks_is_read_once() -> None:
+    blocks = [{"type": "thinking", "thinking": "x", "signature": "s"}, {"type": "redacted_thinking", "data": "d"}]
+    answer = {"role": "assistant", "content": "hi", "thinking_blocks": blocks}
+    assert parse(messages=[answer]).messages == [{"role": "assistant", "content": "hi", "reasoning_content": "x"}]
+    told = answer | {"reasoning_content": "y"}
+    assert parse(messages=[told]).messages == [{"role": "assistant", "content": "hi", "reasoning_content": "y"}]
+    with pytest.raises(InvalidRequest, match="up to 4,096 parts"):
+        parse(messages=[answer | {"thinking_blocks": [{}] * (MAX_PARTS + 1)}])
 
 
 @pytest.mark.parametrize("name", HARMLESS)

@@ -49,7 +49,7 @@ def test_a_prompt_is_taken_as_it_is(inference: Inference) -> None:
         ({"messages": HELLO, "add_special_tokens": True}, 400, "add_special_tokens"),
         ({"messages": HELLO, "continue_final_message": True}, 400, "continue_final_message"),
         ({"messages": HELLO, "chat_template": "x"}, 400, "chat_template"),
-        ({"messages": HELLO, "chat_template_kwargs": {"x": 1}}, 400, "chat_template_kwargs"),
+        ({"messages": HELLO, "chat_template_kwargs": {"tools": 1}}, 400, "chat_template_kwargs"),
         ({"messages": HELLO, "message": HELLO}, 400, "message"),
         ({"messages": HELLO, "model": "x"}, 404, "model"),
         ({"prompt": "x", "model": "x"}, 404, "model"),

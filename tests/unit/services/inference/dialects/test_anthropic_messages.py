@@ -156,7 +156,7 @@ def test_a_stream_that_fails_ends_with_an_error(send: Send, inference: Inference
         ({}, {"max_tokens": None}, (400, "invalid_request_error", "max_tokens")),
         ({}, {"messages": []}, (400, "invalid_request_error", "messages")),
         ({}, {"tools": OFFERED}, (400, "invalid_request_error", "tools")),
-        ({}, {"output_config": {"effort": "low"}}, (400, "invalid_request_error", "output_config.effort")),
+        ({}, {"output_config": {"effort": "lots"}}, (400, "invalid_request_error", "output_config.effort")),
         ({"x-millrace-task": "none"}, {}, (400, "invalid_request_error", "metadata.task")),
         ({"x-millrace-purpose": "rollout"}, {}, (403, "permission_error", None)),
     ],

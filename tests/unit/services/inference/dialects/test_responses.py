@@ -350,7 +350,7 @@ def test_token_ids_and_log_probs_come_back_if_asked_for(inference: Inference) ->
         ({"input": []}, openai.BadRequestError, "input"),
         ({"model": "gpt-9"}, openai.NotFoundError, "model"),
         ({"metadata": {"task": "none"}}, openai.BadRequestError, "metadata.task"),
-        ({"reasoning": {"effort": "high"}}, openai.BadRequestError, "reasoning.effort"),
+        ({"reasoning": {"effort": "lots"}}, openai.BadRequestError, "reasoning.effort"),
         ({"tools": [{"type": "function", "name": "f", "parameters": None, "strict": None}]}, openai.BadRequestError, "tools"),
         ({"extra_body": {"max_tokens": 3}}, openai.BadRequestError, "max_tokens"),
         ({"metadata": {"task": "private"}, "max_output_tokens": CONTEXT}, openai.BadRequestError, "max_output_tokens"),

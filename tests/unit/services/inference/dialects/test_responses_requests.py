@@ -178,7 +178,7 @@ def test_options_are_those_of_chats() -> None:
     chat = parse(
         max_output_tokens=7,
         reasoning={"effort": "high", "summary": "auto"},
-        text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}, "verbosity": "medium"},
+        text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}, "verbosity": "low"},
         tools=[TOOL],
         tool_choice={"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]},
         parallel_tool_calls=False,
@@ -257,7 +257,6 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "invalid_schema", "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "invalid_request", "text.format.name"),
         ({"text": {"format": {"type": "grammar"}}}, "unsupported_parameter", "text.format.type"),
-        ({"text": {"verbosity": "high"}}, "unsupported_parameter", "text.verbosity"),
         ({"reasoning": {"summary": "detailed"}}, "unsupported_parameter", "reasoning.summary"),
         ({"reasoning": {"effort": "lots"}}, "invalid_request", "reasoning.effort"),
         ({"reasoning": {"mode": "pro"}}, "unsupported_parameter", "reasoning.mode"),
