@@ -15,7 +15,8 @@ from contracts.keys import Role, create_key
 from contracts.tables import dead_letter
 from runtime.settings import Settings
 from services.dashboard.app import create_app
-from services.dashboard.signin.sessions import COOKIE, TOKEN_FILE
+from services.dashboard.signin.pages import PAGES as PAGES_BY_NAME
+from services.dashboard.signin.sessions import COOKIE, Sessions
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, SCRIPT, key_of
 
 ORIGIN = {"origin": "http://testserver"}
@@ -69,10 +70,10 @@ def test_the_secret_of_a_page_of_one_replica_is_good_on_another(open_client: Any
 
 
 def test_the_link_is_spent_for_every_replica(open_client: Any, small: Settings) -> None:
-    (small.home / TOKEN_FILE).write_text("secret")
     here, there = open_client(small), open_client(small)
-    assert here.get("/?token=secret").status_code == 303
-    assert there.get("/?token=secret").status_code == 401
+    link = f"/?token={Sessions(here.app.state.database).make_link()}"
+    assert here.get(link).status_code == 303
+    assert there.get(link).status_code == 401
 
 
 @pytest.mark.parametrize("path", PAGES[1:])
@@ -224,6 +225,33 @@ def test_a_failure_is_shown_on_a_page(client: TestClient, path: str, status: int
     assert "<nav" in answer.text
 
 
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize(
+    ("role", "path", "headers", "words"),
+    [
+        ("operator", "/generation", BROWSER, "there is no page /generation<"),
+        ("operator", "/static/nosuch.js", BROWSER, "there is no page"),
+        ("app", "/nosuch", BROWSER, '<a href="/">Overview</a>'),
+        (None, "/nosuch", BROWSER, "sign in to see the known ones"),
+        ("operator", "/nosuch", {}, "there is no GET /nosuch"),
+        ("operator", "/api/nosuch", BROWSER, "there is no GET /api/nosuch"),
+    ],
+)
+def test_an_unknown_page_offers_the_known_ones(
+    open_client: Any, small: Settings, *, role: Role | None, path: str, headers: dict[str, str], words: str
+) -> None:
+    client = open_client(small) if role is None else signed_in(open_client(small), small, role)
+    answer = client.get(path, headers=headers)
+    is_page = answer.headers["content-type"].startswith("text/html")
+    assert (answer.status_code, is_page) == (404, bool(headers) and not path.startswith("/api/"))
+    assert words in html.unescape(answer.text)
+    offered = re.findall(r'href="(/\w*)"', answer.text.partition("Known pages")[2])
+    known = {"operator": list(PAGES_BY_NAME), "app": ["/", "/rewards", "/ledger"]}.get(role or "", [])
+    assert offered == (known if is_page else [])
+
+
 def test_an_empty_home_says_what_to_do(open_client: Any, bare: Settings) -> None:
     client = signed_in(open_client(bare), bare)
     assert "curl" in client.get("/generations").text
@@ -246,6 +274,7 @@ def test_without_a_database_pages_say_so(open_client: Any, small: Settings) -> N
         assert answer.status_code == 503, path
         assert "cannot be read" in answer.text
         assert 'http-equiv="refresh"' in answer.text
+    assert client.get("/nosuch", headers=BROWSER).status_code == 503
     assert client.get("/api/state").status_code == 503
 
 
