@@ -36,6 +36,12 @@ pytestmark = [
 ]
 READY = "document.documentElement.dataset.ready"
 SCROLL = "document.scrollingElement.scrollWidth - innerWidth"
+HIDDEN_NAMES = """[...document.querySelectorAll('.top nav a')].filter((name) => {
+  const box = name.getBoundingClientRect();
+  return box.left < 0 || box.right > innerWidth;
+}).map((name) => name.textContent)"""
+"""The names of pages in the navigation that a reader does not see without scrolling."""
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 FOCUSED = "document.activeElement.getAttribute('href')"
 CONFIRMABLE = "!document.querySelector('#decision button.danger').disabled"
 MAX_TABS = 60
@@ -185,6 +191,8 @@ def test_every_page_is_drawn_and_nothing_overflows(
         for selector, number in figures.items():
             assert count(page, selector) == number, (path, selector)
         assert page.evaluate(SCROLL) <= 0, path
+        assert page.evaluate(HIDDEN_NAMES) == [], path
+        assert page.evaluate(CONTRAST) == [], path
         assert page.evaluate("document.querySelectorAll('nav [aria-current]').length") == 1, path
         assert page.evaluate("document.querySelector('#lost').hidden"), path
         assert "undefined" not in page.evaluate("document.querySelector('main').innerText"), path
