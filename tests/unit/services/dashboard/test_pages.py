@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import insert
+from sqlalchemy import delete, insert, update
 
 from contracts.keys import Role, create_key
-from contracts.tables import dead_letter
+from contracts.tables import dead_letter, generation, score, signal
 from runtime.settings import Settings
 from services.dashboard.app import create_app
+from services.dashboard.formatting import MISSING
 from services.dashboard.signin.pages import PAGES as PAGES_BY_NAME
 from services.dashboard.signin.sessions import COOKIE, Sessions
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, SCRIPT, key_of
@@ -128,7 +129,7 @@ def test_hostile_words_are_text_wherever_they_stand(client: TestClient) -> None:
 
 
 def test_the_pages_of_a_search_follow_each_other(client: TestClient) -> None:
-    path, seen = "/generations?version=3", []
+    path, seen = "/generations?version=3&purpose=all", []
     while True:
         page = client.get(path).text
         seen += re.findall(r'class="hit" href="/generations/([^/]+)/0"', page)
@@ -138,7 +139,61 @@ def test_the_pages_of_a_search_follow_each_other(client: TestClient) -> None:
         path = older[0]
         assert "version=3" in path
     assert seen == [key_of(number) for number in range(239, 179, -1)]
-    assert links(page, "Newest") == ["/generations?version=3"]
+    assert links(page, "Newest") == ["/generations?purpose=all&version=3"]
+
+
+SENTINEL = "<span>sentinel</span>"
+
+
+@pytest.mark.parametrize(
+    ("query", "shown", "are_sentinels"),
+    [
+        ("", "Users' answers", {False}),
+        ("?state=filtered", "Users' answers", set()),
+        ("?purpose=sentinel&version=3", "Sentinels", {True}),
+        ("?purpose=shadow", "Shadow answers", set()),
+        ("?purpose=all&version=3", "All", {True, False}),
+        ("?completion=chatcmpl-00000", "All", {True, False}),
+    ],
+)
+def test_users_answers_come_first_and_a_link_leads_to_others(
+    client: TestClient, query: str, shown: str, are_sentinels: set[bool]
+) -> None:
+    page = html.unescape(client.get(f"/generations{query}").text)
+    found = page.partition('<ol class="found">')[2].split("<li>")[1:]
+    assert {SENTINEL in row for row in found} == are_sentinels
+    assert re.findall(r"<b>([^<]+)</b>", page.partition('class="choices"')[2].partition("</p>")[0]) == [shown]
+    for title, purpose in (("Sentinels", "sentinel"), ("All", "all")):
+        kept = query.replace("purpose=shadow", "").replace("purpose=sentinel&", "").replace("purpose=all&", "")
+        if title != shown:
+            assert links(page, title) == [
+                f"/generations{kept}{'&' if len(kept) > 1 else '' if kept else '?'}purpose={purpose}"
+            ]
+
+
+def test_a_row_shows_what_users_said_and_what_it_earned(open_client: Any, small: Settings) -> None:
+    database = small.database()
+    with database.transaction() as connection:
+        connection.execute(update(score).values(reward=0.25))
+        connection.execute(
+            update(score)
+            .where(score.c.key.startswith(key_of(39)))
+            .values(reward=None, status="unscored", fault="infra")
+        )
+        connection.execute(update(signal).where(signal.c.completion_id == key_of(HOSTILE_NUMBER)).values(state="late"))
+        connection.execute(update(generation).values(purpose="user", created_at=5.0))
+        connection.execute(delete(signal).where(signal.c.completion_id == key_of(38)))
+        connection.execute(delete(score).where(score.c.key.startswith(key_of(38))))
+    database.close()
+    page = html.unescape(signed_in(open_client(small), small).get("/generations").text)
+    rows = dict(
+        zip(re.findall(r'class="hit" href="/generations/([^/]+)/0"', page), page.split("<li>")[1:], strict=True)
+    )
+    assert f"reward <b>{MISSING}</b> <small>unscored, fault: infra</small>" in rows[key_of(39)]
+    assert 'class="earned"' not in rows[key_of(38)]
+    hostile = rows[key_of(HOSTILE_NUMBER)]
+    assert "reward <b>0.250</b>" in hostile
+    assert "<small>late</small>" in hostile
 
 
 def test_one_answer_shows_tokens_signals_scores_and_outcomes(client: TestClient) -> None:
