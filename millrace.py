@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
     "init": Entry("commands.init:init", "Prepare a home for processes that containers or systemd start.", _START),
     "replica": Entry("commands.replica:run_replica", "Keep a folder in step with the published weights.", _START),
     "cache": Entry("commands.cache:cache", "Serve the replicas of a region: each object crosses the link once.", _START),
+    "link": Entry("commands.link:link", "Print a fresh link to the dashboard of a home.", _LOOK),
     "doctor": Entry("commands.doctor:doctor", "Check this machine and a home; say how to fix what is missing.", _LOOK),
     "audit": Entry("commands.audit:run_audit", "Account for every generation and signal.", _LOOK),
     "log": Entry("commands.log:app", "Print records of the log; go on after a lost log.", _LOOK),

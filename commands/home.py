@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -216,7 +215,7 @@ def _check_log(database: Database, settings: Settings) -> None:
 
 
 def _make_secrets(database: Database, home: Path) -> str | None:
-    """Make the keys and the dashboard token that are missing. Returns the app key if it is new."""
+    """Make the keys that are missing. Returns the app key if it is new."""
     app_key, given = None, os.environ.get(APP_KEY, "").strip()
     with database.transaction() as connection:
         is_first = not has_keys(connection)
@@ -228,12 +227,8 @@ def _make_secrets(database: Database, home: Path) -> str | None:
             register_key(connection, operator, "operator", OPERATOR_KEY)
         elif is_first:
             _write_secret(operator_file(home), create_key(connection, "operator"))
-    if is_given():  # nobody would ever see the token
-        return app_key
-    engine_key(home)
-    token_file = home / "dashboard.token"
-    if not token_file.exists():
-        _write_secret(token_file, secrets.token_urlsafe(24))
+    if not is_given():
+        engine_key(home)
     return app_key
 
 

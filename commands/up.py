@@ -21,6 +21,7 @@ from commands import options
 from commands.engines import OWN, EngineChoice, check_given, choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
+from commands.link import dashboard_link
 from commands.policy_check import LOAD_RATE, CheckOnce, size_of
 from commands.servers import EMBEDDED, Servers
 from commands.supervisor import Supervisor, replica_names
@@ -234,11 +235,12 @@ def running(
 def greet(home: Home) -> None:
     """Print the addresses and keys that a person needs, and what gates each task."""
     settings = home.settings
-    token = (settings.home / "dashboard.token").read_text().strip()
     console.print(f"Millrace serves [bold]{settings.policy}[/] at {settings.web_url}/v1")
     if settings.is_split:
         console.print(f"  feedback      {settings.feedback_url}/v1/feedback")
-    console.print(f"  dashboard     {settings.dashboard_url}/?token={token}")
+    console.print(
+        f"  dashboard     {dashboard_link(settings.home)}   (works once; for another: millrace link --home {settings.home})"
+    )
     print_keys_of(home)
     console.print(f"  home          {settings.home}")
     print_gates(console, settings)

@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 
 from contracts.assignments import MOVED
+from contracts.errors import NotFound
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from runtime.weight_metrics import WeightStoreMetrics
@@ -28,6 +31,7 @@ from services.dashboard.policies.routes import router as policies
 from services.dashboard.rewards.routes import router as rewards
 from services.dashboard.rollout.routes import router as rollout
 from services.dashboard.sessions.routes import router as sessions
+from services.dashboard.signin.pages import show_unknown
 from services.dashboard.signin.routes import router as signin
 from services.dashboard.signin.sessions import Sessions
 from services.dashboard.tenant.watchers import TenantReader, Watchers
@@ -65,4 +69,12 @@ def create_app(settings: Settings, *, links: ReplicaLinks | None = None, has_tra
         app.include_router(room)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
     app.add_middleware(SafeHeaders)
+    reply_as_json = app.exception_handlers[HTTPException]
+
+    @app.exception_handler(NotFound.status)
+    async def unknown(request: Request, error: HTTPException) -> Response:
+        if "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/"):
+            return await run_in_threadpool(show_unknown, request)
+        return await reply_as_json(request, error)  # type: ignore[misc, no-any-return] # `make_service` registers coroutines
+
     return app

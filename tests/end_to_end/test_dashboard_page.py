@@ -22,7 +22,7 @@ from runtime.days import migrate
 from runtime.settings import Settings
 from services.dashboard import formatting
 from services.dashboard.app import create_app
-from services.dashboard.signin.sessions import TOKEN_FILE
+from services.dashboard.signin.sessions import Sessions
 from tests.end_to_end.chromium import BROWSER, Chromium
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, POLICY, SCRIPT, key_of, seed, settings_of
 from tests.unit.services.dashboard.seed_rewards import seed_rewards
@@ -36,6 +36,12 @@ pytestmark = [
 ]
 READY = "document.documentElement.dataset.ready"
 SCROLL = "document.scrollingElement.scrollWidth - innerWidth"
+HIDDEN_NAMES = """[...document.querySelectorAll('.top nav a')].filter((name) => {
+  const box = name.getBoundingClientRect();
+  return box.left < 0 || box.right > innerWidth;
+}).map((name) => name.textContent)"""
+"""The names of pages in the navigation that a reader does not see without scrolling."""
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 FOCUSED = "document.activeElement.getAttribute('href')"
 CONFIRMABLE = "!document.querySelector('#decision button.danger').disabled"
 MAX_TABS = 60
@@ -120,6 +126,10 @@ class Site:
             time.sleep(0.02)
         self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
 
+    def make_link(self) -> str:
+        """The token of a fresh link."""
+        return Sessions(self._app.state.database).make_link()
+
     def forget_connections(self) -> None:
         """Make the next read open the database's file anew."""
         self._app.state.database.close()
@@ -159,9 +169,8 @@ def page(tmp_path: Path) -> Iterator[Chromium]:
     browser.close()
 
 
-def enter_by_link(page: Chromium, site: Site, settings: Settings) -> None:
-    (settings.home / TOKEN_FILE).write_text("token")
-    page.open(f"{site.url}/?token=token")
+def enter_by_link(page: Chromium, site: Site) -> None:
+    page.open(f"{site.url}/?token={site.make_link()}")
     page.wait_for(READY)
 
 
@@ -172,16 +181,18 @@ def count(page: Chromium, selector: str) -> int:
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_every_page_is_drawn_and_nothing_overflows(
-    page: Chromium, site: Site, settings: Settings, tmp_path: Path, *, width: int, dark: bool
+    page: Chromium, site: Site, tmp_path: Path, *, width: int, dark: bool
 ) -> None:
     page.resize(width, 900, dark=dark)
-    enter_by_link(page, site, settings)
+    enter_by_link(page, site)
     for path, figures in FIGURES.items():
         page.open(site.url + path)
         page.wait_for(READY)
         for selector, number in figures.items():
             assert count(page, selector) == number, (path, selector)
         assert page.evaluate(SCROLL) <= 0, path
+        assert page.evaluate(HIDDEN_NAMES) == [], path
+        assert page.evaluate(CONTRAST) == [], path
         assert page.evaluate("document.querySelectorAll('nav [aria-current]').length") == 1, path
         assert page.evaluate("document.querySelector('#lost').hidden"), path
         assert "undefined" not in page.evaluate("document.querySelector('main').innerText"), path
@@ -192,9 +203,9 @@ def test_every_page_is_drawn_and_nothing_overflows(
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-def test_no_page_moves_while_it_fills(page: Chromium, site: Site, settings: Settings, width: int) -> None:
+def test_no_page_moves_while_it_fills(page: Chromium, site: Site, width: int) -> None:
     page.resize(width, 900)
-    enter_by_link(page, site, settings)
+    enter_by_link(page, site)
     shifts = {}
     for path in ("/", "/rollout", "/lift", "/policies", "/rewards", "/ledger"):
         page.open(site.url + path)
@@ -215,7 +226,7 @@ def test_a_process_that_stopped_is_not_live(page: Chromium, tmp_path: Path) -> N
     try:
         beat(*NEEDED)
         page.resize(400, 900)
-        enter_by_link(page, site, settings)
+        enter_by_link(page, site)
         assert page.evaluate("document.querySelector('#stream').textContent") == "live"
         assert page.evaluate("document.querySelector('#silent').hidden")
         began = time.monotonic()
@@ -237,9 +248,9 @@ def test_a_process_that_stopped_is_not_live(page: Chromium, tmp_path: Path) -> N
         site.close()
 
 
-def test_the_train_is_told_in_words_and_figures(page: Chromium, site: Site, settings: Settings) -> None:
+def test_the_train_is_told_in_words_and_figures(page: Chromium, site: Site) -> None:
     page.resize(400, 900)
-    enter_by_link(page, site, settings)
+    enter_by_link(page, site)
     tab_to(page, "/rollout")
     page.press("Enter", 13, "\r")
     page.wait_for(f"location.pathname === '/rollout' && {READY}")
@@ -277,7 +288,7 @@ def test_a_session_is_drawn_as_a_tree(page: Chromium, tmp_path: Path, width: int
     site = Site(settings)
     try:
         page.resize(width, 900)
-        enter_by_link(page, site, settings)
+        enter_by_link(page, site)
         page.open(f"{site.url}/sessions?{urlencode({'id': '../<b>'})}")
         page.wait_for(READY)
         found = {".calls tbody tr": 6, ".calls .depth-1": 1, ".calls svg": 6, "main img": 0, ".calls .break": 1}
@@ -294,16 +305,16 @@ def test_a_session_is_drawn_as_a_tree(page: Chromium, tmp_path: Path, width: int
         site.close()
 
 
-def test_python_and_scripts_write_numbers_alike(page: Chromium, site: Site, settings: Settings) -> None:
-    enter_by_link(page, site, settings)
+def test_python_and_scripts_write_numbers_alike(page: Chromium, site: Site) -> None:
+    enter_by_link(page, site)
     for name, values in NUMBERS.items():
         function = "dataSize" if name == "data_size" else name
         call = f"import('/static/format.js').then((f) => {json.dumps(values)}.map((value) => f.{function}(value)))"
         assert page.evaluate(call) == [getattr(formatting, name)(value) for value in values], name
 
 
-def test_hostile_text_is_shown_as_text(page: Chromium, site: Site, settings: Settings) -> None:
-    enter_by_link(page, site, settings)
+def test_hostile_text_is_shown_as_text(page: Chromium, site: Site) -> None:
+    enter_by_link(page, site)
     for path, place in (
         ("/policies", "#versions"),
         ("/ledger", "#dead"),
@@ -321,8 +332,8 @@ def test_hostile_text_is_shown_as_text(page: Chromium, site: Site, settings: Set
     assert page.errors == []
 
 
-def test_the_keyboard_leads_to_one_answer(page: Chromium, site: Site, settings: Settings) -> None:
-    enter_by_link(page, site, settings)
+def test_the_keyboard_leads_to_one_answer(page: Chromium, site: Site) -> None:
+    enter_by_link(page, site)
     tab_to(page, "/generations")
     page.press("Enter", 13, "\r")
     page.wait_for("location.pathname === '/generations' && document.documentElement.dataset.ready")
@@ -351,7 +362,7 @@ def test_an_empty_home_says_what_to_do(page: Chromium, tmp_path: Path) -> None:
     site = Site(settings)
     try:
         page.resize(400, 900)
-        enter_by_link(page, site, settings)
+        enter_by_link(page, site)
         assert page.evaluate("document.querySelector('#empty').innerText").startswith("Nothing has happened yet")
         assert "curl http://127.0.0.1" in page.evaluate("document.querySelector('.command').innerText")
         assert count(page, ".nothing:not([hidden])") == 12
@@ -563,7 +574,7 @@ def decide(page: Chromium, reason: str) -> None:
 
 def test_a_lost_connection_is_said_and_the_figures_stay(page: Chromium, settings: Settings) -> None:
     site = Site(settings)
-    enter_by_link(page, site, settings)
+    enter_by_link(page, site)
     assert page.evaluate("document.querySelector('#lost').hidden")
     site.close()
     page.wait_for("document.documentElement.dataset.stream === 'lost'")
@@ -574,7 +585,7 @@ def test_a_lost_connection_is_said_and_the_figures_stay(page: Chromium, settings
 def test_a_lost_database_is_said_and_the_figures_stay(page: Chromium, tmp_path: Path) -> None:
     settings = seed(tmp_path / "home", num_generations=40)
     site = Site(settings)
-    enter_by_link(page, site, settings)
+    enter_by_link(page, site)
     path = settings.home / "millrace.db"
     held = path.rename(settings.home / "away.db")
     path.mkdir()

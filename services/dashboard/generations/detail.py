@@ -73,8 +73,13 @@ def cut(text: str, length: int = EDITED) -> str:
     return flat if len(flat) <= length else f"{flat[: length - 1]}…"
 
 
+def said(wire: bytes, length: int = 60) -> str:
+    """The value of a signal and the beginning of what was said with it, on one line."""
+    return cut(_said(wire)[0], length)
+
+
 def _signal(row: Any) -> Event:
-    said, kind = _said(row.record)
+    text, kind = _said(row.record)
     late = f"learned as revision {row.revision}" if row.revision is not None else ""
     notes = [f"by {row.submitter}{kind}", row.reason, late, f"id {row.id}"]
     return Event(
@@ -82,7 +87,7 @@ def _signal(row: Any) -> Event:
         kind="signal",
         title=row.name,
         state=row.state,
-        detail=said,
+        detail=text,
         note=" · ".join(note for note in notes if note),
     )
 

@@ -1,7 +1,7 @@
 """Pages of answers, newest first; and one answer with its signals, scores and outcomes.
 
-A page walks down the index of times and stops after `MAX_LOOKED` rows, whether it found enough or not: the cost of a search does not grow
-with the table. The next page continues where this one stopped.
+A page walks down the index of times until it is full, and at most to the time of the `MAX_LOOKED`th row: the cost of a search does not
+grow with the table. The next page continues where this one stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, select, tuple_
 
 from contracts.errors import InvalidRecord
-from contracts.ids import sample_key
+from contracts.ids import first_id_at, sample_key
 from contracts.ledger import effective_state
 from contracts.records import Generation, GenerationBody, decode_shape
 from contracts.tables import generation, outcome, score, signal
@@ -29,6 +29,9 @@ MAX_SCORES = 50
 MAX_OUTCOMES = 100
 
 _ORDER = (generation.c.created_at, generation.c.completion_id, generation.c.choice)
+_STATE = effective_state()
+_LOWEST = (f"{first_id_at(0)}-7000-8000-000000000000", 0)
+"""Id and choice that sort before every other of their time."""
 _HEAD = generation.c[
     "completion_id", "choice", "task", "purpose", "arm", "version", "created_at", "state_reason", "state_version"
 ]
@@ -48,17 +51,22 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     completion: str = ""
     state: str = ""
     task: str = ""
+    purpose: str = ""
     version: int | None = None
     text: str = ""
     before: float | None = None
 
 
 class SearchHit(NamedTuple):
-    """One row of a page. `record` and `body` None: this process cannot read the record."""
+    """One row of a page. `record` and `body` None: this process cannot read the record. `score` None: it has none."""
 
     head: Row[Any]
     body: GenerationBody | None
     record: Generation | None
+    signals: tuple[Row[Any], ...] = ()
+    """name, state, record; oldest first."""
+    score: Row[Any] | None = None
+    """reward, status, fault: of the newest revision."""
 
 
 class Page(NamedTuple):
@@ -87,18 +95,29 @@ class AnswerRecord(NamedTuple):
 def find_page(connection: Connection, search: Search, after: Cursor | None = None, most: int | None = None) -> Page:
     """The newest answers that match, older than `after`, among the next `most` answers."""
     most = most or (MAX_READ if search.text else MAX_LOOKED)
-    walk = _walk(search, after, most)
-    looked = walk.subquery()
-    matching = select(looked).where(*_conditions(search, looked.c)).order_by(*_newest_first(looked.c))
-    heads = list(connection.execute(matching if search.text else matching.limit(PAGE + 1)))
+    looked = _range(search, after)
+    times = (
+        select(generation.c.created_at).where(*looked).order_by(generation.c.created_at.desc())
+    )  # from the index alone
+    edge: float | None = connection.execute(times.offset(most - 1).limit(1)).scalar_one_or_none()
+    if edge is not None:
+        looked.append(generation.c.created_at >= edge)
+    if after is not None:
+        looked.append(tuple_(*_ORDER) < tuple_(*after))
+    matching = (
+        select(*_HEAD, _STATE.label("state"))
+        .where(*looked, *_conditions(search))
+        .order_by(*(column.desc() for column in _ORDER))
+    )
+    heads: list[Row[Any]] = list(connection.execute(matching if search.text else matching.limit(PAGE + 1)))
     hits = list(islice(_hits(connection, heads, search.text.casefold()), PAGE + 1))
     if len(hits) > PAGE:
-        return Page(hits[:PAGE], _cursor(hits[PAGE - 1].head))
-    edge = connection.execute(walk.offset(most - 1).limit(1)).one_or_none()
+        return Page(_completed(connection, hits[:PAGE]), _cursor(hits[PAGE - 1].head))
+    hits = _completed(connection, hits)
     if edge is not None:
-        return Page(hits, _cursor(edge), most)
-    num_looked = connection.execute(select(func.count()).select_from(looked)).scalar_one() if search.text else None
-    return Page(hits, None, num_looked)
+        return Page(hits, Cursor(edge, *_LOWEST), most)
+    counted = select(func.count()).select_from(generation).where(*looked)
+    return Page(hits, None, connection.execute(counted).scalar_one() if search.text else None)
 
 
 def find_answer(connection: Connection, completion_id: str, choice: int) -> AnswerRecord | None:
@@ -128,29 +147,43 @@ def _hits(connection: Connection, heads: list[Row[Any]], text: str) -> Iterator[
                 yield SearchHit(head, body, record)
 
 
-def _walk(search: Search, after: Cursor | None, limit: int) -> Select[Any]:
-    """The newest rows below a cursor, matching or not."""
-    newest_first = _newest_first(generation.c)
-    statement = select(*_HEAD, effective_state().label("state")).order_by(*newest_first)
+def _range(search: Search, after: Cursor | None) -> list[ColumnElement[bool]]:
+    """The rows to look at, matching or not; rows of the cursor's own time are among them."""
+    conditions = []
     if search.completion:
         # "~" sorts behind every character of an id, so this is a range of the primary key.
         end = f"{search.completion}~"
-        statement = statement.where(generation.c.completion_id >= search.completion, generation.c.completion_id < end)
+        conditions += [generation.c.completion_id >= search.completion, generation.c.completion_id < end]
     if search.before is not None:
-        statement = statement.where(generation.c.created_at < search.before)
+        conditions.append(generation.c.created_at < search.before)
     if after is not None:
-        # The plain comparison lets the index start at that time; the tuple orders rows of the same time.
-        statement = statement.where(generation.c.created_at <= after.at, tuple_(*_ORDER) < tuple_(*after))
-    return statement.limit(limit)
+        conditions.append(generation.c.created_at <= after.at)
+    return conditions
 
 
-def _newest_first(columns: Any) -> list[ColumnElement[Any]]:
-    return [columns[name].desc() for name in ("created_at", "completion_id", "choice")]
+def _conditions(search: Search) -> list[ColumnElement[bool]]:
+    wanted = {_STATE: search.state or None, generation.c.version: search.version}
+    wanted |= {generation.c[name]: getattr(search, name) or None for name in ("task", "purpose")}
+    return [column == value for column, value in wanted.items() if value is not None]
 
 
-def _conditions(search: Search, columns: Any) -> list[ColumnElement[bool]]:
-    wanted = {"state": search.state or None, "task": search.task or None, "version": search.version}
-    return [columns[name] == value for name, value in wanted.items() if value is not None]
+def _completed(connection: Connection, hits: list[SearchHit]) -> list[SearchHit]:
+    """The same with what users said and what the answers earned."""
+    ids = [hit.head.completion_id for hit in hits]
+    keys = [sample_key(hit.head.completion_id, hit.head.choice) for hit in hits]
+    said = signal.c["completion_id", "choice", "name", "state", "record"]
+    about = select(*said).where(signal.c.completion_id.in_(ids))
+    signals: dict[tuple[str, int], list[Row[Any]]] = {}
+    for row in connection.execute(about.order_by(signal.c.received_at, signal.c.id).limit(MAX_SIGNALS)):
+        signals.setdefault((row.completion_id, row.choice), []).append(row)
+    earned = (
+        select(*score.c["key", "reward", "status", "fault"]).where(score.c.key.in_(keys)).order_by(score.c.revision)
+    )
+    scores = {row.key: row for row in connection.execute(earned)}
+    return [
+        hit._replace(signals=tuple(signals.get((hit.head.completion_id, hit.head.choice), ())), score=scores.get(key))
+        for hit, key in zip(hits, keys, strict=True)
+    ]
 
 
 def _cursor(row: Row[Any]) -> Cursor:

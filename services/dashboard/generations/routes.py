@@ -14,13 +14,16 @@ from contracts.errors import InvalidValue, NotFound
 from contracts.ledger import GENERATION_STATES
 from contracts.record_checks import MAX_ID, MAX_INT32, is_completion_id
 from contracts.records import unpack_floats, unpack_ids
-from services.dashboard.generations.detail import cut, excerpt, messages, story
+from services.dashboard.generations.detail import cut, excerpt, messages, said, story
 from services.dashboard.generations.queries import Cursor, Search, find_answer, find_page
 from services.dashboard.generations.tokens import LIMITS, MAX_TOKENS, AnswerToken, tokens
 from services.dashboard.signin.access import OperatorReader
 from services.dashboard.signin.pages import PageRoute, render
 
 router = APIRouter(prefix="/generations", route_class=PageRoute)
+PURPOSES = {
+    "user": "Users' answers", "sentinel": "Sentinels", "shadow": "Shadow answers", "rollout": "Rollouts", "all": "All",
+}  # fmt: skip
 _FORM_TIME = "%Y-%m-%dT%H:%M"
 
 Text = Annotated[str, StringConstraints(max_length=200, strip_whitespace=True, pattern=r"^[^\x00]*$")]
@@ -33,17 +36,20 @@ class SearchForm(BaseModel):
     completion: Text = ""
     state: Text = ""
     task: Text = ""
+    purpose: Text = ""
     version: Text = ""
     text: Text = ""
     before: Text = ""
     after: Text = ""
 
     def search(self) -> Search:
-        """The fields as values. Raises InvalidValue."""
+        """The fields as values. Without a purpose: users' answers, or the one that an id names. Raises InvalidValue."""
+        purpose = self.purpose or ("all" if self.completion else "user")
         return Search(
             completion=self.completion,
             state=self.state,
             task=self.task,
+            purpose="" if purpose == "all" else purpose,
             version=_number(self.version),
             text=self.text,
             before=_time(self.before),
@@ -56,17 +62,21 @@ def search(request: Request, session: OperatorReader, asked: Annotated[SearchFor
     with request.app.state.database.snapshot() as connection:
         page = find_page(connection, asked.search(), _cursor(asked.after))
     kept = {name: value for name, value in asked.model_dump(exclude={"after"}).items() if value}
+    others = {name: value for name, value in kept.items() if name != "purpose"}
     older = f"?{urlencode({**kept, 'after': _written(page.after)})}" if page.after else None
     return render(
         request,
         "generations.html",
         session,
         asked=asked,
-        is_search=bool(kept),
+        is_search=bool(others),
         page=page,
         older=older,
         newest=f"?{urlencode(kept)}" if asked.after else None,
         states=sorted(GENERATION_STATES),
+        purposes={title: f"?{urlencode(others | {'purpose': name})}" for name, title in PURPOSES.items()},
+        shown=PURPOSES.get(asked.purpose or ("all" if asked.completion else "user")),
+        said=said,
         cut=cut,
         excerpt=excerpt,
     )

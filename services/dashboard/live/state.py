@@ -238,6 +238,7 @@ def _with_gate(answers: Columns, verdicts: Rows) -> Columns:
 
 
 def _curves(steps: Rows) -> dict[str, list[float | None]]:
-    ordered = sorted(steps, key=lambda row: float(row.at))
+    # A row whose metrics are no object is left out: it must not hide the others.
+    ordered = sorted((row for row in steps if isinstance(row.metrics, dict)), key=lambda row: float(row.at))
     columns: dict[str, list[float | None]] = {"at": [row.at for row in ordered], "step": [row.step for row in ordered]}
     return columns | {name: [row.metrics.get(name) for row in ordered] for name in CURVES}

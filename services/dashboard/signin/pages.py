@@ -11,13 +11,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from fastapi.templating import Jinja2Templates
 
-from contracts.errors import MillraceError, Unauthorized
+from contracts.errors import MillraceError, NotFound, Unauthorized, Unavailable
 from services.dashboard.formatting import add_filters
+from services.dashboard.signin.access import find_visitor
 from services.dashboard.signin.sessions import Session
 from services.http import refusal_of
 
 templates = Jinja2Templates(Path(__file__).parent.parent / "templates")
 add_filters(templates.env)
+PAGES = {
+    "/": "Loop", "/rollout": "Rollout", "/lift": "Lift", "/policies": "Policies", "/generations": "Generations",
+    "/rewards": "Rewards", "/ledger": "Ledger",
+}  # fmt: skip
+TENANT_PAGES = {"/": "Overview", "/rewards": "Rewards", "/ledger": "Ledger"}
 
 
 class PageRoute(APIRoute):
@@ -33,10 +39,7 @@ class PageRoute(APIRoute):
             except Unauthorized as error:
                 return sign_in_form(request, None, error.status)
             except (MillraceError, RequestValidationError) as error:
-                refusal = refusal_of(error) if isinstance(error, RequestValidationError) else error
-                return render(
-                    request, "failed.html", None, refusal.status, problem=refusal.message, status=refusal.status
-                )
+                return _failure(request, refusal_of(error) if isinstance(error, RequestValidationError) else error)
 
         return handle_as_page
 
@@ -44,17 +47,34 @@ class PageRoute(APIRoute):
 def render(
     request: Request, template: str, session: Session | None, status_code: int = 200, **context: Any
 ) -> Response:
-    """A page from a template, which also gets the session, the policy, the settings, and the path and address of the request."""
+    """A page from a template, which also gets the session and its pages, the policy, the settings, the request's path and address."""
     state = request.app.state
     known = {"session": session, "policy": state.policy, "settings": state.settings, "path": request.url.path}
     known["here"] = _address(request)
+    known["pages"] = PAGES if session is None or session.tenant is None else TENANT_PAGES
     return templates.TemplateResponse(request, template, {**known, **context}, status_code=status_code)
+
+
+def show_unknown(request: Request) -> Response:
+    """The page for an address without a page: the known pages, or the sign-in form."""
+    missing = NotFound(f"there is no page {request.url.path}")
+    try:
+        session = find_visitor(request)
+    except Unavailable as error:
+        return _failure(request, error)
+    if session is None:
+        return sign_in_form(request, f"{missing.message}; sign in to see the known ones", missing.status)
+    return _failure(request, missing, session)
 
 
 def sign_in_form(request: Request, problem: str | None, status: int) -> Response:
     """The form; signing in leads back to the page that was asked for."""
     target = _address(request) if request.method == "GET" else "/"
     return render(request, "login.html", None, status, problem=problem, next=target)
+
+
+def _failure(request: Request, error: MillraceError, session: Session | None = None) -> Response:
+    return render(request, "failed.html", session, error.status, problem=error.message, status=error.status)
 
 
 def _address(request: Request) -> str:

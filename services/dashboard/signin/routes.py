@@ -11,7 +11,7 @@ from contracts.errors import Unauthorized
 from contracts.keys import check_key
 from services.dashboard.signin.access import Body, OwnPage
 from services.dashboard.signin.pages import PageRoute, sign_in_form
-from services.dashboard.signin.sessions import COOKIE, spend_token
+from services.dashboard.signin.sessions import COOKIE
 from services.openapi import FormBody, takes
 
 SEE_OTHER = 303
@@ -46,8 +46,7 @@ def logout(request: Request, _origin: OwnPage) -> Response:
 def enter_with_token(request: Request, token: str) -> Response:
     """Start a session that may only look, or show the form with the reason why the token is refused."""
     try:
-        with request.app.state.sessions.starting(None) as session_id:
-            spend_token(request.app.state.settings.home, token)
+        session_id = request.app.state.sessions.enter(token)
     except Unauthorized as error:
         return sign_in_form(request, error.message, error.status)
     return _signed_in(request, session_id, "/")

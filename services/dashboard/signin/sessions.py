@@ -1,20 +1,20 @@
-"""Sessions in the database, one-time tokens, and checks that a request comes from our own pages.
+"""Sessions and one-time links in the database, and checks that a request comes from our own pages.
 
-All replicas share the sessions, and a restart signs nobody out. A session has the current rights of its key, and ends with the key.
+All replicas share them, and a restart signs nobody out. A session has the current rights of its key, and ends with the key.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
+
+from sqlalchemy import Connection
 
 from contracts.errors import Forbidden, Unauthorized, Unavailable
 from contracts.keys import Caller, Scope, find_key
@@ -22,9 +22,9 @@ from runtime.database import Database
 from services.dashboard.signin import repository
 
 COOKIE = "millrace_session"
-TOKEN_FILE = "dashboard.token"  # noqa: S105 the name of a file
 IDLE_SECONDS = 3600.0
 LONGEST_SECONDS = 12 * 3600.0
+"""The longest life of a session, and of a link that nobody used."""
 NOTE_SECONDS = 60.0
 """The last use of a session is stored at most this often."""
 MAX_SESSIONS = 1000
@@ -58,35 +58,42 @@ class Sessions:
         self._database = database
         self._clock = clock
 
-    @contextmanager
-    def starting(self, caller: Caller | None) -> Iterator[str]:
-        """A fresh session id, valid once the block ends without an error. Beyond `MAX_SESSIONS` the longest unused session ends.
+    def start(self, caller: Caller) -> str:
+        """A fresh session id for the holder of a key. Beyond `MAX_SESSIONS` the longest unused session ends. Raises Unavailable."""
+        with self._database.transaction() as connection:
+            return self._add(connection, caller.role, f"{caller.role} {caller.key_id}", caller.key_id)
 
-        Args:
-            caller: the holder of the key; None: the session comes from the one-time link of this home, and may only look.
+    def make_link(self) -> str:
+        """A token that `enter` takes once, within `LONGEST_SECONDS`. Other links and sessions stay. Raises Unavailable."""
+        with self._database.transaction() as connection:
+            return self._add(connection, repository.LINK, "one-time link")
+
+    def enter(self, token: str) -> str:
+        """Use up a token of `make_link`. Returns a fresh session id that may only look.
 
         Raises:
-            Unavailable: the database cannot be written.
+            Unauthorized: the token was used, has expired, or is not of this home.
+            Unavailable: the database cannot be written; the token still works.
         """
-        now, session_id = self._clock(), secrets.token_urlsafe(32)
-        who = {"role": "viewer", "name": "one-time link", "key_id": None}
-        if caller is not None:
-            who = {"role": caller.role, "name": f"{caller.role} {caller.key_id}", "key_id": caller.key_id}
-        row = {**who, "csrf": secrets.token_urlsafe(32), "started_at": now, "used_at": now}
         with self._database.transaction() as connection:
-            repository.add(
-                connection,
-                {"id_hash": _digest(session_id), **row},
-                used_before=now - IDLE_SECONDS,
-                started_before=now - LONGEST_SECONDS,
-                most=MAX_SESSIONS,
-            )
-            yield session_id
+            if not repository.spend_link(connection, _digest(token), self._clock() - LONGEST_SECONDS):
+                raise Unauthorized(
+                    f"this link was used already, is older than {LONGEST_SECONDS / 3600:.0f} hours, or belongs to another home"
+                )
+            return self._add(connection, "viewer", "one-time link")
 
-    def start(self, caller: Caller | None) -> str:
-        """A fresh session id, valid at once; see `starting`."""
-        with self.starting(caller) as session_id:
-            return session_id
+    def _add(self, connection: Connection, role: str, name: str, key_id: str | None = None) -> str:
+        now, secret = self._clock(), secrets.token_urlsafe(32)
+        times = {"started_at": now, "used_at": now}
+        row = {"role": role, "name": name, "key_id": key_id, "csrf": secrets.token_urlsafe(32), **times}
+        repository.add(
+            connection,
+            {"id_hash": _digest(secret), **row},
+            used_before=now - IDLE_SECONDS,
+            started_before=now - LONGEST_SECONDS,
+            most=MAX_SESSIONS,
+        )
+        return secret
 
     def find(self, session_id: str | None) -> Session:
         """The session of a cookie.
@@ -125,31 +132,6 @@ class Sessions:
                 repository.remove(connection, _digest(session_id))
 
 
-def spend_token(home: Path, token: str) -> None:
-    """Use up the one-time token that was stored in the home when the process was started.
-
-    If several replicas share the home, only one succeeds: each takes the file by renaming it.
-
-    Raises:
-        Unauthorized: the token is wrong or was used already.
-    """
-    path, taken = home / TOKEN_FILE, home / f"{TOKEN_FILE}.{secrets.token_hex(8)}"
-    try:
-        # Compared before the file is taken, so that a wrong guess does not remove it.
-        if _holds(path, token):
-            path.rename(taken)
-            if _holds(taken, token):
-                taken.unlink()
-                return
-            # A fresh token was stored between the two steps: put it back.
-            with suppress(FileExistsError):
-                os.link(taken, path)
-            taken.unlink()
-    except FileNotFoundError:
-        pass
-    raise Unauthorized("this link was used already or belongs to another home; sign in with a key")
-
-
 def check_same_origin(headers: Mapping[str, str]) -> None:
     """Refuse a change that a page of another site made the browser send.
 
@@ -170,11 +152,6 @@ def check_csrf(session: Session, sent: str | None) -> None:
     """
     if not hmac.compare_digest(session.csrf.encode(), (sent or "").encode()):
         raise Forbidden("the page is out of date; reload it and try again")
-
-
-def _holds(path: Path, token: str) -> bool:
-    expected = path.read_bytes().strip()
-    return bool(expected) and hmac.compare_digest(expected, token.encode())
 
 
 def _digest(session_id: str) -> str:

@@ -19,9 +19,6 @@ export function makeRefresh() {
   };
 }
 
-// On a phone the names of the pages do not fit: the current one is in view.
-document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "nearest", block: "nearest" });
-
 // draw(state) for every new state; tick(now) every second.
 export function followLoop(draw, tick = () => {}) {
   follow(find("stream"), find("lost"), {

@@ -70,7 +70,6 @@ def test_init_uses_what_it_is_given_and_writes_no_secret(home: Path, monkeypatch
         "keys",
         "operator.key",
         "engine.key",
-        "dashboard.token",
     } == set()
     for name in (APP_KEY, OPERATOR_KEY):  # an upgrade with new keys
         assert not knows(home, secrets[name])

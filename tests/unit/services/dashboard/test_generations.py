@@ -1,6 +1,9 @@
 import math
+import re
+from typing import Any
 
 import pytest
+import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select, update
@@ -15,7 +18,7 @@ from services.dashboard.generations import queries
 from services.dashboard.generations.detail import cut, excerpt, messages, story
 from services.dashboard.generations.queries import PAGE, Cursor, Search, find_answer, find_page
 from services.dashboard.generations.tokens import TokenTexts, pieces, shade, tokens
-from tests.unit.services.dashboard.seed import BASE, EPOCH, HOSTILE_NUMBER, SCRIPT, key_of
+from tests.unit.services.dashboard.seed import BASE, EPOCH, HOSTILE_NUMBER, SCRIPT, STARTED, key_of
 
 TOKENIZER = Tokenizer.from_file(f"{BASE}/tokenizer.json")
 
@@ -69,6 +72,27 @@ def test_filters_meet(database: Database) -> None:
     with database.snapshot() as connection:
         at = find_page(connection, Search(completion=key_of(100))).rows[0].head.created_at
     assert walk(database, Search(before=at)) == [key_of(number) for number in range(99, -1, -1)]
+
+
+def test_a_page_reads_no_table_without_an_index(database: Database) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def note(*event: Any) -> None:
+        asked.append(event[2:4])
+
+    searches = (Search(purpose="user"), Search(purpose="shadow", state="stale"), Search(completion=key_of(7)))
+    with database.snapshot() as connection:
+        sqlalchemy.event.listen(connection, "before_cursor_execute", note)
+        for search in searches:
+            first = find_page(connection, search)
+            find_page(connection, search, first.after or Cursor(STARTED - 60, key_of(300), 0), most=100)
+        sqlalchemy.event.remove(connection, "before_cursor_execute", note)
+        plans = [
+            row[3] for text, values in asked for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values)
+        ]
+    reads = [step for step in plans if re.match(r"(SCAN|SEARCH) (generation|signal|score)\b", step)]
+    assert len(reads) > 3 * len(searches)
+    assert [step for step in reads if "INDEX" not in step] == []
 
 
 def test_an_id_or_its_beginning_finds_it(database: Database) -> None:

@@ -115,7 +115,10 @@ def test_sessions_are_shared_and_bounded(settings: Settings) -> None:
         for number in range(MAX_SESSIONS):
             row = {"id_hash": f"{number}", "role": "app", "name": "", "csrf": "", "started_at": time.time()}
             connection.execute(insert(dashboard_session).values(**row, used_at=time.time()))
-    session_id = Sessions(database).start(None)
+    token = Sessions(database).make_link()
+    session_id = Sessions(other).enter(token)
+    with pytest.raises(Unauthorized):
+        Sessions(database).enter(token)
     assert Sessions(other).find(session_id).name == "one-time link"
     with database.snapshot() as connection:
         assert connection.execute(select(func.count()).select_from(dashboard_session)).scalar_one() == MAX_SESSIONS

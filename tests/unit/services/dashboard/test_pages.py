@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import insert
+from sqlalchemy import delete, insert, update
 
 from contracts.keys import Role, create_key
-from contracts.tables import dead_letter
+from contracts.tables import dead_letter, generation, score, signal
 from runtime.settings import Settings
 from services.dashboard.app import create_app
-from services.dashboard.signin.sessions import COOKIE, TOKEN_FILE
+from services.dashboard.formatting import MISSING
+from services.dashboard.signin.pages import PAGES as PAGES_BY_NAME
+from services.dashboard.signin.sessions import COOKIE, Sessions
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, SCRIPT, key_of
 
 ORIGIN = {"origin": "http://testserver"}
@@ -69,10 +71,10 @@ def test_the_secret_of_a_page_of_one_replica_is_good_on_another(open_client: Any
 
 
 def test_the_link_is_spent_for_every_replica(open_client: Any, small: Settings) -> None:
-    (small.home / TOKEN_FILE).write_text("secret")
     here, there = open_client(small), open_client(small)
-    assert here.get("/?token=secret").status_code == 303
-    assert there.get("/?token=secret").status_code == 401
+    link = f"/?token={Sessions(here.app.state.database).make_link()}"
+    assert here.get(link).status_code == 303
+    assert there.get(link).status_code == 401
 
 
 @pytest.mark.parametrize("path", PAGES[1:])
@@ -127,7 +129,7 @@ def test_hostile_words_are_text_wherever_they_stand(client: TestClient) -> None:
 
 
 def test_the_pages_of_a_search_follow_each_other(client: TestClient) -> None:
-    path, seen = "/generations?version=3", []
+    path, seen = "/generations?version=3&purpose=all", []
     while True:
         page = client.get(path).text
         seen += re.findall(r'class="hit" href="/generations/([^/]+)/0"', page)
@@ -137,7 +139,61 @@ def test_the_pages_of_a_search_follow_each_other(client: TestClient) -> None:
         path = older[0]
         assert "version=3" in path
     assert seen == [key_of(number) for number in range(239, 179, -1)]
-    assert links(page, "Newest") == ["/generations?version=3"]
+    assert links(page, "Newest") == ["/generations?purpose=all&version=3"]
+
+
+SENTINEL = "<span>sentinel</span>"
+
+
+@pytest.mark.parametrize(
+    ("query", "shown", "are_sentinels"),
+    [
+        ("", "Users' answers", {False}),
+        ("?state=filtered", "Users' answers", set()),
+        ("?purpose=sentinel&version=3", "Sentinels", {True}),
+        ("?purpose=shadow", "Shadow answers", set()),
+        ("?purpose=all&version=3", "All", {True, False}),
+        ("?completion=chatcmpl-00000", "All", {True, False}),
+    ],
+)
+def test_users_answers_come_first_and_a_link_leads_to_others(
+    client: TestClient, query: str, shown: str, are_sentinels: set[bool]
+) -> None:
+    page = html.unescape(client.get(f"/generations{query}").text)
+    found = page.partition('<ol class="found">')[2].split("<li>")[1:]
+    assert {SENTINEL in row for row in found} == are_sentinels
+    assert re.findall(r"<b>([^<]+)</b>", page.partition('class="choices"')[2].partition("</p>")[0]) == [shown]
+    for title, purpose in (("Sentinels", "sentinel"), ("All", "all")):
+        kept = query.replace("purpose=shadow", "").replace("purpose=sentinel&", "").replace("purpose=all&", "")
+        if title != shown:
+            assert links(page, title) == [
+                f"/generations{kept}{'&' if len(kept) > 1 else '' if kept else '?'}purpose={purpose}"
+            ]
+
+
+def test_a_row_shows_what_users_said_and_what_it_earned(open_client: Any, small: Settings) -> None:
+    database = small.database()
+    with database.transaction() as connection:
+        connection.execute(update(score).values(reward=0.25))
+        connection.execute(
+            update(score)
+            .where(score.c.key.startswith(key_of(39)))
+            .values(reward=None, status="unscored", fault="infra")
+        )
+        connection.execute(update(signal).where(signal.c.completion_id == key_of(HOSTILE_NUMBER)).values(state="late"))
+        connection.execute(update(generation).values(purpose="user", created_at=5.0))
+        connection.execute(delete(signal).where(signal.c.completion_id == key_of(38)))
+        connection.execute(delete(score).where(score.c.key.startswith(key_of(38))))
+    database.close()
+    page = html.unescape(signed_in(open_client(small), small).get("/generations").text)
+    rows = dict(
+        zip(re.findall(r'class="hit" href="/generations/([^/]+)/0"', page), page.split("<li>")[1:], strict=True)
+    )
+    assert f"reward <b>{MISSING}</b> <small>unscored, fault: infra</small>" in rows[key_of(39)]
+    assert 'class="earned"' not in rows[key_of(38)]
+    hostile = rows[key_of(HOSTILE_NUMBER)]
+    assert "reward <b>0.250</b>" in hostile
+    assert "<small>late</small>" in hostile
 
 
 def test_one_answer_shows_tokens_signals_scores_and_outcomes(client: TestClient) -> None:
@@ -224,6 +280,33 @@ def test_a_failure_is_shown_on_a_page(client: TestClient, path: str, status: int
     assert "<nav" in answer.text
 
 
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize(
+    ("role", "path", "headers", "words"),
+    [
+        ("operator", "/generation", BROWSER, "there is no page /generation<"),
+        ("operator", "/static/nosuch.js", BROWSER, "there is no page"),
+        ("app", "/nosuch", BROWSER, '<a href="/">Overview</a>'),
+        (None, "/nosuch", BROWSER, "sign in to see the known ones"),
+        ("operator", "/nosuch", {}, "there is no GET /nosuch"),
+        ("operator", "/api/nosuch", BROWSER, "there is no GET /api/nosuch"),
+    ],
+)
+def test_an_unknown_page_offers_the_known_ones(
+    open_client: Any, small: Settings, *, role: Role | None, path: str, headers: dict[str, str], words: str
+) -> None:
+    client = open_client(small) if role is None else signed_in(open_client(small), small, role)
+    answer = client.get(path, headers=headers)
+    is_page = answer.headers["content-type"].startswith("text/html")
+    assert (answer.status_code, is_page) == (404, bool(headers) and not path.startswith("/api/"))
+    assert words in html.unescape(answer.text)
+    offered = re.findall(r'href="(/\w*)"', answer.text.partition("Known pages")[2])
+    known = {"operator": list(PAGES_BY_NAME), "app": ["/", "/rewards", "/ledger"]}.get(role or "", [])
+    assert offered == (known if is_page else [])
+
+
 def test_an_empty_home_says_what_to_do(open_client: Any, bare: Settings) -> None:
     client = signed_in(open_client(bare), bare)
     assert "curl" in client.get("/generations").text
@@ -246,6 +329,7 @@ def test_without_a_database_pages_say_so(open_client: Any, small: Settings) -> N
         assert answer.status_code == 503, path
         assert "cannot be read" in answer.text
         assert 'http-equiv="refresh"' in answer.text
+    assert client.get("/nosuch", headers=BROWSER).status_code == 503
     assert client.get("/api/state").status_code == 503
 
 

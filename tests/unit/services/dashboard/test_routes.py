@@ -12,7 +12,7 @@ from contracts.keys import Role, create_key
 from contracts.ledger import generation_counts, trained_versions
 from runtime.settings import Settings
 from services.dashboard.app import create_app
-from services.dashboard.signin.sessions import COOKIE, TOKEN_FILE
+from services.dashboard.signin.sessions import COOKIE, Sessions
 from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, key_of
 
 ORIGIN = {"origin": "http://testserver"}
@@ -93,14 +93,19 @@ def test_signing_out_ends_the_session(client: TestClient, small: Settings) -> No
 
 
 def test_the_link_that_was_printed_works_once_and_only_to_look(client: TestClient, small: Settings) -> None:
-    (small.home / TOKEN_FILE).write_text("secret")
+    database = small.database()
+    link = f"/?token={Sessions(database).make_link()}"
+    database.close()
     assert client.get("/?token=wrong").status_code == 401
-    assert client.get("/?token=secret").status_code == 303
+    assert client.get(link).status_code == 303
     assert client.get("/api/state").status_code == 200
-    assert client.get("/?token=secret").headers["location"] == "/"
+    assert client.get(link).headers["location"] == "/"
     assert roll_back(client).status_code == 403
     client.cookies.clear()
-    assert client.get("/?token=secret").status_code == 401
+    used = client.get(link)
+    assert used.status_code == 401
+    assert "this link was used already" in used.text
+    assert "millrace link --home" in used.text
 
 
 def test_a_key_in_the_address_opens_nothing(client: TestClient, small: Settings) -> None:

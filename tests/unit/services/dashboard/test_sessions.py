@@ -1,6 +1,7 @@
+import hashlib
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -18,11 +19,9 @@ from services.dashboard.signin.sessions import (
     LONGEST_SECONDS,
     MAX_SESSIONS,
     NOTE_SECONDS,
-    TOKEN_FILE,
     Sessions,
     check_csrf,
     check_same_origin,
-    spend_token,
 )
 
 
@@ -114,13 +113,15 @@ def test_use_is_written_down_at_most_once_a_minute(database: Database) -> None:
 
 def test_a_session_goes_on_while_the_disk_is_full(database: Database) -> None:
     clock = Clock()
-    session_id = Sessions(database, clock).start(None)
+    sessions = Sessions(database, clock)
+    session_id, unused = sessions.enter(sessions.make_link()), sessions.make_link()
     clock.now += NOTE_SECONDS + 1
     full = Full(database.url)
     assert Sessions(full, clock).find(session_id).name == "one-time link"
     with pytest.raises(Unavailable):
-        Sessions(full, clock).start(None)
+        Sessions(full, clock).enter(unused)
     full.close()
+    assert sessions.enter(unused), "a sign-in that failed leaves the link"
 
 
 def test_the_longest_unused_session_is_replaced_and_expired_ones_are_deleted(database: Database) -> None:
@@ -139,27 +140,19 @@ def test_the_longest_unused_session_is_replaced_and_expired_ones_are_deleted(dat
     assert len(rows(database)) == 1
 
 
-def test_a_condition_that_fails_starts_nothing(database: Database, tmp_path: Path) -> None:
-    sessions = Sessions(database)
-    with pytest.raises(Unauthorized), sessions.starting(None):
-        spend_token(tmp_path, "wrong")
-    assert rows(database) == []
-
-
 def test_a_session_has_the_rights_and_the_tenant_of_its_key(database: Database) -> None:
     sessions = Sessions(database)
     watcher = a_caller(database, "operator", frozenset(("operator:read",)))
     decider = a_caller(database, "operator", frozenset(("operator:write",)))
-    callers = {"link": None, "app": a_caller(database), "operator": a_caller(database, "operator")}
-    found = {
-        name: sessions.find(sessions.start(caller))
-        for name, caller in (callers | {"watcher": watcher, "decider": decider}).items()
-    }
+    callers = {"app": a_caller(database), "operator": a_caller(database, "operator")}
+    callers |= {"watcher": watcher, "decider": decider}
+    found = {name: sessions.find(sessions.start(caller)) for name, caller in callers.items()}
+    found["link"] = sessions.find(sessions.enter(sessions.make_link()))
     assert {name: (session.tenant, session.decides) for name, session in found.items()} == {
         "link": (None, False), "app": ("default", False), "operator": (None, True), "watcher": (None, False),
         "decider": ("default", True),
     }  # fmt: skip
-    assert found["app"].name == f"app {callers['app'].key_id}" if callers["app"] else False
+    assert found["app"].name == f"app {callers['app'].key_id}"
 
 
 def test_a_session_ends_with_its_key(database: Database) -> None:
@@ -190,38 +183,69 @@ def test_a_session_of_a_deleted_key_is_not_mistaken_for_one_of_the_link(database
         sessions.find(session_id)
 
 
-def test_a_token_works_once(tmp_path: Path) -> None:
-    (tmp_path / TOKEN_FILE).write_text("abc\n")
+def wait(clock: Clock, seconds: float) -> float:
+    clock.now += seconds
+    return clock.now
+
+
+REFUSED: dict[str, Callable[[Sessions, Clock, str], object]] = {
+    "used": lambda sessions, _, token: sessions.enter(token),
+    "used, though its session ended": lambda sessions, _, token: sessions.end(sessions.enter(token)),
+    "expired": lambda _, clock, __: wait(clock, LONGEST_SECONDS + 1),
+    "expired and deleted": lambda sessions, clock, _: [wait(clock, LONGEST_SECONDS + 1), sessions.make_link()],
+}
+
+
+@pytest.mark.parametrize("spoil", REFUSED.values(), ids=REFUSED)
+def test_a_spent_link_opens_nothing(database: Database, spoil: Callable[[Sessions, Clock, str], object]) -> None:
+    clock = Clock()
+    sessions = Sessions(database, clock)
+    token = sessions.make_link()
+    spoil(sessions, clock, token)
+    before = rows(database)
+    for wrong in (token, token[:-1], "", hashlib.sha256(token.encode()).hexdigest()):
+        with pytest.raises(Unauthorized, match="used already, is older than 12 hours, or belongs to another home"):
+            sessions.enter(wrong)
+    assert rows(database) == before
+
+
+def test_links_work_beside_each_other_and_sign_nobody_out(database: Database) -> None:
+    clock = Clock()
+    sessions = Sessions(database, clock)
+    old = sessions.make_link()
+    signed_in = sessions.start(a_caller(database))
+    clock.now += IDLE_SECONDS - 1
+    assert sessions.find(signed_in).role == "app"
+    new = sessions.make_link()
+    clock.now += IDLE_SECONDS - 1
+    entered = [sessions.enter(token) for token in (new, old)]
+    assert {sessions.find(session_id).role for session_id in entered} == {"viewer"}
+    assert sessions.find(signed_in).role == "app"
+
+
+def test_a_link_is_no_session(database: Database) -> None:
+    sessions = Sessions(database)
+    token = sessions.make_link()
     with pytest.raises(Unauthorized):
-        spend_token(tmp_path, "abd")
-    spend_token(tmp_path, "abc")
-    with pytest.raises(Unauthorized):
-        spend_token(tmp_path, "abc")
+        sessions.find(token)
+    assert token not in str(rows(database))
 
 
-def test_of_many_replicas_one_spends_the_token(tmp_path: Path) -> None:
-    (tmp_path / TOKEN_FILE).write_text("abc")
-    gate, won = threading.Barrier(8), []
+def test_of_many_replicas_one_enters(database: Database) -> None:
+    sessions = Sessions(database)
+    token, gate, won = sessions.make_link(), threading.Barrier(8), []
 
-    def spend() -> None:
+    def enter() -> None:
         gate.wait()
         with suppress(Unauthorized):
-            spend_token(tmp_path, "abc")
-            won.append(True)
+            won.append(sessions.enter(token))
 
-    threads = [threading.Thread(target=spend) for _ in range(8)]
+    threads = [threading.Thread(target=enter) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert won == [True]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_token_file_opens_nothing(tmp_path: Path) -> None:
-    (tmp_path / TOKEN_FILE).write_text("")
-    with pytest.raises(Unauthorized):
-        spend_token(tmp_path, "")
+    assert len(won) == 1
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,19 @@ def test_an_empty_home_has_an_empty_page(bare: Settings, reader_of: ReaderOf) ->
     assert (state.versions, state.rewards["at"], state.curves["at"], state.acceptance["at"]) == ([], [], [], [])
 
 
+def test_a_step_whose_metrics_are_no_object_hides_no_other(small: Settings, reader_of: ReaderOf) -> None:
+    def points() -> int:
+        return len(reader_of(small).read(time.time()).curves["at"])
+
+    whole = points()
+    database, steps = small.database(), tables.training_step.c
+    with database.transaction() as connection:
+        newest = connection.execute(select(func.max(steps.at))).scalar_one()
+        connection.execute(update(tables.training_step).where(steps.at == newest).values(metrics=["?"]))
+    database.close()
+    assert points() == whole - 1 > 0
+
+
 def test_labels_since_the_newest_step_wait_for_training(state: State, seeded: Settings) -> None:
     database = seeded.database()
     with database.snapshot() as connection:
