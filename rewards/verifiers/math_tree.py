@@ -50,7 +50,7 @@ _LETTER = re.compile(r"\\(?:mathrm|text|mathit)\s*\{\s*([ei])\s*\}")
 _NAMED = re.compile(r"\\operatorname\*?\s*\{\s*([A-Za-z]+)\s*\}")
 _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit)\s*\{[^{}]*\}(?:\^\{?[23]\}?)?")
 _MATRIX = re.compile(r"\\(?:begin|end)\s*\{[a-zA-Z]*(?:matrix|array)\*?\}(?:\{[lcr|]*\})?")
-_PLAIN = str.maketrans(
+PLAIN = str.maketrans(
     {
         "\u2212": "-",
         "\u2013": "-",
@@ -71,7 +71,7 @@ _PLAIN = str.maketrans(
 
 def normal(latex: str) -> str:
     r"""The text without formatting: sizes, spaces, currencies, degrees, units in `\text{}`. Percent becomes `\%`."""
-    text = _GROUPED.sub("", latex.translate(_PLAIN))
+    text = _GROUPED.sub("", latex.translate(PLAIN))
     for pattern, instead in (
         (_PERCENT, r"\\%"),
         (_JOINED, ","),
