@@ -56,8 +56,6 @@ def is_same(gold: Any, given: Any) -> Found:
         return _is_same_matrix(gold, given)
     if isinstance(gold, Set | Tuple) or isinstance(given, Set | Tuple):
         return _is_same_collection(gold, given)
-    if isinstance(gold, Symbol) or isinstance(given, Symbol):
-        return bool(sympy_compare_symbols(gold, given)) or _is_same_expression(gold, given)
     return _is_same_expression(gold, given)
 
 
