@@ -88,7 +88,12 @@ def _is_equation(side: Any) -> bool:
 
 
 def _is_relation(side: Any) -> bool:
-    return isinstance(side, Relational | And)
+    return isinstance(side, Relational | And) or _is_alternative(side)
+
+
+def _is_alternative(side: Any) -> bool:
+    """Whether it is several inequalities of which one holds, as in "x < 1 or x > 3"."""
+    return isinstance(side, FiniteSet) and all(isinstance(part, Relational | And) and not part.has(Eq) for part in side.args)
 
 
 def _sides(chain: Any) -> Iterator[tuple[Any, bool]]:
@@ -206,7 +211,7 @@ _DIRECTIONS: dict[type, tuple[str, int]] = {
 
 def _as_set(side: Any) -> Any:
     """The numbers that satisfy an inequality of one unknown, or one of several. None if there are several unknowns, or it is hard."""
-    if isinstance(side, FiniteSet) and side.args and all(isinstance(part, Relational | And) for part in side.args):
+    if _is_alternative(side):
         parts = [_as_set(part) for part in side.args]
         return None if None in parts else Union(*parts)
     if isinstance(side, Set):

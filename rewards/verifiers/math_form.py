@@ -52,10 +52,11 @@ class NumberForm:
         text = normal(answer)
         if _bare(text) == _bare(self._text):
             return ""
-        if len(compared := [part.strip() for part in _COMPARED.split(text)]) > 1:
-            text = ",".join(part for part in compared if not _NAME.match(part))
+        items, is_compared = _split(_COMPARED.sub(",", text)), _COMPARED.search(text) is not None
         allowed = self._allowed.copy()
-        for item in _split(text):
+        for item in items:
+            if is_compared and _NAME.match(item):
+                continue
             sides = list(_sides(item))
             if not sides:
                 if Counter(_OPERATORS.findall(item)) - self._operators:

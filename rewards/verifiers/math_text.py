@@ -25,7 +25,8 @@ class Spelling(NamedTuple):
     """The seconds since midnight if it is a time of day."""
 
 
-_E_AND_I = re.compile(r"\\(?:mathrm|mathit|mathbf|operatorname)\s*\{\s*([ei])\s*\}|\\mathrm\s+([ei])(?![A-Za-z])|\{\\rm\s+([ei])\s*\}")
+_E_AND_I = re.compile(r"\\(?:mathrm|mathit|operatorname)\s*\{\s*([ei])\s*\}|\\mathrm\s+([ei])(?![A-Za-z])|\{\\rm\s+([ei])\s*\}")
+_BOLD = re.compile(r"\\(?:mathbf|boldsymbol|bm|mathsf)\s*\{([^{}]*)\}|\A\\(?:text|mathrm|mbox|textbf)\s*\{(-?[\d.,]+)\}\Z")
 _PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
 _ROOT = re.compile(r"(?<![A-Za-z\\])sqrt\s*(?=[({\d])|\\sqrt\s*(?=\()")
 _COMMAND = re.compile(r"\\(?:[dtc]?frac|sqrt)(?![A-Za-z])\s*")
@@ -64,6 +65,7 @@ def spelled(text: str) -> Spelling:
     text = plain(text).translate(PLAIN).strip()
     if clock := _CLOCK.fullmatch(text):
         return Spelling(text, clock=_seconds(clock))
+    text = _BOLD.sub(r"{\1\2}", text)
     text = _E_AND_I.sub(lambda match: f" {match.group(1) or match.group(2) or match.group(3)} ", text)
     text = _ROOT.sub(r"\\sqrt ", _PI.sub(r"\\pi ", text))
     text, unit = _without_unit(_with_braces(_REPEATING.sub(_repeating, text)))
