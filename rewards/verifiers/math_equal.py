@@ -105,11 +105,12 @@ def _sides(chain: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def _side_answers(gold: Any, side: Any, *, is_last: bool) -> Found:
-    if not is_last and getattr(side, "free_symbols", None):
-        # A name: x, f(2), |AB|. 2x = 5 does not say that x is 5.
-        is_name = isinstance(side, AppliedUndef) or not {abs(number) for number in side.atoms(Number)} - {1}
-        if is_name or not isinstance(gold, Expr):
-            return True
+    if not is_last and isinstance(side, AppliedUndef):
+        return True
+    # A name may stand on the left: x, f(2), |AB|. 2x = 5 does not say that x is 5.
+    is_open = not is_last and bool(getattr(side, "free_symbols", None))
+    if is_open and not (isinstance(gold, Expr) and {abs(number) for number in side.atoms(Number)} - {1}):
+        return True
     return is_same(gold, side)
 
 
@@ -179,7 +180,9 @@ def _is_same_relation(gold: Any, given: Any) -> Found:
     if (found := _is_same_multiset(*parts, same=_is_same_comparison)) is not False or parts == ([gold], [given]):
         return found
     sets = _as_set(gold), _as_set(given)
-    return False if sets[0] is None or sets[1] is None else _is_same_collection(sets[0], sets[1])
+    if sets[0] is None or sets[1] is None:
+        return None if gold.free_symbols == given.free_symbols else False
+    return _is_same_collection(sets[0], sets[1])
 
 
 def _is_same_comparison(gold: Any, given: Any) -> Found:

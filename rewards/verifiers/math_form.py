@@ -26,7 +26,7 @@ _OPERATORS = re.compile(r"\\[A-Za-z]+|[A-Za-z!^_+*/|:-]")
 _UNIT = re.compile(r"(?<=[\d)}\s])\s*(?!\\)[A-Za-z]{2,}(?:[\s/.-]*[A-Za-z]+)*\.?\Z|(?<=\d)\s+[A-Za-z]\Z")
 _NAME = re.compile(r"\A[A-Za-z]\w*(?:_\{?\w+\}?)?(?:\([^()]*\))?\Z")
 _SIDES = re.compile(r"=|\\approx(?![A-Za-z])|\\equiv(?![A-Za-z])|\\in(?![A-Za-z])")
-_COMPARED = re.compile(r"<|>|\\(?:l|g)(?:t|eq?|eqslant)(?![A-Za-z])|[\u2264\u2265]")
+_COMPARED = re.compile(r"<|>|\\(?:[lg](?:t|eq?|eqslant)|neq?)(?![A-Za-z])|[\u2264\u2265]")
 
 
 def still_open(latex: str) -> Counter[str]:

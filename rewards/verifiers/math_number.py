@@ -33,15 +33,14 @@ def is_same_value(gold: Any, given: Any) -> bool | None:
     if values[0] is not None and values[1] is not None:
         found = is_equal(values[0], values[1])
         return found if found is not False else _rounds(gold, given)
-    gold, given = _evaluated(gold), _evaluated(given)
-    if gold == given:
-        return True
-    unknowns = gold.free_symbols | given.free_symbols
-    if unknowns:
-        return _is_same_function(gold, given, sorted(unknowns, key=str))
-    if _differ(gold, given, {}):
+    sides = _evaluated(gold), _evaluated(given)
+    if sides[0] == sides[1] or sides[0].is_infinite or sides[1].is_infinite:
+        return bool(sides[0] == sides[1])
+    if unknowns := sides[0].free_symbols | sides[1].free_symbols:
+        return _is_same_function(*sides, sorted(unknowns, key=str))
+    if _differ(*sides, {}):
         return _rounds(gold, given)
-    return _is_zero(gold - given)
+    return _is_zero(sides[0] - sides[1])
 
 
 def _evaluated(expression: Any) -> Any:
