@@ -16,6 +16,7 @@ from contracts.records import FinishReason, Purpose, Score
 from contracts.tasks import Task
 from rewards.monitors.rules import MAX_NAME, SCORE, SIGNAL, SIZES
 from rewards.rubric import RewardVerdict
+from rewards.verifiers.check import UNVERIFIABLE
 
 MAX_LOOKED = 16_000
 """Characters of an answer that are searched; its full length is measured."""
@@ -46,6 +47,7 @@ class Measure:
     def __init__(self, task: Task) -> None:
         self._low, self._span = task.reward.low, task.reward.high - task.reward.low
         self._signals = frozenset(task.signals)
+        self._worth = frozenset(rule.name for rule in task.grader_rules if rule.role in {"gate", "component"})
         self._training = frozenset(rule.name for rule in task.judges if rule.role == "component")
         self._watching = frozenset(rule.name for rule in task.judges if rule.role == "watch")
 
@@ -58,16 +60,21 @@ class Measure:
         verdict = noted.verdict
         if verdict.reward is not None:
             found["reward"] = (verdict.reward - self._low) / self._span
-        elif verdict.status == "unscored":
-            found["null"] = 1.0
-        else:
+        elif verdict.status != "unscored":
             found["unlabelled"] = 1.0
+        # What nobody could decide counts even if other graders carry the reward: it must not be a way out of a 0.
+        if verdict.status == "unscored" or any(self._is_undecided(score) for score in noted.scores):
+            found["null"] = 1.0
         if verdict.fault == "model":
             found["model_fault"] = 1.0
         if noted.finish_reason == "length":
             found["cut_off"] = 1.0
         found["tokens"] = math.log1p(noted.num_tokens)
         return found
+
+    def _is_undecided(self, score: Score) -> bool:
+        is_worth = score.name in self._worth and score.status == "unscored"
+        return is_worth and score.reason.startswith(UNVERIFIABLE)
 
     def _scores(self, scores: Sequence[Score]) -> dict[str, float]:
         found: dict[str, float] = {}

@@ -12,6 +12,8 @@ from contracts.records import Fault, ScoreStatus
 from contracts.tasks.section import TaskSection, mistake_of
 
 ConfigType = TypeVar("ConfigType", bound=TaskSection)
+UNVERIFIABLE = "unverifiable"
+"""How the reason begins where answer and reference are read, and neither equal nor proven to differ."""
 NO_METADATA: Mapping[str, str] = {}
 
 

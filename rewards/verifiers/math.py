@@ -19,13 +19,13 @@ from typing import Any
 
 from contracts.errors import InvalidTask
 from rewards.killable import Setup, pool_for
-from rewards.verifiers.check import BatchVerifier, Check, Context, wrong
+from rewards.verifiers.check import UNVERIFIABLE, Answer, BatchVerifier, Check, Context, wrong
 from rewards.verifiers.referee import refereed
 from rewards.verifiers.texts import without_reasoning
 
-VERSION = 2
+VERSION = 3
 
-_MEMORY_BYTES = 2 << 30
+_SETUP = Setup("rewards.verifiers.math:worker", memory_bytes=2 << 30)
 _MAX_ANSWER = 2000
 _MAX_DEPTH = 20
 _BRACES = re.compile(r"\\boxed\{|\\[{}\\]|[{}]")
@@ -33,6 +33,16 @@ _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "sqrt", "min", "max", "and"})
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}")
 _NO_PROSE = re.compile(rf"{_TEXT.pattern}|\\(?:begin|end)\s*\{{\w+\*?\}}|\\operatorname\*?\s*\{{\w+\}}")
+_MAX_BOXES = 16
+_CORRECTION = re.compile(
+    r"\b(?:no\s*[,:.;!\u2014\u2013-]|wait\b|correction\b|corrected\b|actually\b|my mistake\b|i made (?:a|an) (?:mistake|error)\b|scratch that\b"
+    r"|on second thought\b|let me (?:correct|redo|fix)\b)",
+    re.IGNORECASE,
+)
+_JOINED = re.compile(
+    r"\b(?:or|and|also|either|maybe|perhaps|possibly|might|may|could|alternatively|alternative|another|both|else|unless|if)\b|\n\s*\n\s*\n",
+    re.IGNORECASE,
+)
 _DOLLARS = re.compile(r"\A(?:\$\$?(.+?)\$\$?|\\\((.+)\\\)|\\\[(.+)\\\])\Z", re.DOTALL)
 
 
@@ -40,17 +50,21 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
     """See `Builder`."""
     if config:
         raise InvalidTask(f"it takes no config, not {sorted(config)}; remove it", param=min(config))
-    pool = pool_for(Setup("rewards.verifiers.math:worker", memory_bytes=_MEMORY_BYTES))
-    return refereed(pool, context.deadline_seconds, answer_in)
+    return refereed(pool_for(_SETUP), context.deadline_seconds, answer_in)
 
 
 def answer_in(text: str) -> str | Check:
     """The content of the boxes, joined by commas, or a check that says why there is no answer."""
     spoken = without_reasoning(text)
-    boxes = [] if spoken is None else boxed(spoken.rpartition("</think>")[2])
-    if not boxes:
-        return wrong("<think> is never closed" if spoken is None else "no \\boxed{} answer")
-    answer = ", ".join(dict.fromkeys(box.strip() for box in boxes))
+    if spoken is None:
+        return wrong("<think> is never closed")
+    text = spoken.rpartition("</think>")[2]
+    places, is_cut_off = _places(text)
+    if is_cut_off or not places:
+        return wrong("the last \\boxed{ never ends" if is_cut_off else "no \\boxed{} answer")
+    if len(places) > _MAX_BOXES:
+        return wrong(f"more than {_MAX_BOXES} boxes")
+    answer = ", ".join(dict.fromkeys(text[start:end].strip() for start, end in _standing(text, places)))
     if len(answer) > _MAX_ANSWER:
         return wrong(f"the boxed answer is longer than {_MAX_ANSWER} characters")
     if _depth(answer) > _MAX_DEPTH:
@@ -64,7 +78,12 @@ def answer_in(text: str) -> str | Check:
 
 
 def boxed(text: str) -> list[str]:
-    r"""The contents of each outermost `\boxed{...}` whose braces close. The time is linear in any text."""
+    r"""The contents of each outermost `\boxed{...}` whose braces close."""
+    return [text[start:end] for start, end in _places(text)[0]]
+
+
+def _places(text: str) -> tuple[list[tuple[int, int]], bool]:
+    """Start and end of each outermost box that closes, and whether one that does not begins behind them. Linear in any text."""
     found: list[tuple[int, int]] = []
     open_boxes: list[int | None] = []
     for token in _BRACES.finditer(text):
@@ -74,7 +93,17 @@ def boxed(text: str) -> list[str]:
             while found and found[-1][0] > start:
                 found.pop()
             found.append((start, token.start()))
-    return [text[start:end] for start, end in found]
+    last = max((start for start in open_boxes if start is not None), default=-1)
+    return found, bool(found) and last > found[-1][1]
+
+
+def _standing(text: str, places: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The boxes behind the last written correction: "no: ", "wait", "correction". Boxes that are joined all stand."""
+    for place in range(len(places) - 1, 0, -1):
+        gap = text[places[place - 1][1] : places[place][0]]
+        if _CORRECTION.search(gap) and not _JOINED.search(gap):
+            return places[place:]
+    return places
 
 
 def _depth(text: str) -> int:
@@ -96,33 +125,52 @@ def box_content(reference: str) -> str | None:
     return text if text and len(words) <= 1 else None
 
 
-def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, str | None]], list[Any]]:
+def explain(answer: Answer, config: Mapping[str, Any]) -> dict[str, str]:
+    """What is read on each side: `answer` and `reference`, as SymPy's text or why nothing is read. Waits for a worker."""
+    build(config)
+    said, right = answer_in(answer.text), answer.reference
+    pool = pool_for(_SETUP)
+    sides = {"reference": right or "", "answer": "" if isinstance(said, Check) else said}
+    outcome = pool.run_all([{"reads": sides}], Context().deadline_seconds)[0]
+    found = dict(outcome.value) if outcome.how == "answered" else dict.fromkeys(sides, outcome.reason)
+    if isinstance(said, Check):
+        found["answer"] = said.reason
+    return found
+
+
+def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
     """In the worker process: see `referee`."""
     del config
     # Imported here, so that only workers load SymPy.
     import logging  # noqa: PLC0415
 
-    from rewards.verifiers.math_strict import Reference, equals, parsed  # noqa: PLC0415
+    from rewards.verifiers.math_exact import TooBig  # noqa: PLC0415
+    from rewards.verifiers.math_strict import Reference, Unverifiable, reading  # noqa: PLC0415
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # It warns that its timeouts are off.
     read_reference = lru_cache(maxsize=1024)(Reference)
 
-    def judge(item: Mapping[str, str | None]) -> list[Any]:
+    def judge(item: Mapping[str, Any]) -> Any:
+        if sides := item.get("reads"):
+            return {side: reading(box_content(text) or text if side == "reference" else text) for side, text in sides.items()}
         text = box_content(item["reference"] or "")
         if text is None:
-            return [
-                "bad_reference",
-                None,
-                "metadata.reference is prose or empty; give the value alone, as in \\frac{1}{2}",
-            ]
-        reference = read_reference(text)
-        if not reference.expressions:
-            return ["bad_reference", None, "metadata.reference is not mathematics that can be parsed"]
-        if (answer := item["answer"]) is None:
-            # The reference alone: it must parse, and comparing it must end. 9^{9^{9^9}} parses only.
-            equals(reference.expressions, parsed("1"))
-            return ["scored", 1.0, ""]
-        problem = reference.problem(answer)
-        return ["scored", 0.0 if problem else 1.0, problem]
+            return _unusable("is prose or empty; give the value alone, as in \\frac{1}{2}")
+        try:
+            reference = read_reference(text)
+        except TooBig:
+            return _unusable("is too large to be compared")
+        if not reference.can_be_compared:
+            return _unusable("is not mathematics that can be parsed")
+        try:
+            # The reference alone must be parsed, and comparing it must end.
+            problem = reference.problem("1" if item["answer"] is None else item["answer"])
+        except Unverifiable:
+            return ["broken", None, f"{UNVERIFIABLE}: neither equal to the reference nor proven to differ from it"]
+        return ["scored", 0.0 if problem and item["answer"] is not None else 1.0, problem]
 
     return judge
+
+
+def _unusable(why: str) -> list[Any]:
+    return ["bad_reference", None, f"metadata.reference {why}"]

@@ -26,6 +26,7 @@ _OPERATORS = re.compile(r"\\[A-Za-z]+|[A-Za-z!^_+*/|:-]")
 _UNIT = re.compile(r"(?<=[\d)}\s])\s*(?!\\)[A-Za-z]{2,}(?:[\s/.-]*[A-Za-z]+)*\.?\Z|(?<=\d)\s+[A-Za-z]\Z")
 _NAME = re.compile(r"\A[A-Za-z]\w*(?:_\{?\w+\}?)?(?:\([^()]*\))?\Z")
 _SIDES = re.compile(r"=|\\approx(?![A-Za-z])|\\equiv(?![A-Za-z])|\\in(?![A-Za-z])")
+_COMPARED = re.compile(r"<|>|\\(?:[lg](?:t|eq?|eqslant)|neq?)(?![A-Za-z])|[\u2264\u2265]")
 
 
 def still_open(latex: str) -> Counter[str]:
@@ -51,8 +52,11 @@ class NumberForm:
         text = normal(answer)
         if _bare(text) == _bare(self._text):
             return ""
+        items, is_compared = _split(_COMPARED.sub(",", text)), _COMPARED.search(text) is not None
         allowed = self._allowed.copy()
-        for item in _split(text):
+        for item in items:
+            if is_compared and _NAME.match(item):
+                continue
             sides = list(_sides(item))
             if not sides:
                 if Counter(_OPERATORS.findall(item)) - self._operators:

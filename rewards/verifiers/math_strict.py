@@ -1,59 +1,48 @@
-"""math-verify with the strict settings that its authors advise for rewards, and a few stricter rules. Only workers import it."""
+"""Reads references and answers, and says what is wrong with an answer. Only workers import it."""
 
 from __future__ import annotations
 
+import re
+from itertools import product
 from typing import Any
 
+from latex2sympy2_extended import is_expr_of_only_symbols  # type: ignore[import-untyped]
 from latex2sympy2_extended.latex2sympy2 import NormalizationConfig  # type: ignore[import-untyped]
-from math_verify import LatexExtractionConfig, parse, verify
+from math_verify import LatexExtractionConfig, parse
 from sympy import Basic, Derivative, Eq, Expr, FiniteSet, Float, Integral, Limit, MatrixBase, Product, Sum  # type: ignore[import-untyped]
+from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
+from rewards.verifiers.math_equal import is_same
+from rewards.verifiers.math_exact import TooBig, measure
 from rewards.verifiers.math_form import NumberForm, has_percent, is_set, is_tuple, percent_value, still_open
+from rewards.verifiers.math_text import is_same_text, spelled
 
-
-def _extraction(*, is_strict: bool) -> LatexExtractionConfig:
-    return LatexExtractionConfig(
-        try_extract_without_anchor=False,
-        boxed_match_priority=0,
-        normalization_config=NormalizationConfig(
-            basic_latex=True, units=True, malformed_operators=not is_strict, nits=False, boxed="all", equations=False
-        ),
-    )
-
-
-_ANSWERS = _extraction(is_strict=True)
-_REFERENCES = _extraction(is_strict=False)
+_EXTRACTION = LatexExtractionConfig(
+    try_extract_without_anchor=False,
+    boxed_match_priority=0,
+    normalization_config=NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="all", equations=False
+    ),
+)
 _OPEN = (Integral, Derivative, Sum, Product, Limit)
+_BOTH = re.compile(r"(?<![A-Za-z])and(?![A-Za-z])|\\(?:land|wedge)(?![A-Za-z])")
 
 
-def parsed(latex: str, *, is_strict: bool = True) -> list[Any]:
-    r"""A box's content as SymPy expressions; empty if it cannot be parsed. A reference may use `\frac12`."""
+class Unverifiable(Exception):
+    """Both sides are read, and neither equality nor difference is proven."""
+
+
+def parsed(latex: str) -> list[Any]:
+    r"""A box's content as SymPy expressions; empty if it cannot be parsed."""
     found: list[Any] = parse(
         f"\\boxed{{{latex}}}",
-        [_ANSWERS if is_strict else _REFERENCES],
+        [_EXTRACTION],
         fallback_mode="no_fallback",
         extraction_mode="first_match",
         parsing_timeout=None,
     )
     return found
-
-
-def equals(gold: list[Any], given: list[Any]) -> bool:
-    """Whether both have the same value. math-verify reads only the last side of an equation (`7=5` is 5), so all sides are checked here."""
-    if any(_restates(expression, gold) for expression in given) or not verify(gold, given, timeout_seconds=None):
-        return False
-    if any(isinstance(expression, Relational) for expression in gold):
-        return True
-    sides = [
-        side
-        for expression in given
-        if isinstance(expression, Basic)
-        for equation in expression.atoms(Eq)
-        for side in (equation.lhs, equation.rhs)
-        if not side.free_symbols
-    ]
-    return all(verify(gold, [side], timeout_seconds=None) for side in sides)
 
 
 def _restates(given: Any, gold: list[Any]) -> bool:
@@ -66,11 +55,16 @@ def _restates(given: Any, gold: list[Any]) -> bool:
 
 def is_number(gold: list[Any], *, is_rational: bool = False) -> bool:
     """Whether it has no unknown, except one on the left of `=`; with `is_rational`, whether it is one rational number."""
-    known = [expression.rhs if isinstance(expression, Eq) else expression for expression in gold]
+    known = [expression.rhs if _names(expression) else expression for expression in gold]
     known = [expression for expression in known if isinstance(expression, Basic | MatrixBase)]
     if not known or any(_unknowns(expression) for expression in known):
         return False
     return not is_rational or any(isinstance(expression, Expr) and _is_rational(expression) for expression in known)
+
+
+def _names(expression: Any) -> bool:
+    """Whether it is an equation with a name on its left."""
+    return isinstance(expression, Eq) and (is_expr_of_only_symbols(expression.lhs) or isinstance(expression.lhs, AppliedUndef))
 
 
 def _is_rational(expression: Expr) -> bool:
@@ -83,29 +77,76 @@ def _unknowns(expression: Any) -> set[Any]:
     return {name for name in expression.free_symbols if str(name) not in {"i", "e", "pi"}}
 
 
+def reading(latex: str) -> str:
+    """What is read in a text, for a person: SymPy's text, a unit, bases."""
+    spelling = spelled(latex)
+    found = parsed(spelling.text)
+    notes = [f"unit {spelling.unit}"] if spelling.unit else []
+    notes += [f"base {base}" for base in spelling.bases]
+    return "; ".join([str(found[0]) if found else "nothing that is mathematics", *notes])
+
+
 class Reference:
     """A parsed reference. `expressions` is empty if it cannot be parsed."""
 
     def __init__(self, latex: str) -> None:
-        self._latex = latex
-        self.expressions = parsed(latex, is_strict=False)
+        """Raises TooBig if it cannot be compared."""
+        self.spelling = spelled(latex)
+        text = self.spelling.text
+        self.expressions = parsed(text)
+        for expression in self.expressions:
+            if isinstance(expression, Basic | MatrixBase):
+                measure(expression)
         self._is_number = is_number(self.expressions)
         self._is_rational = is_number(self.expressions, is_rational=True)
-        self._form = NumberForm(latex)
+        self._form = NumberForm(text)
+
+    @property
+    def can_be_compared(self) -> bool:
+        """Whether it is mathematics that is read, or a time of day."""
+        return bool(self.expressions) or self.spelling.clock is not None
 
     def problem(self, latex: str) -> str:
-        """Why an answer is wrong, or ""."""
-        if still_open(latex) - still_open(self._latex):
+        """Why an answer is wrong, or "". Raises Unverifiable."""
+        answer, reference = spelled(latex), self.spelling
+        if reference.bases and answer.bases != reference.bases:
+            return "it is not in the base of the reference"
+        if reference.unit and answer.unit and answer.unit != reference.unit:
+            return "it has another unit than the reference"
+        if is_same_text(answer, reference):
+            return ""
+        if reference.clock is not None and answer.clock is not None:
+            return "" if answer.clock == reference.clock else "another time of day"
+        return self._problem_of(answer.text)
+
+    def _problem_of(self, latex: str) -> str:
+        reference = self.spelling.text
+        if still_open(latex) - still_open(reference):
             return "it is still to be worked out"
         if self._is_number and (problem := self._form.problem(latex, is_rational=self._is_rational)):
             return problem
-        if has_percent(latex) != has_percent(self._latex):
-            values = percent_value(latex), percent_value(self._latex)
+        if has_percent(latex) != has_percent(reference):
+            values = percent_value(latex), percent_value(reference)
             return (
                 "" if values[0] is not None and values[0] == values[1] else "a percentage is a hundredth of the number"
             )
-        if is_set(latex) and is_tuple(self._latex):
+        if is_set(latex) and is_tuple(reference):
             return "a set has no order, and the reference has one"
         if not (given := parsed(latex)):
             return "the boxed answer cannot be parsed"
-        return "" if equals(self.expressions, given) else "not equal to the reference"
+        if any(_restates(expression, self.expressions) for expression in given):
+            return "it restates the question"
+        return self._difference(given, latex)
+
+    def _difference(self, given: list[Any], latex: str) -> str:
+        if _BOTH.search(latex) and any(expression.has(Relational) for expression in given if isinstance(expression, FiniteSet)):
+            return "it joins inequalities by 'and'"
+        try:
+            found = [is_same(*pair) for pair in product(self.expressions, given)]
+        except TooBig:
+            return "it is too large to be compared"
+        if True in found:
+            return ""
+        if None in found:
+            raise Unverifiable
+        return "not equal to the reference"

@@ -47,10 +47,12 @@ _DROPPED = re.compile(
 _PERCENT = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s*\{\s*per\s?cent\s*\}|(?<=[\d}\s])per\s?cent\b|(?<!\\)%")
 _JOINED = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s*\{\s*(?:and|or|,)\s*\}|\\(?:cup|lor|vee|land|wedge)(?![A-Za-z])")
 _LETTER = re.compile(r"\\(?:mathrm|text|mathit)\s*\{\s*([ei])\s*\}")
-_NAMED = re.compile(r"\\operatorname\*?\s*\{\s*([A-Za-z]+)\s*\}")
+_NAMED = re.compile(
+    rf"\\operatorname\*?\s*\{{\s*([A-Za-z]+)\s*\}}|\\(?:mathrm|text)\s*\{{\s*({'|'.join(sorted(FUNCTIONS))})\s*\}}"
+)
 _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit)\s*\{[^{}]*\}(?:\^\{?[23]\}?)?")
 _MATRIX = re.compile(r"\\(?:begin|end)\s*\{[a-zA-Z]*(?:matrix|array)\*?\}(?:\{[lcr|]*\})?")
-_PLAIN = str.maketrans(
+PLAIN = str.maketrans(
     {
         "\u2212": "-",
         "\u2013": "-",
@@ -71,12 +73,12 @@ _PLAIN = str.maketrans(
 
 def normal(latex: str) -> str:
     r"""The text without formatting: sizes, spaces, currencies, degrees, units in `\text{}`. Percent becomes `\%`."""
-    text = _GROUPED.sub("", latex.translate(_PLAIN))
+    text = _GROUPED.sub("", latex.translate(PLAIN))
     for pattern, instead in (
         (_PERCENT, r"\\%"),
         (_JOINED, ","),
         (_LETTER, r" \1 "),
-        (_NAMED, r"\\\1 "),
+        (_NAMED, r"\\\1\2 "),
         (_WORDS, " "),
         (_MATRIX, " "),
         (_DROPPED, " "),

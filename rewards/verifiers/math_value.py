@@ -9,7 +9,7 @@ from fractions import Fraction
 from rewards.verifiers.math_tree import Tree
 
 LONG = 10**30
-"""From this value on, a number may be written as a power or a factorial."""
+"""From this value on, and below its inverse, a number may be written as a power or a factorial."""
 MAX_EXPONENT = 200
 _BIGGEST = 10**120
 _PLAIN_TEN = 6
@@ -121,7 +121,7 @@ def _exponent_of_ten(tree: Tree) -> Fraction | None:
 
 def _is_power(tree: Tree) -> bool:
     value = value_of(tree)
-    if _is_whole(tree.arguments[0]) and (value is None or value >= LONG):
+    if _is_whole(tree.arguments[0]) and (value is None or not Fraction(1, LONG) < abs(value) < LONG):
         return True
     exponent = _exponent_of_ten(tree)
     return exponent is not None and not 0 <= exponent < _PLAIN_TEN

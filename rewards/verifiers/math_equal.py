@@ -1,0 +1,232 @@
+"""Decides whether two parsed answers are equal: numbers, tuples, sets, intervals, matrices, equations, inequalities.
+
+In: what math-verify parsed. Out: yes, no, or None where neither is proven within the work allowed. Raises TooBig.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from latex2sympy2_extended import is_expr_of_only_symbols  # type: ignore[import-untyped]
+from math_verify.grader import sympy_compare_symbols
+from sympy import (  # type: ignore[import-untyped]
+    And,
+    Basic,
+    E,
+    Eq,
+    Expr,
+    FiniteSet,
+    Ge,
+    Gt,
+    Interval,
+    Le,
+    Lt,
+    MatrixBase,
+    Mul,
+    Ne,
+    Number,
+    Set,
+    Symbol,
+    Tuple,
+    Union,
+    cancel,
+)
+from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
+from sympy.core.relational import Relational  # type: ignore[import-untyped]
+
+from rewards.verifiers.math_number import is_same_value
+
+Found = bool | None
+_MAX_ITEMS = 32
+_MAX_DEGREE = 4
+
+
+def is_same(gold: Any, given: Any) -> Found:
+    """Whether the answer equals the reference. An equation answers a reference without one by its sides."""
+    if not isinstance(gold, Basic | MatrixBase) or not isinstance(given, Basic | MatrixBase):
+        return False
+    if not _is_equation(gold) and _is_equation(given):
+        return _all(_side_answers(gold, side, is_last=is_last) for side, is_last in _sides(given))
+    if isinstance(gold, Eq) and is_expr_of_only_symbols(gold.lhs) and not _is_relation(given):
+        gold = gold.rhs
+    if _is_relation(gold) or _is_relation(given):
+        return _is_same_relation(gold, given)
+    if isinstance(gold, MatrixBase) or isinstance(given, MatrixBase):
+        return _is_same_matrix(gold, given)
+    if isinstance(gold, Set | Tuple) or isinstance(given, Set | Tuple):
+        return _is_same_collection(gold, given)
+    return _is_same_expression(gold, given)
+
+
+def _is_same_expression(gold: Any, given: Any) -> Found:
+    if not isinstance(gold, Expr) or not isinstance(given, Expr):
+        return bool(gold == given)
+    # Words are read as products of letters: they are the same word or not.
+    if all(_is_word(side) for side in (gold, given)):
+        return bool(gold == given or sympy_compare_symbols(gold, given))
+    return is_same_value(gold, given)
+
+
+def _is_word(side: Any) -> bool:
+    letters = side.args if isinstance(side, Mul) else (side,)
+    return all(isinstance(letter, Symbol) or letter == E for letter in letters)
+
+
+def _all(found: Iterable[Found]) -> Found:
+    known: Found = True
+    for one in found:
+        if one is False:
+            return False
+        known = known if one else None
+    return known
+
+
+def _is_equation(side: Any) -> bool:
+    parts = side.args if isinstance(side, And) else (side,)
+    return bool(parts) and all(isinstance(part, Eq) for part in parts)
+
+
+def _is_relation(side: Any) -> bool:
+    return isinstance(side, Relational | And) or _is_alternative(side)
+
+
+def _is_alternative(side: Any) -> bool:
+    """Whether it is several inequalities of which one holds, as in "x < 1 or x > 3"."""
+    return isinstance(side, FiniteSet) and all(isinstance(part, Relational | And) and not part.has(Eq) for part in side.args)
+
+
+def _sides(chain: Any) -> Iterator[tuple[Any, bool]]:
+    """The sides of a chain of equations, and whether each is the last."""
+    equations = getattr(chain, "_unsorted_args", chain.args) if isinstance(chain, And) else [chain]
+    for equation in equations:
+        yield equation.lhs, False
+    yield equations[-1].rhs, True
+
+
+def _side_answers(gold: Any, side: Any, *, is_last: bool) -> Found:
+    if not is_last and isinstance(side, AppliedUndef):
+        return True
+    # A name may stand on the left: x, f(2), |AB|. 2x = 5 does not say that x is 5.
+    is_open = not is_last and bool(getattr(side, "free_symbols", None))
+    if is_open and not (isinstance(gold, Expr) and {abs(number) for number in side.atoms(Number)} - {1}):
+        return True
+    return is_same(gold, side)
+
+
+def _is_same_matrix(gold: Any, given: Any) -> Found:
+    if not isinstance(gold, MatrixBase) or not isinstance(given, MatrixBase) or gold.shape != given.shape:
+        return False
+    return _all(is_same(first, second) for first, second in zip(gold.flat(), given.flat(), strict=True))
+
+
+def _is_same_collection(gold: Any, given: Any) -> Found:
+    if gold == given:
+        return True
+    if isinstance(gold, Interval) and isinstance(given, Interval):
+        return (gold.left_open, gold.right_open) == (given.left_open, given.right_open) and _all(
+            is_same(first, second) for first, second in ((gold.start, given.start), (gold.end, given.end))
+        )
+    ordered = _ordered(gold), _ordered(given)
+    if ordered[0] is not None and (isinstance(given, FiniteSet) or ordered[1] is not None):
+        other = ordered[1] if ordered[1] is not None else list(getattr(given, "_unsorted_args", given.args))
+        return len(ordered[0]) == len(other) and _all(map(is_same, ordered[0], other))
+    if isinstance(gold, Interval | Union) or isinstance(given, Interval | Union):
+        return _is_same_multiset(_pieces(gold, Union), _pieces(given, Union))
+    if isinstance(gold, Tuple) or isinstance(given, Tuple):
+        return False
+    if isinstance(gold, Set) and isinstance(given, Set) and not isinstance(gold, FiniteSet):
+        return False if isinstance(given, FiniteSet) or type(gold) is not type(given) or gold.is_empty else None
+    return _is_same_multiset(_pieces(gold, FiniteSet), _pieces(given, FiniteSet))
+
+
+def _ordered(side: Any) -> list[Any] | None:
+    """The items of a tuple. (1, 2) is parsed as an open interval."""
+    if isinstance(side, Tuple):
+        return list(side.args)
+    return [side.start, side.end] if isinstance(side, Interval) and side.is_open else None
+
+
+def _pieces(side: Any, kind: type) -> list[Any]:
+    return list(side.args) if isinstance(side, kind) else [side]
+
+
+def _is_same_multiset(gold: Sequence[Any], given: Sequence[Any], same: Callable[[Any, Any], Found] = is_same) -> Found:
+    if len(gold) != len(given):
+        return False
+    if len(gold) > _MAX_ITEMS:
+        return None
+    rest, is_known = list(given), True
+    for item in gold:
+        found = [same(item, other) for other in rest]
+        if True in found:
+            del rest[found.index(True)]
+        elif None in found:
+            is_known = False
+        else:
+            return False
+    return is_known or None
+
+
+def _is_same_relation(gold: Any, given: Any) -> Found:
+    if isinstance(gold, Set) or isinstance(given, Set):
+        sets = _as_set(gold), _as_set(given)
+        if sets[0] is None or sets[1] is None:
+            return None if not isinstance(gold, FiniteSet) and not isinstance(given, FiniteSet) else False
+        return _is_same_collection(sets[0], sets[1])
+    if not _is_relation(gold) or not _is_relation(given):
+        return False
+    parts = _pieces(gold, And), _pieces(given, And)
+    if (found := _is_same_multiset(*parts, same=_is_same_comparison)) is not False or parts == ([gold], [given]):
+        return found
+    sets = _as_set(gold), _as_set(given)
+    if sets[0] is None or sets[1] is None:
+        return None if gold.free_symbols == given.free_symbols else False
+    return _is_same_collection(sets[0], sets[1])
+
+
+def _is_same_comparison(gold: Any, given: Any) -> Found:
+    """Whether two equations or inequalities say the same: one is a multiple of the other."""
+    if not isinstance(gold, Relational) or not isinstance(given, Relational):
+        return False
+    kinds = [_DIRECTIONS.get(type(side)) for side in (gold, given)]
+    if kinds[0] is None or kinds[1] is None or kinds[0][0] != kinds[1][0] or gold.free_symbols != given.free_symbols:
+        return False
+    differences = [(side.lhs - side.rhs) * kind[1] for side, kind in zip((gold, given), kinds, strict=True) if kind]
+    if is_same_value(*differences):
+        return True
+    try:
+        polynomials = [side.as_poly(*sorted(side.free_symbols, key=str)) for side in differences]
+    except (ArithmeticError, ValueError, TypeError, NotImplementedError, AttributeError):
+        return None
+    if None in polynomials:
+        return None
+    ratio = cancel(differences[0] / differences[1])
+    if ratio.free_symbols or ratio == 0:
+        return False
+    return bool(kinds[0][0] in {"equal", "unequal"} or ratio.is_positive)
+
+
+_DIRECTIONS: dict[type, tuple[str, int]] = {
+    Eq: ("equal", 1), Ne: ("unequal", 1), Gt: ("more", 1), Ge: ("at least", 1), Lt: ("more", -1), Le: ("at least", -1),
+}  # fmt: skip
+
+
+def _as_set(side: Any) -> Any:
+    """The numbers that satisfy an inequality of one unknown, or one of several. None if there are several unknowns, or it is hard."""
+    if _is_alternative(side):
+        parts = [_as_set(part) for part in side.args]
+        return None if None in parts else Union(*parts)
+    if isinstance(side, Set):
+        return side
+    if not _is_relation(side) or len(side.free_symbols) != 1:
+        return None
+    (unknown,) = side.free_symbols
+    for part in _pieces(side, And):
+        polynomial = (part.lhs - part.rhs).doit().as_poly(unknown) if isinstance(part, Relational) else None
+        if polynomial is None or polynomial.degree() > _MAX_DEGREE:
+            return None
+    try:
+        return side.doit().as_set()
+    except (ArithmeticError, ValueError, TypeError, NotImplementedError, AttributeError):
+        return None
