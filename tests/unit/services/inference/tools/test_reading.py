@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from services.inference.parts import AnswerPart
+from contracts.answers.parts import AnswerPart
+from contracts.answers.registry import FAMILIES, UNKNOWN, family_of
 from services.inference.tools.parser import MarkedParser, ParserMaker
-from services.inference.tools.registry import FAMILIES, UNKNOWN, family_of
 from tests.chat_templates import byte_tokenizer
 from tests.unit.services.inference.tools.samples import (
     SAMPLES,
@@ -20,6 +20,7 @@ from tests.unit.services.inference.tools.samples import (
     WEATHER,
     Sample,
     World,
+    added_tokens,
     calls_of,
     whole,
     world_of,
@@ -217,10 +218,10 @@ def test_deep_and_long_arguments_are_text_or_calls_and_never_an_error() -> None:
 def test_a_family_is_recognised_by_its_template_and_the_rest_is_unknown() -> None:
     tokenizer: Tokenizer = byte_tokenizer()
     assert {sample.name for sample in SAMPLES} < set(FAMILIES)
-    family = family_of("{{ messages[0].content }}", tokenizer)
+    family = family_of("{{ messages[0].content }}", added_tokens(tokenizer))
     assert (family.name, family.reads_calls, family.reads_reasoning) == (UNKNOWN, False, False)
     assert "stay text" in family.description
-    assert "reasoning apart" in family_of("<think></think>", tokenizer).description
+    assert "reasoning apart" in family_of("<think></think>", added_tokens(tokenizer)).description
 
 
 @pytest.mark.parametrize("sample", [HERMES, LLAMA, HARMONY], ids=lambda sample: sample.name)
