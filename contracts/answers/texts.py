@@ -15,6 +15,7 @@ from contracts.answers.families.json_calls import JsonCalls
 from contracts.answers.grammar import ANY_OBJECT
 from contracts.answers.marks import Marks
 from contracts.answers.output import Output
+from contracts.answers.parts import add_calls
 from contracts.answers.reading import reader_of
 from contracts.answers.registry import BARE_MARKERS, Family, family_named
 from contracts.answers.source import NotACall
@@ -42,14 +43,6 @@ class WrittenCall(NamedTuple):
     arguments: str
 
 
-class TextCalls(NamedTuple):
-    """The calls of a text, the family in whose form they are written, and the text before the first one."""
-
-    family: str
-    calls: tuple[WrittenCall, ...]
-    before: str
-
-
 def family_of_text(text: str) -> Family | None:
     """The family in whose form the calls of a text are written; None if it has no marker and does not begin like a bare call."""
     if (bare := _BARE.match(text)) is not None:
@@ -58,7 +51,7 @@ def family_of_text(text: str) -> Family | None:
     return family_named(told.lastgroup) if told is not None and told.lastgroup else None
 
 
-def calls_in_text(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> TextCalls | None:
+def calls_in_text(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[WrittenCall] | None:
     """The calls of an answer; None if `family_of_text` finds none.
 
     Args:
@@ -104,7 +97,7 @@ class _WholeAnswer(Output):
 
     def broken(self, error: NotACall) -> None:
         """See `Output`."""
-        raise NotACall(f"call {self._num + 1}: {error}")
+        raise NotACall(f"call {self._num + 1}: {str(error) or 'its arguments cannot be read'}")
 
     def say(self, text: str) -> None:
         """See `Output`."""
@@ -113,15 +106,12 @@ class _WholeAnswer(Output):
         super().say(text)
 
     @property
-    def found(self) -> TextCalls:
-        """Everything. Raises NotACall if a marker is left over."""
+    def found(self) -> list[WrittenCall]:
+        """All calls. Raises NotACall if a marker is left over."""
         part = self.take()
         for marker in self._closers:
             if marker in part.content:
                 raise NotACall(f"{marker} without its opening")
-        calls: list[list[str]] = []
-        for call in part.calls:
-            if call.name is not None:
-                calls.append([call.name, ""])
-            calls[-1][1] += call.arguments
-        return TextCalls(self._family.name, tuple(WrittenCall(*call) for call in calls), part.content)
+        calls: list[dict[str, Any]] = []
+        add_calls(calls, part.calls)
+        return [WrittenCall(**call["function"]) for call in calls]

@@ -30,9 +30,8 @@ from rewards.verifiers.check import (
 from rewards.verifiers.hedges import TextAfterAnswer, is_denied, is_disowned, is_withdrawn
 from rewards.verifiers.lookalikes import as_displayed
 from rewards.verifiers.regex import compile_pattern
-from rewards.verifiers.texts import without_reasoning
 
-VERSION = 2
+VERSION = 3
 _STRETCH = 120
 _LEAD = r"(?i:\b(?:answer|choice|option|result|solution)\b(?:\s*(?:\bis\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|[:=]|\*\*|__))+)"
 _ARTICLE = re.compile(r"[AaI][ \t]+(?!is\b|are\b|or\b|and\b|also\b|too\b|could\b|may\b|might\b)[a-z]{2,}")
@@ -72,10 +71,8 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         wanted = by_folded.get(reference.strip().strip("().").casefold())
         if wanted is None:
             raise BadReference(f"metadata.reference {reference[:40]!r} is not one of {', '.join(rule.choices)}")
-        text = without_reasoning(answer.text)
-        if text is None:
-            return wrong("<think> is never closed")
-        found = find(text.replace("\u00a0", " "))
+        text = answer.text.replace("\u00a0", " ")
+        found = find(text)
         if (
             found and not text.isascii()
         ):  # A letter of another script is not a choice, but a look-alike can be a second answer.

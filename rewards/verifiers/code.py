@@ -28,6 +28,7 @@ from rewards.verifiers.check import (
     BatchVerifier,
     Check,
     Context,
+    after_reasoning,
     bad_reference,
     broken,
     read_config,
@@ -36,7 +37,7 @@ from rewards.verifiers.check import (
     wrong,
 )
 
-VERSION = 2
+VERSION = 3
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
@@ -133,7 +134,7 @@ def build(
     def check_all(answers: Sequence[Answer]) -> list[Check]:
         return list(_pool().map(judge.grade, answers))
 
-    return BatchVerifier(check_all)
+    return after_reasoning(BatchVerifier(check_all))
 
 
 @functools.cache

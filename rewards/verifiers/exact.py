@@ -9,7 +9,7 @@ from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer, BadReference, Check, Context, Verifier, read_config, right, with_reference
 from rewards.verifiers.texts import read_references, without_articles, without_punctuation
 
-VERSION = 1
+VERSION = 2
 
 
 class Config(TaskSection):

@@ -24,6 +24,7 @@ from rewards.verifiers.check import (
     Check,
     Context,
     Verifier,
+    after_reasoning,
     bad_reference,
     read_config,
     right,
@@ -35,7 +36,7 @@ from rewards.verifiers.instructions.rule import Instruction, Unusable
 from rewards.verifiers.lookalikes import plain
 from rewards.verifiers.strict_json import NotJson, read_json
 
-VERSION = 2
+VERSION = 3
 MAX_CHECKS = 100
 
 
@@ -78,7 +79,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
                 return bad_reference(str(error))
         return _followed(answer, asked, rule.score)
 
-    return check
+    return after_reasoning(check)
 
 
 def _followed(answer: Answer, asked: Sequence[RequestedCheck], score: str) -> Check:

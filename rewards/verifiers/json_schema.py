@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.errors import InvalidTask
-from rewards.verifiers.check import Answer, Check, Context, Verifier, right, wrong
+from rewards.verifiers.check import Answer, Check, Context, Verifier, after_reasoning, right, wrong
 from rewards.verifiers.strict_json import NotJson, compile_schema, problem_of, read_json
 
-VERSION = 2
+VERSION = 3
 
 
 def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
@@ -33,4 +33,4 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         problem = problem_of(validator, value)
         return wrong(problem) if problem else right()
 
-    return check
+    return after_reasoning(check)

@@ -30,9 +30,8 @@ from rewards.verifiers.check import (
 from rewards.verifiers.hedges import TextAfterAnswer, is_denied, is_disowned, is_withdrawn
 from rewards.verifiers.lookalikes import as_displayed
 from rewards.verifiers.numbers import Number, NumberReader, plain_signs
-from rewards.verifiers.texts import without_reasoning
 
-VERSION = 2
+VERSION = 3
 _ANCHOR = re.compile(
     r"\b(?:answer|result|solution|total)\b(?:[ \t]?(?:\bis\b|\bare\b|\bequals\b|\bwould be\b|\bshould be\b|[:=]|\*\*|__))+|####",
     re.IGNORECASE,
@@ -87,12 +86,9 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         wanted = reader.read(reference)
         if wanted is None:
             raise BadReference(f"metadata.reference {reference[:40]!r} is not a number")
-        text = without_reasoning(answer.text)
-        if text is None:
-            return wrong("<think> is never closed")
         try:
-            given = _committed(plain_signs(text), reader, rule)
-            if not text.isascii() and _committed(plain_signs(as_displayed(text)), reader, rule) != given:
+            given = _committed(plain_signs(answer.text), reader, rule)
+            if not answer.text.isascii() and _committed(plain_signs(as_displayed(answer.text)), reader, rule) != given:
                 return wrong("it answers with several numbers")
         except NoClearAnswer as error:
             return wrong(str(error))

@@ -27,10 +27,10 @@ from pydantic import Field, model_validator
 from contracts.errors import InvalidTask
 from contracts.tasks.section import TaskSection
 from rewards.killable import NotStarted, Setup, pool_for
-from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, read_config, wrong
+from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, after_reasoning, read_config, wrong
 from rewards.verifiers.referee import refereed
 
-VERSION = 2
+VERSION = 3
 
 _MEMORY_BYTES = 1 << 30
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*\n(.*?)\n?[ \t]*\1", re.DOTALL | re.MULTILINE)
@@ -83,7 +83,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
         param = "databases" if rule.databases else "setup"
         raise InvalidTask(f"a database cannot be built: {error}", param=param) from error
     seed_of = partial(_seed, rule) if rule.fresh else None
-    return refereed(pool, context.deadline_seconds, query_in, seed_of)
+    return after_reasoning(refereed(pool, context.deadline_seconds, query_in, seed_of))
 
 
 def query_in(text: str) -> str | Check:

@@ -7,11 +7,11 @@ import sys
 import unicodedata
 from functools import cache
 
+from contracts.answers.reasoning import without_reasoning as without_reasoning  # noqa: PLC0414 for `math`
 from rewards.verifiers.check import BadReference
 from rewards.verifiers.strict_json import NotJson, read_json
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
-_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 
 
 def without_articles(text: str) -> str:
@@ -44,14 +44,6 @@ def read_references(text: str) -> list[str]:
     if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
         raise BadReference("metadata.reference is a JSON list, but not a list of texts")
     return value
-
-
-def without_reasoning(text: str) -> str | None:
-    """The text after a leading <think> block; None if the block is never closed."""
-    if not text.lstrip().startswith(_THINK_OPEN):
-        return text
-    _, close, rest = text.partition(_THINK_CLOSE)
-    return rest if close else None
 
 
 @cache

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -19,6 +19,9 @@ from contracts.answers.grammar import json_rule, quoted, sequence
 from contracts.answers.marks import Marks
 from contracts.answers.source import CallText, NotACall, Reading, escaped, object_text
 
+Kind = TypeVar("Kind")
+_NO_ARGUMENTS = frozenset(("name", "tool_name", "id", "type", "arguments", "parameters"))
+
 
 class _Written(msgspec.Struct):
     """A call as models write it; the names of the fields differ among them."""
@@ -27,48 +30,58 @@ class _Written(msgspec.Struct):
     tool_name: str | None = None
     type: str | None = None
     function: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     arguments: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-def take_call(written: str | bytes, sink: Sink) -> None:
+def take_call(written: bytes, sink: Sink) -> None:
     """Read one JSON object as a call. Raises NotACall if it does not call an offered tool."""
-    try:
-        call = msgspec.json.decode(written, type=_Written)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise NotACall(f"broken JSON: {error}") from error
+    call = _decoded(written, _Written)
     if call.function is not msgspec.UNSET:
         if call.type not in (None, "function"):
             raise NotACall(f"it has the type {call.type!r}")
-        take_call(bytes(call.function), sink)
-        return
+        written = bytes(call.function)
+        call = _decoded(written, _Written)
     name = call.name or call.tool_name
     arguments = call.parameters if call.arguments is msgspec.UNSET else call.arguments
     if name is None:
         raise NotACall("it has no `name`")
-    sink.whole(name, "{}" if arguments is msgspec.UNSET else _object(bytes(arguments).decode()))
+    if arguments is not msgspec.UNSET:
+        sink.whole(name, _object(bytes(arguments).decode()))
+        return
+    if others := _decoded(written, dict[str, msgspec.Raw]).keys() - _NO_ARGUMENTS:
+        raise NotACall(f"it has {min(others)[:40]!r}, and no `arguments`")
+    sink.whole(name, "{}")
 
 
 def take_calls(written: str, sink: Sink) -> None:
-    """Take an object, or a list of them. Raises NotACall."""
-    written = escaped(sink.marks.visible(written))
-    if not written.startswith("["):
-        take_call(written, sink)
-        return
-    try:
-        calls = msgspec.json.decode(written, type=list[msgspec.Raw])
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise NotACall(f"broken JSON: {error}") from error
+    """Take an object, or a list of them, perhaps as `tool_calls`. Raises NotACall."""
+    source = escaped(sink.marks.visible(written)).encode(errors="replace")
+    if not source.startswith(b"["):
+        whole = _decoded(source, _Written)
+        if whole.tool_calls is msgspec.UNSET:
+            take_call(source, sink)
+            return
+        source = bytes(whole.tool_calls)
+    calls = _decoded(source, list[msgspec.Raw])
     if not calls:
         raise NotACall("an empty list of calls")
     for call in calls:
         take_call(bytes(call), sink)
 
 
+def _decoded(written: bytes, kind: type[Kind]) -> Kind:
+    try:
+        return msgspec.json.decode(written, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise NotACall(f"broken JSON: {error}") from error
+
+
 def _object(written: str) -> str:
     """Arguments as a JSON object; models sometimes write it into a string, or null."""
     if written.startswith('"'):
-        written = str(json.loads(written)).strip()
+        written = _decoded(written.encode(), str).strip()
     return "{}" if written in ("null", "") else object_text(written)
 
 
@@ -123,7 +136,7 @@ class JsonCalls(CallForm):
             take_calls((yield from source.json()), sink)
             yield from source.space()
         if source.place < len(source.text):
-            raise NotACall
+            raise NotACall(f"text follows it: {source.text[source.place :][:40]!r}")
 
     def _read_forced(self, source: CallText, sink: Sink, marks: Marks) -> Reading[None]:
         """A call that a grammar forced: exactly as `forced` writes it."""
