@@ -11,6 +11,7 @@ from contracts.answers.reasoning import without_reasoning as without_reasoning  
 from rewards.verifiers.check import BadReference
 from rewards.verifiers.strict_json import NotJson, read_json
 
+_SPACE = re.compile(r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 
 
@@ -27,6 +28,11 @@ def without_punctuation(text: str) -> str:
 def squad_tokens(text: str) -> list[str]:
     """Words as SQuAD's evaluation compares them: lower case, no punctuation, no articles."""
     return without_articles(without_punctuation(text.lower())).split()
+
+
+def plain_spaces(text: str) -> str:
+    """With a plain space for each other kind of space, such as a no-break space."""
+    return _SPACE.sub(" ", text)
 
 
 def read_references(text: str) -> list[str]:

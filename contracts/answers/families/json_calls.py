@@ -57,7 +57,10 @@ def take_call(written: bytes, sink: Sink) -> None:
 
 def take_calls(written: str, sink: Sink) -> None:
     """Take an object, or a list of them, perhaps as `tool_calls`. Raises NotACall."""
-    source = escaped(sink.marks.visible(written)).encode(errors="replace")
+    try:
+        source = escaped(sink.marks.visible(written)).encode()
+    except UnicodeError as error:
+        raise NotACall("half of a surrogate pair is not text") from error
     if not source.startswith(b"["):
         whole = _decoded(source, _Written)
         if whole.tool_calls is msgspec.UNSET:
