@@ -81,10 +81,11 @@ def become_child() -> None:
 def allow_imports(names: list[str]) -> None:
     """Let the program import these modules alone; what they import is free. A rule for answers: the filter is what keeps programs in."""
     builtins = sys.modules["builtins"].__dict__
-    usual = builtins["__import__"]
+    usual, own = builtins["__import__"], globals()
 
     def imported(name: str, globals=None, locals=None, fromlist=(), level=0):  # type: ignore[no-untyped-def]  # noqa: A002, ANN001, ANN202
-        if globals is not None and globals.get("__name__") == "__main__" and name.split(".", maxsplit=1)[0] not in names:
+        is_program = globals is not None and globals is not own and globals.get("__name__") == "__main__"
+        if is_program and name.split(".", maxsplit=1)[0] not in names:
             raise ImportError(name + " may not be imported; this task allows " + (", ".join(names) or "nothing"))
         return usual(name, globals, locals, fromlist, level)
 
@@ -149,7 +150,8 @@ def main() -> None:
     exec(compile(source, "<answer>", "exec", dont_inherit=True), module.__dict__)  # noqa: S102 what we are here for
     if function is None:
         return
-    answer = (nonce + as_json(function_named(function, module.__dict__)(*arguments))).encode()
+    value = function_named(function, module.__dict__)(*arguments)  # type: ignore[operator]
+    answer = (nonce + as_json(value)).encode()
     while answer:
         answer = answer[os.write(channel, answer) :]
     os._exit(0)

@@ -58,6 +58,8 @@ class Answer(NamedTuple):
 
 
 Verifier = Callable[[Answer], Check]
+Explain = Callable[[Answer, Mapping[str, Any]], Mapping[str, str]]
+"""What a verifier's module may have as `explain`: what it reads in an answer without its reasoning and in the reference, by name."""
 
 
 class BatchVerifier(NamedTuple):

@@ -12,6 +12,7 @@ cannot satisfy a required part or hide a forbidden one: see `lookalikes`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -37,6 +38,7 @@ from rewards.verifiers.lookalikes import plain
 from rewards.verifiers.strict_json import NotJson, read_json
 
 VERSION = 3
+_LINE_END = re.compile(r"\r\n?|\u2028")
 MAX_CHECKS = 100
 
 
@@ -83,7 +85,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
 
 
 def _followed(answer: Answer, asked: Sequence[RequestedCheck], score: str) -> Check:
-    answer = answer._replace(text=plain(answer.text))
+    answer = answer._replace(text=_LINE_END.sub("\n", plain(answer.text)).replace("\u2029", "\n\n"))
     if not answer.text.strip():
         return wrong("the answer is empty")
     try:

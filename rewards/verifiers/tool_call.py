@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from contracts.answers.texts import family_of_text
 from contracts.tasks.section import TaskSection
 from rewards.verifiers.calls import Call, Malformed, calls_of, calls_of_json, folded, parsed_calls
 from rewards.verifiers.check import (
@@ -143,3 +144,22 @@ def _compared(rule: Config, calls: list[Call], reference: str) -> Check:
     if rule.match == "exact" and sorted(call.canonical for call in calls) != sorted(call.canonical for call in wanted):
         return Check(0.0, reason="other arguments than the reference")
     return right()
+
+
+def explain(answer: Answer, config: Mapping[str, Any]) -> dict[str, str]:
+    """The calls that were read from the answer and from the reference, or why there are none."""
+    rule = read_config(Config, config)
+    written = {tool.name: tool.parameters for tool in rule.tools}
+    found = {"answer": _said(lambda: calls_of(answer.text, written, Traces(written)))}
+    if (family := family_of_text(answer.text.strip())) is not None:
+        found["family"] = family.name
+    if (reference := answer.reference) is not None:
+        found["reference"] = _said(lambda: calls_of_json(reference))
+    return found
+
+
+def _said(read: Callable[[], list[Call]]) -> str:
+    try:
+        return canonical([call._asdict() for call in read()])
+    except Malformed as error:
+        return f"broken: {error}"

@@ -269,6 +269,8 @@ def test_the_first_fenced_block_is_the_answer(text: str, block: str | None) -> N
         ("class Solution:\n    def g(self, x):\n        return 2 * x", {}, 0.0, "KeyError"),
         ("import math\ndef f(x):\n    return int(math.ldexp(x, 1))", {}, 1.0, ""),
         ("import math\ndef f(x):\n    return int(math.ldexp(x, 1))", {"imports": ["math"]}, 1.0, ""),
+        ("import json\ndef f(x):\n    return json.loads('2') * 1", {"imports": ["json"]}, 1.0, ""),
+        ("def f(x):\n    return str(x)", {"imports": []}, 0.0, "another value"),
         ("import collections, math\ndef f(x):\n    return 2 * x", {"imports": ["math"]}, 0.0, "this task allows math"),
         ("def f(x):\n    from os.path import join\n    return 2 * x", {"imports": []}, 0.0, "this task allows nothing"),
         ("import collections\ndef f(x):\n    return 2 * x", {"imports": ["collections"]}, 1.0, ""),
