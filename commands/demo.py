@@ -27,6 +27,7 @@ from commands.demo_summary import GOALS, MOST, VLLM_SECONDS, figures_of, print_s
 from commands.engine_weights import compare_engines
 from commands.engines import EngineChoice, choose_engine
 from commands.home import claimed, prepare_home
+from commands.link import dashboard_link
 from commands.options import DeviceOption, EngineOption, LearningRateOption, VllmPythonOption
 from commands.policy_check import check_policy
 from commands.servers import servers_of
@@ -162,7 +163,7 @@ def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -
             facts |= {"seconds": round(time.monotonic() - started, 1), "machine": machine.figures()}
             status = _conclude(product, options, folder, facts, run.audit)
             if options.keep:
-                _stay(supervisor)
+                _stay(folder, supervisor)
     return status
 
 
@@ -180,11 +181,13 @@ def _conclude(product: DemoProduct, options: DemoOptions, folder: Path, summary:
     if options.strict and missed:
         console.print(f"[red]--strict: the whole interval misses the goal of: {', '.join(missed)}")
     console.print(f"written to {folder / 'summary.json'}, and as a picture to {folder / 'curves.svg'}")
+    if not options.keep:
+        console.print("Everything ends now. With `--keep` it would stay up, and print a fresh link to the dashboard.")
     return status
 
 
-def _stay(supervisor: Supervisor) -> None:
-    console.print("Everything stays up; Ctrl-C ends it.")
+def _stay(folder: Path, supervisor: Supervisor) -> None:
+    console.print(f"Everything stays up; Ctrl-C ends it. The dashboard: {dashboard_link(folder)}")
     try:
         supervisor.watch(threading.Event())
     except KeyboardInterrupt:

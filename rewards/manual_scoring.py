@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from contracts.answers.reasoning import without_reasoning
 from contracts.errors import InvalidRequest
 from contracts.records import Score
 from contracts.tasks import Task
@@ -17,9 +19,10 @@ from rewards.judges.registry import judges_of
 from rewards.judges.store import MemoryStore
 from rewards.panel import Panel
 from rewards.rubric import RewardVerdict, combine
-from rewards.verifiers.check import Answer
+from rewards.verifiers.check import Answer, BadReference, Explain
 
 _MAX_THREADS = 32
+_MAX_EXPLAINED = 2000
 
 
 class ManualScorer:
@@ -46,6 +49,23 @@ class ManualScorer:
         batches = [answers] if self.panel.is_slow else [[answer] for answer in answers]
         rows = [scores for batch in batches for scores in self.panel.grade(batch, self._pool)]
         return [(scores, combine(self.task, scores, [])) for scores in rows]
+
+
+def explained(kind: str, answer: Answer, config: Mapping[str, Any]) -> dict[str, str] | str:
+    """What a verifier parses in the answer and the reference, by name, each cut to 2,000 characters; a text if it does not say."""
+    explain: Explain | None = getattr(importlib.import_module(f"rewards.verifiers.{kind}"), "explain", None)
+    if explain is None:
+        return f"{kind} explains nothing"
+    spoken = without_reasoning(answer.text)
+    if spoken is None:
+        return {"answer": "its reasoning is never closed"}
+    try:
+        found = explain(answer._replace(text=spoken), config)
+    except BadReference as error:
+        found = {"reference": str(error)}
+    return {
+        name: text if len(text) <= _MAX_EXPLAINED else f"{text[:_MAX_EXPLAINED]} ..." for name, text in found.items()
+    }
 
 
 def task_of_verifier(kind: str, config: Mapping[str, Any], deadline_seconds: float, file: Path | None) -> Task:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, cast
@@ -21,7 +21,7 @@ from rich.table import Table
 from contracts.errors import InvalidRequest, InvalidSettings, InvalidTask
 from contracts.records import Score
 from contracts.tasks.loading import load_tasks
-from rewards.manual_scoring import ManualScorer, answer_of_case, task_of_verifier
+from rewards.manual_scoring import ManualScorer, answer_of_case, explained, task_of_verifier
 from rewards.rubric import RewardVerdict
 from rewards.verifiers.check import Answer
 from rewards.verifiers.registry import KINDS
@@ -43,6 +43,7 @@ def score(
         Path | None, typer.Option(help="Task file instead of a verifier: all its graders, and the reward.")
     ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds for one case, for kinds that can be stopped.")] = 5.0,
+    explain: Annotated[bool, typer.Option(help="Add what was parsed in the answer and in the reference.")] = False,
     show: Annotated[bool, typer.Option("--list", help="List the kinds of verifiers.")] = False,
 ) -> int:
     """Grade answers with a verifier or a task.
@@ -52,7 +53,7 @@ def score(
     if show:
         print_kinds()
         return 0
-    return run_score(verifier=verifier, config=config, task=task, deadline=deadline)
+    return run_score(verifier=verifier, config=config, task=task, deadline=deadline, explain=explain)
 
 
 def run_score(
@@ -61,6 +62,7 @@ def run_score(
     config: Path | None = None,
     task: Path | None = None,
     deadline: float = 5.0,
+    explain: bool = False,
     cases: BufferedIOBase | None = None,
     answers: BinaryIO | None = None,
 ) -> int:
@@ -80,7 +82,8 @@ def run_score(
         scorer = ManualScorer(only)
     with scorer:
         standard_input = cast("BufferedIOBase", sys.stdin.buffer)
-        return _grade(scorer, cases or standard_input, answers or sys.stdout.buffer, is_task=task is not None)
+        given, taken = cases or standard_input, answers or sys.stdout.buffer
+        return _grade(scorer, given, taken, is_task=task is not None, explain=explain)
 
 
 def print_kinds() -> None:
@@ -120,7 +123,7 @@ def _scorer_of_verifier(verifier: str, config: Path | None, deadline: float) -> 
         raise InvalidTask(f"{error.message}; --config FILE gives it a config, .toml or .json") from error
 
 
-def _grade(scorer: ManualScorer, cases: BufferedIOBase, answers: BinaryIO, *, is_task: bool) -> int:
+def _grade(scorer: ManualScorer, cases: BufferedIOBase, answers: BinaryIO, *, is_task: bool, explain: bool) -> int:
     done = 0
     for batch in _batches(cases):
         read: list[Answer] = []
@@ -131,8 +134,11 @@ def _grade(scorer: ManualScorer, cases: BufferedIOBase, answers: BinaryIO, *, is
             except InvalidRequest as error:
                 mistake = f"line {number}: {error.message}; {done + len(read)} cases before it are answered"
                 break
-        for scores, verdict in scorer.grade(read):
+        for answer, (scores, verdict) in zip(read, scorer.grade(read), strict=True):
             found = _of_task(scores, verdict) if is_task else _of_score(scores[0])
+            if explain:
+                said = {rule.name: explained(rule.kind, answer, rule.config) for rule in scorer.task.verifiers}
+                found["explained"] = said if is_task else next(iter(said.values()))
             answers.write((json.dumps(found, ensure_ascii=False) + "\n").encode(errors="replace"))
         answers.flush()
         done += len(read)
@@ -162,7 +168,7 @@ def _of_score(score: Score) -> dict[str, Any]:
     }
 
 
-def _of_task(scores: Iterable[Score], verdict: RewardVerdict) -> Mapping[str, Any]:
+def _of_task(scores: Iterable[Score], verdict: RewardVerdict) -> dict[str, Any]:
     return {
         "reward": verdict.reward,
         "status": verdict.status,

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from contracts.answers.reasoning import without_reasoning
+
 _THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 _THOUGHT_END = re.compile(r"\A.*</(?:think|thinking|reasoning)>", re.DOTALL | re.IGNORECASE)
 # Marks of chat templates: many servers turn them into control tokens anywhere in a text.
@@ -20,11 +22,12 @@ _FENCE = re.compile(r"<<+(?=\s*(?:END\s+)?(?:CONVERSATION|REFERENCE|ANSWER|FIRST
 
 
 def without_thoughts(text: str) -> str:
-    """The answer without its thinking. If the closing tag is missing, everything after the opening tag is removed.
+    """The answer without its reasoning, and without later blocks of it, which no judge should follow.
 
-    A template may contain the opening tag itself, so that the text has only the closing one.
+    If the closing tag is missing, everything after the opening tag is removed; if only the opening one is, everything before it.
     """
-    return _THOUGHT_END.sub("", _THOUGHT.sub("", text)).strip()
+    spoken = without_reasoning(text) or ""
+    return _THOUGHT_END.sub("", _THOUGHT.sub("", spoken)).strip()
 
 
 def shortened(text: str, max_chars: int) -> str:

@@ -24,6 +24,8 @@ class Program(NamedTuple):
     """Python source, as the model wrote it."""
 
     source: str
+    imports: Sequence[str] | None = None
+    """The modules that it may import; None: any that the interpreter has."""
 
     def call(self, sandbox: Sandbox, function: str, arguments: Sequence[Any], limits: SandboxLimits) -> Any:
         """The value of `function(*arguments)`, in a process of its own; JSON values in, a JSON value out.
@@ -32,7 +34,7 @@ class Program(NamedTuple):
             ProgramFailed, SandboxBroken.
         """
         nonce = secrets.token_hex(16)
-        request = _request(nonce, self.source, function, list(arguments))
+        request = self._request(nonce, function, list(arguments))
         answer = _output(_run(sandbox, request, limits), limits)
         if not answer.startswith(nonce.encode()):
             raise ProgramFailed(
@@ -49,15 +51,15 @@ class Program(NamedTuple):
         Raises:
             ProgramFailed, SandboxBroken.
         """
-        request = _request("", self.source, None, [])
+        request = self._request("", None, [])
         ran = _run(sandbox, request + text.encode("utf-8", "surrogatepass"), limits)
         return _output(ran, limits).decode("utf-8", "replace")
 
-
-def _request(nonce: str, source: str, function: str | None, arguments: list[Any]) -> bytes:
-    # The driver is the same interpreter, and has `marshal` without an import.
-    content = marshal.dumps([nonce, source, function, arguments])
-    return b"%08d" % len(content) + content
+    def _request(self, nonce: str, function: str | None, arguments: list[Any]) -> bytes:
+        # The driver is the same interpreter, and has `marshal` without an import.
+        imports = None if self.imports is None else list(self.imports)
+        content = marshal.dumps([nonce, self.source, function, arguments, imports])
+        return b"%08d" % len(content) + content
 
 
 def _run(sandbox: Sandbox, stdin: bytes, limits: SandboxLimits) -> Ran:

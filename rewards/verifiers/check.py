@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
+from contracts.answers.reasoning import without_reasoning
 from contracts.errors import InvalidTask
 from contracts.records import Fault, ScoreStatus
 from contracts.tasks.section import TaskSection, mistake_of
@@ -59,6 +60,8 @@ class Answer(NamedTuple):
 
 
 Verifier = Callable[[Answer], Check]
+Explain = Callable[[Answer, Mapping[str, Any]], Mapping[str, str]]
+"""What a verifier's module may have as `explain`: what it reads in an answer without its reasoning and in the reference, by name."""
 
 
 class BatchVerifier(NamedTuple):
@@ -78,6 +81,7 @@ class Context(NamedTuple):
     """The task file's folder. Paths in a config are relative to it."""
 
 
+Verifying = TypeVar("Verifying", Verifier, BatchVerifier)
 Builder = Callable[[Mapping[str, Any], Context], Verifier | BatchVerifier]
 """Raises InvalidTask if the config is wrong for this kind; `param` names the field."""
 
@@ -111,8 +115,41 @@ class BadReference(ValueError):
     """`metadata.reference` cannot be used. The message says why."""
 
 
+def after_reasoning(verifier: Verifying) -> Verifying:
+    """A verifier that sees answers without their reasoning. One whose reasoning is never closed is wrong, whatever it says."""
+    if isinstance(verifier, BatchVerifier):
+        check_all = verifier.check_all
+
+        def checked_all(answers: Sequence[Answer]) -> list[Check]:
+            spoken = [_spoken(answer) for answer in answers]
+            found = check_all(
+                [answer or given._replace(text="") for answer, given in zip(spoken, answers, strict=True)]
+            )
+            return [_unless_open(answer, check) for answer, check in zip(spoken, found, strict=True)]
+
+        return BatchVerifier(checked_all)
+
+    def checked(answer: Answer) -> Check:
+        spoken = _spoken(answer)
+        return _unless_open(spoken, verifier(spoken or answer._replace(text="")))
+
+    return checked
+
+
+def _spoken(answer: Answer) -> Answer | None:
+    text = without_reasoning(answer.text)
+    if text is None or text == answer.text:
+        return None if text is None else answer
+    return answer._replace(text=text.strip("\n"))
+
+
+def _unless_open(spoken: Answer | None, check: Check) -> Check:
+    """What is missing or wrong beside the answer is said first."""
+    return wrong("its reasoning is never closed") if spoken is None and check.value is not None else check
+
+
 def with_reference(check: Callable[[Answer, str], Check]) -> Verifier:
-    """A verifier that gives each answer and its reference to `check`, which may raise BadReference."""
+    """A verifier that gives each answer, without its reasoning, and its reference to `check`, which may raise BadReference."""
 
     def checked(answer: Answer) -> Check:
         if answer.reference is None:
@@ -122,7 +159,7 @@ def with_reference(check: Callable[[Answer, str], Check]) -> Verifier:
         except BadReference as error:
             return bad_reference(str(error))
 
-    return checked
+    return after_reasoning(checked)
 
 
 def read_config(kind: type[ConfigType], config: Mapping[str, Any]) -> ConfigType:

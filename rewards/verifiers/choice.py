@@ -30,11 +30,15 @@ from rewards.verifiers.check import (
 from rewards.verifiers.hedges import TextAfterAnswer, is_denied, is_disowned, is_withdrawn
 from rewards.verifiers.lookalikes import as_displayed
 from rewards.verifiers.regex import compile_pattern
-from rewards.verifiers.texts import without_reasoning
 
-VERSION = 2
+VERSION = 3
 _STRETCH = 120
-_LEAD = r"(?i:\b(?:answer|choice|option|result|solution)\b(?:\s*(?:\bis\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|[:=]|\*\*|__))+)"
+_LEAD = (
+    r"(?:(?i:\b(?:answer|choice|option|result|solution)\b[\"']?"
+    r"(?:\s*(?:\bis\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|[:=]|-\s|\*\*|__))+)"
+    r"|(?i:\bI(?:'d|'ll| would| will)? (?:choose|pick|select|go with)\s)|<answer>)"
+)
+_CORRECT = r"\s+is\s+(?:the\s+)?(?i:correct|right|best)\b"
 _ARTICLE = re.compile(r"[AaI][ \t]+(?!is\b|are\b|or\b|and\b|also\b|too\b|could\b|may\b|might\b)[a-z]{2,}")
 _OPENING = r"[\s*_(\[{\"'`$]*"
 _CLOSING = r"[)\]}*_\"'`$.:]*"
@@ -66,16 +70,14 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
     del context
     rule = read_config(Config, config)
     by_folded = {choice.casefold(): choice for choice in rule.choices}
-    find = _by_patterns(rule, by_folded) if rule.patterns else _by_places(rule, by_folded)
+    find = _finder(rule)
 
     def check(answer: Answer, reference: str) -> Check:
         wanted = by_folded.get(reference.strip().strip("().").casefold())
         if wanted is None:
             raise BadReference(f"metadata.reference {reference[:40]!r} is not one of {', '.join(rule.choices)}")
-        text = without_reasoning(answer.text)
-        if text is None:
-            return wrong("<think> is never closed")
-        found = find(text.replace("\u00a0", " "))
+        text = answer.text.replace("\u00a0", " ")
+        found = find(text)
         if (
             found and not text.isascii()
         ):  # A letter of another script is not a choice, but a look-alike can be a second answer.
@@ -87,6 +89,18 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         return right() if found == {wanted} else Check(0.0, reason=f"it picks {min(found)}")
 
     return with_reference(check)
+
+
+def explain(answer: Answer, config: Mapping[str, Any]) -> dict[str, str]:
+    """The letters that the answer picks, and that of the reference."""
+    rule = read_config(Config, config)
+    found = _finder(rule)(answer.text.replace("\u00a0", " "))
+    return {"answer": ", ".join(sorted(found)) or "nothing", "reference": (answer.reference or "").strip()}
+
+
+def _finder(rule: Config) -> Callable[[str], set[str]]:
+    by_folded = {choice.casefold(): choice for choice in rule.choices}
+    return _by_patterns(rule, by_folded) if rule.patterns else _by_places(rule, by_folded)
 
 
 def _by_patterns(rule: Config, by_folded: Mapping[str, str]) -> Callable[[str], set[str]]:
@@ -107,6 +121,9 @@ def _by_places(rule: Config, by_folded: Mapping[str, str]) -> Callable[[str], se
     # Within a sentence, case matters: "the answer is a guess" does not pick A.
     anchored = re2.compile(rf"(?:{_LEAD}{_OPENING}{_NAMING}|\\boxed\{{\s*(?:\\[a-z]+\{{)*){_OPENING}({letters})\b")
     further = re2.compile(rf"{_FURTHER}{_OPENING}({letters})\b")
+    claimed = re2.compile(
+        rf"(?m)(?:^|[.!?]\s){_OPENING}{_NAMING}({letters}){_CLOSING}{_CORRECT}|{_LEAD}{_OPENING}((?i:{letters})){_CLOSING}\s*$"
+    )
     alone = re2.compile(rf"(?mi)^{_OPENING}{_NAMING}({letters}){_CLOSING}\s*$")
     leading = re2.compile(rf"(?m)^[\s*_(\[]*({letters})[*_]*[)\].:][*_]*[ \t]")
 
@@ -117,6 +134,10 @@ def _by_places(rule: Config, by_folded: Mapping[str, str]) -> Callable[[str], se
         places = [
             (match.start(1), match.end(1), by_folded[match.group(1).casefold()]) for match in alone.finditer(text)
         ]
+        for match in claimed.finditer(text):
+            group = 1 if match.group(1) else 2
+            if not is_disowned(text, match.start()):
+                places.append((match.start(group), match.end(group), by_folded[match.group(group).casefold()]))
         for match in anchored.finditer(text):
             if _goes_on(text, match.end()) or is_disowned(text, match.start()):
                 continue

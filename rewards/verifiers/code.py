@@ -1,6 +1,7 @@
 """`code`: the program in the first fenced block of the answer gives the expected value for each input.
 
-`metadata.reference` holds the inputs and expected values (`rewards.sandbox.suites` has the format). Each input runs in a
+`metadata.reference` holds the inputs and expected values (`rewards.sandbox.suites` has the format). A function
+may be a method of `class Solution`, as in many public problem sets. Each input runs in a
 process of its own, in a sandbox. The process gets only that input, and its result is compared here, outside.
 Failures of the program are the model's fault; failures of the sandbox are ours.
 """
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from contracts.errors import InvalidTask, Unavailable
 from contracts.tasks.section import TaskSection
@@ -28,6 +30,7 @@ from rewards.verifiers.check import (
     BatchVerifier,
     Check,
     Context,
+    after_reasoning,
     bad_reference,
     broken,
     read_config,
@@ -36,7 +39,8 @@ from rewards.verifiers.check import (
     wrong,
 )
 
-VERSION = 2
+VERSION = 3
+_NO_MODULE = "ModuleNotFoundError"
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
@@ -53,7 +57,16 @@ class CodeConfig(TaskSection):
     processes: int = Field(default=16, ge=1, le=256)
     output_bytes: int = Field(default=64 * 2**10, ge=1024, le=2**24)
     """The limit for standard output, for standard error, and for a value as JSON."""
+    imports: tuple[str, ...] | None = None
+    """The modules of Python's standard library that programs may import; by default all of them. The sandbox has no other packages."""
     sandbox: Literal["auto", "sandlock", "bubblewrap", "namespaces"] = "auto"
+
+    @field_validator("imports")
+    @classmethod
+    def _in_the_library(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if odd := [name for name in names or () if name not in sys.stdlib_module_names]:
+            raise ValueError(f"{odd[0]!r} is not a module of Python's standard library, and the sandbox has no others")
+        return names
 
 
 class ProgramGrader(NamedTuple):
@@ -75,7 +88,7 @@ class ProgramGrader(NamedTuple):
         if source is None:
             return wrong("no fenced block, or one that does not end")
         try:
-            return self._run_all(Program(source), suite)
+            return self._run_all(Program(source, self.config.imports), suite)
         except SandboxBroken as error:
             return broken(error.message)
 
@@ -107,7 +120,8 @@ class ProgramGrader(NamedTuple):
                 value = program.call(self.sandbox, function, test.given, limits)
                 passed = same(test.expected, value, self.config.tolerance)
         except ProgramFailed as failure:
-            return str(failure)
+            said = str(failure)
+            return f"{said}; there is Python's standard library alone" if said.startswith(_NO_MODULE) else said
         return "" if passed else "another value"
 
 
@@ -133,7 +147,7 @@ def build(
     def check_all(answers: Sequence[Answer]) -> list[Check]:
         return list(_pool().map(judge.grade, answers))
 
-    return BatchVerifier(check_all)
+    return after_reasoning(BatchVerifier(check_all))
 
 
 @functools.cache

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
 from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer, BadReference, Check, Context, Verifier, read_config, right, with_reference
-from rewards.verifiers.texts import read_references, without_articles, without_punctuation
+from rewards.verifiers.texts import plain_spaces, read_references, without_articles, without_punctuation
 
-VERSION = 1
+VERSION = 2
 
 
 class Config(TaskSection):
     """Differences to ignore, in answer and reference."""
 
+    raw: bool = False
+    """Nothing is the same but the same characters. By default texts are compared in Unicode's form NFC, and any kind of space, such as a
+    no-break space, is a space."""
     strip: bool = True
     """White space at both ends."""
     casefold: bool = False
@@ -44,6 +48,8 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
 
 
 def _normalised(text: str, rule: Config) -> str:
+    if not rule.raw:
+        text = plain_spaces(unicodedata.normalize("NFC", text))
     if rule.casefold:
         text = text.casefold()
     if rule.punctuation:
@@ -53,3 +59,14 @@ def _normalised(text: str, rule: Config) -> str:
     if rule.punctuation or rule.articles:
         text = " ".join(text.split())
     return text.strip() if rule.strip else text
+
+
+def explain(answer: Answer, config: Mapping[str, Any]) -> dict[str, str]:
+    """What is compared: the answer and the reference, each after the normalisation."""
+    rule = read_config(Config, config)
+    reference = answer.reference or ""
+    references = read_references(reference) if rule.many else [reference]
+    return {
+        "answer": _normalised(answer.text, rule),
+        "reference": " | ".join(_normalised(text, rule) for text in references),
+    }

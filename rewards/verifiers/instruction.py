@@ -12,6 +12,7 @@ cannot satisfy a required part or hide a forbidden one: see `lookalikes`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +25,7 @@ from rewards.verifiers.check import (
     Check,
     Context,
     Verifier,
+    after_reasoning,
     bad_reference,
     read_config,
     right,
@@ -35,7 +37,8 @@ from rewards.verifiers.instructions.rule import Instruction, Unusable
 from rewards.verifiers.lookalikes import plain
 from rewards.verifiers.strict_json import NotJson, read_json
 
-VERSION = 2
+VERSION = 3
+_LINE_END = re.compile(r"\r\n?|\u2028")
 MAX_CHECKS = 100
 
 
@@ -78,11 +81,11 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
                 return bad_reference(str(error))
         return _followed(answer, asked, rule.score)
 
-    return check
+    return after_reasoning(check)
 
 
 def _followed(answer: Answer, asked: Sequence[RequestedCheck], score: str) -> Check:
-    answer = answer._replace(text=plain(answer.text))
+    answer = answer._replace(text=_LINE_END.sub("\n", plain(answer.text)).replace("\u2029", "\n\n"))
     if not answer.text.strip():
         return wrong("the answer is empty")
     try:

@@ -12,7 +12,7 @@ from contracts.errors import InvalidTask
 from rewards.verifiers.check import Answer, BadReference, Check, Context, Verifier, right, with_reference, wrong
 from rewards.verifiers.strict_json import NotJson, canonical, read_json
 
-VERSION = 2
+VERSION = 3
 
 
 def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable

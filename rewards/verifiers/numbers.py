@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Collection
@@ -20,13 +21,32 @@ _BEFORE_NOT = re.compile(
 )
 _WORD = re.compile(r"[^\W\d_]+")
 _TIMES = re.compile(
-    r"[ \t]{1,4}(?:hundreds?|thousands?|millions?|billions?|trillions?|dozens?|k|m|bn)\b", re.IGNORECASE
+    r"[ \t]{1,4}(?:hundreds?|thousands?|millions?|billions?|trillions?|dozens?|k|m|bn|squared|cubed|factorial|choose|mod(?:ulo)?)\b",
+    re.IGNORECASE,
 )
 _PERCENT = re.compile(r"[ \t]?(?:%|\\%|percent\b)", re.IGNORECASE)
 _OPERATION = re.compile(
-    r"[ \t]{0,4}(?:[-+*/^\u00d7\u00f7\u00b7\u2013]|\*\*)[ \t]{0,4}(?:[\d(]|\.\d)|[/^*][^\W_]|[.,]\d|[ \t]{0,4}(?:\u00b1|\\pm)"
+    r"(?!\^\{?\\circ)(?:[ \t]{0,4}(?:[-+*/^\u00d7\u00f7\u00b7\u2013]|\*\*)[ \t]{0,4}(?:[\d({\\]|\.\d)|[/^*][^\W_]|[.,]\d|_\{?\d"
+    r"|[ \t]{0,4}(?:[\u00b1\u03c0\u221a]|\\(?:[dt]?frac|sqrt|times|cdot|div|pm|mp|pi|log|ln|infty|bmod|pmod|mod|choose)(?![a-z]))"
+    r"|[ \t]{1,4}[<>\u2264\u2265\u2260*\u00d7\u00b7][ \t]{1,4}\w)"
 )
-_OPERATORS = frozenset("+*/^\u00d7\u00f7\u00b7<>\u2264\u2265\u2260")
+"""What follows makes the number a part of an expression. 5^\\circ is a number of degrees."""
+_APPLIED = re.compile(
+    r"(?:\\(?:sqrt|log|ln|lg|exp|sin|cos|tan|geq?|leq?|neq?|lt|gt|times|cdot|div|pm|mp|pi)|\b(?:sqrt|log|ln|exp|sin|cos|tan))(?![a-z])[ \t]{0,2}[{(\[]{0,2}\Z"
+)
+_NEGATIVE = re.compile(
+    r"(?:(?<![\w)\]}])-[$\u20ac\u00a3(]{1,2}|\b(?:minus|negative)[ \t]{1,4}[$\u20ac\u00a3(]{0,2})\Z", re.IGNORECASE
+)
+_POWER = re.compile(
+    r"[ \t]{0,2}(?:\\times|\\cdot|[x*\u00d7\u00b7])[ \t]{0,2}10[ \t]?(?:(?:\^|\*\*)[ \t]?(?:\{[ \t]?([-+]?\d{1,3})[ \t]?\}|([-+]?\d{1,3}))"
+    r"|([\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]{1,3}))(?![\d\u2070-\u2079])"
+)
+_RAISED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b", "0123456789+-")
+_BELOW = re.compile(r"[ \t]?/[ \t]?(\d{1,12})(?![\d/])(?![.,]\d)")
+_BESIDE = re.compile(r"[ \t](\d{1,12})/(\d{1,12})(?![\d/])(?![.,]\d)")
+_FRACTION = re.compile(r"\\[dt]?frac[ \t]?(?:\{(\d{1,12})\}|(\d))[ \t]?(?:\{(\d{1,12})\}|(\d))(?!\d)")
+_THIN = re.compile(r"(?<=\d)(?:\\[,! ]|(\{,\}))(?=\d)")
+_OPERATORS = frozenset("+*/^\u00d7\u00f7\u00b7<>\u2264\u2265\u2260\u221a")
 
 
 class Number(NamedTuple):
@@ -52,12 +72,13 @@ class NumberReader:
 
     def find(self, text: str) -> list[Number]:
         """The numbers of a text that `plain_signs` returned, in order, without those inside words."""
-        matches = [(match.start(), match.end()) for match in self._number.finditer(text)]
-        return [
-            self._read(text, start, end)
-            for start, end in matches
-            if not (start and (text[start - 1].isalpha() or text[start - 1] == "_"))
-        ]
+        found: list[Number] = []
+        for match in self._number.finditer(text):
+            start, end = match.start(), match.end()
+            is_inside = found and start < found[-1].end
+            if not is_inside and not (start and (text[start - 1].isalpha() or text[start - 1] == "_")):
+                found.append(self._read(text, start, end))
+        return found
 
     def read(self, text: str) -> Fraction | None:
         """The number if the whole text is one number, with its currency, unit or percent sign; else None."""
@@ -68,7 +89,8 @@ class NumberReader:
         return found[0].value
 
     def _read(self, text: str, start: int, end: int) -> Number:
-        value, written_end = self._value(text[start:end]), end
+        value, end = self._whole(text, start, end)
+        written_end = end
         if percent := _PERCENT.match(text, end):
             end = percent.end()
             value = value / 100 if value is not None and self._percent_scales else value
@@ -84,8 +106,29 @@ class NumberReader:
             or unicodedata.category(text[written_end : written_end + 1] or " ") == "No"
             or _is_operand(text, start)
             or _BEFORE_NOT.search(text, max(0, start - 20), start)
+            or _APPLIED.search(text, max(0, start - 20), start)
         )
+        if value is not None and text[start] not in "+-" and _NEGATIVE.search(text, max(0, start - 20), start):
+            value = -value
         return Number(None if is_part else value, start, end)
+
+    def _whole(self, text: str, start: int, end: int) -> tuple[Fraction | None, int]:
+        """The value and end of a number with what belongs to it: a power of ten, or what makes it a fraction in lowest terms."""
+        value = self._value(text[start:end])
+        if value is None:
+            return value, end
+        if power := _POWER.match(text, end):
+            written = next(group for group in power.groups() if group)
+            return value * Fraction(10) ** int(written.translate(_RAISED)), power.end()
+        is_whole = text[start:end].lstrip("+-").isdigit()
+        if is_whole and (below := _BELOW.match(text, end)):
+            return _in_lowest_terms(value, below[1]), below.end()
+        if is_whole and (beside := _BESIDE.match(text, end)):
+            part = _in_lowest_terms(Fraction(beside[1]), beside[2])
+            # 2 1/2, and never 2 5/2
+            is_part = part is not None and part < 1
+            return (value + (-part if text[start] == "-" else part)) if part and is_part else None, beside.end()
+        return value, end
 
     def _value(self, written: str) -> Fraction | None:
         if len(written) > MAX_DIGITS:
@@ -94,8 +137,24 @@ class NumberReader:
 
 
 def plain_signs(text: str) -> str:
-    """The text with plain signs and spaces. Characters that cannot be encoded are replaced."""
-    return text.encode(errors="replace").decode().translate(_SIGNS)
+    """The text with plain signs and spaces, and fractions of LaTeX as 1/2. Characters that cannot be encoded are replaced."""
+    text = text.encode(errors="replace").decode().translate(_SIGNS)
+    if "\\" not in text and "{," not in text:
+        return text
+    return _FRACTION.sub(_on_a_line, _THIN.sub(lambda match: "," if match[1] else "", text))
+
+
+def _on_a_line(match: re.Match[str]) -> str:
+    """A fraction of LaTeX as 1/2; behind a digit it is the part of a mixed number."""
+    before = match.string[match.start() - 1 : match.start()] if match.start() else ""
+    return f"{' ' if before.isdigit() else ''}{match[1] or match[2]}/{match[3] or match[4]}"
+
+
+def _in_lowest_terms(above: Fraction, below: str) -> Fraction | None:
+    """A simple fraction. None for 10/2 and 2/4: whoever repeats a division has not answered."""
+    if int(below) < 2 or math.gcd(int(above), int(below)) != 1:  # noqa: PLR2004 what is divided by 1 is no fraction
+        return None
+    return above / int(below)
 
 
 def _starts_with_unit(rest: str, unit: str) -> bool:

@@ -1,6 +1,6 @@
 r"""`numeric`: the answer commits to one number, and it is that of `metadata.reference`, within a tolerance.
 
-Numbers are compared exactly, as fractions. A number counts where the answer commits to it: in \boxed{}, after "answer is",
+Numbers are compared exactly, as fractions; 3.4e3, 3.4 \times 10^3, 1/4, \frac14 and 2 1/2 are numbers, 10/2 is a division. A number counts where the answer commits to it: in \boxed{}, after "answer is",
 "Answer:" or "####"; otherwise, if it is the only number. Several different numbers are several answers, and wrong. A number is also
 wrong if the answer withdraws it, makes it a bound or a condition, or adds another ("42 | 43", "42 (or 43)"): see `hedges`.
 """
@@ -30,9 +30,8 @@ from rewards.verifiers.check import (
 from rewards.verifiers.hedges import TextAfterAnswer, is_denied, is_disowned, is_withdrawn
 from rewards.verifiers.lookalikes import as_displayed
 from rewards.verifiers.numbers import Number, NumberReader, plain_signs
-from rewards.verifiers.texts import without_reasoning
 
-VERSION = 2
+VERSION = 3
 _ANCHOR = re.compile(
     r"\b(?:answer|result|solution|total)\b(?:[ \t]?(?:\bis\b|\bare\b|\bequals\b|\bwould be\b|\bshould be\b|[:=]|\*\*|__))+|####",
     re.IGNORECASE,
@@ -47,6 +46,8 @@ _IN_WORDS = re.compile(
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred)\b",
     re.IGNORECASE,
 )
+_EQUAL = re.compile(r"[-+*/\u00d7\u00f7\u00b7().,\d \t]{3,80}=[ \t]?[$\u20ac\u00a3\u00a5]?")
+"""A calculation before its result: 10/2 = 5."""
 _LOOK = 80
 _RANGE = re.compile(r"\s?[.\u2026]{1,3}")
 _TIMES = re.compile(r"\s(?:times|plus|minus|divided|multiplied)\b", re.IGNORECASE)
@@ -79,20 +80,16 @@ class NoClearAnswer(ValueError):
 def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
     """See `Builder`."""
     del context
-    rule = read_config(Config, config)
-    reader = NumberReader(rule.units, is_continental=rule.marks == "1.234,5", percent_scales=rule.percent == "scale")
+    rule, reader = _rule_and_reader(config)
     absolute, relative = Fraction(str(rule.absolute)), Fraction(str(rule.relative))
 
     def check(answer: Answer, reference: str) -> Check:
         wanted = reader.read(reference)
         if wanted is None:
             raise BadReference(f"metadata.reference {reference[:40]!r} is not a number")
-        text = without_reasoning(answer.text)
-        if text is None:
-            return wrong("<think> is never closed")
         try:
-            given = _committed(plain_signs(text), reader, rule)
-            if not text.isascii() and _committed(plain_signs(as_displayed(text)), reader, rule) != given:
+            given = _committed(plain_signs(answer.text), reader, rule)
+            if not answer.text.isascii() and _committed(plain_signs(as_displayed(answer.text)), reader, rule) != given:
                 return wrong("it answers with several numbers")
         except NoClearAnswer as error:
             return wrong(str(error))
@@ -100,6 +97,24 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         return right() if near else Check(0.0, reason="another number than the reference")
 
     return with_reference(check)
+
+
+def explain(answer: Answer, config: Mapping[str, Any]) -> dict[str, str]:
+    """The number that the answer commits to, or why there is none, and that of the reference."""
+    rule, reader = _rule_and_reader(config)
+    wanted = reader.read(answer.reference or "")
+    try:
+        given = str(_committed(plain_signs(answer.text), reader, rule))
+    except NoClearAnswer as error:
+        given = f"none: {error}"
+    return {"answer": given, "reference": "no number" if wanted is None else str(wanted)}
+
+
+def _rule_and_reader(config: Mapping[str, Any]) -> tuple[Config, NumberReader]:
+    rule = read_config(Config, config)
+    return rule, NumberReader(
+        rule.units, is_continental=rule.marks == "1.234,5", percent_scales=rule.percent == "scale"
+    )
 
 
 def _committed(text: str, reader: NumberReader, rule: Config) -> Fraction:
@@ -159,7 +174,10 @@ def _anchored(text: str, numbers: list[Number], anchor: re.Pattern[str]) -> list
         gap = _GAP.match(text, match.end())
         if is_disowned(text, match.start()):
             raise NoClearAnswer("the answer is denied")
-        places.append(gap.end() if gap else match.end())
+        place = gap.end() if gap else match.end()
+        while place in by_start and by_start[place].value is None and (equal := _EQUAL.match(text, place)):
+            place = equal.end()
+        places.append(place)
     return [by_start[place] for place in places if place in by_start]
 
 

@@ -19,10 +19,10 @@ from pydantic import Field
 from contracts.errors import InvalidTask
 from contracts.tasks.section import TaskSection
 from rewards.killable import NotStarted, Setup, pool_for
-from rewards.verifiers.check import BatchVerifier, Check, Context, read_config, wrong
+from rewards.verifiers.check import BatchVerifier, Check, Context, after_reasoning, read_config, wrong
 from rewards.verifiers.referee import refereed
 
-VERSION = 1
+VERSION = 2
 
 _MEMORY_BYTES = 4 << 30
 _MAX_ANSWER = 20_000
@@ -53,7 +53,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
         pool.check()
     except NotStarted as error:
         raise InvalidTask(f"dataset {rule.dataset!r} cannot be loaded: {error}", param="dataset") from error
-    return refereed(pool, context.deadline_seconds, lambda text: answer_in(text, rule.tag))
+    return after_reasoning(refereed(pool, context.deadline_seconds, lambda text: answer_in(text, rule.tag)))
 
 
 def answer_in(text: str, tag: str) -> str | Check:

@@ -13,9 +13,9 @@ from pydantic import Field
 
 from contracts.errors import InvalidTask
 from contracts.tasks.section import TaskSection
-from rewards.verifiers.check import Answer, Check, Context, Verifier, read_config, right, wrong
+from rewards.verifiers.check import Answer, Check, Context, Verifier, after_reasoning, read_config, right, wrong
 
-VERSION = 1
+VERSION = 2
 _PROBES = ("", "a", "\n~", "0 \u00e9")
 _MAX_PATTERN = 10_000
 
@@ -29,6 +29,8 @@ class Config(TaskSection):
     """`match`: the pattern matches the whole answer; `search`: it is found in the answer; `absent`: it is not found."""
     flags: frozenset[Literal["ignore_case", "multi_line", "dot_all"]] = frozenset()
     """`multi_line`: ^ and $ also match at each line; `dot_all`: a dot also matches the end of a line."""
+    reasoning: bool = False
+    """The pattern sees the reasoning as well, for example to ask for it; else only what follows it."""
 
 
 def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
@@ -51,7 +53,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
             f"it has {found.group()[:60]!r}" if found else f"{rule.must} of {rule.pattern[:60]!r} finds nothing"
         )
 
-    return check
+    return check if rule.reasoning else after_reasoning(check)
 
 
 def compile_pattern(pattern: str, param: str, flags: frozenset[str] = frozenset()) -> Any:

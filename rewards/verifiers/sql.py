@@ -27,13 +27,17 @@ from pydantic import Field, model_validator
 from contracts.errors import InvalidTask
 from contracts.tasks.section import TaskSection
 from rewards.killable import NotStarted, Setup, pool_for
-from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, read_config, wrong
+from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, after_reasoning, read_config, wrong
 from rewards.verifiers.referee import refereed
 
-VERSION = 2
+VERSION = 3
 
 _MEMORY_BYTES = 1 << 30
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*\n(.*?)\n?[ \t]*\1", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*\n(.*?)(?:\n?[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
+_ON_ONE_LINE = re.compile(r"\s*```(?:sql\b)?([^`\n]+)```\s*\Z", re.IGNORECASE)
+_NAMED = re.compile(r"\A\s*sql(?:ite)?(?: query)?[ \t]*[:\n]", re.IGNORECASE)
+_END = re.compile(r"(?:\s*;)+\s*\Z")
+_DIALECTS = ("sql", "postgres", "mysql", "psql")
 _GIVEN_SHARE, _FRESH_SHARE = 1 / 4, 1 / 8
 """Shares of the deadline, as processor time for all queries of the reference, and the same again for the answer.
 
@@ -83,15 +87,19 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
         param = "databases" if rule.databases else "setup"
         raise InvalidTask(f"a database cannot be built: {error}", param=param) from error
     seed_of = partial(_seed, rule) if rule.fresh else None
-    return refereed(pool, context.deadline_seconds, query_in, seed_of)
+    return after_reasoning(refereed(pool, context.deadline_seconds, query_in, seed_of))
 
 
 def query_in(text: str) -> str | Check:
-    """The first block fenced as sql, else the first fenced block without a language, else the whole text."""
+    """The first block fenced as sql or one of its dialects, else the first without a language, else the whole text.
+
+    A fence may be missing at the end, and semicolons may be there.
+    """
     blocks = [(match[2].lower(), match[3]) for match in _FENCE.finditer(text)]
-    named = [block for language, block in blocks if language.startswith("sql")]
+    named = [block for language, block in blocks if language.startswith(_DIALECTS)]
     bare = [block for language, block in blocks if not language]
-    query = [*named, *bare, text][0].strip()
+    whole = _ON_ONE_LINE.sub(r"\1", _NAMED.sub("", text))
+    query = _END.sub("", [*named, *bare, whole][0]).strip()
     return query or wrong("no query")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from typing import Any
 
@@ -14,6 +15,7 @@ from contracts.errors import InvalidTask
 MAX_DEPTH = 128
 """The deepest nesting of arrays and objects."""
 
+_FENCED = re.compile(r"```(?:json)?[ \t]*\r?\n(.*)\n```", re.DOTALL | re.IGNORECASE)
 LINEAR = jsonschema_rs.RegexOptions()
 """Patterns run in time linear in the answer. A schema with lookaround or back-references is refused."""
 
@@ -33,6 +35,12 @@ def read_json(text: str) -> Any:
     if rest := text[end:].strip(" \t\n\r"):
         raise NotJson(f"{rest[:20]!r} follows the value")
     return value
+
+
+def without_fence(text: str) -> str:
+    """What a text that is one fenced block holds; any other text as it is."""
+    fenced = _FENCED.fullmatch(text.strip())
+    return fenced[1] if fenced else text
 
 
 def read_prefix(text: str, start: int) -> tuple[Any, int]:

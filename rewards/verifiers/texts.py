@@ -7,11 +7,12 @@ import sys
 import unicodedata
 from functools import cache
 
+from contracts.answers.reasoning import without_reasoning as without_reasoning  # noqa: PLC0414 for `math`
 from rewards.verifiers.check import BadReference
 from rewards.verifiers.strict_json import NotJson, read_json
 
+_SPACE = re.compile(r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
-_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 
 
 def without_articles(text: str) -> str:
@@ -29,6 +30,11 @@ def squad_tokens(text: str) -> list[str]:
     return without_articles(without_punctuation(text.lower())).split()
 
 
+def plain_spaces(text: str) -> str:
+    """With a plain space for each other kind of space, such as a no-break space."""
+    return _SPACE.sub(" ", text)
+
+
 def read_references(text: str) -> list[str]:
     """The texts of a reference: a JSON list of texts, or the reference itself as one text.
 
@@ -44,14 +50,6 @@ def read_references(text: str) -> list[str]:
     if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
         raise BadReference("metadata.reference is a JSON list, but not a list of texts")
     return value
-
-
-def without_reasoning(text: str) -> str | None:
-    """The text after a leading <think> block; None if the block is never closed."""
-    if not text.lstrip().startswith(_THINK_OPEN):
-        return text
-    _, close, rest = text.partition(_THINK_CLOSE)
-    return rest if close else None
 
 
 @cache

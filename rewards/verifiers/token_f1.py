@@ -14,7 +14,7 @@ from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer, BadReference, Check, Context, Verifier, read_config, with_reference
 from rewards.verifiers.texts import read_references, squad_tokens
 
-VERSION = 1
+VERSION = 2
 
 
 class Config(TaskSection):

@@ -5,18 +5,20 @@ trained on its broken calls learns to make them where it expects to fail. A repe
 or the reference wants it more than once.
 
 If the request offered tools, its calls are those that inference parsed from the answer's tokens; a call in the text is broken
-then. Else the calls are read from the text.
+then. Else the calls are read from the text, in
+the form of any family (`contracts.answers`).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from contracts.answers.texts import family_of_text
 from contracts.tasks.section import TaskSection
 from rewards.verifiers.calls import Call, Malformed, calls_of, calls_of_json, folded, parsed_calls
 from rewards.verifiers.check import (
@@ -24,6 +26,7 @@ from rewards.verifiers.check import (
     Check,
     Context,
     Verifier,
+    after_reasoning,
     bad_reference,
     read_config,
     right,
@@ -31,10 +34,9 @@ from rewards.verifiers.check import (
     wrong,
 )
 from rewards.verifiers.strict_json import canonical, compile_schema, problem_of
-from rewards.verifiers.texts import without_reasoning
 from rewards.verifiers.traces import Traces
 
-VERSION = 3
+VERSION = 4
 
 
 class Tool(TaskSection):
@@ -81,17 +83,21 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         tool.name: compile_schema(tool.parameters, f"tools.{index}.parameters") for index, tool in enumerate(rule.tools)
     }
 
+    written = {tool.name: tool.parameters for tool in rule.tools}
     traces = Traces(schemas)
 
     def check(answer: Answer) -> Check:
         try:
             parsed = answer.parsed
-            calls = calls_of(answer.text, traces) if parsed is None else parsed_calls(parsed.calls, parsed.text, traces)
+            if parsed is None:
+                calls = calls_of(answer.text, written, traces)
+            else:
+                calls = parsed_calls(parsed.calls, parsed.text, traces)
             _check_calls(calls, rule, schemas)
             _check_repeats(calls, rule, answer.reference)
         except Malformed as error:
             return wrong(str(error))
-        if not calls and not (without_reasoning(answer.text) or "").strip():
+        if not calls and not answer.text.strip():
             return wrong("neither a call nor text")
         if rule.match != "valid" and answer.reference is not None:
             return _compared(rule, calls, answer.reference)
@@ -99,7 +105,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
             return wrong("no call")
         return right() if rule.match == "valid" else unlabelled("no metadata.reference")
 
-    return check
+    return after_reasoning(check)
 
 
 def _check_calls(calls: list[Call], rule: Config, schemas: Mapping[str, Any]) -> None:
@@ -138,3 +144,22 @@ def _compared(rule: Config, calls: list[Call], reference: str) -> Check:
     if rule.match == "exact" and sorted(call.canonical for call in calls) != sorted(call.canonical for call in wanted):
         return Check(0.0, reason="other arguments than the reference")
     return right()
+
+
+def explain(answer: Answer, config: Mapping[str, Any]) -> dict[str, str]:
+    """The calls that were read from the answer and from the reference, or why there are none."""
+    rule = read_config(Config, config)
+    written = {tool.name: tool.parameters for tool in rule.tools}
+    found = {"answer": _said(lambda: calls_of(answer.text, written, Traces(written)))}
+    if (family := family_of_text(answer.text.strip())) is not None:
+        found["family"] = family.name
+    if (reference := answer.reference) is not None:
+        found["reference"] = _said(lambda: calls_of_json(reference))
+    return found
+
+
+def _said(read: Callable[[], list[Call]]) -> str:
+    try:
+        return canonical([call._asdict() for call in read()])
+    except Malformed as error:
+        return f"broken: {error}"

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
+from contracts.answers.parts import NOTHING, CallPart, add_calls
 from contracts.records import FinishReason
 from contracts.sampling import Span
 from services.inference.engine.wire import Piece, RecordedExperts, SampledToken, System
-from services.inference.parts import NOTHING, AnswerParser, CallPart, add_calls
+from services.inference.parts import AnswerParser
 
 
 class Delta(NamedTuple):

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from contracts.answers.grammar import ANY_OBJECT, spaced
+from contracts.answers.registry import Family
 from contracts.errors import Unsupported
 from contracts.sampling import Constraint
 from services.inference.requests import ChatRequest
 from services.inference.tools.forcing import answer_grammar
-from services.inference.tools.grammar import ANY_OBJECT, spaced
 from services.inference.tools.parser import ParserMaker, opens_reasoning, schemas_of
-from services.inference.tools.registry import Family
 
 
 class Answering(NamedTuple):

@@ -1,4 +1,4 @@
-"""The parts of an answer: content, reasoning, and calls of tools. Pure.
+"""Turns the tokens of an answer into its parts (contracts/answers/parts.py). Pure.
 
 A parser gets the ids of an answer one after another and says what became final. Parts are never taken back. A broken
 call becomes content: it is never an error.
@@ -6,34 +6,14 @@ call becomes content: it is never an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
+from contracts.answers.parts import NOTHING, AnswerPart
+
 _UNFINISHED = "\ufffd"
-
-
-class CallPart(NamedTuple):
-    """An addition to one call. The first part of a call has its id and name; `arguments` are the next characters of its JSON."""
-
-    number: int
-    """Of the call in its answer: 0, 1, ..."""
-    arguments: str = ""
-    id: str | None = None
-    name: str | None = None
-
-
-class AnswerPart(NamedTuple):
-    """What became final."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: tuple[CallPart, ...] = ()
-
-
-NOTHING = AnswerPart()
 
 
 class AnswerParser(Protocol):
@@ -96,11 +76,3 @@ class PlainParser:
     def flush(self) -> AnswerPart:
         """See `AnswerParser`."""
         return AnswerPart(self._detokenizer.flush())
-
-
-def add_calls(calls: list[dict[str, Any]], parts: Iterable[CallPart]) -> None:
-    """Append parts to calls in OpenAI's form."""
-    for part in parts:
-        if part.number == len(calls):
-            calls.append({"id": part.id, "type": "function", "function": {"name": part.name, "arguments": ""}})
-        calls[part.number]["function"]["arguments"] += part.arguments

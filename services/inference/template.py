@@ -20,6 +20,7 @@ import jinja2
 from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
+from contracts.answers.registry import family_of
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings, Unsupported
 from services.inference.bounds import OWN_VARIABLES
 from services.inference.control_strings import ControlStrings, MarkedMessages
@@ -28,7 +29,6 @@ from services.inference.template_calls import HistoryForm, call_form, complete_t
 from services.inference.template_options import known_options
 from services.inference.template_sandbox import make_sandbox
 from services.inference.template_texts import TemplateTexts, template_texts
-from services.inference.tools.registry import family_of
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BRACKETED = re.compile(r"[^\w\s].*\w.*[^\w\s]")
@@ -65,7 +65,8 @@ class ChatTemplate:
         self._template = sandbox.template_class.from_code(sandbox, code, dict(sandbox.globals))
         self._knows_developers = "developer" in self.source
         self.takes_tools = takes_tools(self._rendered)
-        self.family = family_of(self.source, self.tokenizer)
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.family = family_of(self.source, {token.content: number for number, token in added.items()})
         self._call_form: HistoryForm | None = call_form(self._rendered, tools=self.takes_tools)
         self._rewrites = literals.rewrites
         content = json.loads(self.tokenizer.to_str())

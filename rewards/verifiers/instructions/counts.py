@@ -8,10 +8,15 @@ import unicodedata
 from rewards.verifiers.instructions.rule import AtLeast, AtMost, counted, of_text
 from rewards.verifiers.lookalikes import as_displayed
 
-_WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
+_WORD = re.compile(r"\w+(?:['\u2019-]\w+|(?<=\d)[.,](?=\d)\w+)*")
 _SENTENCE_END = re.compile(
     r"(?<![.!?\u2026])[.!?\u2026]+[\"'\u201d\u2019)\]*_]*(?:\s|\Z)|[\u3002\uff01\uff1f]+|\n\s*\n"
 )
+_NO_END = re.compile(
+    r"\b(?:Mrs?|Ms|Dr|Prof|Sr|Jr|St|vs|cf|approx|e\.g|i\.e)\.(?=\s)|\b(?:[ap]\.m|(?:[A-Z]\.)+[A-Z])\.(?=\s+[a-z])|^[ \t]*\d{1,3}\.(?=[ \t])",
+    re.MULTILINE,
+)
+"""A full stop of an abbreviation, or of a list's number."""
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
 
 
@@ -32,7 +37,7 @@ def num_words(text: str) -> int:
 
 def num_sentences(text: str) -> int:
     """The number of parts that contain a word and end with a full stop, exclamation mark, question mark or blank line."""
-    return sum(bool(_WORD.search(part)) for part in _SENTENCE_END.split(text))
+    return sum(bool(_WORD.search(part)) for part in _SENTENCE_END.split(_NO_END.sub("", text)))
 
 
 def num_paragraphs(text: str) -> int:

@@ -63,7 +63,7 @@ def _two_responses(answer: Answer, rule: SeparatorParameters) -> str:
 
 
 def _postscript(answer: Answer, rule: MarkParameters) -> str:
-    found = re.search(rf"^[ \t]*{re.escape(rule.value)}[^\n]*?\w", answer.text.strip(), re.MULTILINE)
+    found = re.search(rf"^[ \t*_]*{re.escape(rule.value)}[^\n]*?\w", answer.text.strip(), re.MULTILINE)
     found = found if found and found.start() else None  # a postscript must follow some text
     return "" if found else f"no line begins with {rule.value!r} after the answer"
 

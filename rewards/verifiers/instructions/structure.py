@@ -8,16 +8,16 @@ from pydantic import Field
 
 from rewards.verifiers.check import Answer
 from rewards.verifiers.instructions.rule import Count, Instruction, counted, of_text
-from rewards.verifiers.strict_json import NotJson, read_json
+from rewards.verifiers.strict_json import NotJson, read_json, without_fence
 
-_BULLET = re.compile(r"^[ \t]*[-*+\u2022][ \t][^\n]*?\w", re.MULTILINE)
-_NUMBERED = re.compile(r"^[ \t]*\d{1,3}[.)][ \t][^\n]*?\w", re.MULTILINE)
+_BULLET = re.compile(r"^[ \t]*[-*+\u2022\u2013][ \t][^\n]*?\w", re.MULTILINE)
+_NUMBERED = re.compile(r"^[ \t]*[*_]{0,2}\d{1,3}[.)][*_]{0,2}[ \t][^\n]*?\w", re.MULTILINE)
 _HEADING = re.compile(r"^#{1,6}[ \t][^\n]*?\w", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\[([^\[\]\n]+)\](?!\()")
 _HIGHLIGHT = re.compile(r"(?<![*\w])(\*{1,2})(?![\s*])([^*\n]+)(?<!\s)\1(?![*\w])")
 _TITLE = re.compile(r"<<([^<>\n]+)>>")
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
-_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)\n```", re.DOTALL)
+_CODE = re.compile(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
 
 
 class Sections(Count):
@@ -26,19 +26,24 @@ class Sections(Count):
     mark: str = Field(default="Section", min_length=1)
 
 
+def without_code(text: str) -> str:
+    """Without fenced blocks, in which a comment looks like a heading."""
+    return _CODE.sub("", text)
+
+
 def num_bullets(text: str) -> int:
-    """Lines that begin with -, *, + or a bullet, followed by a word."""
-    return len(_BULLET.findall(text))
+    """Lines that begin with -, *, +, a dash or a bullet, followed by a word."""
+    return len(_BULLET.findall(without_code(text)))
 
 
 def num_numbered(text: str) -> int:
     """Lines that begin with a number and a dot or parenthesis, followed by a word."""
-    return len(_NUMBERED.findall(text))
+    return len(_NUMBERED.findall(without_code(text)))
 
 
 def num_headings(text: str) -> int:
     """Markdown headings."""
-    return len(_HEADING.findall(text))
+    return len(_HEADING.findall(without_code(text)))
 
 
 def num_placeholders(text: str) -> int:
@@ -71,11 +76,8 @@ def _title(text: str) -> str:
 
 def _json(text: str) -> str:
     """Must be an object or an array, bare or in one fence. Any quoted text is JSON too, so a string is refused."""
-    text = text.strip()
-    if fenced := _FENCED.fullmatch(text):
-        text = fenced.group(1)
     try:
-        value = read_json(text)
+        value = read_json(without_fence(text))
     except NotJson as error:
         return f"not JSON: {error}"
     return "" if isinstance(value, dict | list) else "it is JSON, but neither an object nor an array"

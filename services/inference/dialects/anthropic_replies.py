@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
+from contracts.answers.parts import CallPart
 from contracts.errors import MillraceError
 from services.inference.answer import Choice, Delta
 from services.inference.completion import Completion
 from services.inference.dialects.anthropic_errors import error_of
 from services.inference.event_forms import NamedEvents
-from services.inference.parts import CallPart
 
 _ENDS = {"stop": "end_turn", "length": "max_tokens"}
 _DIRECT = {"type": "direct"}

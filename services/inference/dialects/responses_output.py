@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from contracts.answers.parts import CallPart
 from services.inference.answer import Delta
 from services.inference.dialects.responses_items import Item, packed_reasoning
-from services.inference.parts import CallPart
 
 Event = dict[str, Any]
 Status = Literal["completed", "incomplete"]

@@ -1,1 +1,1 @@
-"""Calls of tools and reasoning, read from an answer in the form in which its model's family writes them."""
+"""Reads calls of tools and reasoning from tokens, and forces calls by a grammar. `contracts.answers` knows the families."""

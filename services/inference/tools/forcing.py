@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from services.inference.tools.families.form import Forced, Schema
-from services.inference.tools.grammar import ANY_OBJECT, either, json_rule, quoted, sequence
-from services.inference.tools.registry import ChannelMarks, Family
+from contracts.answers.families.form import Forced, Schema
+from contracts.answers.grammar import ANY_OBJECT, either, json_rule, quoted, sequence
+from contracts.answers.registry import ChannelMarks, Family
 
 _MOST_CALLS = 32
 _ANY = "/(?s:.*)/"

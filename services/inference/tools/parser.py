@@ -1,6 +1,6 @@
 """Parses the answers of one policy: the parser of a choice, and the grammar that forces calls.
 
-In: token ids, one after another. Out: content, reasoning and calls (services/inference/parts.py).
+In: token ids, one after another. Out: content, reasoning and calls (contracts/answers/parts.py).
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import Tokenizer
 
-from services.inference.parts import AnswerParser, AnswerPart, Detokenizer, PlainParser
-from services.inference.tools.calls import Sink
-from services.inference.tools.channels import ChannelReader, Wording
-from services.inference.tools.grammar import ANY_OBJECT
-from services.inference.tools.marks import Marks
-from services.inference.tools.output import Output
-from services.inference.tools.reader import TextReader, Trigger
-from services.inference.tools.registry import BARE_MARKERS, Family
-from services.inference.tools.strict import StrictSchema
+from contracts.answers.calls import Sink
+from contracts.answers.grammar import ANY_OBJECT
+from contracts.answers.marks import Marks
+from contracts.answers.output import Output
+from contracts.answers.parts import AnswerPart
+from contracts.answers.reading import AnswerReader, reader_of
+from contracts.answers.registry import Family
+from contracts.answers.strict import StrictSchema
+from services.inference.parts import AnswerParser, Detokenizer, PlainParser
 
 _LETTERS = string.ascii_letters + string.digits
 _SHORT_ID = 9
@@ -93,46 +93,14 @@ class ParserMaker:
         marks = family.marks
         output = Output(marks, new_short_id if family.short_ids else new_call_id, self._most)
         sink = Sink(marks, self._schemas, self._strict, is_forced=self._is_forced)
-        reader: _TextReader
-        if family.channels is not None:
-            channels = family.channels
-            wording = Wording(
-                marks[channels.message],
-                [marks[text] for text in channels.ends],
-                [marks[text] for text in channels.starts],
-                marks[channels.channel] if channels.channel else "",
-                [marks[text] for text in channels.other],
-            )
-            body = family.form.reader(marks) if family.form is not None else None
-            opener = marks[family.form.openers[0]] if family.form is not None else ""
-            reader = ChannelReader(output, sink, wording, body, opener, calls=bool(self._schemas))
-            return MarkedParser(self._tokenizer, marks, output, reader)
-        reasoning_end = marks[family.reasoning.closer] if family.reasoning is not None else ""
-        reader = TextReader(output, sink, self._triggers(marks), reasoning_end, in_reasoning=self._in_reasoning)
+        reader = reader_of(family, output, sink, in_reasoning=self._in_reasoning)
         return MarkedParser(self._tokenizer, marks, output, reader)
-
-    def _triggers(self, marks: Marks) -> list[Trigger]:
-        family, found = self._family, list[Trigger]()
-        if family.reasoning is not None:
-            is_token = marks.is_token(family.reasoning.opener_marker)
-            found.append(Trigger(marks.all(family.reasoning.opener), reasons=True, only_first=not is_token))
-        form = family.form
-        if form is None or not self._schemas:
-            return found
-        dropped = (*form.dropped, *(text for text in BARE_MARKERS if form.is_bare and marks.is_token(text)))
-        found += [Trigger(marks[text], form.reader(marks), only_first=form.is_bare) for text in form.openers]
-        return found + [Trigger(marks[text]) for text in dropped]
-
-
-class _TextReader(Protocol):
-    def feed(self, text: str) -> None: ...
-    def end(self) -> None: ...
 
 
 class MarkedParser:
     """An `AnswerParser` that gives text and markers to a reader."""
 
-    def __init__(self, tokenizer: Tokenizer, marks: Marks, output: Output, reader: _TextReader) -> None:
+    def __init__(self, tokenizer: Tokenizer, marks: Marks, output: Output, reader: AnswerReader) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._characters, self._output, self._reader = marks.characters, output, reader
 

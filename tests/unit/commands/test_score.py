@@ -228,3 +228,51 @@ def test_a_bad_line_ends_it_cleanly_while_more_is_being_written() -> None:
     said, problems = ran.communicate()
     assert said.count(b"\n") == 1
     assert problems.count(b"\n") == 1
+
+
+TOOLS = {"tools": [{"name": "save"}], "match": "exact"}
+
+
+@pytest.mark.parametrize(
+    ("verifier", "config", "case", "said"),
+    [
+        ("numeric", None, ("$3.4 \\times 10^3$", "3400"), {"answer": "3400", "reference": "3400"}),
+        ("numeric", None, ("5 or 6", "5"), {"answer": "none: 2 different numbers", "reference": "5"}),
+        ("choice", None, ("<think>A</think>(B)", "b"), {"answer": "B", "reference": "b"}),
+        ("exact", None, ("a\u00a0b ", "a b"), {"answer": "a b", "reference": "a b"}),
+        ("json_schema", {"schema": {}}, ("<think>[", None), {"answer": "its reasoning is never closed"}),
+        ("json_schema", {"schema": {}}, ('{"b": 2, "a": 1}', None), {"answer": '{"a": 1, "b": 2}'}),
+        (
+            "tool_call",
+            TOOLS,
+            ('[TOOL_CALLS]save{"a": 1}', [{"name": "save", "arguments": {}}]),
+            {
+                "answer": '[{"arguments": {"a": 1}, "name": "save"}]',
+                "family": "mistral",
+                "reference": '[{"arguments": {}, "name": "save"}]',
+            },
+        ),
+        (
+            "tool_call",
+            TOOLS,
+            ("<tool_call>{", None),
+            {"answer": "broken: call 1: the answer ends inside of it", "family": "hermes"},
+        ),
+        ("regex", {"pattern": "x"}, ("x", None), "regex explains nothing"),
+    ],
+)
+def test_explain_says_what_was_parsed(tmp_path: Path, verifier: str, config: Any, case: Any, said: Any) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    completion, reference = case
+    given = {"completion": completion, "reference": reference}
+    _, [answer] = score([given], verifier=verifier, config=file if config else None, explain=True)
+    assert answer["explained"] == said
+
+
+def test_what_is_explained_is_bounded(tmp_path: Path) -> None:
+    file = tmp_path / "task.toml"
+    file.write_text(TASK)
+    _, [answer] = score([{"completion": json.dumps(["x" * 1_000_000]), "reference": "[]"}], task=file, explain=True)
+    assert len(answer["explained"]["shape"]["answer"]) == 2004
+    assert answer["explained"]["same"] == "json_exact explains nothing"

@@ -259,3 +259,32 @@ def test_a_bad_config_is_refused_by_field() -> None:
 )
 def test_the_first_fenced_block_is_the_answer(text: str, block: str | None) -> None:
     assert first_block(text) == block
+
+
+@pytest.mark.parametrize(
+    ("source", "config", "value", "says"),
+    [
+        ("class Solution:\n    def f(self, x):\n        return 2 * x", {}, 1.0, ""),
+        ("class Solution:\n    def f(self, x):\n        return 0\ndef f(x):\n    return 2 * x", {}, 1.0, ""),
+        ("class Solution:\n    def g(self, x):\n        return 2 * x", {}, 0.0, "KeyError"),
+        ("import math\ndef f(x):\n    return int(math.ldexp(x, 1))", {}, 1.0, ""),
+        ("import math\ndef f(x):\n    return int(math.ldexp(x, 1))", {"imports": ["math"]}, 1.0, ""),
+        ("import json\ndef f(x):\n    return json.loads('2') * 1", {"imports": ["json"]}, 1.0, ""),
+        ("def f(x):\n    return str(x)", {"imports": []}, 0.0, "another value"),
+        ("import collections, math\ndef f(x):\n    return 2 * x", {"imports": ["math"]}, 0.0, "this task allows math"),
+        ("def f(x):\n    from os.path import join\n    return 2 * x", {"imports": []}, 0.0, "this task allows nothing"),
+        ("import collections\ndef f(x):\n    return 2 * x", {"imports": ["collections"]}, 1.0, ""),
+        ("import numpy as np\ndef f(x):\n    return int(np.int64(x) * 2)", {}, 0.0, "Python's standard library alone"),
+        ("try:\n    import numpy\nexcept ImportError:\n    pass\ndef f(x):\n    return 2 * x", {}, 1.0, ""),
+    ],
+)
+def test_solutions_and_imports(source: str, config: dict[str, object], value: float, says: str) -> None:
+    found = check(source, suite((1, 2)), **config)
+    assert found.value == value
+    assert says in found.reason
+
+
+def test_imports_are_of_the_standard_library() -> None:
+    with pytest.raises(InvalidTask, match="'numpy' is not a module of Python's standard library") as caught:
+        build({"imports": ["math", "numpy"]})
+    assert caught.value.param == "imports"

@@ -295,3 +295,30 @@ def test_a_hostile_answer_is_read_quickly() -> None:
     ):
         follow(text, *built, score="share")
     assert time.process_time() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "count"),
+    [
+        ("well-known state-of-the-art don't", "words", 3),
+        ("**bold** _x_ - * ---", "words", 2),
+        ("1,000 apples at 3.14", "words", 4),
+        ("one.two.three", "words", 3),
+        ("Dr. Smith, e.g., met Mrs. Jones at 5 p.m. in the U.S. of old.", "sentences", 1),
+        ("One. Two! Three?", "sentences", 3),
+        ("1. a\n2. b\n3. c", "sentences", 1),
+        ("a\r\n\r\nb", "paragraphs", 2),
+        ("a\r\rb\u2029c", "paragraphs", 3),
+        ("a\r\nb", "characters", 3),
+        ("\u2022 a\n\u2013 b\n- c", "bullets", 3),
+        ("```\n- a\n# b\n1. c\n```", "bullets", 0),
+        ("```\n- a\n# b\n1. c\n```", "headings", 0),
+        ("**1.** a\n2) b", "numbered_items", 2),
+        ("<think>a b c</think>d", "words", 1),
+    ],
+)
+def test_counts_are_those_of_a_reader(text: str, name: str, count: int) -> None:
+    exact = [{"check": name, "value": count}]
+    bounds = [{"check": f"max_{name}", "value": count}, {"check": f"min_{name}", "value": count}]
+    checks = exact if name in INSTRUCTIONS else bounds
+    assert instruction.build({"checks": checks})(Answer(text)) == Check(1.0)

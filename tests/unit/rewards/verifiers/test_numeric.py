@@ -128,7 +128,7 @@ def test_tolerances_marks_and_places(text: str, reference: str, config: dict[str
     assert grade(text, reference, **config).value == value
 
 
-@pytest.mark.parametrize("reference", ["", "abc", "1/2", "1 2", "x=5", "NaN", "inf"])
+@pytest.mark.parametrize("reference", ["", "abc", "2/4", "1 2", "x=5", "NaN", "inf"])
 def test_a_reference_that_is_no_number_is_the_apps_mistake(reference: str) -> None:
     assert grade("5", reference).fault == "user"
 
@@ -187,3 +187,125 @@ def test_a_wrong_config_is_refused_with_its_field(config: dict[str, Any], param:
     with pytest.raises(InvalidTask) as caught:
         numeric.build(config)
     assert caught.value.param == param
+
+
+PUBLIC_RIGHT = [
+    ("3400", "The answer is $3.4 \\times 10^3$"),
+    ("0.25", "The answer is 1/4"),
+    ("0.25", "\\boxed{\\frac14}"),
+    ("0.25", "The answer is \\frac{1}{4}."),
+    ("-0.25", "The answer is $-\\frac{1}{4}$"),
+    ("-0.25", "-1/4"),
+    ("1.5", "The answer is 1 1/2"),
+    ("2.5", "The answer is $2\\frac{1}{2}$"),
+    ("3400", "3.4\u00d710\u00b3"),
+    ("3400", "3.4e3"),
+    ("0.0034", "3.4 x 10^{-3}"),
+    ("1234", "The answer is 1{,}234"),
+    ("1234", "$1\\,234$"),
+    ("6.02e23", "\\boxed{6.02 \\times 10^{23}}"),
+    ("0.5", "50%"),
+    ("0.005", "1/2%"),
+    ("5", "The answer is **5.**"),
+    ("5", "Answer: 5 (since 10/2 = 5)"),
+    ("5", "$x = 5$"),
+    ("5", "x=5"),
+    ("5", "The final answer is: $\\boxed{5}$."),
+    ("5", "The answer is\n\n5"),
+    ("5", "**Answer:** 5"),
+    ("5", "So 5."),
+    ("5", "= 5"),
+    ("5", "Result = 10/2 = 5"),
+    ("5", "The answer is 10/2 = 5"),
+    ("5", "the answer is $5.00"),
+    ("1000", "1,000"),
+    ("5", "5 (five)"),
+    ("-5", "\u22125"),
+    ("5", "Answer: \\text{5}"),
+    ("5", "Final Answer: 5 cm"),
+    ("5", "The answer is \\$5"),
+    ("5", "It is 5°C"),
+]
+PUBLIC_WRONG = [
+    ("5", "The answer is $5^{2}$"),
+    ("5", "The answer is 5 \\times 3"),
+    ("5", "The answer is 5 \\cdot 10^3"),
+    ("5", "5 \\times 10^3"),
+    ("1", "The answer is 1 1/2"),
+    ("1", "The answer is 1{,}234"),
+    ("0.25", "1/4/2026"),
+    ("0.25", "2/8"),
+    ("5", "10/2"),
+    ("1", "1/4"),
+    ("4", "1/4"),
+    ("0.25", "1/4 or 1/2"),
+    ("0.25", "between 1/4 and 1/2"),
+    ("0.25", "3 1/4"),
+    ("0.25", "-1/4"),
+    ("0.25", "-\\frac{1}{4}"),
+    ("0.25", "\\frac{1}{4}5"),
+    ("0.25", "1/4^2"),
+    ("0.25", "x/1/4"),
+    ("0.25", "5-1/4"),
+    ("0.25", "\\boxed{\\frac14, \\frac12}"),
+    ("3.4", "3.4 \\times 10^3"),
+    ("3400", "3.4 \\times 10^3 or 3.4 \\times 10^4"),
+    ("10", "3.4 x 10^3"),
+    ("3400", "3.4 \\times 10^{3+1}"),
+    ("3400", "3.4 \\times 10^3.5"),
+    ("3400", "3.4 \\times 10^{33}"),
+    ("5", "5!!! no, 6"),
+    ("2.5", "2 5/2"),
+    ("2.5", "\\frac{5}{2} - 1"),
+    ("5", "5e"),
+    ("5", "5e999"),
+    ("5", "5 and 6"),
+    ("5", "√5"),
+    ("5", "\\sqrt{5}"),
+    ("5", "|5|-3"),
+    ("5", "log 5"),
+    ("5", "5:30"),
+    ("5", "5i"),
+    ("5", "5 \\pi"),
+    ("5", "5π"),
+    ("5", "5\\pi"),
+    ("5", "5 * x"),
+    ("5", "5x10"),
+    ("5", "(5, 6)"),
+    ("5", "[5, 6]"),
+    ("5", "5...6"),
+    ("5", "5~6"),
+    ("5", "5_3"),
+    ("5", "0x5"),
+    ("5", "5 < x"),
+    ("5", "x > 5"),
+    ("5", "x \\geq 5"),
+    ("5", "x \\neq 5"),
+    ("5", "\\ne 5"),
+    ("5", "5\\frac{1}{2}"),
+    ("5", "5\\sqrt{2}"),
+    ("5", "5\\cdot 3"),
+    ("5", "5 \\div 2"),
+    ("5", "5 mod 3"),
+    ("5", "5 choose 2"),
+    ("5", "5 out of 6"),
+    ("5", "5\\%"),
+    ("5", "5 dozen"),
+    ("5", "5 squared"),
+    ("5", "-$5"),
+    ("5", "-(5)"),
+    ("5", "minus 5"),
+    ("5", "negative 5"),
+    ("5", "\\boxed{-5}"),
+    ("5", "\\boxed{5}{6}"),
+]
+
+
+@pytest.mark.parametrize(("reference", "text"), PUBLIC_RIGHT)
+def test_a_number_counts_in_every_usual_notation(reference: str, text: str) -> None:
+    assert grade(text, reference).value == 1.0
+
+
+@pytest.mark.parametrize(("reference", "text"), PUBLIC_WRONG)
+def test_a_number_inside_of_something_else_pays_nothing(reference: str, text: str) -> None:
+    assert grade(text, reference).value == 0.0

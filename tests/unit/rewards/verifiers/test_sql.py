@@ -42,6 +42,15 @@ def check(verifier: BatchVerifier, text: str, reference: str = "SELECT a FROM t"
         ("So:\n  ```sqlite\n  SELECT a FROM t\n  ```\n", "SELECT a FROM t"),
         ("~~~\nSELECT a FROM t;\n~~~", "SELECT a FROM t"),
         ("```python\nprint(1)\n```\n```\nSELECT a FROM t\n```", "SELECT a FROM t"),
+        ("SELECT a FROM t ;; \n;", "SELECT a FROM t"),
+        ("SELECT a FROM t; -- every one", "SELECT a FROM t;"),
+        ('-- every one\nselect [A] from "T" /* of them */', "SELECT a FROM t -- all"),
+        ("```sql\r\nSELECT a FROM t;\r\n```", "SELECT a FROM t"),
+        ("```sql\nSELECT a FROM t;", "SELECT a FROM t"),
+        ("```sql SELECT a FROM t```", "SELECT a FROM t"),
+        ("```postgresql\nSELECT a FROM t\n```", "SELECT a FROM t"),
+        ("SQL query: SELECT a FROM t", "SELECT a FROM t"),
+        ("<think>SELECT 1</think>SELECT a FROM t", "SELECT a FROM t"),
         ("```\nno\n```\n```SQL\nSELECT a FROM t\n```", "SELECT a FROM t"),
     ],
 )
@@ -56,6 +65,7 @@ def test_a_query_with_the_same_rows_passes(verifier: BatchVerifier, text: str, r
     [
         "SELECT DISTINCT a FROM t",
         "SELECT a, b FROM t",
+        "```sql\nSELECT 1\n```\n```sql\nSELECT a FROM t\n```",
         "SELECT CAST(a AS TEXT) FROM t",
         "SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 2 UNION ALL SELECT 3",
         "SELECT a FROM t WHERE a < 5",

@@ -133,3 +133,31 @@ def test_json_exact_is_not_fooled_by_a_second_key(text: str) -> None:
 def test_a_reference_that_is_no_json_is_the_apps_mistake(reference: str) -> None:
     check = json_exact.build({})(Answer("{}", {"reference": reference}))
     assert (check.value, check.status, check.fault) == (None, "unscored", "user")
+
+
+NUMBER: dict[str, Any] = {"type": "object", "required": ["b"], "properties": {"b": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "fenced", "value"),
+    [
+        (NUMBER, '<think>y</think>\n{"b": 2}', False, 1.0),
+        (NUMBER, '<think>{"b": 2}', False, 0.0),
+        (NUMBER, '{"b": 2.0}', False, 1.0),
+        (NUMBER, '{"b": true}', False, 0.0),
+        (NUMBER, '{"b": NaN}', False, 0.0),
+        (NUMBER, '{"b": 2, "b": 3}', False, 0.0),
+        (NUMBER, '{"b": 2} // two', False, 0.0),
+        (NUMBER, '```json\n{"b": 2}\n```', False, 0.0),
+        (NUMBER, '```JSON\r\n{"b": 2}\n```\n', True, 1.0),
+        (NUMBER, '{"b": 2}', True, 1.0),
+        (NUMBER, '```json\n{"b": 2}\n```\n```json\n{"b": 3}\n```', True, 0.0),
+        (NUMBER, 'Here:\n```json\n{"b": 2}\n```', True, 0.0),
+        ({"enum": [1]}, "true", False, 0.0),
+        ({"enum": [1]}, "1.0", False, 1.0),
+        ({"const": False}, "0", False, 0.0),
+    ],
+)
+def test_json_as_models_write_it(schema: dict[str, Any], text: str, fenced: bool, value: float) -> None:
+    check = json_schema.build({"schema": schema, "fenced": fenced})(Answer(text))
+    assert check.value == value

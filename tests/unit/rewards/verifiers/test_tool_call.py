@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from benchmarks.attacks.cases import text_calls
+from contracts.answers.source import NotACall
+from contracts.answers.texts import calls_in_text
 from contracts.errors import InvalidTask
 from rewards.verifiers import tool_call
 from rewards.verifiers.check import Answer, Check, ParsedAnswer
+from tests.unit.services.inference.tools.samples import DS_CALL, DS_CALL_END, DS_CALLS, DS_SEP
 
 WEATHER = {
     "name": "get_weather",
@@ -39,6 +42,29 @@ def tagged(*calls: str) -> str:
     return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
 
 
+FAMILIES = [
+    f"<tool_call>{CALL}",
+    f"<tool_call>{CALL}</tool_",
+    tagged(f"[{CALL}]"),
+    tagged('{"name":"get_weather","arguments":"{\\"city\\":\\"Rome\\"}"}'),
+    tagged('{"name":"get_weather","parameters":{"city":"Rome\n"}}'),
+    f"<|python_tag|>{CALL.replace('arguments', 'parameters')}",
+    f"{CALL}; {OTHER}",
+    '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}',
+    f"I look.[TOOL_CALLS] [{CALL}]",
+    f"{DS_CALLS}{DS_CALL}get_weather{DS_SEP}{{}}".replace("{}", '{"city": "Rome"}'),
+    f"{DS_CALL}function{DS_SEP}now\n```json\n{{}}\n```{DS_CALL_END}",
+    "<tool_call><function=get_weather><parameter=city>\nRome\n</parameter></function></tool_call>",
+    "<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>",
+    "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>",
+    '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome"}<|call|>',
+    "<|channel|>analysis<|message|>now()?<|end|><|start|>assistant<|channel|>commentary to=functions.now<|message|>{}",
+    '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|>',
+    "<start_function_call>call:get_weather{city:<escape>Rome<escape>}<end_function_call>",
+    "[THINK]now?[/THINK][TOOL_CALLS]now[ARGS]{}",
+]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -53,6 +79,7 @@ def tagged(*calls: str) -> str:
         f"[{OPENAI}]",
         f'{{"tool_calls":[{OPENAI}]}}',
         '{"function":{"name":"now","arguments":{}}}',
+        *FAMILIES,
     ],
 )
 def test_a_valid_call_passes(text: str) -> None:
@@ -60,32 +87,28 @@ def test_a_valid_call_passes(text: str) -> None:
 
 
 BROKEN = [
-    (f"<tool_call>{CALL[:-1]}</tool_call>", "broken JSON in call 1"),
-    (f"<tool_call>{CALL}", "not closed"),
+    (f"<tool_call>{CALL[:-1]}</tool_call>", "call 1: the answer ends inside of it"),
     (f"<tool_call>{CALL}</tool_cal>", "not closed"),
     (f"{tagged(CALL)} There you are.", "text after call 1"),
-    (f"{tagged(CALL)}\n<tool_call>", "broken JSON in call 2"),
+    (f"{tagged(CALL)}\n<tool_call>", "call 2: the answer ends inside of it"),
     (f"</tool_call>{tagged(CALL)}", "without its opening"),
-    (f"{CALL}</tool_call>", "follows the value"),
+    (f"{CALL}</tool_call>", "text follows it"),
     (f"sure {CALL}</tool_call>", "the answer has no call"),
     (tagged('{"name":"get_wether","arguments":{}}'), "names no tool"),
     (tagged('{"name":"get_weather","arguments":{}}'), "required"),
     (tagged('{"name":"get_weather","arguments":{"city":"Rome","x":1}}'), "arguments of call 1"),
     (tagged('{"name":"get_weather","arguments":{"city":"Rome","days":true}}'), "arguments of call 1"),
     (tagged('{"name":"get_weather","arguments":{"city":"Rome","city":""}}'), "occurs twice"),
-    (tagged('{"name":"get_weather","arguments":"{\\"city\\":\\"Rome\\"}"}'), "`arguments` of type str"),
-    (tagged('{"name":"get_weather","parameters":{"city":"Rome"}}'), "no `arguments`"),
     (tagged('{"arguments":{"city":"Rome"}}'), "no `name`"),
-    (tagged('{"name":7,"arguments":{}}'), "no `name`"),
-    (tagged(f"[{CALL}]"), "not an object"),
-    (tagged(""), "broken JSON in call 1"),
+    (tagged('{"name":7,"arguments":{}}'), "`$.name`"),
+    (tagged(""), "call 1: broken JSON"),
     (f"<tool_call>{CALL}<tool_call>{OTHER}</tool_call></tool_call>", "not closed"),
-    (f"[{CALL},{OTHER}", "broken JSON"),
-    (OPENAI.replace("Rome\\", "Rome"), "broken JSON"),
+    (f"[{CALL},{OTHER}", "ends inside of it"),
+    (OPENAI.replace("Rome\\", "Rome"), "ends inside of it"),
     ('{"type":"code","function":{"name":"now","arguments":{}}}', "type 'code'"),
-    ('{"type":"function","function":"now","arguments":{}}', "`function`"),
+    ('{"type":"function","function":"now","arguments":{}}', "got `str`"),
     ("<think>I should call " + tagged(CALL), "never closed"),
-    ("<tool_call>" + '{"a":' * 50_000, "too deep"),
+    ("<tool_call>" + '{"a":' * 50_000, "ends inside of it"),
 ]
 
 
@@ -99,6 +122,22 @@ def test_a_broken_call_is_always_the_models_fault_and_never_left_out(
     check = grade(text, reference, required=required, match=match)
     assert (check.value, check.status, check.fault) == (0.0, "scored", "model")
     assert says in check.reason
+
+
+@pytest.mark.parametrize("text", FAMILIES)
+def test_an_answer_that_is_cut_gives_no_other_call(text: str) -> None:
+    schemas = {tool["name"]: tool.get("parameters", {}) for tool in (WEATHER, CLOCK)}
+    wanted = read(text, schemas)
+    assert wanted
+    for end in range(len(text)):
+        assert read(text[:end], schemas) in ([], wanted, wanted[:1]), text[:end]
+
+
+def read(text: str, schemas: Any) -> list[Any]:
+    try:
+        return [(name, json.loads(arguments)) for name, arguments in calls_in_text(text, schemas) or []]
+    except NotACall:
+        return []
 
 
 def test_words_alone_fail_where_a_call_is_required_and_pass_where_it_is_not() -> None:

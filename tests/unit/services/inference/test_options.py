@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.inference.tools.grammar import spaced
+from contracts.answers.grammar import spaced
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import make_tokenizer
 from tests.unit.services.serving import wait_until

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
-from services.inference.parts import AnswerPart, add_calls
+from contracts.answers.parts import AnswerPart, add_calls
+from contracts.answers.registry import Family, family_of
 from services.inference.tools.parser import ParserMaker
-from services.inference.tools.registry import Family, family_of
 from tests.chat_templates import byte_tokenizer
 
 END = "<|fin|>"
@@ -63,7 +63,6 @@ SAMPLES = (
             '<tool_call>\n{"name": "get_weather", "arguments": {"city": }}\n</tool_call>',
             '<tool_call>\n{"name": "nobody", "arguments": {}}\n</tool_call>',
             '<tool_call>\n{"name": "ping", "arguments": [1]}\n</tool_call>',
-            '<tool_call>\n{"name": "ping", "arguments": {}}\n',
             '<tool_call>\n{"name": "ping", "argum',
             "<tool_call> I would call now </tool_call>",
             '<tool_call>{"arguments": {}}</tool_call>',
@@ -76,7 +75,6 @@ SAMPLES = (
         "</function>\n</tool_call>\n<tool_call>\n<function=ping>\n</function>\n</tool_call>",
         (
             "<tool_call>\n<function=nobody>\n</function>\n</tool_call>",
-            "<tool_call>\n<function=ping>\n</function>",
             "<tool_call>\n<function=get_weather>\n<parameter=city>\nBonn\n</function>\n</tool_call>",
             (
                 "<tool_call>\n<function=get_weather>\n<parameter=city>\na\n</parameter>\n<parameter=city>\nb\n</parameter>\n"
@@ -116,7 +114,6 @@ SAMPLES = (
         (
             "<|tool_call_start|>[nobody()]<|tool_call_end|>",
             "<|tool_call_start|>[ping(]<|tool_call_end|>",
-            "<|tool_call_start|>[ping()]",
             "<|tool_call_start|>[ping(x=open('/etc/passwd'))]<|tool_call_end|>",
         ),
     ),
@@ -146,7 +143,7 @@ SAMPLES = (
         "deepseek_v3_1",
         f"{DS_CALLS}{DS_CALL} {DS_SEP} {DS_CALL_END}{DS_CALLS_END} <think> </think>",
         f"{DS_CALLS}{DS_CALL}get_weather{DS_SEP}{JSON}{DS_CALL_END}{DS_CALL}ping{DS_SEP}{{}}{DS_CALL_END}{DS_CALLS_END}",
-        (f"{DS_CALL}nobody{DS_SEP}{{}}{DS_CALL_END}", f"{DS_CALL}ping{DS_SEP}{{}}"),
+        (f"{DS_CALL}nobody{DS_SEP}{{}}{DS_CALL_END}", f"{DS_CALL}ping{DS_SEP}{{"),
     ),
     Sample(
         "kimi",
@@ -178,7 +175,7 @@ SAMPLES = (
         "phi4",
         "<|tool_call|> <|/tool_call|>",
         f'<|tool_call|>[{{"name": "get_weather", "arguments": {JSON}}}, {{"name": "ping", "arguments": {{}}}}]<|/tool_call|>',
-        ('<|tool_call|>[{"name": "nobody"}]<|/tool_call|>', '<|tool_call|>[{"name": "ping"}]'),
+        ('<|tool_call|>[{"name": "nobody"}]<|/tool_call|>', '<|tool_call|>[{"name": "ping"}'),
     ),
     Sample(
         "nemotron",
@@ -243,16 +240,21 @@ def calls_of(part: AnswerPart) -> list[tuple[str, str]]:
     return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
 
+def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """Their ids, by text."""
+    return {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
+
+
 def world_of(sample: Sample, *, tokens: bool) -> World:
     """With markers that are tokens, or texts like any other."""
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens([AddedToken(END, special=True, normalized=False)])
-    family = family_of(sample.template, tokenizer)
+    family = family_of(sample.template, added_tokens(tokenizer))
     if tokens:
         markers = [*(family.form.markers if family.form else ()), *(family.channels.all if family.channels else ())]
         if family.reasoning is not None:
             markers += [family.reasoning.opener_marker, family.reasoning.closer]
         known = [text for text in dict.fromkeys(markers) if text in sample.template + sample.calls]
         tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in known])
-        family = family_of(sample.template, tokenizer)
+        family = family_of(sample.template, added_tokens(tokenizer))
     return World(family, tokenizer)

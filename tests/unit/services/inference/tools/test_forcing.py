@@ -12,8 +12,8 @@ import llguidance
 import numpy as np
 import pytest
 
+from contracts.answers.grammar import spaced
 from services.inference.tools.forcing import answer_grammar, reasoning_budget
-from services.inference.tools.grammar import spaced
 from services.inference.tools.parser import schemas_of
 from tests.unit.services.inference.tools.samples import END, SAMPLES, TOOLS, Sample, World, calls_of, world_of
 

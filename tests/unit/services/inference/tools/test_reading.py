@@ -10,16 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from services.inference.parts import AnswerPart
+from contracts.answers.parts import AnswerPart
+from contracts.answers.registry import FAMILIES, UNKNOWN, family_of
 from services.inference.tools.parser import MarkedParser, ParserMaker
-from services.inference.tools.registry import FAMILIES, UNKNOWN, family_of
 from tests.chat_templates import byte_tokenizer
 from tests.unit.services.inference.tools.samples import (
+    DS_CALL,
+    DS_SEP,
     SAMPLES,
     TOOLS,
     WEATHER,
     Sample,
     World,
+    added_tokens,
     calls_of,
     whole,
     world_of,
@@ -73,6 +76,42 @@ def test_without_tools_the_same_answer_is_text(sample: Sample, world: World) -> 
 @pytest.mark.parametrize(("sample", "world"), EACH)
 def test_only_the_first_call_counts_if_calls_are_not_parallel(sample: Sample, world: World) -> None:
     assert [name for name, _ in calls_of(world.read(sample.calls, parallel=False))] == ["get_weather"]
+
+
+@pytest.mark.parametrize(("sample", "world"), EACH)
+def test_an_answer_that_is_cut_gives_no_other_call(sample: Sample, world: World) -> None:
+    text = world.family.marks.all(sample.calls)
+    wanted = calls_of(fed(world, [text]))
+    for end in range(len(text)):
+        assert calls_of(fed(world, [text[:end]])) in ([], wanted[:1], wanted), text[:end]
+
+
+AS_WRITTEN = [
+    ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "a\nb"}}\n</tool_call>', "a\nb"),
+    ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "b"}}', "b"),
+    ("hermes", '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"b\\"}"}', "b"),
+    (
+        "hermes",
+        '<tool_call>{"type": "function", "function": {"name": "get_weather", "parameters": {"city": "b"}}}',
+        "b",
+    ),
+    ("llama", '<|python_tag|>{"name": "get_weather", "parameters": {"city": "b"}}', "b"),
+    ("llama", '{"name": "get_weather", "arguments": "{\\"city\\": \\"b\\"}"}', "b"),
+    ("mistral", '[TOOL_CALLS]get_weather{"city": "a\nb"}', "a\nb"),
+    ("deepseek_v3_1", f'{DS_CALL}get_weather{DS_SEP}{{"city": "a\nb"}}', "a\nb"),
+    ("qwen_xml", "<tool_call>\n<function=get_weather>\n<parameter=city>\na\nb\n</parameter>\n</function>", "a\nb"),
+    ("harmony", '<|channel|>commentary to=functions.get_weather<|message|>{"city": "a\nb"}', "a\nb"),
+    ("gemma4", '<|tool_call>call:get_weather{city:<|"|>a\nb<|"|>}', "a\nb"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "city"), AS_WRITTEN)
+@pytest.mark.parametrize("tokens", [True, False])
+def test_calls_are_read_as_models_write_them(name: str, text: str, city: str, tokens: bool) -> None:
+    world = WORLDS[next(place for place, sample in enumerate(SAMPLES) if sample.name == name), tokens]
+    part = world.read(text)
+    assert [(called, json.loads(written)) for called, written in calls_of(part)] == [("get_weather", {"city": city})]
+    assert part.content == ""
 
 
 @pytest.mark.parametrize(("sample", "world"), EACH)
@@ -217,10 +256,10 @@ def test_deep_and_long_arguments_are_text_or_calls_and_never_an_error() -> None:
 def test_a_family_is_recognised_by_its_template_and_the_rest_is_unknown() -> None:
     tokenizer: Tokenizer = byte_tokenizer()
     assert {sample.name for sample in SAMPLES} < set(FAMILIES)
-    family = family_of("{{ messages[0].content }}", tokenizer)
+    family = family_of("{{ messages[0].content }}", added_tokens(tokenizer))
     assert (family.name, family.reads_calls, family.reads_reasoning) == (UNKNOWN, False, False)
     assert "stay text" in family.description
-    assert "reasoning apart" in family_of("<think></think>", tokenizer).description
+    assert "reasoning apart" in family_of("<think></think>", added_tokens(tokenizer)).description
 
 
 @pytest.mark.parametrize("sample", [HERMES, LLAMA, HARMONY], ids=lambda sample: sample.name)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contracts.answers.strict import KEYWORDS, StrictSchema
 from contracts.errors import InvalidSchema
-from services.inference.tools.strict import KEYWORDS, StrictSchema
 
 NAMES = st.sampled_from(["a", "b"])
 VALUES = st.recursive(

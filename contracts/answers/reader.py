@@ -1,6 +1,6 @@
 """Reads an answer: content, reasoning and calls. Pure.
 
-In: text in pieces, with markers as single characters (services/inference/tools/marks.py). Out: what became final. Nothing is
+In: text in pieces, with markers as single characters (contracts/answers/marks.py). Out: what became final. Nothing is
 taken back, and what comes out depends on the text only, never on where the pieces end.
 
     content ──opener of a call──▶ call ──closed──▶ content      a call is shown when it is complete: a broken one is text
@@ -17,9 +17,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from services.inference.tools.calls import Reader, Sink
-from services.inference.tools.output import Output
-from services.inference.tools.source import CallText, NotACall, Reading
+from contracts.answers.calls import Reader, Sink
+from contracts.answers.output import Output
+from contracts.answers.source import CallText, NotACall, Reading
 
 
 class Trigger(NamedTuple):
@@ -148,8 +148,9 @@ class TextReader:
                 if not call.source.ended:
                     return False
             self._sink.check()
-        except NotACall:
+        except NotACall as error:
             self._show_forced(call)
+            self._output.broken(error)
             self._give_up(call)
             return True
         self._output.call(self._sink.said)

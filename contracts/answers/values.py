@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from services.inference.tools.grammar import json_rule, quoted
+from contracts.answers.grammar import json_rule, quoted
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """As templates print values in the history, so models repeat them."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from services.inference.tools.calls import Reader, Sink
-from services.inference.tools.marks import Marks
-from services.inference.tools.source import CallText, Reading
+from contracts.answers.calls import Reader, Sink
+from contracts.answers.marks import Marks
+from contracts.answers.source import CallText, Reading
 
 Schema = Mapping[str, Any]
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from tokenizers import Tokenizer
-
-from services.inference.tools.families.form import CallForm
-from services.inference.tools.families.gemma import Gemma
-from services.inference.tools.families.json_calls import JsonCalls
-from services.inference.tools.families.named_json import DeepSeek, Kimi, Mistral
-from services.inference.tools.families.pythonic import Pythonic
-from services.inference.tools.families.xml_calls import Atem, Glm, QwenXml
-from services.inference.tools.marks import Marks
-from services.inference.tools.reasoning import ReasoningMarks, reasoning_of
+from contracts.answers.families.form import CallForm
+from contracts.answers.families.gemma import Gemma
+from contracts.answers.families.json_calls import JsonCalls
+from contracts.answers.families.named_json import DeepSeek, Kimi, Mistral
+from contracts.answers.families.pythonic import Pythonic
+from contracts.answers.families.xml_calls import Atem, Glm, QwenXml
+from contracts.answers.marks import Marks
+from contracts.answers.reasoning import ReasoningMarks, reasoning_of
 
 UNKNOWN = "unknown"
 
 
 class ChannelMarks(NamedTuple):
-    """The markers of a family whose answers are several messages with headers; see services/inference/tools/channels.py."""
+    """The markers of a family whose answers are several messages with headers; see contracts/answers/channels.py."""
 
     message: str
     ends: tuple[str, ...]
@@ -119,18 +118,19 @@ _KINDS = (
     _Kind("llama", ('"parameters":', '{"name":'), JsonCalls("", arguments="parameters")),
 )  # fmt: skip
 """In the order in which they are tried: those with the rarer markers first."""
+_NAMED = {kind.name: kind for kind in _KINDS}
 FAMILIES = tuple(dict.fromkeys(kind.name for kind in _KINDS))
 _NINE = re.compile(r"length\s*!=\s*9|length 9")
 
 
-def family_of(template_source: str, tokenizer: Tokenizer) -> Family:
+def family_of(template_source: str, added_tokens: Mapping[str, int]) -> Family:
     """The family of a policy.
 
     Args:
         template_source: its chat template.
-        tokenizer: its tokenizer; where a marker is one of its added tokens, only the token counts.
+        added_tokens: ids of its tokenizer's added tokens, by text; where a marker is one of them, only the token counts.
     """
-    kind = next((kind for kind in _KINDS if _is_shown(kind, template_source, tokenizer)), None)
+    kind = next((kind for kind in _KINDS if _is_shown(kind, template_source, added_tokens)), None)
     reasoning = None if kind is not None and kind.channels else reasoning_of(template_source)
     markers = list[str]()
     if kind is not None:
@@ -143,16 +143,22 @@ def family_of(template_source: str, tokenizer: Tokenizer) -> Family:
         kind.form if kind is not None else None,
         reasoning,
         kind.channels if kind is not None else None,
-        Marks(tokenizer, markers),
+        Marks(added_tokens, markers),
         _NINE.search(template_source) is not None,
     )
+
+
+def family_named(name: str) -> Family:
+    """A family in texts, where no marker is a token. Raises KeyError if there is none."""
+    kind = _NAMED[name]
+    return Family(name, kind.form, None, kind.channels, Marks({}, ()))
 
 
 BARE_MARKERS = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
 """Markers that Llama sometimes writes around a bare call; they mean nothing by themselves."""
 
 
-def _is_shown(kind: _Kind, source: str, tokenizer: Tokenizer) -> bool:
+def _is_shown(kind: _Kind, source: str, added_tokens: Mapping[str, int]) -> bool:
     if not all(text in source for text in kind.shown):
         return False
-    return not kind.known or tokenizer.token_to_id(kind.known) is not None
+    return not kind.known or kind.known in added_tokens

@@ -7,9 +7,7 @@ token is one character that no text can contain (a lone surrogate), so that a se
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-
-from tokenizers import Tokenizer
+from collections.abc import Iterable, Mapping
 
 _FIRST = 0xD800
 MARK = "[\\ud800-\\udbff]"
@@ -17,15 +15,14 @@ MARK = "[\\ud800-\\udbff]"
 
 
 class Marks:
-    """The markers of one family in one tokenizer.
+    """The markers of one family in one tokenizer, whose added tokens are given by text.
 
     Attributes:
         characters: by token id.
     """
 
-    def __init__(self, tokenizer: Tokenizer, markers: Iterable[str]) -> None:
-        added = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
-        self._ids = {text: added[text] for text in dict.fromkeys(markers) if text in added}
+    def __init__(self, added_tokens: Mapping[str, int], markers: Iterable[str]) -> None:
+        self._ids = {text: added_tokens[text] for text in dict.fromkeys(markers) if text in added_tokens}
         self._characters = {text: chr(_FIRST + place) for place, text in enumerate(self._ids)}
         self.characters = {self._ids[text]: character for text, character in self._characters.items()}
         self._texts = str.maketrans({character: text for text, character in self._characters.items()})

@@ -15,10 +15,10 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from services.inference.tools.calls import Reader, Sink
-from services.inference.tools.output import Output
-from services.inference.tools.reader import certain
-from services.inference.tools.source import CallText, NotACall, Reading, Result, object_of
+from contracts.answers.calls import Reader, Sink
+from contracts.answers.output import Output
+from contracts.answers.reader import certain
+from contracts.answers.source import CallText, NotACall, Reading, Result
 
 _RECIPIENT = re.compile(r"\bto=(\S+)")
 _CHANNEL = re.compile(r"\s*(\w+)")
@@ -163,8 +163,9 @@ class ChannelReader:
         try:
             self._read_call(body, is_cut=is_cut)
             self._sink.check()
-        except NotACall:
+        except NotACall as error:
             self._sink.said.clear()
+            self._output.broken(error)
             header = self._wording.words_of(self._header)
             self._output.say(f"{header} {body}" if header else body)
             return
@@ -175,7 +176,7 @@ class ChannelReader:
     def _read_call(self, body: str, *, is_cut: bool) -> None:
         """Raises NotACall."""
         if not self._calls or (is_cut and self._reader is None and not body.rstrip().endswith("}")):
-            raise NotACall
+            raise NotACall("the answer ends inside of it" if self._calls else "no tools are offered")
         source = CallText(body)
         source.ended = True
         if self._reader is not None:
@@ -184,9 +185,9 @@ class ChannelReader:
         else:
             self._sink.start(self._name)
             _run(source.space())
-            object_of(self._sink.marks.visible(_run(source.json(self._sink.arguments))))
+            _run(self._sink.read_object(source))
         if source.text[source.place :].strip():
-            raise NotACall
+            raise NotACall("text follows its arguments")
 
 
 def _run(reading: Reading[Result]) -> Result:

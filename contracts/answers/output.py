@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from services.inference.parts import NOTHING, AnswerPart, CallPart
-from services.inference.tools.calls import Said
-from services.inference.tools.marks import Marks
+from contracts.answers.calls import Said
+from contracts.answers.marks import Marks
+from contracts.answers.parts import NOTHING, AnswerPart, CallPart
+from contracts.answers.source import NotACall
 
 
 class Output:
@@ -50,6 +51,9 @@ class Output:
                 self._calls.append(CallPart(self._num - 1, part.arguments, self._new_id(), part.name))
             else:
                 self._calls.append(CallPart(self._num - 1, part.arguments))
+
+    def broken(self, error: NotACall) -> None:
+        """What began like a call is none, and becomes content."""
 
     def take(self) -> AnswerPart:
         """Everything since the last time."""

@@ -3,20 +3,24 @@
 <tool_call>{"name": ..., "arguments": {...}}</tool_call>      Hermes, Qwen 2.5, Qwen 3
 <TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>      Nemotron
 {"name": ..., "parameters": {...}}                            Llama 3: bare, where the answer begins
+{"type": "function", "function": {"name": ..., ...}}          OpenAI's, inside of any of them
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 
-from services.inference.tools.calls import Sink
-from services.inference.tools.families.form import CallForm, Forced, Schema
-from services.inference.tools.grammar import json_rule, quoted, sequence
-from services.inference.tools.marks import Marks
-from services.inference.tools.source import CallText, NotACall, Reading, object_of
+from contracts.answers.calls import Sink
+from contracts.answers.families.form import CallForm, Forced, Schema
+from contracts.answers.grammar import json_rule, quoted, sequence
+from contracts.answers.marks import Marks
+from contracts.answers.source import CallText, NotACall, Reading, escaped, object_text
+
+Kind = TypeVar("Kind")
+_NO_ARGUMENTS = frozenset(("name", "tool_name", "id", "type", "arguments", "parameters"))
 
 
 class _Written(msgspec.Struct):
@@ -24,47 +28,64 @@ class _Written(msgspec.Struct):
 
     name: str | None = None
     tool_name: str | None = None
+    type: str | None = None
+    function: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     arguments: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-def take_call(written: str | bytes, sink: Sink) -> None:
+def take_call(written: bytes, sink: Sink) -> None:
     """Read one JSON object as a call. Raises NotACall if it does not call an offered tool."""
-    try:
-        call = msgspec.json.decode(written, type=_Written)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise NotACall from error
+    call = _decoded(written, _Written)
+    if call.function is not msgspec.UNSET:
+        if call.type not in (None, "function"):
+            raise NotACall(f"it has the type {call.type!r}")
+        written = bytes(call.function)
+        call = _decoded(written, _Written)
     name = call.name or call.tool_name
     arguments = call.parameters if call.arguments is msgspec.UNSET else call.arguments
     if name is None:
-        raise NotACall
-    sink.whole(name, "{}" if arguments is msgspec.UNSET else _object(bytes(arguments).decode()))
+        raise NotACall("it has no `name`")
+    if arguments is not msgspec.UNSET:
+        sink.whole(name, _object(bytes(arguments).decode()))
+        return
+    if others := _decoded(written, dict[str, msgspec.Raw]).keys() - _NO_ARGUMENTS:
+        raise NotACall(f"it has {min(others)[:40]!r}, and no `arguments`")
+    sink.whole(name, "{}")
 
 
 def take_calls(written: str, sink: Sink) -> None:
-    """Take an object, or a list of them. Raises NotACall."""
-    written = sink.marks.visible(written)
-    if not written.startswith("["):
-        take_call(written, sink)
-        return
+    """Take an object, or a list of them, perhaps as `tool_calls`. Raises NotACall."""
     try:
-        calls = msgspec.json.decode(written, type=list[msgspec.Raw])
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise NotACall from error
+        source = escaped(sink.marks.visible(written)).encode()
+    except UnicodeError as error:
+        raise NotACall("half of a surrogate pair is not text") from error
+    if not source.startswith(b"["):
+        whole = _decoded(source, _Written)
+        if whole.tool_calls is msgspec.UNSET:
+            take_call(source, sink)
+            return
+        source = bytes(whole.tool_calls)
+    calls = _decoded(source, list[msgspec.Raw])
     if not calls:
-        raise NotACall
+        raise NotACall("an empty list of calls")
     for call in calls:
         take_call(bytes(call), sink)
+
+
+def _decoded(written: bytes, kind: type[Kind]) -> Kind:
+    try:
+        return msgspec.json.decode(written, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise NotACall(f"broken JSON: {error}") from error
 
 
 def _object(written: str) -> str:
     """Arguments as a JSON object; models sometimes write it into a string, or null."""
     if written.startswith('"'):
-        written = str(json.loads(written)).strip()
-    if written in ("null", ""):
-        return "{}"
-    object_of(written)
-    return written
+        written = _decoded(written.encode(), str).strip()
+    return "{}" if written in ("null", "") else object_text(written)
 
 
 class JsonCalls(CallForm):
@@ -88,7 +109,7 @@ class JsonCalls(CallForm):
         arguments: str = "arguments",
         line: str = "",
     ) -> None:
-        self.openers = (opener,) if opener else ("{",)
+        self.openers = (opener,) if opener else ("[" if is_list else "{",)
         self.markers = tuple(text for text in (opener, closer) if text)
         self.is_bare = not opener
         self._opener, self._closer, self._is_list, self._line = opener, closer, is_list, line
@@ -106,7 +127,7 @@ class JsonCalls(CallForm):
         take_calls(written, sink)
         yield from source.space()
         if self._closer:
-            yield from source.literal(marks[self._closer])
+            yield from source.closer(marks[self._closer])
         elif self.is_bare:
             yield from self._read_further(source, sink)
 
@@ -118,7 +139,7 @@ class JsonCalls(CallForm):
             take_calls((yield from source.json()), sink)
             yield from source.space()
         if source.place < len(source.text):
-            raise NotACall
+            raise NotACall(f"text follows it: {source.text[source.place :][:40]!r}")
 
     def _read_forced(self, source: CallText, sink: Sink, marks: Marks) -> Reading[None]:
         """A call that a grammar forced: exactly as `forced` writes it."""
@@ -129,7 +150,7 @@ class JsonCalls(CallForm):
             name = yield from source.until('"')
             sink.start(name)
             yield from source.literal(f", {quoted(self._arguments)}: ")
-            object_of(sink.marks.visible((yield from source.json(sink.arguments))))
+            yield from sink.read_object(source)
             yield from source.literal(f"}}{self._line}")
             if not self.is_bare:
                 break

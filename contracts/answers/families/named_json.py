@@ -12,18 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from services.inference.tools.calls import Sink
-from services.inference.tools.families.form import CallForm, Forced, Schema
-from services.inference.tools.families.json_calls import take_calls
-from services.inference.tools.grammar import json_rule, quoted, sequence
-from services.inference.tools.marks import Marks
-from services.inference.tools.source import CallText, NotACall, Reading, object_of
+from contracts.answers.calls import Sink
+from contracts.answers.families.form import CallForm, Forced, Schema
+from contracts.answers.families.json_calls import take_calls
+from contracts.answers.grammar import json_rule, quoted, sequence
+from contracts.answers.marks import Marks
+from contracts.answers.source import CallText, NotACall, Reading
 
 _NAME = re.compile(r"[\w.:/-]")
-
-
-def _read_object(source: CallText, sink: Sink) -> Reading[None]:
-    object_of(sink.marks.visible((yield from source.json(sink.arguments))))
 
 
 class Mistral(CallForm):
@@ -46,7 +42,7 @@ class Mistral(CallForm):
         if (yield from source.has(marks["[ARGS]"])):
             yield from source.literal(marks["[ARGS]"])
         yield from source.space()
-        yield from _read_object(source, sink)
+        yield from sink.read_object(source)
 
     def forced(self, schemas: Mapping[str, Schema], marks: Marks) -> Forced:
         """See `CallForm`."""
@@ -74,9 +70,9 @@ class Kimi(CallForm):
         named = (yield from source.until(marks["<|tool_call_argument_begin|>"])).strip()
         sink.start(named.removeprefix("functions.").rpartition(":")[0] or named)
         yield from source.space()
-        yield from _read_object(source, sink)
+        yield from sink.read_object(source)
         yield from source.space()
-        yield from source.literal(marks["<|tool_call_end|>"])
+        yield from source.closer(marks["<|tool_call_end|>"])
 
     def forced(self, schemas: Mapping[str, Schema], marks: Marks) -> Forced:
         """See `CallForm`."""
@@ -105,20 +101,20 @@ class DeepSeek(CallForm):
         yield from source.space()
         if (yield from source.has("{")):
             sink.start(first)
-            yield from _read_object(source, sink)
+            yield from sink.read_object(source)
             yield from source.space()
         else:
             if first != "function":
-                raise NotACall
+                raise NotACall("no arguments follow its name")
             sink.start((yield from source.matching(_NAME)))
             yield from source.space()
             yield from source.literal("```json")
             yield from source.space()
-            yield from _read_object(source, sink)
+            yield from sink.read_object(source)
             yield from source.space()
-            yield from source.literal("```")
+            yield from source.closer("```")
             yield from source.space()
-        yield from source.literal(end)
+        yield from source.closer(end)
 
     def forced(self, schemas: Mapping[str, Schema], marks: Marks) -> Forced:
         """See `CallForm`."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from services.inference.tools.marks import Marks
-from services.inference.tools.source import CallText, NotACall, Reading
-from services.inference.tools.strict import StrictSchema
+from contracts.answers.marks import Marks
+from contracts.answers.source import CallText, NotACall, Reading, object_text
+from contracts.answers.strict import StrictSchema
 
 _NONE: Mapping[str, StrictSchema] = {}
 
@@ -45,13 +45,20 @@ class Sink:
     def start(self, name: str) -> None:
         """A call begins. Raises NotACall if no such tool is offered."""
         if name not in self.schemas:
-            raise NotACall
+            raise NotACall(f"it names no tool: {name[:40]!r}")
         self.said.append(Said("", name))
 
     def arguments(self, text: str) -> None:
         """The next characters of the JSON of its arguments."""
         if text:
             self.said.append(Said(self.marks.visible(text)))
+
+    def read_object(self, source: CallText) -> Reading[None]:
+        """Read arguments, a JSON object; of a forced call, as they are written. Raises NotACall."""
+        if self.is_forced:
+            object_text(self.marks.visible((yield from source.json(self.arguments))))
+        else:
+            self.arguments(object_text(self.marks.visible((yield from source.json()))))
 
     def whole(self, name: str, arguments: str) -> None:
         """A call at once."""
@@ -70,7 +77,7 @@ class Sink:
                 calls[-1][1] += part.arguments
         for name, arguments in calls:
             if name in self._strict and not self._strict[name].allows(arguments):
-                raise NotACall
+                raise NotACall("its arguments break the schema of a strict tool")
 
 
 Reader = Callable[[CallText, Sink], Reading[None]]

@@ -12,12 +12,12 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from services.inference.tools.calls import Sink
-from services.inference.tools.families.form import CallForm, Forced, Schema
-from services.inference.tools.grammar import quoted, sequence
-from services.inference.tools.marks import Marks
-from services.inference.tools.source import CallText, NotACall, Reading
-from services.inference.tools.values import json_of, property_of, required_of, text_rule, text_rules
+from contracts.answers.calls import Sink
+from contracts.answers.families.form import CallForm, Forced, Schema
+from contracts.answers.grammar import quoted, sequence
+from contracts.answers.marks import Marks
+from contracts.answers.source import CallText, NotACall, Reading
+from contracts.answers.values import json_of, property_of, required_of, text_rule, text_rules
 
 _NAME = re.compile(r"[\w.:/-]")
 
@@ -67,19 +67,23 @@ def read_arguments(source: CallText, sink: Sink, name: str, tags: Tags, end: str
 class QwenXml(CallForm):
     """See the module."""
 
-    openers = ("<tool_call>",)
+    openers = ("<tool_call>", "<function=")
+    """Small models often leave the first one out."""
     markers = ("<tool_call>", "</tool_call>")
     _tags = Tags("<parameter=", ">", "", "</parameter>", is_padded=True)
 
     def read(self, source: CallText, sink: Sink, marks: Marks) -> Reading[None]:
         """See `CallForm`."""
-        yield from source.space()
-        yield from source.literal("<function=")
+        is_marked = not source.text.startswith(self.openers[1])
+        if is_marked:
+            yield from source.space()
+            yield from source.literal(self.openers[1])
         name = yield from source.matching(_NAME)
         yield from source.literal(">")
         yield from read_arguments(source, sink, name, self._tags, "</function>")
         yield from source.space()
-        yield from source.literal(marks["</tool_call>"])
+        if is_marked or (yield from source.has(marks["</tool_call>"])):
+            yield from source.closer(marks["</tool_call>"])
 
     def forced(self, schemas: Mapping[str, Schema], marks: Marks) -> Forced:
         """See `CallForm`."""
@@ -148,7 +152,7 @@ class Atem(CallForm):
             yield from source.space()
             if (yield from source.has(begin, end)) != begin:
                 break
-        yield from source.literal(end)
+        yield from source.closer(end)
 
     def forced(self, schemas: Mapping[str, Schema], marks: Marks) -> Forced:
         """See `CallForm`."""

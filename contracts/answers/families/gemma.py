@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from services.inference.tools.calls import Sink
-from services.inference.tools.families.form import CallForm, Forced, Schema
-from services.inference.tools.grammar import quoted, sequence
-from services.inference.tools.marks import Marks
-from services.inference.tools.source import CallText, NotACall, Reading
-from services.inference.tools.values import property_of, required_of, types_of
+from contracts.answers.calls import Sink
+from contracts.answers.families.form import CallForm, Forced, Schema
+from contracts.answers.grammar import quoted, sequence
+from contracts.answers.marks import Marks
+from contracts.answers.source import CallText, NotACall, Reading
+from contracts.answers.values import property_of, required_of, types_of
 
 _NAME = re.compile(r"[\w.:/-]")
 _WORD = re.compile(r"[^,\[\]{}\s]+")
@@ -37,7 +37,7 @@ class Gemma(CallForm):
         yield from source.literal("call:")
         name = yield from source.matching(_NAME)
         sink.start(name)
-        written = yield from source.until(marks[self._closer])
+        written = yield from source.until(marks[self._closer], or_end=True)
         values = _Values(written.strip(), marks[self._quote], marks)
         arguments = values.mapping(0)
         if values.place < len(values.text):

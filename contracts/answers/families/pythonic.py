@@ -11,12 +11,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from services.inference.tools.calls import Sink
-from services.inference.tools.families.form import CallForm, Forced, Schema
-from services.inference.tools.grammar import json_rule, quoted, sequence
-from services.inference.tools.marks import Marks
-from services.inference.tools.source import CallText, NotACall, Reading
-from services.inference.tools.values import property_of, required_of, types_of
+from contracts.answers.calls import Sink
+from contracts.answers.families.form import CallForm, Forced, Schema
+from contracts.answers.grammar import json_rule, quoted, sequence
+from contracts.answers.marks import Marks
+from contracts.answers.source import CallText, NotACall, Reading
+from contracts.answers.values import property_of, required_of, types_of
 
 _LONGEST = 2**16
 """Characters of one list of calls; a longer one is text. Python's parser takes about a second for each MB."""
@@ -46,7 +46,7 @@ class Pythonic(CallForm):
         take_python((yield from _bracketed(source)), sink)
         yield from source.space()
         if self._closer:
-            yield from source.literal(marks[self._closer])
+            yield from source.closer(marks[self._closer])
         elif source.place < len(source.text):
             raise NotACall  # a bare list is the whole answer
 

@@ -8,20 +8,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from services.inference.tools.marks import MARK
+from contracts.answers.marks import MARK
 
 Result = TypeVar("Result")
 Reading = Generator[None, None, Result]
 """Yields when it needs more text."""
 _OUTSIDE = re.compile(rf'["{{}}\[\]]|{MARK}')
+_STRING = re.compile(r'"(?:[^"\\]+|\\.)*"', re.DOTALL)
+_CONTROL = re.compile(r"\\.|[\x00-\x1f]", re.DOTALL)
 _STEPS = {"{": 1, "[": 1, "}": -1, "]": -1}
 _INSIDE = re.compile(r'["\\]')
 
 
 class NotACall(Exception):
-    """The text is no call."""
+    """The text is no call. The message says why."""
 
 
 class CallText:
@@ -46,8 +48,19 @@ class CallText:
                 self.place += len(expected)
                 return
             if not expected.startswith(found):
-                raise NotACall
+                raise NotACall(f"{expected!r} is missing before {self.text[self.place : self.place + 20]!r}")
             yield from self.wait()
+
+    def closer(self, expected: str) -> Reading[None]:
+        """Read the marker that ends a call. Answers often stop before it or inside of it, so at their end it may be missing."""
+        while not self.text.startswith(expected, self.place):
+            if not expected.startswith(self.text[self.place : self.place + len(expected)]):
+                raise NotACall(f"it is not closed by {expected!r}")
+            if self.ended:
+                self.place = len(self.text)
+                return
+            yield
+        self.place += len(expected)
 
     def has(self, *options: str) -> Reading[str]:
         """Which of these texts comes next; empty if none does. It is not read. No option begins with another one."""
@@ -69,10 +82,14 @@ class CallText:
                 return
             yield
 
-    def until(self, stop: str) -> Reading[str]:
-        """Read up to and including `stop`. Returns the text before it."""
+    def until(self, stop: str, *, or_end: bool = False) -> Reading[str]:
+        """Read up to and including `stop`, or, with `or_end`, to the end of the answer. Returns the text before it."""
         start = searched = self.place
         while (found := self.text.find(stop, searched)) < 0:
+            if or_end and self.ended:
+                cut = next((size for size in range(len(stop) - 1, 0, -1) if self.text.endswith(stop[:size])), 0)
+                self.place = len(self.text)
+                return self.text[start : len(self.text) - cut]
             searched = max(start, len(self.text) - len(stop) + 1)
             yield from self.wait()
         self.place = found + len(stop)
@@ -94,7 +111,7 @@ class CallText:
         while len(self.text) == start:
             yield from self.wait()
         if self.text[start] not in "{[":
-            raise NotACall
+            raise NotACall(f"broken JSON: it begins with {self.text[start : start + 20]!r}")
         scan = _JsonScan(start)
         while not (is_whole := scan.go(self.text)) or said is not None:
             if said is not None and scan.place > sent:
@@ -109,7 +126,7 @@ class CallText:
     def wait(self) -> Reading[None]:
         """Stop until there is more. Raises NotACall if there will be none."""
         if self.ended:
-            raise NotACall
+            raise NotACall("the answer ends inside of it")
         yield
 
 
@@ -142,18 +159,30 @@ class _JsonScan:
                 if self._depth == 0:
                     return True
             else:
-                raise NotACall
+                raise NotACall("broken JSON: a marker between its parts")
 
 
-def object_of(text: str) -> dict[str, Any]:
-    """The JSON object. Raises NotACall."""
+def object_text(text: str) -> str:
+    """The text of a JSON object, with escapes as JSON demands them. Raises NotACall."""
+    text = escaped(text)
     try:
         value = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise NotACall from error
+        raise NotACall(f"broken JSON: {error}") from error
     if not isinstance(value, dict):
-        raise NotACall
-    return value
+        raise NotACall("its arguments are not an object")
+    return text
+
+
+def escaped(text: str) -> str:
+    """JSON with escapes for line breaks and other control characters in its strings, which models write as they are."""
+    if _CONTROL.search(text) is None:
+        return text
+    return _STRING.sub(lambda string: _CONTROL.sub(_escape, string[0]), text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0] if match[0][0] == "\\" else json.dumps(match[0])[1:-1]
 
 
 def _no_constant(name: str) -> None:
