@@ -67,7 +67,7 @@ class TrainSettings(Section):
         if seconds < HOUR:
             raise ValueError(
                 f"it is only a ceiling, of at least {HOUR:,.0f} s, not {seconds:g}: a train of an unharmed version goes on until it is "
-                "proven; shadow_seconds ends the shadow, longest_age_seconds bounds the age of what is compared"
+                "proven; shadow_seconds ends the shadow, longest_age_seconds bounds the default age of comparison"
             )
         return seconds
 
