@@ -93,7 +93,9 @@ def _is_relation(side: Any) -> bool:
 
 def _is_alternative(side: Any) -> bool:
     """Whether it is several inequalities of which one holds, as in "x < 1 or x > 3"."""
-    return isinstance(side, FiniteSet) and all(isinstance(part, Relational | And) and not part.has(Eq) for part in side.args)
+    return isinstance(side, FiniteSet) and all(
+        isinstance(part, Relational | And) and not part.has(Eq) for part in side.args
+    )
 
 
 def _sides(chain: Any) -> Iterator[tuple[Any, bool]]:

@@ -115,9 +115,7 @@ def _is_same_function(gold: Any, given: Any, unknowns: list[Any]) -> bool | None
     if len(unknowns) > _MAX_SYMBOLS:
         return None
     for start, step in _POINTS:
-        point = {
-            name: sympy.Float(start, 60) + place * sympy.Float(step, 60) for place, name in enumerate(unknowns)
-        }
+        point = {name: sympy.Float(start, 60) + place * sympy.Float(step, 60) for place, name in enumerate(unknowns)}
         if _differ(gold, given, point):
             return False
     return _is_zero(gold - given)
