@@ -136,11 +136,11 @@ class Reference:
             return "a set has no order, and the reference has one"
         if not (given := parsed(latex)):
             return "the boxed answer cannot be parsed"
-        if any(_restates(expression, self.expressions) for expression in given):
-            return "it restates the question"
         return self._difference(given, latex)
 
     def _difference(self, given: list[Any], latex: str) -> str:
+        if any(_restates(expression, self.expressions) for expression in given):
+            return "it restates the question"
         if _BOTH.search(latex) and any(
             expression.has(Relational) for expression in given if isinstance(expression, FiniteSet)
         ):

@@ -175,4 +175,4 @@ def _is_word(word: str, unit: str, *, is_apart: bool) -> bool:
     """Whether letters right behind a number are a unit or a word, and not variables."""
     if len(word) == 1:
         return is_apart and word in "mghs"
-    return bool(unit) or (is_apart and len(word.split()[0]) > _MIN_WORD)
+    return bool(unit) or (is_apart and len(word.split(maxsplit=1)[0]) > _MIN_WORD)
