@@ -90,12 +90,12 @@ def spelled(text: str) -> Spelling:
 
 
 def is_same_text(first: Spelling, second: Spelling) -> bool:
-    """Whether both are the same but for spaces and sizes of brackets."""
+    """Whether both are the same but for sizes of brackets and for spaces that stand between no two digits."""
     return first._replace(text=_bare(first.text)) == second._replace(text=_bare(second.text))
 
 
 def _bare(text: str) -> str:
-    return re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[,;!]|\s", "", text)
+    return re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[,;!]|\s+(?![\d\s])|(?<![\d\s])\s+", "", text)
 
 
 def _seconds(match: re.Match[str]) -> int | None:

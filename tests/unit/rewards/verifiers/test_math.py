@@ -151,6 +151,7 @@ def test_what_is_another_answer_or_more_than_one_is_the_models_fault(verifier: B
         (r"\frac49", "0.4"),
         ("12.54", "12.5"),
         ("3", "3t"),
+        ("1  2", "12"),
         (r"5 \text{ m}", r"5 \text{ cm}"),
         (r"5 \text{ cm}^2", r"5 \text{ cm}"),
         (r"100 \text{ cm}", r"1 \text{ m}"),
