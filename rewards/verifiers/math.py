@@ -1,10 +1,12 @@
-r"""`math`: the boxed answer has the same value as `metadata.reference`, by math-verify in its strict reward configuration.
+r"""`math`: the boxed answer has the same value as `metadata.reference`. math-verify parses both sides; here they are compared.
 
 Only the text in `\boxed{...}` counts, after the reasoning in `<think>` if there is any. Several different boxes are a
-list, so two answers differ from one answer. A box holds the value alone: a second number in a `\text{...}` is wrong, and
-in a chain of equations each side that is a number must have the right value. A restated question is not an answer, for
-example an unevaluated integral or sum, or 17 x 23 where the reference is 391. `math_form` defines the accepted forms of a
-number. 5% is 0.05 and not 5. Tuples and intervals are ordered, sets are not.
+list, so two answers differ from one answer; behind a written correction only later boxes count. A box holds the value
+alone: a second number in a `\text{...}` is wrong, and in a chain of equations each side that is a number must have the
+right value. A restated question is not an answer, for example an unevaluated integral or sum, or 17 x 23 where the
+reference is 391. `math_form` defines the accepted forms of a number, `math_text` the spellings that are read,
+`math_number` and `math_equal` what is equal. 5% is 0.05 and not 5. Tuples and intervals are ordered, sets are not.
+What is neither proven equal nor different is `unverifiable`.
 
 It runs in workers that are killed at the deadline, because SymPy would try to compute `9^{9^{9^9}}`. math-verify's own
 timeouts are off, because they need the main thread.
@@ -65,16 +67,22 @@ def answer_in(text: str) -> str | Check:
     if len(places) > _MAX_BOXES:
         return wrong(f"more than {_MAX_BOXES} boxes")
     answer = ", ".join(dict.fromkeys(text[start:end].strip() for start, end in _standing(text, places)))
+    problem = _unfit(answer)
+    return wrong(problem) if problem else answer
+
+
+def _unfit(answer: str) -> str:
+    """Why the content of the boxes is not compared, or ""."""
     if len(answer) > _MAX_ANSWER:
-        return wrong(f"the boxed answer is longer than {_MAX_ANSWER} characters")
+        return f"the boxed answer is longer than {_MAX_ANSWER} characters"
     if _depth(answer) > _MAX_DEPTH:
-        return wrong(f"the boxed answer is nested deeper than {_MAX_DEPTH}")
+        return f"the boxed answer is nested deeper than {_MAX_DEPTH}"
     if "\\boxed" in answer:
-        return wrong("a box in a box")
+        return "a box in a box"
     for said in _TEXT.finditer(answer):
         if said.group(0) != answer and re.search(r"\d", said.group(1)):
-            return wrong("a number in the text beside the answer")
-    return answer
+            return "a number in the text beside the answer"
+    return ""
 
 
 def boxed(text: str) -> list[str]:
@@ -152,7 +160,10 @@ def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
 
     def judge(item: Mapping[str, Any]) -> Any:
         if sides := item.get("reads"):
-            return {side: reading(box_content(text) or text if side == "reference" else text) for side, text in sides.items()}
+            return {
+                side: reading(box_content(text) or text if side == "reference" else text)
+                for side, text in sides.items()
+            }
         text = box_content(item["reference"] or "")
         if text is None:
             return _unusable("is prose or empty; give the value alone, as in \\frac{1}{2}")

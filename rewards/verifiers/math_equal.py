@@ -26,6 +26,7 @@ from sympy import (  # type: ignore[import-untyped]
     Mul,
     Ne,
     Number,
+    S,
     Set,
     Symbol,
     Tuple,
@@ -35,7 +36,7 @@ from sympy import (  # type: ignore[import-untyped]
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
-from rewards.verifiers.math_number import is_same_value
+from rewards.verifiers.math_number import evaluated, is_same_value
 
 Found = bool | None
 _MAX_ITEMS = 32
@@ -93,7 +94,9 @@ def _is_relation(side: Any) -> bool:
 
 def _is_alternative(side: Any) -> bool:
     """Whether it is several inequalities of which one holds, as in "x < 1 or x > 3"."""
-    return isinstance(side, FiniteSet) and all(isinstance(part, Relational | And) and not part.has(Eq) for part in side.args)
+    return isinstance(side, FiniteSet) and all(
+        isinstance(part, Relational | And) and not part.has(Eq) for part in side.args
+    )
 
 
 def _sides(chain: Any) -> Iterator[tuple[Any, bool]]:
@@ -121,8 +124,6 @@ def _is_same_matrix(gold: Any, given: Any) -> Found:
 
 
 def _is_same_collection(gold: Any, given: Any) -> Found:
-    if gold == given:
-        return True
     if isinstance(gold, Interval) and isinstance(given, Interval):
         return (gold.left_open, gold.right_open) == (given.left_open, given.right_open) and _all(
             is_same(first, second) for first, second in ((gold.start, given.start), (gold.end, given.end))
@@ -133,10 +134,8 @@ def _is_same_collection(gold: Any, given: Any) -> Found:
         return len(ordered[0]) == len(other) and _all(map(is_same, ordered[0], other))
     if isinstance(gold, Interval | Union) or isinstance(given, Interval | Union):
         return _is_same_multiset(_pieces(gold, Union), _pieces(given, Union))
-    if isinstance(gold, Tuple) or isinstance(given, Tuple):
+    if any(isinstance(side, Tuple) or side == S.EmptySet for side in (gold, given)):
         return False
-    if isinstance(gold, Set) and isinstance(given, Set) and not isinstance(gold, FiniteSet):
-        return False if isinstance(given, FiniteSet) or type(gold) is not type(given) or gold.is_empty else None
     return _is_same_multiset(_pieces(gold, FiniteSet), _pieces(given, FiniteSet))
 
 
@@ -147,7 +146,7 @@ def _ordered(side: Any) -> list[Any] | None:
     return [side.start, side.end] if isinstance(side, Interval) and side.is_open else None
 
 
-def _pieces(side: Any, kind: type) -> list[Any]:
+def _pieces(side: Any, kind: Any) -> list[Any]:
     return list(side.args) if isinstance(side, kind) else [side]
 
 
@@ -187,24 +186,18 @@ def _is_same_relation(gold: Any, given: Any) -> Found:
 
 def _is_same_comparison(gold: Any, given: Any) -> Found:
     """Whether two equations or inequalities say the same: one is a multiple of the other."""
-    if not isinstance(gold, Relational) or not isinstance(given, Relational):
+    kinds = [_DIRECTIONS.get(type(side), ("", 0)) for side in (gold, given)]
+    if kinds[0][0] != kinds[1][0] or not kinds[0][1] or gold.free_symbols != given.free_symbols:
         return False
-    kinds = [_DIRECTIONS.get(type(side)) for side in (gold, given)]
-    if kinds[0] is None or kinds[1] is None or kinds[0][0] != kinds[1][0] or gold.free_symbols != given.free_symbols:
-        return False
-    differences = [(side.lhs - side.rhs) * kind[1] for side, kind in zip((gold, given), kinds, strict=True) if kind]
-    if is_same_value(*differences):
+    first, second = (
+        evaluated(side.lhs - side.rhs) * sign for side, (_, sign) in zip((gold, given), kinds, strict=True)
+    )
+    if is_same_value(first, second):
         return True
-    try:
-        polynomials = [side.as_poly(*sorted(side.free_symbols, key=str)) for side in differences]
-    except (ArithmeticError, ValueError, TypeError, NotImplementedError, AttributeError):
+    if not all(side.is_polynomial(*side.free_symbols) for side in (first, second)):
         return None
-    if None in polynomials:
-        return None
-    ratio = cancel(differences[0] / differences[1])
-    if ratio.free_symbols or ratio == 0:
-        return False
-    return bool(kinds[0][0] in {"equal", "unequal"} or ratio.is_positive)
+    ratio = cancel(first / second)
+    return bool(not ratio.free_symbols and (ratio.is_positive or (ratio != 0 and kinds[0][0] in {"equal", "unequal"})))
 
 
 _DIRECTIONS: dict[type, tuple[str, int]] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -44,22 +44,14 @@ def exact(expression: Any) -> Factored | None:
     """The exact value. Raises TooBig."""
     if isinstance(expression, Rational):
         return _of_fraction(int(expression.p), int(expression.q))
-    if isinstance(expression, Float):
-        value = Fraction(str(expression)) if expression.is_finite else None
-        return None if value is None else _of_fraction(value.numerator, value.denominator)
-    if isinstance(expression, UnevaluatedExpr):
-        return exact(expression.args[0])
-    if not isinstance(expression, Add | Mul | Pow | factorial):
+    if isinstance(expression, Float) and expression.is_finite:
+        return _of_fraction(*Fraction(str(expression)).as_integer_ratio())
+    kind = next((kind for kind in _OPERATIONS if isinstance(expression, kind)), None)
+    if kind is None:
         return None
     parts = [exact(part) for part in expression.args]
     known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
-    if isinstance(expression, Pow):
-        return _power(*known)
-    if isinstance(expression, factorial):
-        return _factorial(known[0])
-    return _sum(known) if isinstance(expression, Add) else _product(known)
+    return _OPERATIONS[kind](known) if len(known) == len(parts) else None
 
 
 def is_equal(first: Factored, second: Factored) -> bool | None:
@@ -196,3 +188,12 @@ def _coprime(powers: dict[int, int]) -> dict[int, int]:
         shared, more = math.gcd(base, other), found.pop(other)
         waiting += [(base // shared, exponent), (other // shared, more), (shared, exponent + more)]
     return found
+
+
+_OPERATIONS: dict[Any, Callable[[list[Factored]], Factored | None]] = {
+    Add: _sum,
+    Mul: _product,
+    Pow: lambda parts: _power(*parts),
+    factorial: lambda parts: _factorial(parts[0]),
+    UnevaluatedExpr: lambda parts: parts[0],
+}

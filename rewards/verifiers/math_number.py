@@ -33,7 +33,7 @@ def is_same_value(gold: Any, given: Any) -> bool | None:
     if values[0] is not None and values[1] is not None:
         found = is_equal(values[0], values[1])
         return found if found is not False else _rounds(gold, given)
-    sides = _evaluated(gold), _evaluated(given)
+    sides = evaluated(gold), evaluated(given)
     if sides[0] == sides[1] or sides[0].is_infinite or sides[1].is_infinite:
         return bool(sides[0] == sides[1])
     if unknowns := sides[0].free_symbols | sides[1].free_symbols:
@@ -43,7 +43,7 @@ def is_same_value(gold: Any, given: Any) -> bool | None:
     return _is_zero(sides[0] - sides[1])
 
 
-def _evaluated(expression: Any) -> Any:
+def evaluated(expression: Any) -> Any:
     """With i as the imaginary unit if there is no other letter, and computed where SymPy can."""
     letters = expression.free_symbols
     if letters and {str(letter) for letter in letters} == {"i"}:
@@ -83,7 +83,7 @@ def _as_fraction(expression: Any) -> Fraction | None:
     value: Factored | None = exact(expression)
     if value is not None:
         return fraction(value)
-    number = _numerical(_evaluated(expression), {})
+    number = _numerical(evaluated(expression), {})
     if number is None or not number.is_real:
         return None
     return Fraction(str(sympy.Rational(number)))
@@ -115,9 +115,7 @@ def _is_same_function(gold: Any, given: Any, unknowns: list[Any]) -> bool | None
     if len(unknowns) > _MAX_SYMBOLS:
         return None
     for start, step in _POINTS:
-        point = {
-            name: sympy.Float(start, 60) + place * sympy.Float(step, 60) for place, name in enumerate(unknowns)
-        }
+        point = {name: sympy.Float(start, 60) + place * sympy.Float(step, 60) for place, name in enumerate(unknowns)}
         if _differ(gold, given, point):
             return False
     return _is_zero(gold - given)

@@ -64,7 +64,9 @@ def is_number(gold: list[Any], *, is_rational: bool = False) -> bool:
 
 def _names(expression: Any) -> bool:
     """Whether it is an equation with a name on its left."""
-    return isinstance(expression, Eq) and (is_expr_of_only_symbols(expression.lhs) or isinstance(expression.lhs, AppliedUndef))
+    return isinstance(expression, Eq) and (
+        is_expr_of_only_symbols(expression.lhs) or isinstance(expression.lhs, AppliedUndef)
+    )
 
 
 def _is_rational(expression: Expr) -> bool:
@@ -134,12 +136,14 @@ class Reference:
             return "a set has no order, and the reference has one"
         if not (given := parsed(latex)):
             return "the boxed answer cannot be parsed"
-        if any(_restates(expression, self.expressions) for expression in given):
-            return "it restates the question"
         return self._difference(given, latex)
 
     def _difference(self, given: list[Any], latex: str) -> str:
-        if _BOTH.search(latex) and any(expression.has(Relational) for expression in given if isinstance(expression, FiniteSet)):
+        if any(_restates(expression, self.expressions) for expression in given):
+            return "it restates the question"
+        if _BOTH.search(latex) and any(
+            expression.has(Relational) for expression in given if isinstance(expression, FiniteSet)
+        ):
             return "it joins inequalities by 'and'"
         try:
             found = [is_same(*pair) for pair in product(self.expressions, given)]

@@ -25,8 +25,12 @@ class Spelling(NamedTuple):
     """The seconds since midnight if it is a time of day."""
 
 
-_E_AND_I = re.compile(r"\\(?:mathrm|mathit|operatorname)\s*\{\s*([ei])\s*\}|\\mathrm\s+([ei])(?![A-Za-z])|\{\\rm\s+([ei])\s*\}")
-_BOLD = re.compile(r"\\(?:mathbf|boldsymbol|bm|mathsf)\s*\{([^{}]*)\}|\A\\(?:text|mathrm|mbox|textbf)\s*\{(-?[\d.,]+)\}\Z")
+_E_AND_I = re.compile(
+    r"\\(?:mathrm|mathit|operatorname)\s*\{\s*([ei])\s*\}|\\mathrm\s+([ei])(?![A-Za-z])|\{\\rm\s+([ei])\s*\}"
+)
+_BOLD = re.compile(
+    r"\\(?:mathbf|boldsymbol|bm|mathsf)\s*\{([^{}]*)\}|\A\\(?:text|mathrm|mbox|textbf)\s*\{(-?[\d.,]+)\}\Z"
+)
 _PI = re.compile(r"(?<![A-Za-z\\])pi(?![A-Za-z])")
 _ROOT = re.compile(r"(?<![A-Za-z\\])sqrt\s*(?=[({\d])|\\sqrt\s*(?=\()")
 _COMMAND = re.compile(r"\\(?:[dtc]?frac|sqrt)(?![A-Za-z])\s*")
@@ -37,7 +41,8 @@ _NUMERAL = re.compile(r"(?<![\w\\}{^.])(\d[0-9A-Fa-f]{0,200})_(?:\{\s*(\d{1,2})\
 _SUBSCRIPT = re.compile(r"(?<![\w\\{}^.])[\d.]+_")
 """A numeral with a subscript that is no base. latex2sympy would ignore the subscript."""
 _CLOCK = re.compile(
-    r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?[\s~]*(?:\\[,; ])?[\s~]*(?:\\(?:text|mathrm|mbox)\s*\{)?\s*(?:([ap])\.?\s*m\.?)?\s*\}?", re.IGNORECASE
+    r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?[\s~]*(?:\\[,; ])?[\s~]*(?:\\(?:text|mathrm|mbox)\s*\{)?\s*(?:([ap])\.?\s*m\.?)?\s*\}?",
+    re.IGNORECASE,
 )
 _WORDS = re.compile(
     r"[\s~]*(?:\\[,;:! ])*(?:\\(?:text|mathrm|mbox|textbf|textrm|rm)\s*\{\s*([A-Za-z][A-Za-z ./]*?)[\s.]*\}|(?<=[\d}\s)])([A-Za-z][A-Za-z ]*?)\.?)"
@@ -85,12 +90,12 @@ def spelled(text: str) -> Spelling:
 
 
 def is_same_text(first: Spelling, second: Spelling) -> bool:
-    """Whether both are the same but for spaces and sizes of brackets."""
+    """Whether both are the same but for sizes of brackets and for spaces that stand between no two digits."""
     return first._replace(text=_bare(first.text)) == second._replace(text=_bare(second.text))
 
 
 def _bare(text: str) -> str:
-    return re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[,;!]|\s", "", text)
+    return re.sub(r"\\(?:left|right)(?![A-Za-z])|\\[,;!]|\s+(?![\d\s])|(?<![\d\s])\s+", "", text)
 
 
 def _seconds(match: re.Match[str]) -> int | None:
@@ -142,7 +147,9 @@ def _closing(text: str, start: int) -> int:
 
 def _repeating(match: re.Match[str]) -> str:
     whole, first, again = match.groups()
-    value = Fraction(int((whole + first) or 0), 10 ** len(first)) + Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(first))
+    value = Fraction(int((whole + first) or 0), 10 ** len(first)) + Fraction(
+        int(again), (10 ** len(again) - 1) * 10 ** len(first)
+    )
     return str(value) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
@@ -168,4 +175,4 @@ def _is_word(word: str, unit: str, *, is_apart: bool) -> bool:
     """Whether letters right behind a number are a unit or a word, and not variables."""
     if len(word) == 1:
         return is_apart and word in "mghs"
-    return bool(unit) or (is_apart and len(word.split()[0]) > _MIN_WORD)
+    return bool(unit) or (is_apart and len(word.split(maxsplit=1)[0]) > _MIN_WORD)

@@ -7,6 +7,7 @@ import pytest
 
 from contracts.records import Score
 from contracts.tasks import Task
+from contracts.tasks.rewards import Role
 from rewards.monitors.features import Measure, WatchedSample, marks_of
 from rewards.monitors.rules import MAX_NAME, RULES, rule_of
 from rewards.rubric import RewardVerdict
@@ -100,6 +101,17 @@ def test_what_became_of_the_reward_is_counted(verdict: RewardVerdict, name: str)
     found = measured(verdict=verdict)
     assert {"null", "unlabelled", "model_fault"} & found.keys() == {name}
     assert ("reward" in found) == (verdict.reward is not None)
+
+
+@pytest.mark.parametrize(("role", "is_null"), [("gate", True), ("component", True), ("watch", False)])
+def test_what_nobody_could_decide_is_a_null_though_others_carry_the_reward(role: Role, is_null: bool) -> None:
+    rule = BOOKING_TASK.verifiers[0].model_copy(update={"role": role})
+    task = BOOKING_TASK.model_copy(update={"verifiers": [rule]})
+    for reason, is_counted in (("unverifiable: x", is_null), ("a crash", False)):
+        undecided = Score(
+            name=rule.name, grader="math/3#x", value=None, status="unscored", fault="infra", reason=reason
+        )
+        assert ("null" in measured(task, scores=(undecided,))) == is_counted
 
 
 def test_rewards_and_signals_are_shares_of_the_range() -> None:

@@ -11,7 +11,8 @@ from benchmarks.attacks.cases.restated_maths import restated
 from contracts.errors import InvalidTask
 from rewards.grader import Grader
 from rewards.verifiers import math
-from rewards.verifiers.check import Answer, BatchVerifier, Check, Context
+from rewards.verifiers.check import UNVERIFIABLE, Answer, BatchVerifier, Check, Context
+from tests.unit.rewards.verifiers.math_pairs import pairs
 
 DEADLINE = 3.0
 
@@ -59,6 +60,24 @@ def check(verifier: BatchVerifier, text: str, reference: str = "5") -> Check:
         (r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
         (r"\boxed{5 \cdot 10^3}", "5000"),
         (r"\boxed{\sum_{k=1}^{n} k}", r"\sum_{k=1}^{n} k"),
+        (r"\boxed{8:30}", "8:30"),
+        (r"\boxed{\frac34}", r"\dfrac34"),
+        (r"\boxed{5 \sqrt 3}", r"5\sqrt{3}"),
+        (r"\boxed{2 - \frac{1}{\mathrm{e}}}", r"2 - \frac{1}{e}"),
+        (r"\boxed{2 - \frac{1}{e}}", r"2 - \frac{1}{\mathrm{e}}"),
+        (r"\boxed{y = -\frac{1}{2}x + \frac{2}{3}}", "3x+6y-4=0"),
+        (r"\boxed{x \geq \sqrt{5}}", r"[\sqrt{5}, \infty)"),
+        (r"\boxed{pi/3}", r"\frac{\pi}{3}"),
+        (r"\boxed{7}", "\uff17"),
+        (r"\boxed{101_2}", "5"),
+        (r"\boxed{\frac16}", r"0.1\overline{6}"),
+        (r"\boxed{f(2) = 5}", "5"),
+        (r"\boxed{4^{500000}}", "2^{1000000}"),
+        (r"\boxed{3.14159}", r"\pi"),
+        (r"\boxed{\frac13}", "0.333"),
+        (r"\boxed{\sqrt{2+\sqrt 3}}", r"\frac{\sqrt6+\sqrt2}{2}"),
+        (r"I first thought \boxed{3}, no: \boxed{5}", "5"),
+        (r"\boxed{3} and \boxed{4}. Wait, that is wrong: \boxed{5}", "5"),
     ],
 )
 def test_what_is_worth_the_same_passes(verifier: BatchVerifier, text: str, reference: str) -> None:
@@ -74,6 +93,10 @@ def test_what_is_worth_the_same_passes(verifier: BatchVerifier, text: str, refer
         "1 2 3 4 5",
         r"\boxed{1 2 3 4 5}",
         r"\boxed{1}\boxed{5}",
+        r"so \boxed{5} ... hence \boxed{",
+        r"\boxed{5}, no: \boxed{7}",
+        r"\boxed{7} or, wait, \boxed{5}",
+        "".join(rf"\boxed{{{number}}}, no: " for number in range(6, 24)) + r"\boxed{5}",
         r"\boxed{7} or rather \boxed{5}",
         r"\boxed{1,5}",
         "1 or 5",
@@ -107,6 +130,65 @@ def test_what_is_another_answer_or_more_than_one_is_the_models_fault(verifier: B
     found = check(verifier, text)
     assert (found.value, found.fault) == (0.0, "model")
     assert found.reason
+
+
+@pytest.mark.parametrize(
+    ("boxed", "reference"),
+    [
+        (r"\frac{1}{3^{69}}", r"\frac{1}{3^{70}}"),
+        (r"1.38 \times 10^{-20}", r"1.38 \times 10^{-23}"),
+        ("0.0000034", "0.0000031"),
+        (r"\frac{1}{502!}", r"\frac{1}{500!}"),
+        (r"\frac{1}{2 \cdot 5^{901}}", r"\frac{5^{900}+1}{2 \cdot 5^{901}}"),
+        ("101_3", "101_2"),
+        ("101", "101_2"),
+        ("4^{500001}", "2^{1000000}"),
+        ("9^{9^{9^9}}", "5"),
+        (r"x + 9^{9^{9^9}}", "x"),
+        ("3.14158", r"\pi"),
+        ("0.333332", r"\frac13"),
+        ("0.33", r"\frac13"),
+        (r"\frac49", "0.4"),
+        ("12.54", "12.5"),
+        ("3", "3t"),
+        ("1  2", "12"),
+        (r"5 \text{ m}", r"5 \text{ cm}"),
+        (r"5 \text{ cm}^2", r"5 \text{ cm}"),
+        (r"100 \text{ cm}", r"1 \text{ m}"),
+        ("2x = 5", "5"),
+        (r"-\infty", r"\infty"),
+        ("8:31", "8:30"),
+        ("x > 5", r"[5, \infty)"),
+        (r"x < 1 \text{ and } x > 3", r"(-\infty, 1) \cup (3, \infty)"),
+        ("3x+6y-5=0", "3x+6y-4=0"),
+    ],
+)
+def test_small_and_huge_values_bases_and_units_decide(verifier: BatchVerifier, boxed: str, reference: str) -> None:
+    found = check(verifier, rf"\boxed{{{boxed}}}", reference)
+    assert (found.value, found.fault) == (0.0, "model")
+
+
+@pytest.mark.parametrize(("boxed", "reference"), [(r"x = \ln y", "y = e^x"), ("|x| < 1", "-1 < x < 1")])
+def test_what_nobody_can_decide_is_unverifiable(verifier: BatchVerifier, boxed: str, reference: str) -> None:
+    found = check(verifier, rf"\boxed{{{boxed}}}", reference)
+    assert (found.value, found.status, found.fault) == (None, "unscored", "infra")
+    assert found.reason.startswith(UNVERIFIABLE)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3)])
+def test_no_wrong_answer_that_a_right_one_gives_is_paid(verifier: BatchVerifier, seed: int) -> None:
+    cases = pairs(330, seed)
+    found = verifier.check_all([Answer(rf"\boxed{{{case.boxed}}}", {"reference": case.reference}) for case in cases])
+    assert not [case for case, check in zip(cases, found, strict=True) if not case.is_right and check.value != 0.0]
+    num_right = sum(case.is_right for case in cases)
+    refused = [case for case, check in zip(cases, found, strict=True) if case.is_right and check.value != 1.0]
+    assert len(refused) <= 0.02 * num_right, refused
+
+
+def test_what_was_read_is_explained() -> None:
+    answer = Answer(r"It is \boxed{\frac12 \text{ cm}}.", {"reference": "101_2"})
+    assert math.explain(answer, {}) == {"reference": "5; base 2", "answer": "1/2; unit cm^1"}
+    assert "no" in math.explain(answer._replace(text="5"), {})["answer"]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -165,7 +247,7 @@ def test_a_bomb_costs_its_deadline_and_is_the_models_fault() -> None:
     verifier = math.build({}, Context(1.0))
     assert check(verifier, r"\boxed{7}").value == 0.0
     started = time.monotonic()
-    found = check(verifier, r"\boxed{x + 9^{9^{9^9}}}", "x")
+    found = check(verifier, r"\boxed{\binom{9999999}{5000000}}", "x")
     assert time.monotonic() - started < 20.0
     assert (found.value, found.fault, found.reason) == (0.0, "model", "it took longer than 1 s")
     assert check(math.build({}, Context(DEADLINE)), r"\boxed{5}").value == 1.0
