@@ -74,7 +74,7 @@ def cut(text: str, length: int = EDITED) -> str:
 
 
 def said(wire: bytes, length: int = 60) -> str:
-    """The value of a signal and the beginning of what was said with it, on one line."""
+    """The value of a signal and the beginning of its comment, on one line."""
     return cut(_said(wire)[0], length)
 
 
