@@ -17,6 +17,7 @@ from runtime.database import Database
 from runtime.log.local import LocalLog
 from tests.authority import Authority
 from tests.databases import share_compiled_statements, write_migrated
+from tests.leftovers import end_with_this_process
 from tests.selection import is_left_out
 from tests.torch_marker import touches_torch
 
@@ -41,6 +42,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     # Slow tests look at disks, and at sandboxes that see no memory of the host.
     if "not slow" in session.config.option.markexpr and _MEMORY.is_dir() and disk_usage(_MEMORY).free > _ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+    session.config.add_cleanup(end_with_this_process())
     session.config.add_cleanup(_trust_one())
 
 

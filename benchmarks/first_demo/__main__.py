@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,23 +24,23 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.paths import ROOT
-from benchmarks.report import moment, write_report
+from benchmarks.report import write_report
 
 PLACES = ("quiet", "busy", "one-core")
 _COLUMNS = {
     "seed": "seed",
     "on": "on",
     "status": "end",
-    "accepted_last_fifth": "last\nfifth",
-    "held_out": "held\nout",
-    "learned_answers": "learned\nanswers",
-    "learned_seconds": "learned\nseconds",
-    "gain_p50_seconds": "s to half\nof users",
+    "accepted_last": "last\nfifth",
+    "held_out_live": "held\nout",
+    "answers_until_85": "85% after\nanswers",
+    "seconds_until_85": "85%\nafter s",
+    "gain_waits": "s to half\nof users",
     "seconds": "s in\nall",
     "answers_per_second": "answers\nper s",
-    "load": "load",
+    "machine": "other\ncores",
 }
-"""Keys of summary.json, and the headings above their figures."""
+"""Keys of summary.json, and the headings above what `_cell` shows of them."""
 _LOOP = "while True: pass"
 _CORES = 2
 _WIDTH = 100
@@ -66,11 +67,21 @@ def show(runs: Sequence[Mapping[str, Any]]) -> None:
     """The table, at most 100 columns wide."""
     table = Table(*_COLUMNS.values())
     for run in runs:
-        table.add_row(*(_cell(run.get(key)) for key in _COLUMNS))
+        table.add_row(*(_cell(key, run.get(key)) for key in _COLUMNS))
     Console(width=_WIDTH).print(table)
+    for run in runs:
+        if wrong := [*run.get("broken", ()), *(f"{name} (figure)" for name in run.get("missed", ()))]:
+            print(f"seed {run['seed']}, {run['on']}: {'; '.join(wrong)}")
 
 
-def _cell(value: object) -> str:
+def _cell(key: str, value: Any) -> str:
+    """For a person: of an interval the value, of waits the median, of the machine what other programs used."""
+    if key.endswith("_until_85") and value is not None:
+        value = value[0]
+    if key == "gain_waits" and value is not None:
+        value = statistics.median_low(value) if value else None
+    if key == "machine" and value is not None:
+        value = value["other_cores"]
     if value is None:
         return "-"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
@@ -86,7 +97,7 @@ def _run(place: str, seed: int, *, agent: bool, strict: bool) -> dict[str, Any]:
         status = subprocess.run(command, cwd=ROOT, check=False).returncode  # noqa: S603 our own program
         summary = home / "summary.json"
         figures = json.loads(summary.read_text()) if summary.exists() else {}
-    return {"load": moment()["load"], **figures, "seed": seed, "on": place, "status": status}
+    return {**figures, "seed": seed, "on": place, "status": status}
 
 
 @contextmanager
