@@ -47,7 +47,7 @@ class MemoryNeed(NamedTuple):
     """Of `engine`, for each slot."""
 
 
-class Room(NamedTuple):
+class MachineRoom(NamedTuple):
     """Bytes that this machine has. `memory`: in all, or the container's limit; `gpu`: None if nobody can tell."""
 
     memory: int
@@ -73,15 +73,17 @@ def memory_need(report: CheckpointReport, device: str) -> MemoryNeed:
     return MemoryNeed(_PROCESS_BYTES + engine, _PROCESS_BYTES + trainer, _PROCESS_BYTES + peak, slot)
 
 
-def room_here(home: Path, device: str) -> Room:
+def room_here(home: Path, device: str) -> MachineRoom:
     """What this machine has. `home`: its disk counts, which is that of the nearest folder above it if it does not exist yet."""
     existing = next(path for path in (home, *home.resolve().parents) if path.exists())
     limits = [int(text) for path in _LIMITS if (text := _text(path)).isdecimal()]
     memory = min([psutil.virtual_memory().total, *limits])
-    return Room(memory, shutil.disk_usage(existing).free, None if device == "cpu" else _gpu_bytes(device))
+    return MachineRoom(memory, shutil.disk_usage(existing).free, None if device == "cpu" else _gpu_bytes(device))
 
 
-def shortage(report: CheckpointReport, device: str, room: Room, *, num_engines: int = 1, num_slots: int = SLOTS) -> str:
+def shortage(
+    report: CheckpointReport, device: str, room: MachineRoom, *, num_engines: int = 1, num_slots: int = SLOTS
+) -> str:
     """What this machine lacks for a policy, and what to do; empty if it has everything.
 
     Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commands.room import MemoryNeed, Room, memory_need, shortage
+from commands.room import MemoryNeed, MachineRoom, memory_need, shortage
 from commands.up import listen
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
@@ -32,23 +32,25 @@ def test_memory_grows_with_weights_and_cache() -> None:
 @pytest.mark.parametrize(
     ("room", "device", "more", "says"),
     [
-        (Room(42 * GIB, 90 * GIB), "cpu", {}, ""),
-        (Room(40 * GIB, 90 * GIB), "cpu", {}, "needs 41.2 GiB of memory (engine 14.8 GiB, trainer 25.8 GiB"),
-        (Room(42 * GIB, 90 * GIB), "cpu", {"num_engines": 2}, "needs 56.0 GiB of memory"),
-        (Room(42 * GIB, 90 * GIB), "cpu", {"num_slots": 3}, "needs 45.0 GiB of memory"),
-        (Room(42 * GIB, 26 * GIB), "cpu", {}, "needs 26.2 GiB of disk"),
-        (Room(42 * GIB, 90 * GIB, 23 * GIB), "cuda", {}, ""),
+        (MachineRoom(42 * GIB, 90 * GIB), "cpu", {}, ""),
+        (MachineRoom(40 * GIB, 90 * GIB), "cpu", {}, "needs 41.2 GiB of memory (engine 14.8 GiB, trainer 25.8 GiB"),
+        (MachineRoom(42 * GIB, 90 * GIB), "cpu", {"num_engines": 2}, "needs 56.0 GiB of memory"),
+        (MachineRoom(42 * GIB, 90 * GIB), "cpu", {"num_slots": 3}, "needs 45.0 GiB of memory"),
+        (MachineRoom(42 * GIB, 26 * GIB), "cpu", {}, "needs 26.2 GiB of disk"),
+        (MachineRoom(42 * GIB, 90 * GIB, 23 * GIB), "cuda", {}, ""),
         (
-            Room(42 * GIB, 90 * GIB, 22 * GIB),
+            MachineRoom(42 * GIB, 90 * GIB, 22 * GIB),
             "cuda:1",
             {},
             "needs 22.4 GiB of GPU memory, without activations, and cuda:1 has",
         ),
-        (Room(42 * GIB, 90 * GIB, 22 * GIB), "cuda", {"num_engines": 0}, ""),
-        (Room(16 * GIB, 90 * GIB, None), "cuda", {}, "needs 16.9 GiB of memory"),
+        (MachineRoom(42 * GIB, 90 * GIB, 22 * GIB), "cuda", {"num_engines": 0}, ""),
+        (MachineRoom(16 * GIB, 90 * GIB, None), "cuda", {}, "needs 16.9 GiB of memory"),
     ],
 )
-def test_what_does_not_fit_is_said_with_what_there_is(room: Room, device: str, more: dict[str, int], says: str) -> None:
+def test_what_does_not_fit_is_said_with_what_there_is(
+    room: MachineRoom, device: str, more: dict[str, int], says: str
+) -> None:
     lack = shortage(BILLION, device, room, **more)
     assert says in lack
     assert bool(lack) is bool(says)
