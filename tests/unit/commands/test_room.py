@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commands.room import MemoryNeed, MachineRoom, memory_need, shortage
+from commands.room import MachineRoom, MemoryNeed, memory_need, shortage
 from commands.up import listen
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
