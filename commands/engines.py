@@ -27,7 +27,7 @@ from weights.engines.vllm import VllmServer
 VLLM_PYTHON = "MILLRACE_VLLM_PYTHON"
 _MADE_HERE = Path(__file__).parent.parent / ".vllm" / "bin" / "python"
 _ASK_SECONDS = 10.0
-_START_SECONDS = {"millrace": 120.0, "vllm": 900.0, "sglang": 900.0}
+_START_SECONDS = {"millrace": 300.0, "vllm": 900.0, "sglang": 900.0}
 
 
 class EngineChoice(NamedTuple):

@@ -82,7 +82,14 @@ def print_gates(console: Console, settings: Settings) -> None:
 def _gate(task: Task, sentinels: SentinelFile) -> GateSummary:
     if task.name in sentinels.ungated:
         why = sentinels.ungated[task.name]
-        return GateSummary(task.name, False, f"UNGATED: {why}; every candidate ships, however bad it is at {task.name}")
+        remedy = (
+            "; to gate it, give test cases with --sentinels FILE (docs/operating.md, The gate)"
+            if task.gate_graders
+            else ""
+        )
+        return GateSummary(
+            task.name, False, f"UNGATED: {why}; every candidate ships, however bad it is at {task.name}{remedy}"
+        )
     num = len(sentinels.places_of(task.name))
     alpha = FALSE_REFUSALS / (len(sentinels.tasks) * _REFERENCES)
     detectable = [least_seen(num, discordance, alpha) for discordance in DISCORDANCES]

@@ -7,17 +7,16 @@ process of its own looks at it: commands stay free of torch.
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from commands.findings import Finding
+from commands.room import memory_need, room_here, shortage
 from commands.template_check import template_findings
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
@@ -27,29 +26,12 @@ LOAD_RATE = 30e6
 """Bytes of a checkpoint per second that are read at least, on a slow disk and busy cores (see docs/models.md)."""
 _REMEMBERED = "checkpoint.json"
 _CODE = Path(__file__).parent.parent / "policy"
-_CACHE_TOKENS, _BATCH_TOKENS, _ARMS = 16_384, 1024, 2
-"""The defaults of the section [engine], and the number of its slots: live and candidate."""
-_PROCESS_BYTES = 700 * 2**20
-"""A process with torch and transformers and without a model."""
 _GIB = 2**30
 
 
 class _Remembered(msgspec.Struct, frozen=True):
     digest: str
     report: CheckpointReport
-
-
-class MemoryNeed(NamedTuple):
-    """Bytes of host and device memory together."""
-
-    engine: int
-    """Two slots, live and candidate, while a version is loaded whole."""
-    trainer: int
-    """Between steps."""
-    trainer_peak: int
-    """While a checkpoint is saved."""
-    slot: int
-    """Of `engine`, for each slot."""
 
 
 def inspect_policy(folder: Path) -> CheckpointReport:
@@ -59,10 +41,9 @@ def inspect_policy(folder: Path) -> CheckpointReport:
         InvalidSettings: the process that looks at it failed.
     """
     command = [sys.executable, "-m", "policy.inspect", str(folder)]
+    seconds = _TIMEOUT_SECONDS + size_of(folder) / LOAD_RATE
     try:
-        ran = subprocess.run(
-            command, capture_output=True, check=False, timeout=_TIMEOUT_SECONDS + size_of(folder) / LOAD_RATE
-        )
+        ran = subprocess.run(command, capture_output=True, check=False, timeout=seconds)  # noqa: S603 our own module
         return msgspec.json.decode(ran.stdout, type=CheckpointReport)
     except (subprocess.TimeoutExpired, msgspec.MsgspecError, UnicodeDecodeError) as error:
         lines = [] if isinstance(error, subprocess.TimeoutExpired) else ran.stderr.decode(errors="replace").split("\n")
@@ -131,24 +112,6 @@ def _digest_of(folder: Path) -> str:
     return found.hexdigest()
 
 
-def memory_need(report: CheckpointReport, device: str) -> MemoryNeed:
-    """What engine and trainer need for this policy with their default settings.
-
-    Bytes per weight. The trainer's were compared with a Llama of 17 million weights on CPU (tests/unit/commands/test_policy_check.py
-    compares again); the engine's are added up from what it holds: the engine holds each arm in float32 on CPU and in bfloat16 on a GPU, one byte of history, and 6 more while a version is
-    loaded whole; the trainer holds master, gradient and two moments (16), a frozen copy in bfloat16 (2) and the bits of three versions (6), and
-    copies at most a quarter of master and moments (3) while it saves.
-    """
-    width = 4 if device == "cpu" else 2
-    cache = _CACHE_TOKENS * report.cache_elements_per_token * width + (
-        4 * _BATCH_TOKENS * _CACHE_TOKENS if device == "cpu" and report.is_paged else 0
-    )
-    slot = report.num_weights * width + cache
-    engine = _ARMS * slot + 7 * report.num_weights
-    trainer, peak = 24 * report.num_weights, 27 * report.num_weights
-    return MemoryNeed(_PROCESS_BYTES + engine, _PROCESS_BYTES + trainer, _PROCESS_BYTES + peak, slot)
-
-
 def findings_of(folder: Path, device: str) -> Iterator[Finding]:
     """What of a checkpoint is supported, and what it needs."""
     try:
@@ -194,13 +157,13 @@ def _described(report: CheckpointReport, device: str) -> Iterator[Finding]:
         says = f"the engine records their choice in {layers} layers" if layers else "their choice is not recorded"
         yield Finding("experts", layers > 0, False, says)
     need = memory_need(report, device)
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    lack = shortage(report, device, room_here(Path(), device))
     yield Finding(
-        "memory",
-        device != "cpu" or need.engine + need.trainer_peak <= there,
+        "room",
+        not lack,
         False,
-        f"engine {_size(need.engine)} with two slots, {_size(need.slot)} for each further one; trainer {_size(need.trainer)}, {_size(need.trainer_peak)} while it saves; "
-        f"this machine has {_size(there)}" + ("" if device == "cpu" else " besides the device"),
+        f"engine {_size(need.engine)} with two slots, {_size(need.slot)} for each further one; trainer {_size(need.trainer)}, "
+        f"{_size(need.trainer_peak)} while it saves; " + (lack or "this machine has room"),
     )
 
 

@@ -144,6 +144,11 @@ class Supervisor:
         for listening in self._operations.values():
             listening.close()
 
+    def operations_of_servers(self) -> dict[str, str]:
+        """By name, host and port of the operations of each child that apps wait for: servers and engines, not workers."""
+        ports = {name: listening.getsockname()[1] for name, listening in self._operations.items()}
+        return {name: f"{_LOOPBACK}:{ports[name]}" for name in self.children if _process_of(name) not in WORKERS}
+
     def log_path(self, name: str) -> Path:
         """The file with the output of a process."""
         return self._home / "logs" / f"{name}.log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import signal
@@ -9,13 +10,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from commands import options
 from commands.engines import OWN, EngineChoice, check_given, choose_engine
@@ -23,15 +25,20 @@ from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
 from commands.link import dashboard_link
 from commands.policy_check import LOAD_RATE, CheckOnce, size_of
+from commands.room import require_room
 from commands.servers import EMBEDDED, Servers
 from commands.supervisor import Supervisor, replica_names
+from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings, Unavailable
 from pipelines.training.settings import TrainingSettings
 from runtime.operator_key import OPERATOR_KEY, given_operator_key, operator_file
 from runtime.settings import Settings, make_section
-from runtime.settings_file import SETTINGS, is_given
+from runtime.settings_file import SETTINGS, is_given, settings_file
+from services.engine.settings import EngineSettings
 
 _BACKLOG = 1024
+_SAY_SECONDS = 20.0
+"""Between two lines about what a slow start waits for."""
 _MOST_ENDS = 8
 """Ends of one process before it ever became ready: growing pauses, so about half a minute of trying."""
 console = Console(highlight=False, soft_wrap=True)
@@ -80,7 +87,15 @@ def up(
         sections = {"training": training, "release": release, **engines_chosen.sections}
         console.print(f"[dim]preparing {home.resolve()} with {folder}")
         check = CheckOnce(home)
-        ready = prepare_home(settings, sections, check)
+
+        def fitting(base: Path) -> CheckpointReport:
+            report = check(base)
+            if not settings_file(home).exists():  # a home that was started before has shown that there is room
+                slots = len((engines_chosen.own or EngineSettings()).slots)
+                require_room(report, base, home, device, num_engines=engines_chosen.num_own, num_slots=slots)
+            return report
+
+        ready = prepare_home(settings, sections, fitting)
         check.remember()
         check_given(engines_chosen, ready.settings)
         for limit in engines_chosen.limits():
@@ -139,17 +154,27 @@ def listen(port: int, *, split: bool = False, num_engines: int = 1) -> dict[str,
     Raises:
         InvalidSettings: the port is taken or not a port.
     """
+    # The same ports as the defaults of `millrace init`, at every start, so that apps keep their addresses.
+    beside = {"feedback": port and port + 2, "dashboard": port and port + 3}
+    ports = {"inference": port, **beside} if split else {"web": port}
+    numbers = {**ports, **dict.fromkeys(replica_names("engine", num_engines), 0)}
+    with ExitStack() as opened:
+        sockets = {name: opened.enter_context(_listening(name, number)) for name, number in numbers.items()}
+        opened.pop_all()
+    return sockets
+
+
+def _listening(name: str, port: int) -> socket.socket:
     try:
-        # The same ports as the defaults of `millrace init`, at every start, so that apps keep their addresses.
-        beside = {"feedback": port and port + 2, "dashboard": port and port + 3}
-        ports = {"inference": port, **beside} if split else {"web": port}
-        return {
-            name: socket.create_server(("127.0.0.1", number), backlog=_BACKLOG)
-            for name, number in {**ports, **dict.fromkeys(replica_names("engine", num_engines), 0)}.items()
-        }
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidSettings(f"port {port} cannot be used ({reason}); choose another with --port") from error
+        return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise InvalidSettings(
+            f"port {port} of {name} cannot be used ({reason}): end what listens there (`ss -ltnp 'sport = :{port}'` names it), or choose "
+            "another with --port"
+        ) from error
+    except OverflowError as error:
+        raise InvalidSettings(f"--port takes 0 to 65535: {error}") from error
 
 
 def new_settings(home: Path, sockets: Mapping[str, socket.socket], **chosen: Any) -> Settings:
@@ -255,13 +280,17 @@ def print_keys_of(home: Home) -> None:
 
 
 def _wait_ready(settings: Settings, supervisor: Supervisor, seconds: float) -> None:
-    """Wait until every server answers apps. Dead processes are started again meanwhile, a few times.
+    """Wait until every server answers apps, and say now and then for whom. Dead processes are started again, a few times.
 
     Raises:
         Unavailable: it takes longer than `seconds`, or a process ends again and again.
     """
-    deadline, reason = time.monotonic() + seconds, ""
-    while time.monotonic() < deadline:
+    began, says_at, reason = time.monotonic(), _SAY_SECONDS, ""
+    while (waited := time.monotonic() - began) < seconds:
+        if waited > says_at:
+            waits = "; ".join(_waits_for(supervisor)) or reason
+            console.print(f"[dim]still starting after {waited:.0f} s: {escape(waits)}")
+            says_at += _SAY_SECONDS
         done = threading.Event()
         threading.Timer(0.3, done.set).start()
         supervisor.watch(done)
@@ -272,6 +301,18 @@ def _wait_ready(settings: Settings, supervisor: Supervisor, seconds: float) -> N
         if dying is not None:
             raise Unavailable(f"not ready: {dying} ended {_MOST_ENDS} times; see {supervisor.log_path(dying)}")
     raise Unavailable(f"not ready after {seconds:.0f} s: {reason}; see {settings.home / 'logs'}")
+
+
+def _waits_for(supervisor: Supervisor) -> Iterator[str]:
+    """The processes that are not ready, each with its reason. One that still imports takes connections and answers none."""
+    for name, address in supervisor.operations_of_servers().items():
+        try:
+            problems = httpx.get(f"http://{address}/ready", timeout=2.0).json()["problems"]
+        except httpx.TransportError:
+            yield f"{name} does not answer yet, see {supervisor.log_path(name)}"
+        else:
+            if problems:
+                yield f"{name} waits: {', '.join(f'{part}: {why}' for part, why in problems.items())}"
 
 
 def _unready(settings: Settings) -> str:

@@ -124,7 +124,7 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     index: int | None = None
 
 
-class ThinkingBlock(msgspec.Struct, frozen=True):
+class EchoedThinking(msgspec.Struct, frozen=True):
     """litellm's: a part of the reasoning of an earlier answer, in Anthropic's form. Its signature and all else is left out."""
 
     thinking: str = ""
@@ -139,7 +139,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
     thinking: str | None = None
-    thinking_blocks: list[ThinkingBlock] | None = None
+    thinking_blocks: list[EchoedThinking] | None = None
     """litellm's: the reasoning once more; read if the message has it under no other name."""
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None

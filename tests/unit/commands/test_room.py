@@ -1,0 +1,75 @@
+"""Whether a policy fits into this machine, and what a start says if it does not."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands.room import MachineRoom, MemoryNeed, memory_need, shortage
+from commands.up import listen
+from contracts.checkpoints import CheckpointReport
+from contracts.errors import InvalidSettings
+
+ROOT = Path(__file__).parent.parent.parent.parent
+GIB = 2**30
+BILLION = CheckpointReport(num_weights=10**9)
+"""On CPU the engine takes 15 bytes per weight with two slots, the trainer 27, and three processes two GiB."""
+
+
+def test_memory_grows_with_weights_and_cache() -> None:
+    small, large = CheckpointReport(num_weights=10**9), CheckpointReport(num_weights=8 * 10**9)
+    assert memory_need(large, "cpu").trainer_peak - memory_need(small, "cpu").trainer_peak == 27 * 7 * 10**9
+    assert memory_need(large, "cuda").engine < memory_need(large, "cpu").engine
+    cached = CheckpointReport(num_weights=10**9, cache_elements_per_token=1000)
+    assert memory_need(cached, "cuda").engine - memory_need(small, "cuda").engine == 2 * 16_384 * 1000 * 2
+
+
+@pytest.mark.parametrize(
+    ("room", "device", "more", "says"),
+    [
+        (MachineRoom(42 * GIB, 90 * GIB), "cpu", {}, ""),
+        (MachineRoom(40 * GIB, 90 * GIB), "cpu", {}, "needs 41.2 GiB of memory (engine 14.8 GiB, trainer 25.8 GiB"),
+        (MachineRoom(42 * GIB, 90 * GIB), "cpu", {"num_engines": 2}, "needs 56.0 GiB of memory"),
+        (MachineRoom(42 * GIB, 90 * GIB), "cpu", {"num_slots": 3}, "needs 45.0 GiB of memory"),
+        (MachineRoom(42 * GIB, 26 * GIB), "cpu", {}, "needs 26.2 GiB of disk"),
+        (MachineRoom(42 * GIB, 90 * GIB, 23 * GIB), "cuda", {}, ""),
+        (
+            MachineRoom(42 * GIB, 90 * GIB, 22 * GIB),
+            "cuda:1",
+            {},
+            "needs 22.4 GiB of GPU memory, without activations, and cuda:1 has",
+        ),
+        (MachineRoom(42 * GIB, 90 * GIB, 22 * GIB), "cuda", {"num_engines": 0}, ""),
+        (MachineRoom(16 * GIB, 90 * GIB, None), "cuda", {}, "needs 16.9 GiB of memory"),
+    ],
+)
+def test_what_does_not_fit_is_said_with_what_there_is(
+    room: MachineRoom, device: str, more: dict[str, int], says: str
+) -> None:
+    lack = shortage(BILLION, device, room, **more)
+    assert says in lack
+    assert bool(lack) is bool(says)
+
+
+def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidSettings, match=rf"port {port} of feedback cannot be used .*--port"):
+            listen(port - 2, split=True)
+
+
+@pytest.mark.slow
+def test_the_trainer_needs_the_memory_that_doctor_names() -> None:
+    """Measured on a Llama of 17 million weights, in a process of its own."""
+    command = [sys.executable, "-m", "tests.unit.commands.trainer_memory"]
+    ran = subprocess.run(command, capture_output=True, check=True, cwd=ROOT)  # noqa: S603 our own module
+    measured = json.loads(ran.stdout)
+    bare = MemoryNeed(*memory_need(CheckpointReport(), "cpu"))
+    named = memory_need(CheckpointReport(num_weights=measured["num_weights"]), "cpu")
+    assert 0.6 < measured["resident"] / (named.trainer - bare.trainer) <= 1.0
+    assert 0.6 < measured["peak"] / (named.trainer_peak - bare.trainer_peak) <= 1.0
