@@ -101,14 +101,17 @@ class NumberReader:
                 end += rest.index(unit) + len(unit)
             elif _WORD.match(text, end) or _TIMES.match(text, end):
                 value = None
+        before = text[max(0, start - 20) : start]
+        # Patterns that end in a word or a minus sign cost more than this look at what ends there.
+        ending = before.rstrip(" \t$\u20ac\u00a3([{*_\"'")[-1:]
         is_part = (
             _OPERATION.match(text, end)
             or unicodedata.category(text[written_end : written_end + 1] or " ") == "No"
             or _is_operand(text, start)
-            or _BEFORE_NOT.search(text, max(0, start - 20), start)
-            or _APPLIED.search(text, max(0, start - 20), start)
+            or (ending.isalpha() and (_BEFORE_NOT.search(before) or _APPLIED.search(before)))
         )
-        if value is not None and text[start] not in "+-" and _NEGATIVE.search(text, max(0, start - 20), start):
+        is_negated = (ending.isalpha() or ending == "-") and _NEGATIVE.search(before) is not None
+        if is_negated and value is not None and text[start] not in "+-":
             value = -value
         return Number(None if is_part else value, start, end)
 

@@ -304,7 +304,7 @@ def test_a_hostile_answer_is_read_quickly() -> None:
         ("**bold** _x_ - * ---", "words", 2),
         ("1,000 apples at 3.14", "words", 4),
         ("one.two.three", "words", 3),
-        ("Dr. Smith, e.g., met Mrs. Jones at 5 p.m. in the U.S. of old.", "sentences", 1),
+        ("Dr. Smith, e.g., met Mrs. Jones at 5 p.m. in the U.S. once.", "sentences", 1),
         ("One. Two! Three?", "sentences", 3),
         ("1. a\n2. b\n3. c", "sentences", 1),
         ("a\r\n\r\nb", "paragraphs", 2),
