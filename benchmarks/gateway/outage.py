@@ -31,7 +31,8 @@ from contracts.topics import GENERATIONS
 from runtime.settings import load_settings
 
 RATE = 100.0
-_DRAIN_SECONDS = 300.0
+_LONGEST_SECONDS = 300.0
+"""For the broker to come back, and for the spool to drain."""
 _BEFORE_SECONDS, _AFTER_SECONDS = 15.0, 45.0
 _SAMPLE_SECONDS = 0.5
 _SERVICES = ROOT / "deploy" / "services"
@@ -80,7 +81,7 @@ class Run(NamedTuple):
 
 
 class Phases(NamedTuple):
-    """How long each lasts, in seconds. `after`: of requests; the spool may take longer to drain."""
+    """How long each lasts, in seconds. `after`: of requests since the broker is back; the spool may take longer to drain."""
 
     before: float
     during: float
@@ -91,7 +92,11 @@ async def measure(world: World, broker: Broker, phases: Phases, rate: float) -> 
     """Before, during and after an outage."""
     client = client_of(world.gateway, world.key)
     bodies = [chat_body(stream=False), chat_body(stream=True)]
-    asking = asyncio.create_task(open_loop(client, _CHAT, lambda number: bodies[number % 2], rate, sum(phases)))
+    enough = asyncio.Event()
+    longest = sum(phases) + _LONGEST_SECONDS
+    asking = asyncio.create_task(
+        open_loop(client, _CHAT, lambda number: bodies[number % 2], rate, longest, enough=enough)
+    )
     samples: list[Sample] = []
     sampling = asyncio.create_task(_sample(world, samples))
     await asyncio.sleep(phases.before)
@@ -100,9 +105,11 @@ async def measure(world: World, broker: Broker, phases: Phases, rate: float) -> 
     await asyncio.sleep(phases.during)
     await asyncio.to_thread(broker.come_back)
     back_at = time.monotonic()
+    await asyncio.sleep(phases.after)
+    enough.set()
     replies = await asking
     asked_at = time.monotonic()
-    while (last := samples[-1]).at < asked_at or (last.num_spooled and last.at < asked_at + _DRAIN_SECONDS):  # noqa: ASYNC110 samples come at a steady pace
+    while (last := samples[-1]).at < asked_at or (last.num_spooled and last.at < asked_at + _LONGEST_SECONDS):  # noqa: ASYNC110 samples come at a steady pace
         await asyncio.sleep(_SAMPLE_SECONDS)
     sampling.cancel()
     client.close()

@@ -112,14 +112,22 @@ async def closed_loop(client: HttpClient, path: str, body: bytes, connections: i
 
 
 async def open_loop(
-    client: HttpClient, path: str, bodies: Callable[[int], bytes], rate: float, seconds: float
+    client: HttpClient,
+    path: str,
+    bodies: Callable[[int], bytes],
+    rate: float,
+    seconds: float,
+    *,
+    enough: asyncio.Event | None = None,
 ) -> list[Reply]:
-    """Send `rate` requests a second, without waiting for earlier ones."""
+    """Send `rate` requests a second, without waiting for earlier ones, for so many seconds or until there are `enough`."""
     start = time.monotonic()
     asking = []
     for number in range(round(rate * seconds)):
         due = start + number / rate
         await asyncio.sleep(max(0.0, due - time.monotonic()))
+        if enough is not None and enough.is_set():
+            break
         asking.append(asyncio.create_task(ask(client, path, bodies(number), due)))
     return list(await asyncio.gather(*asking))
 

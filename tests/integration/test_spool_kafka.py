@@ -18,7 +18,7 @@ def test_nobody_notices_that_kafka_is_away_and_nothing_is_lost(own_broker: Path,
     phases = Phases(before=2.0, during=15.0, after=5.0)
     report = run(own_broker, phases, freeze=freeze, rate=RATE)
 
-    assert report["requests"] == RATE * sum(phases)
+    assert report["requests"] >= RATE * phases.during
     assert (report["not_2xx"], report["not_logged"]) == (0, 0)
     assert report["spool_peak_records"] > 100
     assert report["drain_seconds"] is not None
