@@ -41,7 +41,7 @@ def test_each_part_has_the_second_in_which_it_began() -> None:
         "the clone": 0.0,
         "set-up": 2.5,
         "`make demo` itself": 15.5,
-        "users come": 20.0,
+        "users come, and it learns": 20.0,
     }
 
 

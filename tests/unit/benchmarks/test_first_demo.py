@@ -10,14 +10,15 @@ _FULL = {
     "seed": 4153,
     "on": "one-core",
     "status": 1,
-    "accepted_last_fifth": 0.95612,
-    "held_out": 1.0,
-    "learned_answers": 1234,
-    "learned_seconds": 135.25,
-    "gain_p50_seconds": 20.125,
+    "accepted_last": 0.95612,
+    "held_out_live": 1.0,
+    "answers_until_85": [1234, 1000, None],
+    "seconds_until_85": [135.25, 120.0, None],
+    "gain_waits": [20.125, 30.0, 8.0],
     "seconds": 419.93,
     "answers_per_second": 12.345,
-    "load": 11.25,
+    "machine": {"cores": 1, "demo_cores": 0.9, "other_cores": 0.07, "load": 11.25},
+    "missed": ["users accept 85% after"],
 }
 
 
@@ -26,4 +27,6 @@ def test_the_table_fits_and_a_missing_figure_is_a_dash(capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 100
     assert "0.956" in printed
+    assert "20.1" in printed, "the median"
+    assert "seed 4153, one-core: users accept 85% after (figure)" in printed
     assert printed.count("│ -") == 8
