@@ -202,7 +202,10 @@ def renamed(old: str, new: str) -> Callable[[Path], None]:
 
 
 def generates_with(**fields: object) -> Callable[[Path], None]:
-    return lambda folder: (folder / "generation_config.json").write_text(json.dumps(fields)) and None
+    def change(folder: Path) -> None:
+        (folder / "generation_config.json").write_text(json.dumps(fields))
+
+    return change
 
 
 def adapter(folder: Path) -> None:
