@@ -1,6 +1,6 @@
 """The pace of a demo's users: as fast as this machine can learn from them, and never so fast that training or the gate falls behind.
 
-The first guess is a share of what the engine alone answers, as the base policy's evaluation showed. Then, every few seconds, the pace
+The first guess is a share of the rate at which the engine alone answers, as the base policy's evaluation showed. Then, every few seconds, the pace
 falls by a quarter while anything is behind, and else rises by a little (additive increase, multiplicative decrease: Chiu and Jain 1989).
 """
 

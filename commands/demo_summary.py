@@ -214,7 +214,7 @@ def _tell(value: float | None, unit: str) -> str:
 
 
 def _tell_rest(summary: Mapping[str, Any]) -> str:
-    """What has no goal."""
+    """Figures without a goal."""
     delta = summary["delta_at_realistic_rate"]
     elsewhere = (
         "" if delta is None else f"; {delta['ratio']:.0f} times at a learning rate of {delta['learning_rate']:g}"

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from contracts.answers.reasoning import without_reasoning
 from contracts.errors import InvalidTask
 from rewards.killable import Setup, pool_for
 from rewards.verifiers.check import UNVERIFIABLE, Answer, BatchVerifier, Check, Context, wrong
 from rewards.verifiers.referee import refereed
-from rewards.verifiers.texts import without_reasoning
 
 VERSION = 3
 

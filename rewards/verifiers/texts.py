@@ -7,7 +7,6 @@ import sys
 import unicodedata
 from functools import cache
 
-from contracts.answers.reasoning import without_reasoning as without_reasoning  # noqa: PLC0414 for `math`
 from rewards.verifiers.check import BadReference
 from rewards.verifiers.strict_json import NotJson, read_json
 
