@@ -50,7 +50,7 @@ DEMO_SECONDS, SMOKE_SECONDS = 320.0, 30.0
 """How long users stay at most. At the full pace their visits are over after three minutes."""
 PRODUCT = Path(__file__).parent.parent / "examples" / "reservations"
 
-DEMO_TRAINING = {"learning_rate": 3e-4, "batch_size": 16, "publish_samples": 96, "publish_seconds": 30.0}
+DEMO_TRAINING = {"learning_rate": 3e-4, "batch_size": 16, "publish_samples": 64, "publish_seconds": 30.0}
 """Small steps and frequent versions: sixteen users give nine signals a second, and they leave after three minutes."""
 DEMO_SLOTS = (LIVE, CANDIDATE, LEARNING, CANARY)
 DEMO_TRAIN = {

@@ -18,6 +18,8 @@ _GAIN_POINTS = 0.02
 """A version that the gate finds this much better than all before it is a gain for users."""
 _FELT_ANSWERS = 20
 """Half of the users have a version if half of so many answers in a row are by it or by one that is as good."""
+LONGEST_WAIT = 40.0
+"""Seconds in which half of the users should have a gain, however slow the machine is."""
 _CERTAIN = 0.025
 """One side of a 95% interval."""
 
@@ -80,7 +82,9 @@ def answers_until(clients: Sequence[Mapping[str, Any]], seconds: float | None) -
 
 
 def waits_for_gains(clients: Sequence[Mapping[str, Any]], verdicts: Sequence[tuple[int, float, float]]) -> list[float]:
-    """Seconds from each verdict that is a gain to the answer with which half of the users have it; infinite if they never had.
+    """Seconds from each verdict that is a gain to the answer with which half of the users have it.
+
+    What they never had counts as the time until they left, if that was longer than LONGEST_WAIT; else nothing is known about it.
 
     Args:
         clients: the users' own list.
@@ -96,9 +100,11 @@ def waits_for_gains(clients: Sequence[Mapping[str, Any]], verdicts: Sequence[tup
         gains, best = accuracy >= best + _GAIN_POINTS, max(best, accuracy)
         later = [(when, accuracies.get(made_by, -1.0) >= accuracy) for when, made_by in answers if when >= at]
         # Version 0 is where users begin; and what is judged when they leave is felt by nobody.
-        if not gains or version == 0 or len(later) < _FELT_ANSWERS:
+        if not gains or version == 0 or not later:
             continue
-        waits.append(next((when - at for when in _felt(later)), math.inf))
+        until = next(iter(_felt(later)), None)
+        if until is not None or later[-1][0] - at > LONGEST_WAIT:
+            waits.append((later[-1][0] if until is None else until) - at)
     return waits
 
 

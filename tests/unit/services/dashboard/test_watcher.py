@@ -3,7 +3,7 @@ import json
 import math
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, closing
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -165,14 +165,17 @@ def test_a_chart_that_cannot_be_drawn_is_counted_and_the_ledger_is_told(small: S
 
 
 def test_a_row_that_no_page_can_show_does_not_keep_the_ledger_from_being_checked(
-    small: Settings, reader_of: ReaderOf
+    small: Settings, reader_of: ReaderOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LEDGER_UNEXPLAINED.labels("generations").set(7)
-    with closing(small.database()) as database, database.transaction() as connection:
-        connection.execute(update(training_step).values(metrics=["no object"]))
+
+    def stumble(*_: object) -> None:
+        raise AttributeError("a row of another shape")
+
+    monkeypatch.setattr("services.dashboard.live.reader.read_loop", stumble)
     reader = reader_of(small)
     reader._looked_at -= 100
-    with pytest.raises(AttributeError, match="list"):
+    with pytest.raises(AttributeError, match="another shape"):
         reader.read(time.time())
     assert REGISTRY.get_sample_value("millrace_ledger_unexplained", {"kind": "generations"}) == 0
     assert (REGISTRY.get_sample_value("millrace_ledger_look_age_seconds", {"policy": small.policy}) or 100) < 100

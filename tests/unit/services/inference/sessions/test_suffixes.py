@@ -104,4 +104,4 @@ def test_messages_that_the_template_refuses_have_no_suffix(templates: dict[str, 
     template = templates["qwen3"]
     close = close_of(template, "qwen3", is_call=False)
     broken = {"role": "tool", "content": {"not": "text"}}
-    assert suffix_of(template, ANSWERED, [broken, {"role": "unheard"}], {"unknown_qz": 1}, close) is None
+    assert suffix_of(template, ANSWERED, [broken, {"role": "unheard"}], {"messages": []}, close) is None
