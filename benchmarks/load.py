@@ -203,7 +203,9 @@ def main() -> None:
     sys.stdout.buffer.write(b"\n")
     sys.stdout.flush()
     load = uvloop.run(generator.send_all())
-    sys.stdout.buffer.write(msgspec.json.encode(load))
+    # Not sys.stdout: with PYTHONUNBUFFERED it has no buffer, and a signal would leave a part of the figures unwritten.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as output:
+        output.write(msgspec.json.encode(load))
 
 
 if __name__ == "__main__":

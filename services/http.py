@@ -176,8 +176,11 @@ def _with_key(message: str, content: Any) -> str:
     """The message with the key of the wrong value, such as `metadata.run` for `metadata[...]`."""
     if (match := _SOME_VALUE.search(message)) is None:
         return message
-    pairs = (msgspec.json.decode(content) if isinstance(content, bytes) else content)[match[2]]
-    key = next((key for key, value in pairs.items() if type(value) is _KINDS.get(match[1])), "...")
+    try:  # what follows the wrong value was never read: it may be no JSON, or name the field again
+        pairs = (msgspec.json.decode(content) if isinstance(content, bytes) else content)[match[2]]
+        key = next((key for key, value in pairs.items() if type(value) is _KINDS.get(match[1])), "...")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, AttributeError, KeyError, TypeError):
+        return message
     return message.replace(f"{match[2]}[...]", f"{match[2]}.{key[:_MAX_KEY_SHOWN]}")
 
 
