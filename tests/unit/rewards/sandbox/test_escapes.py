@@ -94,5 +94,5 @@ def test_a_bomb_is_the_models_fault_and_leaves_nothing(name: str, world: World) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_goes_off_in_every_sandbox(sandbox: Sandbox, name: str, world: World) -> None:
-    assert explode(sandbox, name, world) < SHORT.seconds + 1.0
+    assert explode(sandbox, name, world) < SHORT.seconds + 10.0
     assert world.survivors() == []
