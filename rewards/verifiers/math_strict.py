@@ -127,7 +127,8 @@ class Reference:
             return ""
         if reference.clock is not None and answer.clock is not None:
             return "" if answer.clock == reference.clock else "another time of day"
-        return self._problem_of_sides(*_ABOUT.split(apart(answer.text, self._capitals)))
+        first, *about = _ABOUT.split(apart(answer.text, self._capitals))
+        return self._problem_of_sides(first, about)
 
     def _other_notation(self, answer: Spelling, said: Counter[str]) -> str:
         """Why an answer has another base, unit, word or mark, which SymPy does not see, or ""."""
@@ -140,7 +141,7 @@ class Reference:
             return "words that change the value are not those of the reference"
         return marks_differ(answer.text, reference.text)
 
-    def _problem_of_sides(self, first: str, *about: str) -> str:
+    def _problem_of_sides(self, first: str, about: list[str]) -> str:
         r"""The first side must be right, and each after an approximate sign near it. A name may stand first: `x \approx 5`."""
         if about and self._is_number and _is_name(parsed(first)):
             first, *about = f"{first} = {about[0]}" if first.strip() else about[0], *about[1:]
