@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Collection
 
-_NAME = re.compile(r"\s*\\?[A-Za-z]+(?:_\w|_\{\w+\})?'*(?:\s*\(\w+\))?\s*=")
+_LEFT = re.compile(r"\A(?:[^={}<>]|_\{\w+\}|\\[a-z]+\{\w+\})*=")
 _MARK = re.compile(r"(?<=[A-Za-z)\]}'])\s*(?:'|\^\s*(?:T|\{\s*T\s*\}))")
 _SAYING = re.compile(
     r"(?<![a-z\\])(?:(?:hundred|thousand|million|billion|trillion|tenth)(?:th)?s?|dozens?|lakhs?|crores?|and a half"
@@ -32,7 +32,7 @@ def sayings(text: str) -> Counter[str]:
 def marks_differ(answer: str, reference: str) -> str:
     """Why an answer has other marks at its letters than the reference, or ""."""
     if ("=" in answer) != ("=" in reference):
-        answer, reference = (_NAME.sub("", text, count=1) for text in (answer, reference))
+        answer, reference = (_LEFT.sub("", text) for text in (answer, reference))
     if _marks(answer) != _marks(reference):
         return "it has other primes or transposes than the reference"
     wanted = _letters(reference)

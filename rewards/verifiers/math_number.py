@@ -147,7 +147,7 @@ def _differ_as_reals(gold: Any, given: Any, point: dict[Any, Any]) -> bool | Non
 
 
 def _unless_undefined(gold: Any, given: Any, point: dict[Any, Any]) -> bool | None:
-    """Whether they are equal. What has no value where the reference has one is not, if nothing proves that it is."""
+    """Whether they are equal. If nothing proves it, an answer without a value differs from a reference that has one."""
     found = _is_zero(gold - given)
     if found is None and _numerical(given, point) is None and _numerical(gold, point) is not None:
         return False

@@ -161,7 +161,7 @@ class Reference:
             return (
                 "" if values[0] is not None and values[0] == values[1] else "a percentage is a hundredth of the number"
             )
-        if is_set(latex) and is_tuple(reference):
+        if (is_set(latex) or is_set(latex.rpartition("=")[2])) and is_tuple(reference):
             return "a set has no order, and the reference has one"
         if not (given := parsed(latex)):
             return "the boxed answer cannot be parsed"

@@ -98,6 +98,7 @@ def check(verifier: BatchVerifier, text: str, reference: str = "5") -> Check:
         (r"\boxed{25 \text{ units squared}}", "25"),
         (r"\boxed{A = \pi a^2}", r"\pi a^2"),
         (r"\boxed{\pi(R-r)(R+r)}", r"\pi(R^2-r^2)"),
+        (r"\boxed{|\overline{AB}| = 2a}", "2a"),
         (r"\boxed{f'(x) = 2x}", "2x"),
         (r"\boxed{y^{\prime} = 2y}", "y' = 2y"),
         (r"\boxed{A^{\top}B}", "A^TB"),
@@ -275,6 +276,7 @@ def test_an_honest_answer_passes_in_every_usual_notation(verifier: BatchVerifier
     [
         ("(2, 1)", "(1, 2)"),
         (r"\{1, 2\}", "(1, 2)"),
+        (r"x = \{1, 2\}", "(1, 2)"),
         ("(1, 3, 2)", "(1, 2, 3)"),
         ("(1, 2]", "[1, 2)"),
         ("5", r"5\%"),
