@@ -74,7 +74,9 @@ def _names(expression: Any) -> bool:
 
 
 def _is_name(expressions: list[Any]) -> bool:
-    return not is_number(expressions) or any(expression.has(AppliedUndef) for expression in expressions[:1])
+    return not is_number(expressions) or any(
+        isinstance(expression, Basic) and expression.has(AppliedUndef) for expression in expressions
+    )
 
 
 def _is_rational(expression: Expr) -> bool:
@@ -145,10 +147,14 @@ class Reference:
         r"""The first side must be right, and each after an approximate sign near it. A name may stand first: `x \approx 5`."""
         if about and self._is_number and _is_name(parsed(first)):
             first, *about = f"{first} = {about[0]}" if first.strip() else about[0], *about[1:]
-        if problem := self._problem_of(first.strip()):
+        if (problem := self._problem_of(first.strip())) or not about:
             return problem
         value, *others = (parsed(side.strip())[:1] for side in (first.rpartition("=")[2], *about))
-        return "" if all(value and other and is_near(value[0], other[0]) for other in others) else "it says two values"
+        try:
+            are_near = all(value and other and is_near(value[0], other[0]) for other in others)
+        except TooBig:
+            are_near = False
+        return "" if are_near else "it says two values"
 
     def _problem_of(self, latex: str) -> str:
         reference = self.spelling.text

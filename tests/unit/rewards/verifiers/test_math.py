@@ -196,6 +196,8 @@ def test_what_is_another_answer_or_more_than_one_is_the_models_fault(verifier: B
         (r"\cos 1^\circ", r"\cos 1"),
         (r"42 \approx 43", "42"),
         (r"2x \approx 5", "5"),
+        (r"5 \approx 9^{9^{9^9}}", "5"),
+        (r"5 \approx \{5\}", "5"),
         *[(f"42 {words}", "42") for words in SAYINGS],
         *[("42", f"42 {words}") for words in SAYINGS],
         *[(rf"42\text{{ {words}}}", "42") for words in SAYINGS],
