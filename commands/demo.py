@@ -99,7 +99,10 @@ class DemoOptions(NamedTuple):
 def demo(
     *,
     seed: SeedOption = 1,
-    seconds: Annotated[float, typer.Option(help="How long the users work at most.")] = DEMO_SECONDS,
+    seconds: Annotated[
+        float,
+        typer.Option(help="How long the users work at most; they also leave so that all ends within seven minutes."),
+    ] = DEMO_SECONDS,
     home: DemoHomeOption = None,
     keep: KeepOption = False,
     device: DeviceOption = "cpu",

@@ -158,6 +158,8 @@ def broken_promises(summary: Mapping[str, Any], *, learns: bool) -> list[str]:
     kept = {
         f"{summary['failed_requests']} requests failed": not summary["failed_requests"],
         "the ledger does not balance": summary["ledger_balanced"],
+        f"processes ended by themselves, and with which status: {summary['ended']}": not summary["ended"],
+        f"versions that learned have no verdict: {summary['unjudged']}": not summary["unjudged"],
         f"versions answered users before the gate had accepted them: {summary['ungated']}": not summary["ungated"],
         "no version passed the gate": summary["versions_shipped"] > 0,
         "an engine computes with other weights than those that were published": summary.get("weights_exact")

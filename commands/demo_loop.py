@@ -68,6 +68,7 @@ class DemoLoop:
 
     def run(self, learning_rate: float, machine: MachineUse) -> DemoRun:
         """Evaluate the base policy, let the users work, drain the loop, and evaluate the live version."""
+        ends = {name: len(child.ends) for name, child in self._supervisor.children.items()}
         base = self._product.evaluate(self._settings.web_url, self._home.operator_key, self._policy, 0)
         pace = PaceMaker(base.answers_per_second)
         self._console.print(
@@ -90,7 +91,13 @@ class DemoLoop:
         live = self._product.evaluate(self._settings.web_url, self._home.operator_key, self._policy, self._live())
         explore = self._task.sampling.explore
         share = 0.0 if explore is None else explore.share
-        return DemoRun(base, live, result, read_clients(self._listed), learning_rate, share, pace.figures())
+        ended = {name: child.ends[ends[name] :] for name, child in self._supervisor.children.items()}
+        ended = {name: statuses for name, statuses in ended.items() if statuses}
+        with self._database() as database:
+            waiting = unjudged(database, self._policy)
+        return DemoRun(
+            base, live, result, read_clients(self._listed), learning_rate, share, pace.figures(), ended, waiting
+        )
 
     def _start_users(self, rate: float) -> subprocess.Popen[bytes]:
         settings, product = self._settings, self._product
@@ -194,5 +201,10 @@ def is_settled(database: Database, policy: str) -> bool:
 
 def all_judged(database: Database, policy: str) -> bool:
     """True if every version with a trained sample has its verdict. Then the live version no longer changes by itself."""
+    return not unjudged(database, policy)
+
+
+def unjudged(database: Database, policy: str) -> list[int]:
+    """Versions with a trained sample and no verdict."""
     with database.snapshot() as connection:
-        return set(trained_versions(connection).values()) <= queries.verdicts(connection, policy).keys()
+        return sorted(set(trained_versions(connection).values()) - queries.verdicts(connection, policy).keys())

@@ -75,6 +75,10 @@ class DemoRun(NamedTuple):
     learning_rate: float
     explore_share: float
     pace: dict[str, Any]
+    ended: Mapping[str, Sequence[int]]
+    """By process: the statuses with which it ended before it was told to."""
+    unjudged: Sequence[int]
+    """Versions that learned and have no verdict."""
 
     @property
     def seconds(self) -> float:
@@ -117,6 +121,8 @@ def summarise(settings: Settings, run: DemoRun) -> dict[str, Any]:
             for name, value in exploring_acceptance(run.clients, run.explore_share, run.seconds).items()
         },
         "versions_shipped": len(shipped),
+        "ended": dict(run.ended),
+        "unjudged": list(run.unjudged),
         "ungated": ungated(run.clients, accepted),
         "signals_served": len(waits),
         "freshness_p50_s": _rounded(percentile(waits, 0.50)),

@@ -68,7 +68,7 @@ def check_policy(folder: Path) -> CheckpointReport:
 
 def size_of(folder: Path) -> int:
     """Bytes of the weights of a base policy; 0 if they are not here."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
 
 
 class CheckOnce:

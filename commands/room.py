@@ -28,7 +28,7 @@ _GPU_TRAINER = 20
 """Bytes per weight on a GPU: float32 master, gradient and two moments, a frozen copy."""
 _GPU_HOST = 16
 """Bytes per weight that engine and trainer hold beside a GPU: 7 while a version is loaded, 9 for three versions and a save."""
-_DISK_WEIGHT, _DISK_BYTES = 2 + 2 * 12, 2 * 2**30
+_DISK_WEIGHT, _DISK_BYTES = 2 + 2 * 12, 2**28
 """Version 0, two checkpoints of master and moments; and room for log and database to grow."""
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _GIB = 2**30

@@ -107,6 +107,8 @@ def end_problems(folder: Path, vocabulary: int) -> Iterator[tuple[str, str]]:
                     "wrong_eos",
                     f"{file} has the eos_token_id {one!r}, and {ids_there}: write the id of the token that ends an answer",
                 )
+        if ids is not None:  # as transformers: config.json counts only where generation_config.json names none
+            return
 
 
 def _has_weights(folder: Path) -> bool:

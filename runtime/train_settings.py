@@ -64,7 +64,7 @@ class TrainSettings(Section):
     @field_validator("patience_seconds")
     @classmethod
     def _hours(cls, seconds: float) -> float:
-        if seconds < HOUR:
+        if not seconds >= HOUR:  # nan too
             raise ValueError(
                 f"it is only a ceiling, of at least {HOUR:,.0f} s, not {seconds:g}: a train of an unharmed version goes on until it is "
                 "proven; shadow_seconds ends the shadow, longest_age_seconds bounds the default age of comparison"

@@ -37,6 +37,7 @@ from runtime.metrics import CANDIDATE_AGE_SECONDS, LIVE_VERSION, NO_VERDICTS, VE
 from runtime.operations import step_done
 from runtime.replicas import Bell
 
+_ASK_TRAIN_SECONDS = 600.0
 _LOOP = LookLoop("gate", "no verdict", NO_VERDICTS, pause_seconds=0.2, fatal=(InvalidSettings,))
 
 log = structlog.get_logger()
@@ -70,7 +71,9 @@ class Releaser:
         self._bell = bell
         self._slots = slots
         self._unasked: set[int] = set()
-        """Anchors and versions on the train that could not be asked again."""
+        """Anchors that could not be asked again."""
+        self._ask_train_at: dict[int, float] = {}
+        """By version on the train that could not be asked: when it is asked again."""
         self._each_look = each_look
         self._clock = clock
         self._since: float | None = None
@@ -218,15 +221,19 @@ class Releaser:
     def _answers_of_train(
         self, version: int, stop: threading.Event, draws: Mapping[str, int]
     ) -> dict[int, SentinelAnswer]:
-        """The answers of the version on the train; empty: it does not give them now, and no verdict waits for them."""
+        """The answers of the version on the train; empty: it does not give them now.
+
+        While an engine holds it, a verdict waits for them as long as for a candidate's; if they do not come, none does for ten minutes.
+        """
         with self._database.snapshot() as connection:
-            is_held = version not in self._unasked and self._slots.holds(connection, version)
+            is_due = self._clock() >= self._ask_train_at.get(version, 0.0)
+            is_held = is_due and self._slots.holds(connection, version)
             if self._kept(connection, version, draws) is None and not is_held:
                 return {}
         try:
             return self._answers_of(version, stop, draws)
         except (Unavailable, VersionNotResident, BadVersion) as error:
-            self._unasked.add(version)
+            self._ask_train_at[version] = self._clock() + _ASK_TRAIN_SECONDS
             log.warning("version on the train not compared", version=version, reason=error.message)
             return {}
 

@@ -35,6 +35,7 @@ _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "sqrt", "min", "max", "and"})
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}")
 _NO_PROSE = re.compile(rf"{_TEXT.pattern}|\\(?:begin|end)\s*\{{\w+\*?\}}|\\operatorname\*?\s*\{{\w+\}}")
+_CLOSING = re.compile(r"(?<=[^\\\s.,;])\s*[.,;]\Z")
 _MAX_BOXES = 16
 _CORRECTION = re.compile(
     r"\b(?:no\s*[,:.;!\u2014\u2013-]|wait\b|correction\b|corrected\b|actually\b|my mistake\b|i made (?:a|an) (?:mistake|error)\b|scratch that\b"
@@ -66,7 +67,9 @@ def answer_in(text: str) -> str | Check:
         return wrong("the last \\boxed{ never ends" if is_cut_off else "no \\boxed{} answer")
     if len(places) > _MAX_BOXES:
         return wrong(f"more than {_MAX_BOXES} boxes")
-    answer = ", ".join(dict.fromkeys(text[start:end].strip() for start, end in _standing(text, places)))
+    answer = ", ".join(
+        dict.fromkeys(_CLOSING.sub("", text[start:end].strip()) for start, end in _standing(text, places))
+    )
     problem = _unfit(answer)
     return wrong(problem) if problem else answer
 

@@ -26,6 +26,7 @@ from sympy import (  # type: ignore[import-untyped]
     Mul,
     Ne,
     Number,
+    Rational,
     S,
     Set,
     Symbol,
@@ -132,11 +133,13 @@ def _is_same_collection(gold: Any, given: Any) -> Found:
     if ordered[0] is not None and (isinstance(given, FiniteSet) or ordered[1] is not None):
         other = ordered[1] if ordered[1] is not None else list(getattr(given, "_unsorted_args", given.args))
         return len(ordered[0]) == len(other) and _all(map(is_same, ordered[0], other))
-    if isinstance(gold, Interval | Union) or isinstance(given, Interval | Union):
-        return _is_same_multiset(_pieces(gold, Union), _pieces(given, Union))
+    kind = Union if any(isinstance(side, Interval | Union) for side in (gold, given)) else FiniteSet
     if any(isinstance(side, Tuple) or side == S.EmptySet for side in (gold, given)):
         return False
-    return _is_same_multiset(_pieces(gold, FiniteSet), _pieces(given, FiniteSet))
+    parts = _pieces(gold, kind), _pieces(given, kind)
+    if parts == ([gold], [given]):
+        return bool(gold == given)  # Nothing is left to be taken apart.
+    return _is_same_multiset(*parts)
 
 
 def _ordered(side: Any) -> list[Any] | None:
@@ -168,20 +171,44 @@ def _is_same_multiset(gold: Sequence[Any], given: Sequence[Any], same: Callable[
 
 
 def _is_same_relation(gold: Any, given: Any) -> Found:
-    if isinstance(gold, Set) or isinstance(given, Set):
-        sets = _as_set(gold), _as_set(given)
-        if sets[0] is None or sets[1] is None:
-            return None if not isinstance(gold, FiniteSet) and not isinstance(given, FiniteSet) else False
-        return _is_same_collection(sets[0], sets[1])
-    if not _is_relation(gold) or not _is_relation(given):
-        return False
-    parts = _pieces(gold, And), _pieces(given, And)
-    if (found := _is_same_multiset(*parts, same=_is_same_comparison)) is not False or parts == ([gold], [given]):
-        return found
+    are_relations = not isinstance(gold, Set) and not isinstance(given, Set)
+    if are_relations:
+        if not _is_relation(gold) or not _is_relation(given):
+            return False
+        parts = _pieces(gold, And), _pieces(given, And)
+        found = _is_same_multiset(*parts, same=_is_same_comparison)
+        if found is not False or parts == ([gold], [given]):
+            return False if found is None and _is_refuted(None, None, gold, given) else found
     sets = _as_set(gold), _as_set(given)
-    if sets[0] is None or sets[1] is None:
-        return None if gold.free_symbols == given.free_symbols else False
-    return _is_same_collection(sets[0], sets[1])
+    if sets[0] is not None and sets[1] is not None:
+        return _is_same_collection(sets[0], sets[1])
+    if are_relations:
+        is_other = gold.free_symbols != given.free_symbols or any(not part.free_symbols for part in parts[1])
+    else:
+        is_other = isinstance(gold, FiniteSet) or isinstance(given, FiniteSet)
+    return False if is_other or _is_refuted(*sets, gold, given) else None
+
+
+def _is_refuted(first: Any, second: Any, gold: Any, given: Any) -> bool:
+    """Whether a number satisfies one side and not the other. `first` and `second` are their numbers, None if that is hard."""
+    names = gold.free_symbols | given.free_symbols
+    if len(names) != 1:
+        return first is not None or second is not None  # Only one of them is about one number.
+    (unknown,) = names
+    sides = ((first, gold), (second, given))
+    found = [{_holds_at(numbers, side, unknown, sample) for numbers, side in sides} for sample in _SAMPLES]
+    return {True, False} in found
+
+
+def _holds_at(numbers: Any, side: Any, unknown: Any, sample: Any) -> Found:
+    try:
+        found = side.subs(unknown, sample).doit() if numbers is None else numbers.contains(sample)
+    except (ArithmeticError, ValueError, TypeError, NotImplementedError, AttributeError):
+        return None
+    return bool(found) if found in (S.true, S.false) else None
+
+
+_SAMPLES = [Rational(number, 7) for number in (-7003, -703, -73, -23, -9, -4, -2, 2, 4, 9, 23, 73, 703, 7003)]
 
 
 def _is_same_comparison(gold: Any, given: Any) -> Found:
@@ -189,6 +216,8 @@ def _is_same_comparison(gold: Any, given: Any) -> Found:
     kinds = [_DIRECTIONS.get(type(side), ("", 0)) for side in (gold, given)]
     if kinds[0][0] != kinds[1][0] or not kinds[0][1] or gold.free_symbols != given.free_symbols:
         return False
+    if not all(isinstance(part, Expr) for side in (gold, given) for part in (side.lhs, side.rhs)):
+        return bool(gold == given)
     first, second = (
         evaluated(side.lhs - side.rhs) * sign for side, (_, sign) in zip((gold, given), kinds, strict=True)
     )

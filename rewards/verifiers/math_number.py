@@ -40,7 +40,7 @@ def is_same_value(gold: Any, given: Any) -> bool | None:
         return _is_same_function(*sides, sorted(unknowns, key=str))
     if _differ(*sides, {}):
         return _rounds(gold, given)
-    return _is_zero(sides[0] - sides[1])
+    return _unless_undefined(*sides, {})
 
 
 def evaluated(expression: Any) -> Any:
@@ -49,7 +49,23 @@ def evaluated(expression: Any) -> Any:
     if letters and {str(letter) for letter in letters} == {"i"}:
         expression = expression.xreplace(dict.fromkeys(letters, sympy.I))
     exactly = {part: sympy.Rational(str(part)) for part in expression.atoms(sympy.Float)}
-    return expression.xreplace(exactly).doit()
+    found = expression.xreplace(exactly).doit()
+    return found.replace(_is_odd_root, lambda power: (-1) ** power.exp.p * (-power.base) ** power.exp)
+
+
+def _is_odd_root(part: Any) -> bool:
+    """Whether it is an odd root of a negative number. The real root is meant, as in school."""
+    return bool(part.is_Pow and part.base.is_negative and part.exp.is_Rational and part.exp.q > 1 and part.exp.q % 2)
+
+
+def is_near(value: Any, given: Any) -> bool:
+    """Whether a number rounds or truncates a value, as after an approximate sign, or is within half a percent of it."""
+    if not isinstance(value, sympy.Expr) or not isinstance(given, sympy.Expr):
+        return False
+    decimal, number, wanted = decimal_of(given), _as_fraction(given), _as_fraction(value)
+    if number is None or wanted is None:
+        return is_same_value(value, given) is True
+    return abs(wanted - number) < max(decimal.unit if decimal else 1, abs(wanted) / 200)
 
 
 def _rounds(gold: Any, given: Any) -> bool:
@@ -113,12 +129,29 @@ def _differ(gold: Any, given: Any, point: dict[Any, Any]) -> bool | None:
 
 def _is_same_function(gold: Any, given: Any, unknowns: list[Any]) -> bool | None:
     if len(unknowns) > _MAX_SYMBOLS:
-        return None
-    for start, step in _POINTS:
-        point = {name: sympy.Float(start, 60) + place * sympy.Float(step, 60) for place, name in enumerate(unknowns)}
-        if _differ(gold, given, point):
-            return False
-    return _is_zero(gold - given)
+        return None if len(gold.free_symbols) > _MAX_SYMBOLS else False
+    points = [
+        {name: sympy.Float(start, 60) + place * sympy.Float(step, 60) for place, name in enumerate(unknowns)}
+        for start, step in _POINTS
+    ]
+    if _differ_as_reals(gold, given, {name: -value for name, value in points[0].items()}):
+        return False  # |x| is not x.
+    if any(_differ(gold, given, point) for point in points):
+        return False
+    return _unless_undefined(gold, given, points[-1])
+
+
+def _differ_as_reals(gold: Any, given: Any, point: dict[Any, Any]) -> bool | None:
+    values = _numerical(gold, point), _numerical(given, point)
+    return all(value is not None and value.is_real for value in values) and _differ(gold, given, point)
+
+
+def _unless_undefined(gold: Any, given: Any, point: dict[Any, Any]) -> bool | None:
+    """Whether they are equal. If nothing proves it, an answer without a value differs from a reference that has one."""
+    found = _is_zero(gold - given)
+    if found is None and _numerical(given, point) is None and _numerical(gold, point) is not None:
+        return False
+    return found
 
 
 def _is_zero(difference: Any) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import product
 from typing import Any
 
@@ -16,7 +17,9 @@ from sympy.core.relational import Relational  # type: ignore[import-untyped]
 from rewards.verifiers.math_equal import is_same
 from rewards.verifiers.math_exact import TooBig, measure
 from rewards.verifiers.math_form import NumberForm, has_percent, is_set, is_tuple, percent_value, still_open
-from rewards.verifiers.math_text import is_same_text, spelled
+from rewards.verifiers.math_marks import apart, in_both_cases, marks_differ, sayings
+from rewards.verifiers.math_number import is_near
+from rewards.verifiers.math_text import Spelling, is_same_text, spelled
 
 _EXTRACTION = LatexExtractionConfig(
     try_extract_without_anchor=False,
@@ -26,6 +29,7 @@ _EXTRACTION = LatexExtractionConfig(
     ),
 )
 _OPEN = (Integral, Derivative, Sum, Product, Limit)
+_ABOUT = re.compile(r"\\approx(?![A-Za-z])|\u2248")
 _BOTH = re.compile(r"(?<![A-Za-z])and(?![A-Za-z])|\\(?:land|wedge)(?![A-Za-z])")
 
 
@@ -69,6 +73,12 @@ def _names(expression: Any) -> bool:
     )
 
 
+def _is_name(expressions: list[Any]) -> bool:
+    return not is_number(expressions) or any(
+        isinstance(expression, Basic) and expression.has(AppliedUndef) for expression in expressions
+    )
+
+
 def _is_rational(expression: Expr) -> bool:
     return expression.is_rational is True or isinstance(expression, Float)
 
@@ -94,8 +104,10 @@ class Reference:
     def __init__(self, latex: str) -> None:
         """Raises TooBig if it cannot be compared."""
         self.spelling = spelled(latex)
+        self._sayings = sayings(latex)
         text = self.spelling.text
-        self.expressions = parsed(text)
+        self._capitals = in_both_cases(text)
+        self.expressions = parsed(apart(text, self._capitals))
         for expression in self.expressions:
             if isinstance(expression, Basic | MatrixBase):
                 measure(expression)
@@ -111,15 +123,38 @@ class Reference:
     def problem(self, latex: str) -> str:
         """Why an answer is wrong, or "". Raises Unverifiable."""
         answer, reference = spelled(latex), self.spelling
-        if reference.bases and answer.bases != reference.bases:
-            return "it is not in the base of the reference"
-        if reference.unit and answer.unit and answer.unit != reference.unit:
-            return "it has another unit than the reference"
+        if problem := self._other_notation(answer, sayings(latex)):
+            return problem
         if is_same_text(answer, reference):
             return ""
         if reference.clock is not None and answer.clock is not None:
             return "" if answer.clock == reference.clock else "another time of day"
-        return self._problem_of(answer.text)
+        first, *about = _ABOUT.split(apart(answer.text, self._capitals))
+        return self._problem_of_sides(first, about)
+
+    def _other_notation(self, answer: Spelling, said: Counter[str]) -> str:
+        """Why an answer has another base, unit, word or mark, which SymPy does not see, or ""."""
+        reference = self.spelling
+        if reference.bases and answer.bases != reference.bases:
+            return "it is not in the base of the reference"
+        if reference.unit and answer.unit and answer.unit != reference.unit:
+            return "it has another unit than the reference"
+        if said - self._sayings or (self._is_number and said != self._sayings):
+            return "words that change the value are not those of the reference"
+        return marks_differ(answer.text, reference.text)
+
+    def _problem_of_sides(self, first: str, about: list[str]) -> str:
+        r"""The first side must be right, and each after an approximate sign near it. A name may stand first: `x \approx 5`."""
+        if about and self._is_number and _is_name(parsed(first)):
+            first, *about = f"{first} = {about[0]}" if first.strip() else about[0], *about[1:]
+        if (problem := self._problem_of(first.strip())) or not about:
+            return problem
+        value, *others = (parsed(side.strip())[:1] for side in (first.rpartition("=")[2], *about))
+        try:
+            are_near = all(value and other and is_near(value[0], other[0]) for other in others)
+        except TooBig:
+            are_near = False
+        return "" if are_near else "it says two values"
 
     def _problem_of(self, latex: str) -> str:
         reference = self.spelling.text
@@ -132,7 +167,7 @@ class Reference:
             return (
                 "" if values[0] is not None and values[0] == values[1] else "a percentage is a hundredth of the number"
             )
-        if is_set(latex) and is_tuple(reference):
+        if (is_set(latex) or is_set(latex.rpartition("=")[2])) and is_tuple(reference):
             return "a set has no order, and the reference has one"
         if not (given := parsed(latex)):
             return "the boxed answer cannot be parsed"

@@ -49,6 +49,15 @@ _WORDS = re.compile(
     r"\s*(?:\^\s*\{?\s*([23])\s*\}?)?\s*\Z"
 )
 _NO_VARIABLE = re.compile(r"\\[A-Za-z]+|(?<![A-Za-z])[ei](?![A-Za-z])")
+_SCIENTIFIC = re.compile(r"(?<![\w.}])(\d{1,30}\.\d{1,30}[eE][-+]?\d{1,4}|\d{1,30}[eE]\d{1,4})(?!\w|\.\d)")
+"""3e3 and 1.5e-5. 2e-5 is the number e, doubled, less 5."""
+_DEGREES = r"(\d{1,9}(?:\.\d{1,9})?)\s*\^\s*\{?\s*\\circ(?![A-Za-z])\s*\}?\s*"
+_OF_DEGREES = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc))\s*"
+    rf"(?:\(\s*{_DEGREES}\)|\\left\s*\(\s*{_DEGREES}\\right\s*\)|\{{\s*{_DEGREES}\}}|{_DEGREES})"
+)
+_PRIME = re.compile(r"\^\s*\{?((?:\s*\\prime(?![A-Za-z]))+)\s*\}?")
+_TRANSPOSE = re.compile(r"\^\s*(?:\\top(?![A-Za-z])|\{\s*(?:\\top|\\(?:mathsf|mathrm|text)\s*\{\s*T\s*\})\s*\})")
 _MAX_WORDS = 200
 _NAMES = {
     "m": "m meter metre", "km": "km kilometer kilometre", "cm": "cm centimeter centimetre", "mm": "mm millimeter millimetre",
@@ -70,6 +79,9 @@ def spelled(text: str) -> Spelling:
     text = plain(text).translate(PLAIN).strip()
     if clock := _CLOCK.fullmatch(text):
         return Spelling(text, clock=_seconds(clock))
+    text = _SCIENTIFIC.sub(_as_power_of_ten, text.replace("\\degree", r"^\circ").replace("\u00b0", r"^\circ"))
+    text = _OF_DEGREES.sub(_in_radians, text)
+    text = _TRANSPOSE.sub("^T", _PRIME.sub(lambda match: "'" * match[1].count("prime"), text))
     text = _BOLD.sub(r"{\1\2}", text)
     text = _E_AND_I.sub(lambda match: f" {match.group(1) or match.group(2) or match.group(3)} ", text)
     text = _ROOT.sub(r"\\sqrt ", _PI.sub(r"\\pi ", text))
@@ -151,6 +163,16 @@ def _repeating(match: re.Match[str]) -> str:
         int(again), (10 ** len(again) - 1) * 10 ** len(first)
     )
     return str(value) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def _as_power_of_ten(match: re.Match[str]) -> str:
+    number, _, exponent = match[1].lower().partition("e")
+    return rf"{number} \times 10^{{{int(exponent)}}}"
+
+
+def _in_radians(match: re.Match[str]) -> str:
+    function, *degrees = match.groups()
+    return rf"{function}\left(\frac{{{next(filter(None, degrees))} \pi}}{{180}}\right)"
 
 
 def _without_unit(text: str) -> tuple[str, str]:

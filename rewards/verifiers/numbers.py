@@ -14,17 +14,20 @@ import re2
 
 MAX_DIGITS = 200
 _EXPONENT = r"(?:[eE][-+]?\d{1,3})?"
-_SIGNS = str.maketrans({"\u2212": "-", "\u2010": "-", "\u2011": "-", "\u00a0": " ", "\u202f": " ", "\u2009": " "})
+_SIGNS = str.maketrans(
+    {**dict.fromkeys("\u2212\u2010\u2011\u2013\ufe63\uff0d", "-"), "\u00a0": " ", "\u202f": " ", "\u2009": " "}
+)
 _BEFORE_NOT = re.compile(
-    r"(?:\b(?:not|never|except|than|least|most|over|under|above|below|without)|n't)[ \t]{1,4}[$\u20ac\u00a3(*_\"']{0,4}\Z",
+    r"(?:\b(?:not|never|except|than|least|most|over|under|above|below|without|half|twice|thrice|double|triple"
+    r"|(?:half|third|quarter|square|cube|root|opposite|inverse|reciprocal)[ \t]of)|n't)[ \t]{1,4}[$\u20ac\u00a3(*_\"']{0,4}\Z",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"[^\W\d_]+")
 _TIMES = re.compile(
-    r"[ \t]{1,4}(?:hundreds?|thousands?|millions?|billions?|trillions?|dozens?|k|m|bn|squared|cubed|factorial|choose|mod(?:ulo)?)\b",
+    r"[ \t]{1,4}(?:(?:hundred|thousand|million|billion|trillion|tenth)(?:th)?s?|dozens?|lakhs?|crores?|k|m|bn|squared|cubed|factorial|choose|mod(?:ulo)?)\b",
     re.IGNORECASE,
 )
-_PERCENT = re.compile(r"[ \t]?(?:%|\\%|percent\b)", re.IGNORECASE)
+_PERCENT = re.compile(r"[ \t]?(?:%|\\%|per ?cent\b)", re.IGNORECASE)
 _OPERATION = re.compile(
     r"(?!\^\{?\\circ)(?:[ \t]{0,4}(?:[-+*/^\u00d7\u00f7\u00b7\u2013]|\*\*)[ \t]{0,4}(?:[\d({\\]|\.\d)|[/^*][^\W_]|[.,]\d|_\{?\d"
     r"|[ \t]{0,4}(?:[\u00b1\u03c0\u221a]|\\(?:[dt]?frac|sqrt|times|cdot|div|pm|mp|pi|log|ln|infty|bmod|pmod|mod|choose)(?![a-z]))"
@@ -35,7 +38,8 @@ _APPLIED = re.compile(
     r"(?:\\(?:sqrt|log|ln|lg|exp|sin|cos|tan|geq?|leq?|neq?|lt|gt|times|cdot|div|pm|mp|pi)|\b(?:sqrt|log|ln|exp|sin|cos|tan))(?![a-z])[ \t]{0,2}[{(\[]{0,2}\Z"
 )
 _NEGATIVE = re.compile(
-    r"(?:(?<![\w)\]}])-[$\u20ac\u00a3(]{1,2}|\b(?:minus|negative)[ \t]{1,4}[$\u20ac\u00a3(]{0,2})\Z", re.IGNORECASE
+    r"(?:(?<![\w)\]}])-(?:\\text)?[$\u20ac\u00a3({]{1,2}|\b(?:minus|negative)[ \t]{1,4}[$\u20ac\u00a3(]{0,2})\Z",
+    re.IGNORECASE,
 )
 _POWER = re.compile(
     r"[ \t]{0,2}(?:\\times|\\cdot|[x*\u00d7\u00b7])[ \t]{0,2}10[ \t]?(?:(?:\^|\*\*)[ \t]?(?:\{[ \t]?([-+]?\d{1,3})[ \t]?\}|([-+]?\d{1,3}))"
@@ -44,9 +48,10 @@ _POWER = re.compile(
 _RAISED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b", "0123456789+-")
 _BELOW = re.compile(r"[ \t]?/[ \t]?(\d{1,12})(?![\d/])(?![.,]\d)")
 _BESIDE = re.compile(r"[ \t](\d{1,12})/(\d{1,12})(?![\d/])(?![.,]\d)")
-_FRACTION = re.compile(r"\\[dt]?frac[ \t]?(?:\{(\d{1,12})\}|(\d))[ \t]?(?:\{(\d{1,12})\}|(\d))(?!\d)")
+_FRACTION = re.compile(r"\\[dt]?frac[ \t]?(?:\{(-?\d{1,12})\}|(\d))[ \t]?(?:\{(\d{1,12})\}|(\d))(?!\d)")
+_VULGAR = re.compile(r"[\u00bc-\u00be\u2150-\u215e]")
 _THIN = re.compile(r"(?<=\d)(?:\\[,! ]|(\{,\}))(?=\d)")
-_OPERATORS = frozenset("+*/^\u00d7\u00f7\u00b7<>\u2264\u2265\u2260\u221a")
+_OPERATORS = frozenset("+*/^\u00d7\u00f7\u00b7<>\u2264\u2265\u2260\u221a\u00b1")
 
 
 class Number(NamedTuple):
@@ -140,17 +145,26 @@ class NumberReader:
 
 
 def plain_signs(text: str) -> str:
-    """The text with plain signs and spaces, and fractions of LaTeX as 1/2. Characters that cannot be encoded are replaced."""
+    """The text with plain signs and spaces, and fractions of LaTeX and of one character as 1/2. Characters that cannot be encoded are replaced."""
     text = text.encode(errors="replace").decode().translate(_SIGNS)
-    if "\\" not in text and "{," not in text:
+    text = text if text.isascii() else _VULGAR.sub(_in_digits, text)
+    if "\\" not in text and "{" not in text:
         return text
-    return _FRACTION.sub(_on_a_line, _THIN.sub(lambda match: "," if match[1] else "", text))
+    return _FRACTION.sub(_on_a_line, _THIN.sub(lambda match: "," if match[1] else "", text.replace("{-}", "-")))
 
 
 def _on_a_line(match: re.Match[str]) -> str:
-    """A fraction of LaTeX as 1/2; behind a digit it is the part of a mixed number."""
-    before = match.string[match.start() - 1 : match.start()] if match.start() else ""
-    return f"{' ' if before.isdigit() else ''}{match[1] or match[2]}/{match[3] or match[4]}"
+    """A fraction of LaTeX as 1/2; behind a digit it is the part of a mixed number. One with two signs stays."""
+    before = match.string[max(0, match.start() - 8) : match.start()]
+    above = match[1] or match[2]
+    if above[0] == "-" and before.rstrip(" \t({$").endswith(("-", "+")):
+        return match[0]
+    return f"{' ' if before[-1:].isdigit() else ''}{above}/{match[3] or match[4]}"
+
+
+def _in_digits(match: re.Match[str]) -> str:
+    is_mixed = match.string[match.start() - 1 : match.start()].isdigit()
+    return f"{' ' if is_mixed else ''}{unicodedata.normalize('NFKC', match[0]).replace(chr(0x2044), '/')}"
 
 
 def _in_lowest_terms(above: Fraction, below: str) -> Fraction | None:

@@ -34,9 +34,8 @@ VERSION = 3
 
 _MEMORY_BYTES = 1 << 30
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*\n(.*?)(?:\n?[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
-_ON_ONE_LINE = re.compile(r"\s*```(?:sql\b)?([^`\n]+)```\s*\Z", re.IGNORECASE)
-_NAMED = re.compile(r"\A\s*sql(?:ite)?(?: query)?[ \t]*[:\n]", re.IGNORECASE)
-_END = re.compile(r"(?:\s*;)+\s*\Z")
+_ON_ONE_LINE = re.compile(r"```(?:sql\b)?([^`\n]+)```", re.IGNORECASE)
+_NAMED = re.compile(r"\Asql(?:ite)?(?: query)?[ \t]*[:\n]", re.IGNORECASE)
 _DIALECTS = ("sql", "postgres", "mysql", "psql")
 _GIVEN_SHARE, _FRESH_SHARE = 1 / 4, 1 / 8
 """Shares of the deadline, as processor time for all queries of the reference, and the same again for the answer.
@@ -93,13 +92,15 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
 def query_in(text: str) -> str | Check:
     """The first block fenced as sql or one of its dialects, else the first without a language, else the whole text.
 
-    A fence may be missing at the end, and semicolons may be there.
+    A fence may be missing at the end, and semicolons may be there. Linear in any text.
     """
+    text = text.strip()
     blocks = [(match[2].lower(), match[3]) for match in _FENCE.finditer(text)]
     named = [block for language, block in blocks if language.startswith(_DIALECTS)]
     bare = [block for language, block in blocks if not language]
-    whole = _ON_ONE_LINE.sub(r"\1", _NAMED.sub("", text))
-    query = _END.sub("", [*named, *bare, whole][0]).strip()
+    one = _ON_ONE_LINE.fullmatch(text)
+    whole = one[1] if one else _NAMED.sub("", text)
+    query = [*named, *bare, whole][0].rstrip("; \t\r\n\f\v").strip()
     return query or wrong("no query")
 
 

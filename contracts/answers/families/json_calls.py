@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -21,6 +23,9 @@ from contracts.answers.source import CallText, NotACall, Reading, escaped, objec
 
 Kind = TypeVar("Kind")
 _NO_ARGUMENTS = frozenset(("name", "tool_name", "id", "type", "arguments", "parameters"))
+_MEANINGS = {
+    "name": "name", "tool_name": "name", "arguments": "arguments", "parameters": "arguments", "function": "function",
+}  # fmt: skip
 
 
 class _Written(msgspec.Struct):
@@ -38,11 +43,15 @@ class _Written(msgspec.Struct):
 def take_call(written: bytes, sink: Sink) -> None:
     """Read one JSON object as a call. Raises NotACall if it does not call an offered tool."""
     call = _decoded(written, _Written)
+    meanings = _meanings(written)
     if call.function is not msgspec.UNSET:
         if call.type not in (None, "function"):
             raise NotACall(f"it has the type {call.type!r}")
         written = bytes(call.function)
         call = _decoded(written, _Written)
+        meanings += _meanings(written)
+    if twice := [meaning for meaning, num in meanings.items() if num > 1]:
+        raise NotACall(f"two of its keys give the {twice[0]}")
     name = call.name or call.tool_name
     arguments = call.parameters if call.arguments is msgspec.UNSET else call.arguments
     if name is None:
@@ -53,6 +62,15 @@ def take_call(written: bytes, sink: Sink) -> None:
     if others := _decoded(written, dict[str, msgspec.Raw]).keys() - _NO_ARGUMENTS:
         raise NotACall(f"it has {min(others)[:40]!r}, and no `arguments`")
     sink.whole(name, "{}")
+
+
+def _meanings(written: bytes) -> Counter[str]:
+    """What the keys of a JSON object give, and how many of them. Raises NotACall."""
+    try:
+        pairs = json.loads(written, object_pairs_hook=list, parse_int=str)
+    except (ValueError, RecursionError) as error:
+        raise NotACall(f"broken JSON: {error}") from error
+    return Counter(_MEANINGS[key] for key, _ in pairs if key in _MEANINGS)
 
 
 def take_calls(written: str, sink: Sink) -> None:

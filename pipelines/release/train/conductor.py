@@ -17,7 +17,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 import structlog
 from sqlalchemy import Connection
@@ -34,13 +33,13 @@ from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.learning_guard import LearningGuard
 from pipelines.release.train.moves import is_on_track
 from pipelines.release.train.promise import PACE, WANTED_LEVEL
-from pipelines.release.train.repository import CHANGED_IN, CHANGED_TO, REVOKED, SINCE, Train
+from pipelines.release.train.repository import CHANGED_IN, CHANGED_TO, REVOKED, Train
 from pipelines.release.train.rules import TrainMove, better_by
 from pipelines.release.train.shadow.repository import forget_pairs, read_pace
 from pipelines.release.train.slots import TrainSlots
 from pipelines.release.train.standing import TrackView, ended_by_others
 from pipelines.release.train.task_rules import patience_of
-from pipelines.release.train.trip import Shadow, Trip
+from pipelines.release.train.trip import NO_USERS, Shadow, Trip
 from runtime.database import Database
 from runtime.metrics import TRAIN_FAILURES, TRAIN_MOVES, TRAIN_STAGE, TRAIN_WITHOUT_SLOT
 from runtime.operations import LONGEST_WORK_SECONDS
@@ -105,6 +104,9 @@ class Conductor:
         self._fault = fault
         self._guard = LearningGuard(database, policy=policy, tasks=tasks, settings=settings, monotonic=monotonic)
         self._trip: Trip | None = None
+        self._better = dict[int, str | None]()
+        """By waiting version: how it beats the one on the trip."""
+        self._users_told = False
         self._clean_at = float("-inf")
         self._without_bytes: set[int] = set()
         self._looked_at = monotonic()
@@ -195,11 +197,16 @@ class Conductor:
         live = seen.arms.get(LIVE)
         if live is None or live.version is None or seen.hold is not None:
             return
-        if not self._settings.enabled or CANARY not in seen.slots or not seen.has_users:
+        self._users_told = self._users_told and not seen.has_users
+        if not self._settings.enabled or CANARY not in seen.slots or self._users_told:
             return
         with self._database.snapshot() as connection:
             waiting = self._waiting(connection, live.version, seen.revoked)
         if not waiting:
+            return
+        if not seen.has_users:
+            self._users_told = True
+            log.info("versions wait for users", reason=NO_USERS, versions=waiting)
             return
         settings = self._settings.model_dump(mode="json") | {"slots": sorted(seen.slots)}
         settings["patience_seconds"] = patience_of(self._tasks, self._settings)
@@ -207,20 +214,15 @@ class Conductor:
         with self._database.snapshot() as connection:
             pace = read_pace(connection, self._policy, self._settings, now)
             ended = repository.read_ended(connection, self._policy, 1)
-            since = {
-                version: repository.read_since(connection, self._policy, version, live.version) for version in waiting
-            }
         changed_to = ended[0].evidence.get(CHANGED_TO) if ended else None
         waiting.sort(key=lambda version: version != changed_to)  # else the newest first
         settings[PACE] = None if pace is None else pace._asdict()
         for version in waiting:
-            evidence = dict[str, Any]()
-            if since[version] is not None:
-                evidence[SINCE] = since[version]
-            if version == changed_to:
-                evidence[CHANGED_IN] = ended[0].changed_in
             try:
                 with self._database.transaction() as connection:
+                    evidence = repository.read_kept(connection, self._policy, version, live.version, settings)
+                    if version == changed_to:
+                        evidence[CHANGED_IN] = sorted({*evidence.get(CHANGED_IN, ()), *ended[0].changed_in})
                     level = self._level(connection, f"v{version} against v{live.version} at {now:.3f}", now)
                     settings |= {"level": level}
                     moves.depart(
@@ -271,6 +273,7 @@ class Conductor:
             self._moved(f"train {ended.state}", ended.reason, version=train.version, state=ended.state)
             return
         if self._trip is None or self._trip.train_id != train.id:
+            self._better.clear()
             self._trip = Trip(
                 train,
                 self._database,
@@ -288,8 +291,11 @@ class Conductor:
             return None
         with self._database.snapshot() as connection:
             for version in self._waiting(connection, train.blessed, seen.revoked, above=train.version):
-                says = better_by(repository.read_verdict(connection, self._policy, version), train.version)
-                if says is not None:
+                if version not in self._better:
+                    verdict = repository.read_verdict(connection, self._policy, version)
+                    self._better[version] = better_by(verdict, train.version)
+                says = self._better[version]
+                if says is not None and not repository.read_vetoes(connection, version, train.blessed):
                     return TrainMove("change_over", f"v{version} is better by the gate: {says}", version)
         return None
 

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Row, and_, delete, insert, not_, or_, select,
 from contracts import train_points
 from contracts.assignments import LEARNING
 from contracts.errors import StaleWrite
+from contracts.ids import first_id_at
 from contracts.rejection import WITHDRAWN_BY
 from contracts.tables import alarm, generation, train, train_answer, train_point, verdict
 from contracts.tables.statements import delete_free
@@ -32,7 +33,10 @@ BY_OTHERS = "by_others"
 SINCE = "since"
 """In the evidence of a version that departed again: when its first train left. Its answers from then on count."""
 CHANGED_IN, CHANGED_TO = "changed_in", "changed_to"
-"""In the evidence: the stages in which this train, and those that changed over to it, changed over; and to which version it did."""
+"""In the evidence: the stages in which this train, earlier ones of its version, and those that changed over to it, changed over; and to
+which version it did."""
+_SAME = ("stages", "control_ratio", "unit", "tuned_units", "proof_level")
+"""Settings that all trains share whose answers are one sample, of which one sequence tells."""
 
 
 class Train(NamedTuple):
@@ -101,23 +105,28 @@ def read_accepted_above(connection: Connection, policy: str, live: int) -> list[
     return list(connection.execute(statement).scalars())
 
 
-def read_since(connection: Connection, policy: str, version: int, blessed: int) -> float | None:
-    """When a version first departed, if its trains so far were compared with `blessed`; None: it has no answers to keep.
+def read_kept(
+    connection: Connection, policy: str, version: int, blessed: int, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a version that departs keeps in its evidence of its trains so far: `CHANGED_IN`, and `SINCE` if it has answers to keep.
 
-    Of trains that were compared with another version before, nothing is kept.
+    Nothing is kept of trains that were compared with another version than `blessed`, and no answers from before `settings` changed.
     """
     columns = train.c
     statement = (
-        select(columns.blessed, columns.started_at)
+        select(columns.blessed, columns.started_at, columns.settings, columns.evidence)
         .where(columns.policy == policy, columns.version == version)
         .order_by(columns.id.desc())
     )
-    since: float | None = None
+    kept = dict[str, Any]()
     for row in connection.execute(statement):
         if row.blessed != blessed:
             break
-        since = row.started_at if since is None else min(since, row.started_at)
-    return since
+        kept.setdefault(CHANGED_IN, row.evidence.get(CHANGED_IN, []))
+        if any(row.settings.get(name) != settings[name] for name in _SAME):
+            break
+        kept[SINCE] = min(row.started_at, kept.get(SINCE, row.started_at))
+    return kept
 
 
 def read_verdict(connection: Connection, policy: str, version: int) -> dict[str, Any]:
@@ -130,6 +139,8 @@ def has_users(connection: Connection, policy: str, now: float) -> bool:
     """Whether an answer of a user reached us lately. `now`: UTC epoch seconds."""
     columns = generation.c
     statement = select(columns.completion_id).where(
+        # Ids sort by time, and the table has a partition for each day.
+        columns.completion_id >= first_id_at(int((now - _LONGEST_ANSWER_SECONDS) * 1000)),
         columns.policy == policy,
         columns.purpose == "user",
         columns.created_at >= now - _LONGEST_ANSWER_SECONDS,
@@ -140,12 +151,12 @@ def has_users(connection: Connection, policy: str, now: float) -> bool:
 
 
 def read_tried(connection: Connection, policy: str, blessed: int) -> set[int]:
-    """Versions whose train ended by what it found against `blessed`, not because somebody else moved an arm; or that an operator withdrew."""
+    """Versions above `blessed` whose train ended by what it found against `blessed`, not because somebody else moved an arm; or that an operator withdrew."""
     columns = train.c
     was_tried = and_(columns.blessed == blessed, columns.evidence[BY_OTHERS].as_string().is_(None))
     was_rejected = columns.evidence[WITHDRAWN_BY].as_string().is_not(None)
     statement = select(columns.version).where(
-        columns.policy == policy, columns.ended_at.is_not(None), or_(was_tried, was_rejected)
+        columns.policy == policy, columns.version > blessed, columns.ended_at.is_not(None), or_(was_tried, was_rejected)
     )
     return set(connection.execute(statement).scalars())
 

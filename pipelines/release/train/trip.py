@@ -43,6 +43,7 @@ _GAP_SECONDS = 60.0
 """A longer time without a look, or a jump of the clock by more, is not counted."""
 ABSENT_SECONDS = 30.0
 """A train stops when no engine held its version for so long: a restart takes less."""
+NO_USERS = "No answer of a user was joined in the last 30 s: the train waits for users, or for episodes."
 _VETO = "Nobody else gets it by itself; who wants the habit promotes the version by hand."
 _ENDED = {"arrive": SHIPPED, "revoke": REVOKED, "withdraw": WITHDRAWN, "change_over": WITHDRAWN}
 _TOLD = {"advance": "train advanced", "stop": "train stopped", "go_on": "train goes on"}
@@ -116,9 +117,12 @@ class Trip:
         found = self._evidence.assess(now, where)
         # The start by which patience ends: later, if a time did not count.
         due = where._replace(started_at=train.started_at + train.paused_seconds)
-        move = self._next(seen, train, found, decide(due, found, self._settings, now), now)
-        if move.kind == "withdraw" and _waits_for_users(seen, train):
-            move = TrainMove("stay", "Nobody asks anything: the train waits for users.")
+        decided = decide(due, found, self._settings, now)
+        move = self._next(seen, train, found, decided, now)
+        if _waits_for_users(seen, train):
+            self._stopped_since = self._absent_since = None  # when they come, it listens anew
+            if "withdraw" in {decided.kind, move.kind}:
+                move = TrainMove("stay", NO_USERS)
         if change is not None and move.kind in {"stay", "advance"}:
             move = change
         said = self._promise(train, found, where, now)

@@ -40,7 +40,7 @@ def read_gates(task_files: tuple[Path, ...], home: Path, newest: Mapping[str, An
 
 
 def _sees(task: str, newest: Mapping[str, Any] | None) -> float | None:
-    """The largest over all comparisons: the verdict needs each of them."""
+    """The largest over all comparisons but that with the train: the verdict needs each of them."""
     comparisons = ((newest or {}).get("tasks", {}).get(task) or {}).get("comparisons", [])
-    least = [item["least_difference"] for item in comparisons]
+    least = [item["least_difference"] for item in comparisons if item.get("reference") != "train"]
     return max((value for value in least if value is not None), default=None)

@@ -99,7 +99,7 @@ def test_the_summary_keeps_to_its_definitions(home: Home) -> None:
         "fastest": 14.4,
         "slowed_for": {"the gate": 2},
     }
-    run = DemoRun(base_run, live_run, audited, clients, 1e-4, 0.1, pace)
+    run = DemoRun(base_run, live_run, audited, clients, 1e-4, 0.1, pace, {}, [])
     summary = summarise(home.settings, run)
     assert (summary["held_out_base"], summary["held_out_live"], summary["live_version"]) == (0.5, 0.75, 2)
     assert summary["p_better"] == 0.5**10

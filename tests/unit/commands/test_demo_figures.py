@@ -21,7 +21,15 @@ from commands.demo_figures import (
 from commands.demo_picture import draw_curves
 from commands.demo_summary import row_of
 
-WELL = {"failed_requests": 0, "ledger_balanced": True, "ungated": [], "versions_shipped": 5, "p_better": 1e-9}
+WELL = {
+    "failed_requests": 0,
+    "ledger_balanced": True,
+    "ungated": [],
+    "ended": {},
+    "unjudged": [],
+    "versions_shipped": 5,
+    "p_better": 1e-9,
+}
 
 
 @pytest.mark.parametrize(
@@ -30,6 +38,8 @@ WELL = {"failed_requests": 0, "ledger_balanced": True, "ungated": [], "versions_
         {"failed_requests": 1},
         {"ledger_balanced": False},
         {"ungated": [3]},
+        {"ended": {"training": [-11]}},
+        {"unjudged": [4]},
         {"versions_shipped": 0},
         {"weights_exact": False},
         {"breaks_unexplained": 2},

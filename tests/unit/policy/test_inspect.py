@@ -201,6 +201,14 @@ def renamed(old: str, new: str) -> Callable[[Path], None]:
     return lambda folder: changed(folder, change)
 
 
+def ends_by_config(token: int) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        config_with(eos_token_id=token)(folder)
+
+    return change
+
+
 def generates_with(**fields: object) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         (folder / "generation_config.json").write_text(json.dumps(fields))
@@ -247,7 +255,7 @@ BAD: list[Bad] = [
     ("llama", renamed("", "base_model.model."), "wrapped_names", "merge_and_unload"),
     ("llama", renamed("", "module."), "wrapped_names", "DeepSpeed"),
     ("llama", generates_with(eos_token_id=[1, 704]), "wrong_eos", "generation_config.json has the eos_token_id 704"),
-    ("llama", config_with(eos_token_id=9999), "wrong_eos", "config.json has the eos_token_id 9999"),
+    ("llama", ends_by_config(9999), "wrong_eos", "config.json has the eos_token_id 9999"),
     ("llama", adapter, "adapter", "an adapter of peft (LORA) for org/base"),
     ("llama", moved_into_a_subfolder, "wrong_folder", "huggingface does: give that folder instead"),
     ("llama", partial(moved_into_a_subfolder, weights=False), "wrong_folder", "verl.model_merger"),

@@ -122,6 +122,10 @@ def test_a_candidate_is_compared_with_the_version_on_the_train_which_refuses_not
     assert {item["alpha"] for item in verdict.details["tasks"]["math"]["comparisons"]} == {FALSE_REFUSALS}
     world.offer(3, 72)
     assert [version for version, _ in world.asked].count(1) == (held == 1), "asked once, whether it answered or not"
+    world.now += 600.0
+    world.fault = lambda _: None
+    world.offer(4, 72)
+    assert world.references(4) == ({"live": 0, "train": 1} if held else {"live": 0}), "and again after a while"
 
 
 def test_refusals_send_the_trainer_back_to_live_with_a_train_too(world: GateWorld) -> None:

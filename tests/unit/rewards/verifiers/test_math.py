@@ -15,6 +15,7 @@ from rewards.verifiers.check import UNVERIFIABLE, Answer, BatchVerifier, Check, 
 from tests.unit.rewards.verifiers.math_pairs import pairs
 
 DEADLINE = 3.0
+SAYINGS = ["million", "thousand", "dozen", "hundredths", "squared", "is wrong", "or more", "and a half"]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,31 @@ def check(verifier: BatchVerifier, text: str, reference: str = "5") -> Check:
         (r"\boxed{\sqrt{2+\sqrt 3}}", r"\frac{\sqrt6+\sqrt2}{2}"),
         (r"I first thought \boxed{3}, no: \boxed{5}", "5"),
         (r"\boxed{3} and \boxed{4}. Wait, that is wrong: \boxed{5}", "5"),
+        (r"\boxed{42.}", "42"),
+        (r"\boxed{\frac34,}", r"\frac34"),
+        (r"\boxed{3e3}", "3000"),
+        (r"\boxed{6.02e23}", r"6.02 \times 10^{23}"),
+        (r"\boxed{0.000015}", "1.5e-5"),
+        (r"\boxed{5+2e}", "2e+5"),
+        (r"\boxed{-2}", r"\sqrt[3]{-8}"),
+        (r"\boxed{\sqrt[3]{-3}}", r"-\sqrt[3]{3}"),
+        ("\\boxed{60\u00b0}", "60"),
+        (r"\boxed{60^\circ}", "60\u00b0"),
+        (r"\boxed{\frac12}", r"\sin 30^\circ"),
+        ("\\boxed{\\cos{60\u00b0}}", r"\cos\left(60^\circ\right)"),
+        (r"\boxed{\frac13 \approx 0.33}", r"\frac13"),
+        (r"\boxed{\theta \approx 5}", "5"),
+        (r"\boxed{f(2) \approx 5}", "5"),
+        (r"\boxed{42 \text{ million}}", "42 million"),
+        (r"\boxed{25 \text{ units squared}}", "25"),
+        (r"\boxed{A = \pi a^2}", r"\pi a^2"),
+        (r"\boxed{\pi(R-r)(R+r)}", r"\pi(R^2-r^2)"),
+        (r"\boxed{|\overline{AB}| = 2a}", "2a"),
+        (r"\boxed{f'(x) = 2x}", "2x"),
+        (r"\boxed{y^{\prime} = 2y}", "y' = 2y"),
+        (r"\boxed{A^{\top}B}", "A^TB"),
+        (r"\boxed{\text{yes}}", r"\text{Yes}"),
+        (r"\boxed{\mathbb{R}}", r"\mathbb{R}"),
     ],
 )
 def test_what_is_worth_the_same_passes(verifier: BatchVerifier, text: str, reference: str) -> None:
@@ -161,6 +187,21 @@ def test_what_is_another_answer_or_more_than_one_is_the_models_fault(verifier: B
         ("x > 5", r"[5, \infty)"),
         (r"x < 1 \text{ and } x > 3", r"(-\infty, 1) \cup (3, \infty)"),
         ("3x+6y-5=0", "3x+6y-4=0"),
+        (r"\pi r^2", r"\pi R^2"),
+        ("0", r"\pi(R^2-r^2)"),
+        ("2^N", "2^n"),
+        ("y'", "y''"),
+        ("A", "A^T"),
+        ("AB", "A^TB"),
+        (r"\cos 1^\circ", r"\cos 1"),
+        (r"42 \approx 43", "42"),
+        (r"2x \approx 5", "5"),
+        (r"5 \approx 9^{9^{9^9}}", "5"),
+        (r"5 \approx \{5\}", "5"),
+        *[(f"42 {words}", "42") for words in SAYINGS],
+        *[("42", f"42 {words}") for words in SAYINGS],
+        *[(rf"42\text{{ {words}}}", "42") for words in SAYINGS],
+        (r"\text{not } 42", "42"),
     ],
 )
 def test_small_and_huge_values_bases_and_units_decide(verifier: BatchVerifier, boxed: str, reference: str) -> None:
@@ -173,6 +214,31 @@ def test_what_nobody_can_decide_is_unverifiable(verifier: BatchVerifier, boxed: 
     found = check(verifier, rf"\boxed{{{boxed}}}", reference)
     assert (found.value, found.status, found.fault) == (None, "unscored", "infra")
     assert found.reason.startswith(UNVERIFIABLE)
+
+
+@pytest.mark.parametrize(
+    ("boxed", "reference"),
+    [
+        ("5", r"\mathbb{R}"),
+        ("[2,3]", "42"),
+        ("(1,2)", r"\{1,2\}"),
+        ("f(3)", "x+1"),
+        (r"\frac{x}{0}", "x+1"),
+        (r"\infty-\infty", r"\sqrt2"),
+        (r"\infty\cdot 0", r"\sqrt2"),
+        ("x+1+O(x)", "x+1"),
+        ("a+b+c+d+f+g+h+j+k+l", "x+1"),
+        ("x", "|x|"),
+        ("|x|", "x"),
+        ("1<2", "(1,2)"),
+        (r"\sin x>0", "x>3"),
+        ("x>3<43", "x>3"),
+        (r"x=\{1,2\}", "f(x)=x+1"),
+    ],
+)
+def test_an_answer_without_a_value_is_the_models_fault(verifier: BatchVerifier, boxed: str, reference: str) -> None:
+    found = check(verifier, rf"\boxed{{{boxed}}}", reference)
+    assert (found.value, found.fault) == (0.0, "model")
 
 
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3)])
@@ -212,6 +278,7 @@ def test_an_honest_answer_passes_in_every_usual_notation(verifier: BatchVerifier
     [
         ("(2, 1)", "(1, 2)"),
         (r"\{1, 2\}", "(1, 2)"),
+        (r"x = \{1, 2\}", "(1, 2)"),
         ("(1, 3, 2)", "(1, 2, 3)"),
         ("(1, 2]", "[1, 2)"),
         ("5", r"5\%"),

@@ -225,6 +225,13 @@ PUBLIC_RIGHT = [
     ("5", "Final Answer: 5 cm"),
     ("5", "The answer is \\$5"),
     ("5", "It is 5°C"),
+    ("-42", "\u201342"),
+    ("-42", "\uff0d42"),
+    ("-42", "\ufe6342"),
+    ("42", "The answer is 42 \u2013 that is it"),
+    ("0.5", "\u00bd"),
+    ("2.5", "The answer is 2\u00bd."),
+    ("-0.5", "\\boxed{\\frac{-1}{2}}"),
 ]
 PUBLIC_WRONG = [
     ("5", "The answer is $5^{2}$"),
@@ -298,6 +305,13 @@ PUBLIC_WRONG = [
     ("5", "negative 5"),
     ("5", "\\boxed{-5}"),
     ("5", "\\boxed{5}{6}"),
+    *[("42", f"{sign}42") for sign in ("\u00b1", "+/-", "\u2013", "\uff0d", "\ufe63")],
+    *[("42", f"The answer is {word} 42") for word in ("half of", "twice", "double", "the square root of")],
+    *[("42", f"The answer is 42 {word}") for word in ("lakh", "crore", "hundredths", "thousandths", "tenths")],
+    *[("42", text) for text in ("-{42}", "{-}42", "\\boxed{-\\text{42}}", "42 per cent")],
+    ("42", "42\u201343"),
+    ("2", "2\u00bd"),
+    ("-0.5", "-\\frac{-1}{2}"),
 ]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,6 +99,15 @@ def test_any_other_is_the_models_fault(verifier: BatchVerifier, text: str) -> No
     found = check(verifier, text)
     assert (found.value, found.fault) == (0.0, "model")
     assert found.reason
+
+
+@pytest.mark.parametrize(
+    "text", ["select 1 " + ";\n" * 20_000 + "x", "\n" * 100_000 + "x", "select 1" + "\n" * 100_000 + "x"]
+)
+def test_blanks_and_semicolons_are_read_at_once(text: str) -> None:
+    started = time.process_time()
+    assert str(sql.query_in(text)).endswith("x")
+    assert time.process_time() - started < 1.0
 
 
 def test_order_counts_only_if_the_reference_orders(verifier: BatchVerifier) -> None:

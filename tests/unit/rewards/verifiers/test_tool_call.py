@@ -107,6 +107,11 @@ BROKEN = [
     (OPENAI.replace("Rome\\", "Rome"), "ends inside of it"),
     ('{"type":"code","function":{"name":"now","arguments":{}}}', "type 'code'"),
     ('{"type":"function","function":"now","arguments":{}}', "got `str`"),
+    (CALL.replace('"name"', '"name":"now","name"'), "two of its keys give the name"),
+    (tagged(CALL.replace('"name"', '"tool_name":"now","n\\u0061me"')), "two of its keys give the name"),
+    (f'[{CALL[:-1]},"arguments":{{}}}}]', "two of its keys give the arguments"),
+    (CALL[:-1] + ',"parameters":{"city":"Oslo"}}', "two of its keys give the arguments"),
+    (OPENAI.replace('"id"', '"name":"now","id"'), "two of its keys give the name"),
     ("<think>I should call " + tagged(CALL), "never closed"),
     ("<tool_call>" + '{"a":' * 50_000, "ends inside of it"),
 ]

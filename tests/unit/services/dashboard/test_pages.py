@@ -16,6 +16,7 @@ from contracts.tables import dead_letter, generation, score, signal
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.formatting import MISSING
+from services.dashboard.policies.gates import read_gates
 from services.dashboard.signin.pages import PAGES as PAGES_BY_NAME
 from services.dashboard.signin.sessions import COOKIE, Sessions
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, SCRIPT, key_of
@@ -250,6 +251,16 @@ def test_the_policies_page_shows_the_gate_of_each_task(open_client: Any, small: 
         "reservations exact on 200 sentinels the newest verdict could detect 6.6 points",
         f"chat ungated {nothing}",
     ]
+
+
+def test_what_the_gate_sees_is_said_without_the_comparison_with_the_train(tmp_path: Path) -> None:
+    product = Path("examples/reservations")
+    (tmp_path / "millrace.toml").write_text(f'[release]\nsentinels = "{product / "sentinels.jsonl"}"\n')
+    roles = {"live": 0.05, "anchor": 0.07, "train": 0.3}
+    comparisons = [{"reference": role, "least_difference": least} for role, least in roles.items()]
+    newest = {"tasks": {"reservations": {"comparisons": comparisons}}}
+    [found] = read_gates((product / "task.toml",), tmp_path, newest)
+    assert (found.alarm, found.sees) == ("", 0.07)
 
 
 def test_the_policies_page_stands_though_no_task_can_be_read(open_client: Any, small: Settings) -> None:

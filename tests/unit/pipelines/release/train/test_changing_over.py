@@ -113,6 +113,25 @@ def test_it_changes_over_once_in_each_stage_whoever_is_on_it(world: TrackWorld, 
     assert min(levels) > 0.0
 
 
+def test_who_departs_again_does_not_change_over_in_the_same_stage_again(world: TrackWorld, script: Script) -> None:
+    on_the_way(world)
+    world.accept(4, details=against(3, BETTER))
+    world.look(3)
+    script.kind = "withdraw"
+    world.look()
+    script.kind = "stay"
+    world.look(2)
+    world.accept(5, details=against(3, BETTER))
+    world.look(5)
+    assert tracks(world) == [(3, "withdrawn", 0), (4, "withdrawn", 0), (3, "canary", 0)]
+    script.kind = "advance"
+    world.look()
+    script.kind = "stay"
+    world.look(3)
+    assert tracks(world)[2:] == [(3, "withdrawn", 1), (5, "canary", 0)]
+    assert world.trains()[-1].changed_in == [0, 1]
+
+
 def test_killed_in_between_the_next_process_goes_on_with_the_version_that_was_meant(world: TrackWorld) -> None:
     on_the_way(world)
     world.accept(4, details=against(3, BETTER))
@@ -173,7 +192,7 @@ def test_nobody_departs_for_nobody_and_a_stopped_train_waits_for_users(world: Tr
     [held] = world.trains()
     assert (held.state, held.evidence["next"]["reason"]) == (
         "stopped",
-        "Nobody asks anything: the train waits for users.",
+        trip.NO_USERS,
     )
     world.people(come=True)
     script.kind = "go_on"
@@ -181,6 +200,46 @@ def test_nobody_departs_for_nobody_and_a_stopped_train_waits_for_users(world: Tr
     [held] = world.trains()
     assert held.state == "canary"
     assert held.paused_seconds == pytest.approx(9_000.0, abs=60)
+
+
+def test_a_train_that_waited_for_users_listens_anew_when_they_come(database: Database) -> None:
+    """At a small share few answers are evidence: those who come first may all get live."""
+    world = TrackWorld(database)
+    on_the_way(world)
+    world.look(12, seconds=10.0)
+    assert tracks(world) == [(3, "stopped", 0)]
+    world.people(come=False)
+    world.look(3, seconds=3_000.0)
+    world.people(come=True)
+    world.look(3)
+    world.look(5, seconds=10.0)
+    assert tracks(world) == [(3, "stopped", 0)]
+    world.look(2, seconds=10.0)
+    assert tracks(world) == [(3, "withdrawn", 0)], "it listened for as long as it says"
+
+
+@pytest.mark.parametrize("name", ["stages", "control_ratio"])
+def test_answers_that_were_drawn_by_other_settings_are_not_kept(world: TrackWorld, script: Script, name: str) -> None:
+    on_the_way(world)
+    world.accept(4, details=against(3, BETTER))
+    world.look(2)
+    world.settings = world.settings.model_copy(update={"stages": (0.1, 0.5)} if name == "stages" else {name: 2.0})
+    world.restarted()
+    script.kind = "withdraw"
+    world.look(2)
+    script.kind = "stay"
+    world.look(2)
+    assert tracks(world)[2:] == [(3, "canary", 0)]
+    again = world.trains()[-1]
+    assert (again.since, again.changed_in) == (again.started_at, [0])
+
+
+def test_nobody_changes_over_to_a_version_with_a_veto(world: TrackWorld) -> None:
+    on_the_way(world)
+    world.accept(4, 5, details=against(3, BETTER))
+    world.alarm(5)
+    world.look(3)
+    assert tracks(world) == [(3, "withdrawn", 0), (4, "canary", 0)]
 
 
 def test_a_version_that_a_rollback_left_behind_does_not_depart_again(world: TrackWorld) -> None:
@@ -197,10 +256,12 @@ def test_a_version_that_a_rollback_left_behind_does_not_depart_again(world: Trac
 
 def test_patience_is_a_ceiling_of_hours() -> None:
     assert TrainSettings(patience_seconds=3_600.0).patience_seconds == 3_600.0
-    with pytest.raises(
-        ValueError, match=r"at least 3,600 s, not 28: .*shadow_seconds ends the shadow, longest_age_seconds"
-    ):
-        TrainSettings(patience_seconds=28.0)
+    for seconds in (28.0, float("nan")):
+        with pytest.raises(
+            ValueError,
+            match=rf"at least 3,600 s, not {seconds:g}: .*shadow_seconds ends the shadow, longest_age_seconds",
+        ):
+            TrainSettings(patience_seconds=seconds)
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ SETTINGS = TrainSettings(
 )
 
 ASKED = {
-    "completion_id": "asked", "choice": 0, "partition": 0, "policy": POLICY, "task": "chat", "purpose": "user", "arm": LIVE,
+    "completion_id": "chatcmpl-later", "choice": 0, "partition": 0, "policy": POLICY, "task": "chat", "purpose": "user", "arm": LIVE,
     "version": 0, "revision": 0, "state": "pending", "state_reason": "", "state_writer": "", "state_epoch": 0,
     "state_revision": 0, "record": b"", "created_at": 1e11, "joined_at": 1e11,
 }  # fmt: skip
