@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 FULL_PACE, SLOWEST_PACE = 16.0, 4.0
 """Answers per second. Goals in seconds are stated at the full pace."""
-_SHARE_OF_ENGINE = 0.2
+_SHARE_OF_ENGINE = 0.15
 """The gate's sentinels and shadow take several times what users take, and the trainer wants its share of the cores."""
 _RISE, _FALL = 0.5, 0.75
-_MOST_UNTRAINED, _MOST_UNJUDGED_SECONDS = 2.0, 30.0
+_MOST_UNTRAINED, _MOST_UNJUDGED_SECONDS = 2.0, 15.0
 _WAITING_SHARE = 0.75
 
 

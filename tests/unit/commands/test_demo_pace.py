@@ -9,13 +9,13 @@ from examples.pace import add_pace_options, pace_of, write_pace
 
 
 def test_users_begin_with_a_share_of_what_the_engine_gives() -> None:
-    assert PaceMaker(40.0).rate == 8.0
+    assert PaceMaker(60.0).rate == 9.0
     assert PaceMaker(1000.0).rate == FULL_PACE
     assert PaceMaker(1.0).rate == SLOWEST_PACE
 
 
 def test_the_pace_falls_while_something_is_behind_and_rises_while_nothing_is() -> None:
-    pace = PaceMaker(40.0)
+    pace = PaceMaker(160 / 3)
     assert pace.look(DemoLoad(8.0, 0.5, 10.0)) == 8.5
     assert pace.look(DemoLoad(8.0, 3.0, 10.0)) == 6.375
     assert pace.look(DemoLoad(6.0, 1.0, 31.0)) == 4.78125
