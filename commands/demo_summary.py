@@ -192,7 +192,8 @@ def print_summary(
     table = Table("", "measured", "95% interval", "goal", "")
     for figure in figures:
         table.add_row(*row_of(figure))
-    console.print(table)
+    if figures:
+        console.print(table)
     console.print(_tell_rest(summary))
     console.print(tell_pace(summary["pace"]))
     console.print(tell_machine(summary["machine"]))
