@@ -94,7 +94,7 @@ def calls_of_json(text: str) -> list[Call]:
     except (NotJson, NotACall) as error:
         raise Malformed(str(error)) from error
     if found is None:
-        raise Malformed("it is no list of calls")
+        raise Malformed("a list of calls is expected")
     return [_call(call, number) for number, call in enumerate(found, 1)]
 
 
