@@ -21,6 +21,7 @@ from commands.demo_curves import Bin
 from commands.demo_figures import broken_promises
 from commands.demo_loop import DemoLoop
 from commands.demo_machine import MachineUse
+from commands.demo_pace import samples_of_a_version
 from commands.demo_picture import draw_curves
 from commands.demo_product import DemoProduct
 from commands.demo_summary import GOALS, MOST, VLLM_SECONDS, figures_of, print_summary, summarise
@@ -131,6 +132,8 @@ def demo(
 def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -> int:
     """Run a product in a new home. Returns 0 if every promise was kept (and, if asked, no figure missed its goal), else 1."""
     started, machine = time.monotonic(), MachineUse()
+    samples = samples_of_a_version(product.training["publish_samples"], machine.cores)
+    product = product._replace(training={**product.training, "publish_samples": samples})
     folder = (options.home or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     with claimed(folder):
         servers = servers_of(options.profile)

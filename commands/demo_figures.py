@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from commands.demo_curves import Bin
+from commands.demo_curves import BIN_SECONDS, Bin
 from contracts.intervals import share_interval
 
 _GAIN_POINTS = 0.02
@@ -60,7 +60,10 @@ def exact_figure(name: str, value: float, goal: float, *, at_least: bool = False
 
 
 def reached(curve: Sequence[Bin], share: float) -> tuple[float | None, float | None, float | None]:
-    """Seconds until users accept `share`: as measured, and the earliest and latest moment at which they may have begun to."""
+    """Seconds until users accept `share`: as measured, and the earliest and latest moment at which they may have begun to.
+
+    Each is the end of a step of the curve, but the earliest: that is where its step begins.
+    """
 
     def first(bound: int | None) -> float | None:
         for item in curve:
@@ -69,7 +72,8 @@ def reached(curve: Sequence[Bin], share: float) -> tuple[float | None, float | N
                 return item.seconds
         return None
 
-    return first(None), first(1), first(0)
+    earliest = first(1)
+    return first(None), None if earliest is None else max(earliest - BIN_SECONDS, 0.0), first(0)
 
 
 def answers_until(clients: Sequence[Mapping[str, Any]], seconds: float | None) -> float | None:

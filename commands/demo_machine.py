@@ -16,6 +16,11 @@ class MachineUse:
         self._first, self._first_busy, self._first_idle = self._own(), *self._everybody()
         self._seen = dict(self._first)
 
+    @property
+    def cores(self) -> int:
+        """How many it may use."""
+        return len(self._cores)
+
     def look(self) -> None:
         """Note what descendants have used. Those that end later than the last look are counted up to it."""
         self._seen |= self._own()

@@ -15,8 +15,10 @@ FULL_PACE, SLOWEST_PACE = 16.0, 4.0
 _SHARE_OF_ENGINE = 0.15
 """The gate's sentinels and shadow take several times what users take, and the trainer wants its share of the cores."""
 _RISE, _FALL = 0.5, 0.75
-_MOST_UNTRAINED, _MOST_UNJUDGED_SECONDS = 2.0, 15.0
+_MOST_UNTRAINED, _MOST_UNJUDGED_SECONDS, _MOST_LOOKS = 2.0, 15.0, 4.0
+"""A version may wait for its verdict for so many seconds, or for so many times what the gate takes when nothing else works."""
 _WAITING_SHARE = 0.75
+_SAMPLES_ON_ONE_CORE = 1.5
 
 
 class DemoLoad(NamedTuple):
@@ -35,10 +37,12 @@ class PaceMaker:
 
     Args:
         alone: answers per second of the engine when nothing else works.
+        sentinels: answers that the gate asks of each version.
     """
 
-    def __init__(self, alone: float) -> None:
+    def __init__(self, alone: float, sentinels: int) -> None:
         self._alone = alone
+        self._most_unjudged = max(_MOST_UNJUDGED_SECONDS, _MOST_LOOKS * sentinels / alone)
         self.rate = _within(_SHARE_OF_ENGINE * alone)
         """Answers per second that users shall ask for."""
         self._rates = [self.rate]
@@ -47,7 +51,7 @@ class PaceMaker:
     def look(self, load: DemoLoad) -> float:
         """Adapt the pace, and return it."""
         behind = "training" if load.untrained > _MOST_UNTRAINED else ""
-        behind = "the gate" if load.unjudged_seconds > _MOST_UNJUDGED_SECONDS else behind
+        behind = "the gate" if load.unjudged_seconds > self._most_unjudged else behind
         if behind:
             self.rate = _within(_FALL * self.rate)
             self._slowed[behind] += 1
@@ -71,6 +75,11 @@ class PaceMaker:
 
 def _within(rate: float) -> float:
     return min(max(rate, SLOWEST_PACE), FULL_PACE)
+
+
+def samples_of_a_version(usual: int, cores: int) -> int:
+    """How many samples a version learns from. On one core the gate, not the trainer, is what versions wait for: so fewer of them."""
+    return usual if cores > 1 else round(_SAMPLES_ON_ONE_CORE * usual)
 
 
 def tell_pace(pace: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ def test_a_figure_is_missed_only_if_its_whole_interval_misses() -> None:
 
 def test_a_share_is_reached_between_the_moments_at_which_its_interval_says_so() -> None:
     curve = [Bin(15.0, 100, 0.6, None), Bin(30.0, 100, 0.80, 0.5), Bin(45.0, 100, 0.86, 0.9), Bin(60.0, 100, 0.95, 0.9)]
-    assert reached(curve, 0.85) == (45.0, 30.0, 60.0)
+    assert reached(curve, 0.85) == (45.0, 15.0, 60.0)
     assert reached(curve[:1], 0.85) == (None, None, None)
     clients = [{"kind": "signal", "at": 10.0}, *({"kind": "generation", "at": float(at)} for at in range(8, 20))]
     assert answers_until(clients, 5.0) == 7

@@ -4,18 +4,18 @@ import argparse
 from pathlib import Path
 
 from commands.demo_machine import MachineUse, tell_machine
-from commands.demo_pace import FULL_PACE, SLOWEST_PACE, DemoLoad, PaceMaker, tell_pace
+from commands.demo_pace import FULL_PACE, SLOWEST_PACE, DemoLoad, PaceMaker, samples_of_a_version, tell_pace
 from examples.pace import add_pace_options, pace_of, write_pace
 
 
 def test_users_begin_with_a_share_of_what_the_engine_gives() -> None:
-    assert PaceMaker(60.0).rate == 9.0
-    assert PaceMaker(1000.0).rate == FULL_PACE
-    assert PaceMaker(1.0).rate == SLOWEST_PACE
+    assert PaceMaker(60.0, 200).rate == 9.0
+    assert PaceMaker(1000.0, 200).rate == FULL_PACE
+    assert PaceMaker(1.0, 200).rate == SLOWEST_PACE
 
 
 def test_the_pace_falls_while_something_is_behind_and_rises_while_nothing_is() -> None:
-    pace = PaceMaker(160 / 3)
+    pace = PaceMaker(160 / 3, 200)
     assert pace.look(DemoLoad(8.0, 0.5, 10.0)) == 8.5
     assert pace.look(DemoLoad(8.0, 3.0, 10.0)) == 6.375
     assert pace.look(DemoLoad(6.0, 1.0, 31.0)) == 4.78125
@@ -23,6 +23,14 @@ def test_the_pace_falls_while_something_is_behind_and_rises_while_nothing_is() -
     assert pace.look(DemoLoad(2.0, 0.0, 0.0)) == SLOWEST_PACE, "users wait for their answers"
     assert pace.figures()["slowed_for"] == {"training": 1, "the gate": 2}
     assert "slowed down 1 times for training, 2 times for the gate" in tell_pace(pace.figures())
+
+
+def test_a_slow_machine_has_longer_for_the_gate_and_one_core_makes_fewer_versions() -> None:
+    assert PaceMaker(160 / 3, 200).look(DemoLoad(8.0, 0.0, 16.0)) == 6.0
+    slow = PaceMaker(30.0, 200)
+    assert slow.look(DemoLoad(4.5, 0.0, 26.0)) == 5.0
+    assert slow.look(DemoLoad(5.0, 0.0, 27.0)) == SLOWEST_PACE
+    assert (samples_of_a_version(64, 2), samples_of_a_version(64, 1)) == (64, 96)
 
 
 def test_users_follow_the_file_and_leave_after_their_visits(tmp_path: Path) -> None:
