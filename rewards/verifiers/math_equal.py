@@ -26,6 +26,7 @@ from sympy import (  # type: ignore[import-untyped]
     Mul,
     Ne,
     Number,
+    Order,
     Rational,
     S,
     Set,
@@ -173,7 +174,11 @@ def _is_same_multiset(gold: Sequence[Any], given: Sequence[Any], same: Callable[
 def _is_same_relation(gold: Any, given: Any) -> Found:
     are_relations = not isinstance(gold, Set) and not isinstance(given, Set)
     if are_relations:
-        if not _is_relation(gold) or not _is_relation(given):
+        if (
+            not _is_relation(gold)
+            or not _is_relation(given)
+            or (_has_unknown_function(given) and not _has_unknown_function(gold))
+        ):
             return False
         parts = _pieces(gold, And), _pieces(given, And)
         found = _is_same_multiset(*parts, same=_is_same_comparison)
@@ -187,6 +192,11 @@ def _is_same_relation(gold: Any, given: Any) -> Found:
     else:
         is_other = isinstance(gold, FiniteSet) or isinstance(given, FiniteSet)
     return False if is_other or _is_refuted(*sets, gold, given) else None
+
+
+def _has_unknown_function(side: Any) -> bool:
+    """Whether it has f(x) or O(x), of which nothing can be proven."""
+    return bool(side.has(AppliedUndef, Order))
 
 
 def _is_refuted(first: Any, second: Any, gold: Any, given: Any) -> bool:

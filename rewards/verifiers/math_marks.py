@@ -14,7 +14,7 @@ _MARK = re.compile(r"(?<=[A-Za-z)\]}'])\s*(?:'|\^\s*(?:T|\{\s*T\s*\}))")
 _SAYING = re.compile(
     r"(?<![a-z\\])(?:(?:hundred|thousand|million|billion|trillion|tenth)(?:th)?s?|dozens?|lakhs?|crores?|and a half"
     r"|(?<![a-z] )(?:squared|cubed|factorial)"
-    r"|not|wrong|false|incorrect|maybe|at (?:most|least)|or (?:more|less|so|not|something))(?![a-z])"
+    r"|no(?! (?:real |integer )?(?:solution|root))|never|nor|not|wrong|false|incorrect|maybe|at (?:most|least)|or (?:more|less|so|not|something))(?![a-z])"
 )
 _NO_LETTER = re.compile(r"\\(?:text|mathrm|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _NO_LETTER_OR_CAPITAL = re.compile(rf"{_NO_LETTER.pattern}|[A-Z]")

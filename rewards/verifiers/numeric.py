@@ -31,7 +31,7 @@ from rewards.verifiers.hedges import TextAfterAnswer, is_denied, is_disowned, is
 from rewards.verifiers.lookalikes import as_displayed
 from rewards.verifiers.numbers import Number, NumberReader, plain_signs
 
-VERSION = 3
+VERSION = 4
 _ANCHOR = re.compile(
     r"\b(?:answer|result|solution|total)\b(?:[ \t]?(?:\bis\b|\bare\b|\bequals\b|\bwould be\b|\bshould be\b|[:=]|\*\*|__))+|####",
     re.IGNORECASE,
@@ -51,6 +51,7 @@ _EQUAL = re.compile(r"[-+*/\u00d7\u00f7\u00b7().,\d \t]{3,80}=[ \t]?[$\u20ac\u00
 _LOOK = 80
 _RANGE = re.compile(r"\s?[.\u2026]{1,3}")
 _TIMES = re.compile(r"\s(?:times|plus|minus|divided|multiplied)\b", re.IGNORECASE)
+_CALCULATES = re.compile(r"\s(?:times|plus|minus|(?:divided|multiplied) by)\s{1,3}[$(]?\d", re.IGNORECASE)
 _BOX_END = re.compile(r"\s{0,4}\$?\s{0,4}\}")
 
 
@@ -138,6 +139,8 @@ def _stood_by(text: str, chosen: list[Number], numbers: list[Number]) -> Fractio
     last = max(chosen, key=lambda number: number.start)
     if is_denied(text, last.start) or is_withdrawn(text, last.end):
         raise NoClearAnswer("the number is denied or hedged")
+    if _CALCULATES.match(text, last.end):
+        raise NoClearAnswer("the number is part of something else")
     end, beyond = last.end, TextAfterAnswer()
     for further in (number for number in numbers if number.start >= last.end):
         gap, behind = text[end : further.start], text[further.end : further.end + _LOOK]

@@ -202,6 +202,9 @@ def test_what_is_another_answer_or_more_than_one_is_the_models_fault(verifier: B
         *[("42", f"42 {words}") for words in SAYINGS],
         *[(rf"42\text{{ {words}}}", "42") for words in SAYINGS],
         (r"\text{not } 42", "42"),
+        (r"42\text{no}", "42"),
+        ("x > 3 + O(x)", "x > 3"),
+        ("f(x) > f(3)", "x > 3"),
     ],
 )
 def test_small_and_huge_values_bases_and_units_decide(verifier: BatchVerifier, boxed: str, reference: str) -> None:

@@ -236,6 +236,8 @@ PUBLIC_RIGHT = [
 PUBLIC_WRONG = [
     ("5", "The answer is $5^{2}$"),
     ("5", "The answer is 5 \\times 3"),
+    ("42", "The answer is 42 times 2"),
+    ("42", "42 divided by 7"),
     ("5", "The answer is 5 \\cdot 10^3"),
     ("5", "5 \\times 10^3"),
     ("1", "The answer is 1 1/2"),
