@@ -21,7 +21,7 @@ from commands.demo_curves import Bin
 from commands.demo_figures import broken_promises
 from commands.demo_loop import DemoLoop
 from commands.demo_machine import MachineUse
-from commands.demo_pace import samples_of_a_version
+from commands.demo_pace import keep_sentinels, samples_of_a_version
 from commands.demo_picture import draw_curves
 from commands.demo_product import DemoProduct
 from commands.demo_summary import GOALS, MOST, VLLM_SECONDS, figures_of, print_summary, summarise
@@ -147,7 +147,9 @@ def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -
             device=options.device,
             servers=servers,
         )
-        release = ReleaseSettings(sentinels=product.write_sentinels(folder / "sentinels.jsonl"))
+        release = ReleaseSettings(
+            sentinels=keep_sentinels(product.write_sentinels(folder / "sentinels.jsonl"), machine.cores)
+        )
         training = make_section("[training]", TrainingSettings, **product.training)
         sections: dict[str, Section] = {"training": training, "release": release, **chosen.sections}
         if product.train is not None:

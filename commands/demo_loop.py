@@ -34,8 +34,8 @@ from weights.stores.opening import open_weight_store
 
 DRAIN_SECONDS = 180.0
 """At most; a quiet machine needs twenty."""
-_END_SECONDS, _SHORTEST_SECONDS = 55.0, 120.0
-"""What draining, the last evaluation and the summary take on a slow machine, so that users leave in time; and what users get at least."""
+_END_SECONDS, _SHORTEST_SECONDS = 40.0, 120.0
+"""What draining and the summary take on a slow machine, so that users leave in time; and what users get at least."""
 _REPORT_SECONDS = 5.0
 _LATE_SECONDS = 8.0
 """From the end of a sample's window to the moment at which the trainer may have it, on a machine that keeps up."""
@@ -76,7 +76,9 @@ class DemoLoop:
             f"base policy: {base.accuracy:.1%} of the held-out cases are right; the engine alone gives "
             f"{base.answers_per_second:.0f} answers a second, so users begin with {pace.rate:.0f}"
         )
-        users = self._start_users(pace.rate)
+        # The last versions are judged and evaluated as the base was.
+        end = _END_SECONDS + 2 * len(base.right) / base.answers_per_second
+        users = self._start_users(pace.rate, LONGEST_SECONDS - end)
         stop = threading.Event()
         watcher = threading.Thread(target=self._supervisor.watch, args=(stop,), daemon=True)
         watcher.start()
@@ -100,9 +102,9 @@ class DemoLoop:
             base, live, result, read_clients(self._listed), learning_rate, share, pace.figures(), ended, waiting
         )
 
-    def _start_users(self, rate: float) -> subprocess.Popen[bytes]:
+    def _start_users(self, rate: float, until: float) -> subprocess.Popen[bytes]:
         settings, product = self._settings, self._product
-        left = LONGEST_SECONDS - _END_SECONDS - (time.monotonic() - self._started)
+        left = until - (time.monotonic() - self._started)
         seconds = min(product.seconds, max(left, _SHORTEST_SECONDS))
         self._set_pace(rate)
         command = [sys.executable, "-m", f"examples.{product.folder.name}.users", "--url", settings.web_url]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 FULL_PACE, SLOWEST_PACE = 16.0, 4.0
@@ -18,7 +19,7 @@ _RISE, _FALL = 0.5, 0.75
 _MOST_UNTRAINED, _MOST_UNJUDGED_SECONDS, _MOST_LOOKS = 2.0, 15.0, 4.0
 """A version may wait for its verdict for so many seconds, or for so many times what the gate takes when nothing else works."""
 _WAITING_SHARE = 0.75
-_SAMPLES_ON_ONE_CORE = 1.5
+_SAMPLES_ON_ONE_CORE, _SENTINELS_ON_ONE_CORE = 1.5, 120
 
 
 class DemoLoad(NamedTuple):
@@ -78,8 +79,16 @@ def _within(rate: float) -> float:
 
 
 def samples_of_a_version(usual: int, cores: int) -> int:
-    """How many samples a version learns from. On one core the gate, not the trainer, is what versions wait for: so fewer of them."""
+    """How many samples a version learns from. On one core versions wait for the gate, and not for the trainer: so there are fewer."""
     return usual if cores > 1 else round(_SAMPLES_ON_ONE_CORE * usual)
+
+
+def keep_sentinels(path: Path, cores: int) -> Path:
+    """On one core keep so many lines of the file that the gate leaves the users most of the engine. Returns the path."""
+    if cores == 1:
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(lines[:_SENTINELS_ON_ONE_CORE]))
+    return path
 
 
 def tell_pace(pace: dict[str, Any]) -> str:

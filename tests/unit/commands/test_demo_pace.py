@@ -4,7 +4,15 @@ import argparse
 from pathlib import Path
 
 from commands.demo_machine import MachineUse, tell_machine
-from commands.demo_pace import FULL_PACE, SLOWEST_PACE, DemoLoad, PaceMaker, samples_of_a_version, tell_pace
+from commands.demo_pace import (
+    FULL_PACE,
+    SLOWEST_PACE,
+    DemoLoad,
+    PaceMaker,
+    keep_sentinels,
+    samples_of_a_version,
+    tell_pace,
+)
 from examples.pace import add_pace_options, pace_of, write_pace
 
 
@@ -25,11 +33,15 @@ def test_the_pace_falls_while_something_is_behind_and_rises_while_nothing_is() -
     assert "slowed down 1 times for training, 2 times for the gate" in tell_pace(pace.figures())
 
 
-def test_a_slow_machine_has_longer_for_the_gate_and_one_core_makes_fewer_versions() -> None:
+def test_a_slow_machine_has_longer_for_the_gate_and_one_core_makes_fewer_versions(tmp_path: Path) -> None:
     assert PaceMaker(160 / 3, 200).look(DemoLoad(8.0, 0.0, 16.0)) == 6.0
     slow = PaceMaker(30.0, 200)
     assert slow.look(DemoLoad(4.5, 0.0, 26.0)) == 5.0
     assert slow.look(DemoLoad(5.0, 0.0, 27.0)) == SLOWEST_PACE
+    sentinels = tmp_path / "sentinels.jsonl"
+    sentinels.write_text("{}\n" * 200)
+    assert len(keep_sentinels(sentinels, 2).read_text().splitlines()) == 200
+    assert len(keep_sentinels(sentinels, 1).read_text().splitlines()) == 120
     assert (samples_of_a_version(64, 2), samples_of_a_version(64, 1)) == (64, 96)
 
 
