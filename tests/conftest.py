@@ -16,7 +16,7 @@ import structlog
 from runtime.database import Database
 from runtime.log.local import LocalLog
 from tests.authority import Authority
-from tests.databases import share_compiled_statements, write_migrated
+from tests.databases import copy_instead_of_migrating, share_compiled_statements, write_migrated
 from tests.leftovers import end_with_this_process
 from tests.selection import is_left_out
 from tests.torch_marker import touches_torch
@@ -25,6 +25,7 @@ from tests.torch_marker import touches_torch
 hypothesis.settings.register_profile("millrace", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("millrace")
 share_compiled_statements()
+copy_instead_of_migrating()
 
 
 _MEMORY, _ROOM = Path("/dev/shm"), 4 * 2**30  # noqa: S108 pytest makes a folder there that is its own
