@@ -21,8 +21,10 @@ from tests.leftovers import end_with_this_process
 from tests.selection import is_left_out
 from tests.torch_marker import touches_torch
 
-# No example has a time limit: machines are slow or busy.
-hypothesis.settings.register_profile("millrace", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# No example has a time limit: machines are slow or busy. Every run draws other examples, so that a run needs fewer.
+hypothesis.settings.register_profile(
+    "millrace", deadline=None, max_examples=40, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("millrace")
 share_compiled_statements()
 copy_instead_of_migrating()

@@ -22,7 +22,7 @@ def test_the_draw_gives_what_is_expected(share: float, expected: float) -> None:
         LIVE: Assignment("p", LIVE, 6, 0.0, 1),
     }
     canary = live = 0
-    for number in range(40_000):
+    for number in range(10_000):
         unit = f"person-{number}"
         arm = draw_arm(arms, unit).arm
         canary += arm == CANARY
