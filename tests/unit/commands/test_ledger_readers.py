@@ -180,7 +180,7 @@ def test_hours_of_many_keys_are_those_of_each() -> None:
     )
 
 
-@pytest.mark.parametrize("size", [1, 3, 90, 100_000])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 3, 90, 100_000])
 def test_a_page_of_rows_may_end_anywhere(log: LocalLog, size: int) -> None:
     side = read_log(log, {}, print)
     rows = sorted({*map(key_of, range(40, EACH * 4 + 9)), _BETWEEN, "chatcmpl-00:0", "zz:0"})
