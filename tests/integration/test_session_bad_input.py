@@ -190,6 +190,7 @@ def world(tmp_path: Path, database: Database, stage: Stage, monkeypatch: pytest.
         yield BadInputWorld(url, make_key(database), log, database, workers, shift)
 
 
+@pytest.mark.slow
 def test_each_call_of_a_session_has_a_named_outcome(world: BadInputWorld) -> None:
     ask = world.ask
     last = ask("a linear session", ask("a linear session", ASKED).then())
@@ -240,6 +241,7 @@ def test_each_call_of_a_session_has_a_named_outcome(world: BadInputWorld) -> Non
     assert world.outcomes() == OUTCOMES
 
 
+@pytest.mark.slow
 def test_a_session_without_end_closes_its_calls_one_by_one(world: BadInputWorld) -> None:
     said = world.ask("endless", ASKED)
     for _ in range(4):

@@ -120,6 +120,7 @@ def damaged() -> EventLog:
     raise Damaged("the file is damaged", path="log")
 
 
+@pytest.mark.slow
 def test_a_reader_that_dies_ends_the_audit_and_is_named(log: LocalLog) -> None:
     with pytest.raises(Unavailable, match=r"partitions 1 for the audit ended early, with status 3"):
         read_log(log, {0: EACH, 3: EACH, 1: 1000}, print, dying, few=0, num_readers=2)

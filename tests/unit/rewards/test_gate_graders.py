@@ -54,7 +54,9 @@ def values(task: Task, *answers: GateAnswer) -> list[float | None]:
 @pytest.mark.parametrize(
     ("part", "reference", "right", "wrong"),
     [
-        (a_verifier("math"), "\\frac{1}{2}", "It is \\boxed{0.5}", "It is \\boxed{2}"),
+        pytest.param(
+            *(a_verifier("math"), "\\frac{1}{2}", "It is \\boxed{0.5}", "It is \\boxed{2}"), marks=pytest.mark.slow
+        ),
         (a_verifier("code"), SUITE, f"```python\n{HONEST}\n```", "```python\npass\n```"),
         (a_verifier("json_exact"), {"a": 1}, '{"a": 1}', '{"a": 2}'),
         (a_verifier("choice"), "B", "The answer is B", "The answer is C"),

@@ -241,6 +241,7 @@ def changed(place: Path, change: Callable[[StepBundle], StepBundle]) -> None:
     (place / BUNDLE).write_bytes(encode_bundle(change(bundle)))
 
 
+@pytest.mark.slow
 def test_a_figure_that_differs_and_another_machine_are_named(poisoned: Path) -> None:
     def change(bundle: StepBundle) -> StepBundle:
         look = bundle.looks[0]

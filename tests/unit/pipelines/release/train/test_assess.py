@@ -91,10 +91,12 @@ def test_lost_records_of_people_who_come_back_are_seen_although_no_person_is_mis
     assert decide(standing(), Assessment(facts), SETTINGS, LATER).kind == "withdraw"
 
 
+@pytest.mark.slow
 def test_people_who_come_back_to_an_equal_version_are_proven_to_do_so() -> None:
     assert verdict(facts_of(regulars(4000)), "answers") == "proven"
 
 
+@pytest.mark.slow
 def test_a_guardrail_may_lose_less_than_its_margin() -> None:
     facts = facts_of(product(0, 30_000, faults=(0.02, 0.05)))
     truncated = fact(facts, "truncated")
@@ -285,6 +287,7 @@ def test_lengths_are_shown_as_ratios() -> None:
     assert fact(facts_of(rows), "seconds")["live"] > 0.0
 
 
+@pytest.mark.slow
 def test_a_fault_that_only_equal_versions_would_rarely_show_is_told_without_an_interval_around_zero() -> None:
     rows = [product(0, num, faults=(0.0, 0.25), share=0.05) for num in range(300, 1200, 20)]
     facts = [fact(facts_of(each, stage=1), "truncated") for each in rows]

@@ -270,6 +270,7 @@ teller.run(threading.Event())
 """
 
 
+@pytest.mark.slow
 def test_a_release_that_is_killed_in_the_middle_of_a_try_sends_it_again(
     database: Database, receiver: Receiver, clock: Clock
 ) -> None:
