@@ -188,6 +188,7 @@ def test_sentinels_that_can_be_graded_pass_also_where_a_function_wants_other_met
     graders.close()
 
 
+@pytest.mark.slow
 def test_a_prompt_of_a_user_is_graded_by_what_needs_no_reference(tmp_path: Path) -> None:
     code = "def short(completions, **columns):\n    return [len(said[0]['content']) < 5 for said in completions]\n"
     (tmp_path / "graders.py").write_text(code)

@@ -165,6 +165,7 @@ def test_answers_that_our_graders_failed_on_are_in_neither_comparison() -> None:
     assert verdict(facts, "reward") in {"fine", "proven"}
 
 
+@pytest.mark.slow
 def test_there_is_no_verdict_while_our_graders_fail() -> None:
     settings = TrainSettings(stratum_seconds=100.0)
     rows = list(product(0, 16_000, reward=(0.8, 0.6)))
@@ -182,6 +183,7 @@ def test_there_is_no_verdict_if_our_graders_fail_on_one_arm() -> None:
     assert "graders failed on 1" in fact(facts, "reward")["says"]
 
 
+@pytest.mark.slow
 def test_lost_records_of_the_canary_are_found() -> None:
     rows = list(product(0, 16_000))
     kept = [row for number, row in enumerate(rows) if row.arm == "live" or number % 5]

@@ -191,6 +191,7 @@ def test_a_train_whose_slot_vanished_stops_says_so_and_is_withdrawn(world: Track
     assert world.versions()[CANARY] is None
 
 
+@pytest.mark.slow
 def test_a_version_that_no_engine_can_load_stops_before_its_first_user_and_goes_on_when_one_can(
     world: TrackWorld,
 ) -> None:

@@ -44,6 +44,7 @@ def test_probabilities_of_one_draw_belong_together() -> None:
     assert list(share_groups([], live, stages)) == []
 
 
+@pytest.mark.slow
 def test_all_looks_together_keep_the_level() -> None:
     random = np.random.default_rng(5)
     level, looks = 0.05, range(10, 6_000, 20)
