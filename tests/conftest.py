@@ -16,15 +16,18 @@ import structlog
 from runtime.database import Database
 from runtime.log.local import LocalLog
 from tests.authority import Authority
-from tests.databases import share_compiled_statements, write_migrated
+from tests.databases import copy_instead_of_migrating, share_compiled_statements, write_migrated
 from tests.leftovers import end_with_this_process
 from tests.selection import is_left_out
 from tests.torch_marker import touches_torch
 
-# No example has a time limit: machines are slow or busy.
-hypothesis.settings.register_profile("millrace", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# No example has a time limit: machines are slow or busy. Every run draws other examples, so that a run needs fewer.
+hypothesis.settings.register_profile(
+    "millrace", deadline=None, max_examples=40, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("millrace")
 share_compiled_statements()
+copy_instead_of_migrating()
 
 
 _MEMORY, _ROOM = Path("/dev/shm"), 4 * 2**30  # noqa: S108 pytest makes a folder there that is its own

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from copy import deepcopy
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
@@ -68,6 +71,29 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+Parameters = ParamSpec("Parameters")
+
+
+def built_once(build: Callable[Parameters, Any]) -> Callable[Parameters, Any]:
+    """A builder that builds a model once for each choice of arguments and gives out copies, which takes a third of the time.
+
+    torch's generator is left where building leaves it.
+    """
+
+    @cache
+    def built(*args: Any, **named: Any) -> tuple[Any, torch.Tensor]:
+        with torch.inference_mode(mode=False):
+            return build(*args, **named), torch.get_rng_state()
+
+    @wraps(build)
+    def copy_of(*args: Parameters.args, **named: Parameters.kwargs) -> Any:
+        model, state = built(*args, **named)
+        torch.set_rng_state(state)
+        return deepcopy(model)
+
+    return copy_of
+
+
 def llama_config(**changes: Any) -> LlamaConfig:
     """Of a Llama with 2 layers of 32, 64 tokens and a context of 64; `changes` replaces or adds to that."""
     common = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -75,6 +101,7 @@ def llama_config(**changes: Any) -> LlamaConfig:
     return LlamaConfig(**{**common, **changes})
 
 
+@built_once
 def tiny_model(kind: str, *, dtype: torch.dtype = torch.float32, seed: int = 7, **more: Any) -> Any:
     """A random model of one of `KINDS`, in eval mode; `more` changes its configuration."""
     model_type, own = _CONFIGS[kind]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 from _pytest.mark.expression import Expression
@@ -24,17 +25,27 @@ def is_left_out(path: Path, expression: str) -> bool:
     """Whether no test of this file can meet the expression of `-m`."""
     if not expression or not path.name.startswith("test_"):
         return False
-    texts = [file.read_text() for file in files_behind(path)]
-    possible = set().union(*(_MARK.findall(text) for text in texts)) - _BUILT_IN
-    always = set(_MARK.findall(" ".join(_OF_ALL.findall(texts[0])))) - _BUILT_IN
-    always |= {"torch"} if touches_torch(path) else set()
+    possible = frozenset[str]().union(*map(_marks_in, files_behind(path)))
+    always = frozenset(_MARK.findall(" ".join(_OF_ALL.findall(path.read_text())))) - _BUILT_IN
+    always |= {"torch"} if touches_torch(path) else frozenset()
+    return not _is_met(expression, always, possible - always)
+
+
+@cache
+def _marks_in(file: Path) -> frozenset[str]:
+    return frozenset(_MARK.findall(file.read_text())) - _BUILT_IN
+
+
+@cache
+def _is_met(expression: str, always: frozenset[str], possible: frozenset[str]) -> bool:
     compiled = Expression.compile(expression)
-    return not any(compiled.evaluate(_is_in({*always, *more})) for more in _subsets(possible - always))
+    return any(compiled.evaluate(_is_in({*always, *more})) for more in _subsets(possible))
 
 
 def _is_in(marks: set[str]) -> Callable[..., bool]:
     return lambda name, /, **_: name in marks
 
 
-def _subsets(marks: set[str]) -> Iterable[tuple[str, ...]]:
-    return itertools.chain.from_iterable(itertools.combinations(marks, size) for size in range(len(marks) + 1))
+def _subsets(marks: Iterable[str]) -> Iterable[tuple[str, ...]]:
+    known = sorted(marks)
+    return itertools.chain.from_iterable(itertools.combinations(known, size) for size in range(len(known) + 1))

@@ -19,32 +19,41 @@ _HELPERS = ("tests", "benchmarks", "examples")
 @cache
 def touches_torch(path: Path) -> bool:
     """Whether a file of tests imports torch, or what loads it; so does one below a conftest.py that does."""
-    return any(_TORCH.match(name) for file in files_behind(path) for name in _imported(file)[0])
+    return any(map(_names_torch, files_behind(path)))
 
 
 @cache
 def files_behind(path: Path) -> tuple[Path, ...]:
     """A file of tests, each conftest.py above it, and what these import of `tests`, `benchmarks` and `examples`; itself first."""
-    waiting, found = (
-        [folder / "conftest.py" for folder in path.parents if folder.is_relative_to(_ROOT / "tests")],
-        [path],
-    )
-    waiting += _imported(path)[1]
+    waiting = [folder / "conftest.py" for folder in path.parents if folder.is_relative_to(_ROOT / "tests")]
+    waiting = [file for file in waiting if file.is_file()] + _helpers_of(path)
+    found = {path: None}
     while waiting:
         file = waiting.pop()
-        if file not in found and file.is_file():
-            found.append(file)
-            waiting += _imported(file)[1]
+        if file not in found:
+            found[file] = None
+            waiting += _helpers_of(file)
     return tuple(found)
 
 
 @cache
-def _imported(file: Path) -> tuple[list[str], list[Path]]:
-    """Names of modules, and the files among them that may be helpers."""
-    names, files = [], []
-    for source, parts, module in _IMPORT.findall(file.read_text()):
-        names.append(source or module)
-        if names[-1].split(".")[0] in _HELPERS:
-            folder = _ROOT.joinpath(*names[-1].split("."))
-            files += [folder.with_suffix(".py"), *(folder / f"{part.strip()}.py" for part in parts.split(","))]
-    return names, files
+def _names_torch(file: Path) -> bool:
+    return any(_TORCH.match(source or module) for source, _, module in _imports_of(file))
+
+
+@cache
+def _helpers_of(file: Path) -> list[Path]:
+    """The helpers that a file imports: modules, or names in packages."""
+    possible: dict[Path, None] = {}
+    for source, parts, module in _imports_of(file):
+        name = (source or module).split(".")
+        if name[0] in _HELPERS:
+            folder = _ROOT.joinpath(*name)
+            possible |= dict.fromkeys([folder.with_suffix(".py")])
+            possible |= dict.fromkeys(folder / f"{part.strip()}.py" for part in parts.split(","))
+    return [helper for helper in possible if helper.is_file()]
+
+
+@cache
+def _imports_of(file: Path) -> list[tuple[str, str, str]]:
+    return _IMPORT.findall(file.read_text())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from tokenizers import AddedToken
 
+from services.inference.template import ChatTemplate, load_template
 from tests.chat_templates import CONTEXT, byte_tokenizer
 
 BOS, EOS = "<|bos_qz|>", "<|eos_qz|>"
@@ -63,3 +65,16 @@ def make_bundled(folder: Path, name: str) -> Path:
     (folder / "chat_template.jinja").write_text(source)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": CONTEXT}))
     return folder
+
+
+class BundledTemplates(dict[str, ChatTemplate]):
+    """Each of `bundled_names` as inference loads it, for tests that only read: loaded when asked for, once a process."""
+
+    def __missing__(self, name: str) -> ChatTemplate:
+        return _loaded(name)
+
+
+@cache
+def _loaded(name: str) -> ChatTemplate:
+    with tempfile.TemporaryDirectory(prefix="millrace-bundled-") as folder:
+        return load_template(str(make_bundled(Path(folder), name)))

@@ -22,6 +22,7 @@ from rewards.worker import RewardsHandler
 from runtime.database import Database
 from runtime.days import migrate
 from runtime.log.local import LocalLog
+from runtime.schema import upgrade
 from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, message
 
@@ -32,7 +33,10 @@ def count_of(connection: Connection, state: str) -> int | None:
     return connection.execute(select(signal_count.c.count).where(signal_count.c.state == state)).scalar_one_or_none()
 
 
-def test_migrations_run_twice_and_give_what_the_tables_say(any_database: Database) -> None:
+def test_migrations_run_twice_and_give_what_the_tables_say(
+    any_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.database.upgrade", upgrade)
     migrate(any_database)
     config = Config()
     config.set_main_option("script_location", str(ROOT / "migrations"))

@@ -74,6 +74,7 @@ def test_who_dies_before_the_commit_has_counted_nothing(any_database: Database) 
     crowd.close()
 
 
+@pytest.mark.slow
 def test_two_replicas_count_every_word_and_guess_alike(any_database: Database) -> None:
     crowds = [Crowd(any_database, seed=seed) for seed in (1, 2)]
     threads = [threading.Thread(target=crowd.talk, args=(STYLES, 5), daemon=True) for crowd in crowds]

@@ -99,7 +99,7 @@ def test_faults_of_the_handlers_cost_the_records_that_meet_them(
 ) -> None:
     declared = tasks(judge)
     names = list(declared)
-    answers = [a_generation(task=names[number % len(names)]) for number in range(NUM_INNOCENT)]
+    answers = [a_generation(task=names[number % len(names)]) for number in range(60)]
     log = LocalLog(tmp_path / "log")
     log.append([message(GENERATIONS, item.key, item) for item in answers])
     log.append([message(SIGNALS, item.key, a_signal(item)) for item in answers])

@@ -227,6 +227,7 @@ def test_another_number_of_partitions_is_refused_once_there_are_records(world: W
     require_same_log(world.database, world.log, "HOME")
 
 
+@pytest.mark.slow
 def test_after_a_loss_was_accepted_every_new_answer_is_joined(world: World) -> None:
     with_everything(world)
     world.settle()
@@ -297,6 +298,7 @@ def dashboard_problems(world: World) -> list[str]:
     return [*both.generations.problems, *both.signals.problems]
 
 
+@pytest.mark.slow
 def test_an_older_copy_of_a_topic_is_shorter(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "log"
     world.answers(8)
@@ -321,6 +323,7 @@ def test_an_older_copy_of_a_topic_is_shorter(world: World, tmp_path: Path) -> No
     assert audit(world.database, world.log).problems == ()
 
 
+@pytest.mark.slow
 def test_records_that_expired_unread_are_named(any_database: Database, tmp_path: Path) -> None:
     folder = tmp_path / "log"
     world = World(any_database, lambda: LocalLog(folder), lambda _topic: None)

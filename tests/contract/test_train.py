@@ -199,6 +199,7 @@ def test_a_train_changes_over_and_the_version_that_was_left_departs_again_with_i
     assert last.evidence["num_canary_units"] == 8
 
 
+@pytest.mark.slow
 def test_a_whole_train_with_a_pin_on_its_way(world: TrackWorld) -> None:
     """All statements of the train, on both databases."""
     world.begin(3)

@@ -142,6 +142,7 @@ def test_samples_on_their_way_go_on_with_the_tables_of_the_newest_release(
     assert (first.value, first.propensity, first.seconds) == (1.0, 1.0, 0.0)
 
 
+@pytest.mark.slow
 def test_what_was_there_stays_as_it_was(empty_database: Database) -> None:
     go_to(empty_database, FIRST)
     record = a_generation()
@@ -157,6 +158,7 @@ def test_what_was_there_stays_as_it_was(empty_database: Database) -> None:
     assert not any(rows for name, rows in after.items() if name not in before)
 
 
+@pytest.mark.slow
 def test_what_the_trainer_said_before_it_numbered_holds_as_it_did(
     empty_database: Database, event_log: LocalLog
 ) -> None:
@@ -270,6 +272,7 @@ def test_an_engine_of_the_last_release_makes_no_train_and_its_versions_are_held_
     assert {name: arm.version for name, arm in arms.items()} == {LIVE: 1, CANDIDATE: None, TRAINING: 1}
 
 
+@pytest.mark.slow
 def test_answers_of_the_last_release_are_joined_and_are_evidence_of_nothing(
     empty_database: Database, event_log: LocalLog
 ) -> None:

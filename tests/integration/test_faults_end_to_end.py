@@ -147,6 +147,7 @@ def log_prob(trainer: Trainer, items: list[Experience]) -> float:
     return total
 
 
+@pytest.mark.slow
 def test_a_malformed_answer_is_unlearned_however_much_users_like_it(loop: Loop) -> None:
     random = np.random.default_rng(0)
     good, malformed = answers(random, GOOD, BATCH // 2), answers(random, MALFORMED, BATCH // 2)

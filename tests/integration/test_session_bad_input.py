@@ -190,6 +190,7 @@ def world(tmp_path: Path, database: Database, stage: Stage, monkeypatch: pytest.
         yield BadInputWorld(url, make_key(database), log, database, workers, shift)
 
 
+@pytest.mark.slow
 def test_each_call_of_a_session_has_a_named_outcome(world: BadInputWorld) -> None:
     ask = world.ask
     last = ask("a linear session", ask("a linear session", ASKED).then())
@@ -240,6 +241,7 @@ def test_each_call_of_a_session_has_a_named_outcome(world: BadInputWorld) -> Non
     assert world.outcomes() == OUTCOMES
 
 
+@pytest.mark.slow
 def test_a_session_without_end_closes_its_calls_one_by_one(world: BadInputWorld) -> None:
     said = world.ask("endless", ASKED)
     for _ in range(4):
@@ -253,6 +255,7 @@ def test_a_session_without_end_closes_its_calls_one_by_one(world: BadInputWorld)
     assert {item.reward for item in world.experiences().values() if item.reward is not None} == {1.0}
 
 
+@pytest.mark.slow
 def test_a_stolen_or_ended_session_answers_nobody_and_logs_nothing(world: BadInputWorld) -> None:
     made = world.post("/v1/sessions", {"task": "support", "budget": {"calls": 9}}).json()
     other = world.post("/v1/sessions", {"task": "support"}).json()
@@ -292,6 +295,7 @@ def test_a_stolen_or_ended_session_answers_nobody_and_logs_nothing(world: BadInp
     assert rewards == {("default", 1.0), ("thief", 0.0)}
 
 
+@pytest.mark.slow
 def test_sessions_of_one_group_are_compared_with_each_other(world: BadInputWorld) -> None:
     for number, value in enumerate((True, False, False)):
         made = world.post("/v1/sessions", {"task": "support", "group": "issue 812"}).json()

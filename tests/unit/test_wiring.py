@@ -126,6 +126,7 @@ def test_ours_have_longer_to_end_than_they_take() -> None:
         assert seconds > max(DRAIN_SECONDS, supervisor._GRACE_SECONDS, process._LONGEST_END_SECONDS)
 
 
+@pytest.mark.slow
 def test_the_health_check_asks_the_port_for_operators() -> None:
     [(_, python, option, code)] = {tuple(SERVICES[name]["healthcheck"]["test"]) for name in OURS}
     assert (python, option) == ("python", "-c")

@@ -77,6 +77,7 @@ def pretended() -> Iterator[tuple[str, Results]]:
         yield name, results
 
 
+@pytest.mark.slow
 def test_the_best_are_kept_and_controls_never_are() -> None:
     counts, before = {}, 0
     for name, results in pretended():

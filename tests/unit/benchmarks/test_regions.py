@@ -78,6 +78,7 @@ async def test_an_answer_has_its_length(origin: Origin) -> None:
     assert (sent[0]["status"], dict(sent[0]["headers"])[b"content-length"], sent[1]["body"]) == (206, b"3", b"012")
 
 
+@pytest.mark.slow
 def test_a_cycle_has_an_anchor_and_a_fold_to_its_last_version(tmp_path: Path) -> None:
     trainer = Trainer(tmp_path / "store")
     *edges, fold = trainer.publish_cycle(walk_of(8, 28), 0.02, held=25)

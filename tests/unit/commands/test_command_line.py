@@ -221,6 +221,7 @@ def test_doctor_reports() -> None:
     assert "torch" in ran.stdout
 
 
+@pytest.mark.slow
 def test_a_process_that_lacks_torch_names_the_image_that_has_it(tmp_path: Path) -> None:
     without = "import sys; sys.modules['torch'] = None; import millrace; millrace.main(sys.argv[1:])"
     command = [sys.executable, "-c", without, "engine", "--home", str(tmp_path)]

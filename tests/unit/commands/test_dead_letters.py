@@ -80,9 +80,11 @@ class World:
         self.work()
 
     def work(self) -> None:
+        episodes = Worker(self.episodes, self.database, self.log, clock=lambda: 103.0)
+        rewards = Worker(self.rewards, self.database, self.log, clock=lambda: 104.0)
         for _ in range(3):
-            Worker(self.episodes, self.database, self.log, clock=lambda: 103.0).step()
-            Worker(self.rewards, self.database, self.log, clock=lambda: 104.0).step()
+            episodes.step()
+            rewards.step()
 
     def run(self, *words: str, status: int = 0) -> str:
         done = CliRunner().invoke(app, ["dead-letters", *words, "--home", str(self.home)])

@@ -26,6 +26,7 @@ def test_the_sandboxes_that_hold_here_are_named(tmp_path: Path) -> None:
     assert found.says.startswith(sandbox_named("auto").name)
 
 
+@pytest.mark.slow
 def test_each_task_is_gated_or_said_not_to_be(tmp_path: Path) -> None:
     product = Path("examples/reservations").resolve()
     (tmp_path / "chat.toml").write_text('name = "chat"\n[signals.ok]\ntype = "bool"\nlabels = { true = 1.0 }\n')
@@ -42,6 +43,7 @@ def test_each_task_is_gated_or_said_not_to_be(tmp_path: Path) -> None:
     assert ungated.says.startswith("chat: UNGATED: none of its graders says whether an answer is right")
 
 
+@pytest.mark.slow
 def test_of_those_that_do_not_hold_it_is_said_why() -> None:
     found = sandbox_of({"bubblewrap": missing, "bare": NoSandbox, (name := sandbox_named("auto").name): MAKERS[name]})
     assert (found.good, found.needed) == (True, False)

@@ -179,6 +179,7 @@ def test_task_files_are_read_and_their_judges_asked(settings: Settings, tmp_path
     assert "holds no policy" in named(found, "base").says
 
 
+@pytest.mark.slow
 def test_deep_asks_more_than_a_look(settings: Settings, tmp_path: Path) -> None:
     deep = {item.name for item in examine(settings.home, deep=True)} - {item.name for item in examine(settings.home)}
     assert {"certificate", "disk home", "database", "topics", "clocks"} <= deep

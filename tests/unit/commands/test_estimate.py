@@ -119,6 +119,7 @@ def test_an_audit_of_something_else_is_refused_and_the_rest_is_shown(
     assert found["versions"][0]["of_all"] is None
 
 
+@pytest.mark.slow
 def test_what_was_shown_for_a_criterion_of_its_own_is_refused(tmp_path: Path, migrated: Path) -> None:
     """Rewards from -1 to 1, true mean .591; the judge asks for something else, which 35% have: shown was -.298."""
     home = a_home(tmp_path, migrated, "reward = { low = -1.0, high = 1.0 }\n" + TASK + AUDITED)

@@ -73,7 +73,9 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("part", "reference", "right", "wrong"),
     [
-        (verifier("math"), "\\frac{1}{2}", "It is \\boxed{0.5}", "It is \\boxed{2}"),
+        pytest.param(
+            *(verifier("math"), "\\frac{1}{2}", "It is \\boxed{0.5}", "It is \\boxed{2}"), marks=pytest.mark.slow
+        ),
         pytest.param(
             *(verifier("code"), SUITE, f"```python\n{HONEST}\n```", "```python\npass\n```"), marks=pytest.mark.slow
         ),

@@ -60,6 +60,7 @@ def knows(home: Path, key: str) -> bool:
         database.close()
 
 
+@pytest.mark.slow
 def test_init_uses_what_it_is_given_and_writes_no_secret(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = made()
     first = prepare_home(load_settings(home), {})

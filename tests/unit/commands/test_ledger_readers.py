@@ -120,6 +120,7 @@ def damaged() -> EventLog:
     raise Damaged("the file is damaged", path="log")
 
 
+@pytest.mark.slow
 def test_a_reader_that_dies_ends_the_audit_and_is_named(log: LocalLog) -> None:
     with pytest.raises(Unavailable, match=r"partitions 1 for the audit ended early, with status 3"):
         read_log(log, {0: EACH, 3: EACH, 1: 1000}, print, dying, few=0, num_readers=2)
@@ -180,7 +181,7 @@ def test_hours_of_many_keys_are_those_of_each() -> None:
     )
 
 
-@pytest.mark.parametrize("size", [1, 3, 90, 100_000])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 3, 90, 100_000])
 def test_a_page_of_rows_may_end_anywhere(log: LocalLog, size: int) -> None:
     side = read_log(log, {}, print)
     rows = sorted({*map(key_of, range(40, EACH * 4 + 9)), _BETWEEN, "chatcmpl-00:0", "zz:0"})

@@ -217,6 +217,7 @@ def test_lines_that_arrive_in_pieces_are_put_together(end: bytes) -> None:
     assert [json.loads(found)["value"] for found in answers.getvalue().splitlines()] == [1.0] * 5
 
 
+@pytest.mark.slow
 def test_a_bad_line_ends_it_cleanly_while_more_is_being_written() -> None:
     command = [sys.executable, str(ROOT / "millrace.py"), "score", "--verifier", "exact"]
     good = b'{"completion": "x", "reference": "x"}\n'

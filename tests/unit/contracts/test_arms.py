@@ -9,7 +9,7 @@ import pytest
 from contracts.arms import control_fraction, draw_arm, is_control, unit_of
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, Assignment
 
-UNITS = [f"acme/user{number}" for number in range(20_000)]
+UNITS = [f"acme/user{number}" for number in range(6_000)]
 
 
 def arms(
@@ -39,7 +39,7 @@ def test_the_next_train_draws_other_people_and_the_holdout_keeps_its_own() -> No
         return {unit for unit in UNITS if draw_arm(arms(version=version), unit).arm == arm}
 
     both = people(CANARY, 7) & people(CANARY, 8)
-    assert len(both) / len(people(CANARY, 7)) == pytest.approx(0.2, abs=0.03)
+    assert len(both) / len(people(CANARY, 7)) == pytest.approx(0.2, abs=0.04)
     assert people(HOLDOUT, 7) == people(HOLDOUT, 8)
     assert people(LEARNING, 7) == people(LEARNING, 8)
 
@@ -60,9 +60,9 @@ def test_controls_are_independent_of_the_canary_and_only_grow() -> None:
     small = {unit for unit in UNITS if is_control(unit, 7, 0.01, 4.0)}
     large = {unit for unit in UNITS if is_control(unit, 7, 0.05, 4.0)}
     assert small < large
-    assert len(large) / len(UNITS) == pytest.approx(control_fraction(0.05, 4.0), abs=0.01)
+    assert len(large) / len(UNITS) == pytest.approx(control_fraction(0.05, 4.0), abs=0.02)
     canary = {unit for unit in UNITS if draw_arm(arms(), unit).arm == CANARY}
-    assert len(large & canary) / len(large) == pytest.approx(len(canary) / len(UNITS), abs=0.02)
+    assert len(large & canary) / len(large) == pytest.approx(len(canary) / len(UNITS), abs=0.04)
 
 
 def test_a_request_without_the_wanted_unit_is_drawn_by_the_next_smaller_one() -> None:

@@ -49,7 +49,7 @@ def a_year(part: BudgetPart, gap: float, wanted: float, *, years: float = 1.0) -
         pytest.param(TRAINS, 300.0, 0.01, marks=pytest.mark.slow),
         (TRAINS, DAY / 4, 0.002),
         (TRAINS, 7 * DAY, 0.4),
-        (LEARNING, 600.0, 0.0002),  # a version every ten minutes
+        pytest.param(LEARNING, 600.0, 0.0002, marks=pytest.mark.slow),  # a version every ten minutes
     ],
 )
 def test_no_year_spends_more_than_its_budget(part: BudgetPart, gap: float, wanted: float) -> None:
@@ -66,6 +66,7 @@ def test_no_year_spends_more_than_its_budget(part: BudgetPart, gap: float, wante
     assert last_year >= min(0.89 * PARTS[part] * PER_YEAR, 0.99 * wanted * YEAR_SECONDS / gap)
 
 
+@pytest.mark.slow
 def test_false_verdicts_of_a_simulated_year_stay_within_the_budget_and_would_not_without_it() -> None:
     """Null versions, each revoked with the chance of its level: trains every 21 minutes, and a learning version every 10."""
     draw = random.Random(7)

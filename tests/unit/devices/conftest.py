@@ -1,4 +1,7 @@
-"""Each test here runs on the CPU in `make test`, and on a GPU in `make test-gpu`."""
+"""Each test here runs on the CPU in `make test-slow`, and on a GPU in `make test-gpu`.
+
+On the CPU the fast tests of engine and trainer show the same for each architecture.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=[pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")

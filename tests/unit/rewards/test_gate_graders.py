@@ -54,7 +54,9 @@ def values(task: Task, *answers: GateAnswer) -> list[float | None]:
 @pytest.mark.parametrize(
     ("part", "reference", "right", "wrong"),
     [
-        (a_verifier("math"), "\\frac{1}{2}", "It is \\boxed{0.5}", "It is \\boxed{2}"),
+        pytest.param(
+            *(a_verifier("math"), "\\frac{1}{2}", "It is \\boxed{0.5}", "It is \\boxed{2}"), marks=pytest.mark.slow
+        ),
         (a_verifier("code"), SUITE, f"```python\n{HONEST}\n```", "```python\npass\n```"),
         (a_verifier("json_exact"), {"a": 1}, '{"a": 1}', '{"a": 2}'),
         (a_verifier("choice"), "B", "The answer is B", "The answer is C"),
@@ -186,6 +188,7 @@ def test_sentinels_that_can_be_graded_pass_also_where_a_function_wants_other_met
     graders.close()
 
 
+@pytest.mark.slow
 def test_a_prompt_of_a_user_is_graded_by_what_needs_no_reference(tmp_path: Path) -> None:
     code = "def short(completions, **columns):\n    return [len(said[0]['content']) < 5 for said in completions]\n"
     (tmp_path / "graders.py").write_text(code)

@@ -70,6 +70,7 @@ def test_a_home_is_told_what_share_of_graded_answers_is_lost(tmp_path: Path, dat
     assert 'silence = "expected"' in line
 
 
+@pytest.mark.slow
 def test_a_word_that_came_later_is_no_loss(database: Database) -> None:
     crowd = Crowd(database, UNLABELLED)
     for _ in range(120):

@@ -213,7 +213,7 @@ def test_a_handler_that_always_fails_halts_early_whatever_the_batch(database: Da
         assert buried(database) == []
 
 
-@pytest.mark.parametrize("place", ["read", "handle"])
+@pytest.mark.parametrize("place", ["read", pytest.param("handle", marks=pytest.mark.slow)])
 def test_sixty_percent_halt_within_a_hundred_records_and_name_the_last(
     database: Database, event_log: LocalLog, place: str
 ) -> None:

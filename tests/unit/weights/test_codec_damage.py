@@ -82,6 +82,7 @@ def test_payloads_that_end_too_early_or_too_late(case: Case) -> None:
     assert case.refused(b"").code == "corrupt_payload"
 
 
+@pytest.mark.slow
 def test_flipped_bits_anywhere_never_give_other_weights(case: Case) -> None:
     chance, root = random.Random(2), root_of(case.base)
     text = msgspec.msgpack.encode(case.header)
@@ -262,6 +263,7 @@ def with_head(header: Any, new: list[Any]) -> list[Any]:
     return [header[0], header[1], [new, *header[2][1:]]]
 
 
+@pytest.mark.slow
 def test_other_factors_codes_and_tables_only_lead_elsewhere(case: Case) -> None:
     """Everything in range and nothing right: the loops must stay within their arrays."""
     chance = random.Random(6)

@@ -160,6 +160,7 @@ PLACES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", [3, 5])
 def test_death_at_any_named_place_leaves_one_of_two_versions_and_what_was_fetched(
     world: World, tmp_path: Path, goal: int

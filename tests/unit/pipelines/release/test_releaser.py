@@ -162,6 +162,7 @@ def revoke(world: GateWorld, *versions: int) -> None:
         revocations.revoke(connection, "p", versions, treatment="evidence", writer="t", reason="it swore")
 
 
+@pytest.mark.slow
 def test_after_a_rollback_honest_successors_ship_although_a_revoked_version_was_better(world: GateWorld) -> None:
     world.begin(60)
     world.offer(2, 75)

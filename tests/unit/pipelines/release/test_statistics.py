@@ -91,6 +91,7 @@ def test_more_sentinels_see_less_and_too_few_see_nothing() -> None:
     assert critical(5, ALPHA) == 6
 
 
+@pytest.mark.slow
 def test_the_least_difference_of_other_values_follows_from_their_spread() -> None:
     random = np.random.default_rng(6)
     theirs = random.uniform(0.3, 0.7, 500)

@@ -15,7 +15,7 @@ from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.learner import Learner
 from pipelines.training.lineage import Lineage
 from pipelines.training.state import TrainerState
-from tests.models import llama_config
+from tests.models import built_once, llama_config
 
 VOCABULARY = 48
 
@@ -24,6 +24,11 @@ def tiny_model(seed: int = 0, *, tied: bool = True) -> Any:
     """A random float32 Llama that holds bfloat16 values, as a policy loaded from its published bits does."""
     # Threads that wait for each other are slower than one, on a model this small and a machine that is busy.
     torch.set_num_threads(1)
+    return _tiny_model(seed, tied=tied)
+
+
+@built_once
+def _tiny_model(seed: int, *, tied: bool) -> Any:
     torch.manual_seed(seed)
     config = llama_config(
         vocab_size=VOCABULARY,

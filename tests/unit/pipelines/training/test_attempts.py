@@ -122,6 +122,7 @@ def test_a_file_that_nobody_can_read_suspects_nobody(tmp_path: Path) -> None:
     assert Attempts(tmp_path / "attempt.json").suspects_among(["a"]) == []
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_process_dies_for_it() -> None:
     assert survives(lambda: None) is True
     assert survives(lambda: 1 / 0) is True

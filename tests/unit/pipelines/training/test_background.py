@@ -65,6 +65,7 @@ def test_steps_go_on_while_a_cut_is_saved_and_nothing_is_told_before_it_is_durab
     assert {key for key, told in world.ledger().items() if told[0] == "trained"} <= set(newest.state.fates)
 
 
+@pytest.mark.slow
 def test_a_publisher_that_is_away_holds_up_no_step(world: World) -> None:
     publishing = Later()
     world.publishing = publishing
@@ -88,6 +89,7 @@ def test_a_publisher_that_is_away_holds_up_no_step(world: World) -> None:
     assert world.arm("candidate") == 1
 
 
+@pytest.mark.slow
 def test_a_late_thread_of_an_old_trainer_offers_nothing(world: World) -> None:
     old_thread = Later()
     world.publishing = old_thread
@@ -111,6 +113,7 @@ def test_a_late_thread_of_an_old_trainer_offers_nothing(world: World) -> None:
     assert (world.arm("live"), world.arm("candidate"), world.store.versions(POLICY)) == (*arms, held)
 
 
+@pytest.mark.slow
 def test_a_late_save_of_an_old_trainer_is_void(world: World) -> None:
     old_thread = Later()
     old = world.start()

@@ -191,6 +191,7 @@ def test_after_a_restart_and_a_new_checkpoint_the_bundle_still_leads_to_its_weig
     assert found.parts[-1].title == f"{WARM_STEPS + 2} steps from the checkpoint to this one"
 
 
+@pytest.mark.slow
 def test_a_skipped_step_without_a_culprit_gives_the_same_numbers(world: World) -> None:
     trainer = world.start()
     trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 64
@@ -202,6 +203,7 @@ def test_a_skipped_step_without_a_culprit_gives_the_same_numbers(world: World) -
     assert replay_bundle(only_bundle(world)).is_same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token", [RAISES, NO_NUMBER])
 def test_a_sample_that_raises_or_gives_no_number_does_so_again(
     world: World, token: int, monkeypatch: pytest.MonkeyPatch
@@ -241,6 +243,7 @@ def changed(place: Path, change: Callable[[StepBundle], StepBundle]) -> None:
     (place / BUNDLE).write_bytes(encode_bundle(change(bundle)))
 
 
+@pytest.mark.slow
 def test_a_figure_that_differs_and_another_machine_are_named(poisoned: Path) -> None:
     def change(bundle: StepBundle) -> StepBundle:
         look = bundle.looks[0]

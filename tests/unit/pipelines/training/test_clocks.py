@@ -85,6 +85,7 @@ def test_a_store_that_was_away_is_asked_again_in_time(tmp_path: Path, jump: floa
     world.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jump", "seconds_left"), [(0.0, 40.0), (YEAR, 0.0), (-YEAR, 100.0)])
 def test_at_a_restart_a_timer_has_run_for_no_less_than_nothing_and_no_longer_than_it_may(
     tmp_path: Path, jump: float, seconds_left: float

@@ -147,6 +147,7 @@ def test_a_crash_anywhere_applies_a_correction_once(template: Path, tmp_path: Pa
         assert all(torch.equal(value, weights[name]) for name, value in found[0].items()), found[4].place
 
 
+@pytest.mark.slow
 def test_a_truncated_checkpoint_is_refused_and_the_journal_of_the_one_before_leads_as_far(
     template: Path, tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def test_the_trainer_names_what_its_policy_has_left_and_learns_the_others(tmp_pa
     world.close()
 
 
+@pytest.mark.slow
 def test_what_the_policy_left_in_a_step_with_a_culprit_is_reported_and_ends_nobody(tmp_path: Path) -> None:
     """The first try of the step finds both, the second one knows of neither."""
     world = World.new(tmp_path / "home", batch_size=8, divergence_bound=2.0)

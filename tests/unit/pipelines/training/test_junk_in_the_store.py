@@ -102,6 +102,7 @@ def test_junk_where_anything_should_be_ends_nothing(world: SignedWorld, tmp_path
     assert world.store.manifest(POLICY, 4).version == 4
 
 
+@pytest.mark.slow
 def test_a_parent_whose_manifest_is_lost_does_not_stop_the_next_version(world: SignedWorld) -> None:
     trainer = world.start()
     world.publish_until(trainer, 2)

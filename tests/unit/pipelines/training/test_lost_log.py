@@ -37,6 +37,7 @@ def test_it_refuses_positions_that_the_log_does_not_hold(lost: World) -> None:
     lost.close()
 
 
+@pytest.mark.slow
 def test_after_the_loss_was_accepted_it_reads_the_new_log_from_its_beginning(lost: World) -> None:
     found = losses(lost.database, lost.log)
     assert {item.topic for item in found} == {EXPERIENCES}

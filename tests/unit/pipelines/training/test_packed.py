@@ -173,6 +173,7 @@ def test_recorded_experts_reach_their_tokens() -> None:
     assert own.loss != pytest.approx(padded.loss, rel=5 * network_tolerance(model.config, 0.7))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(

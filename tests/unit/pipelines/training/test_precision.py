@@ -57,7 +57,9 @@ def test_bfloat16_has_float32_masters_moments_and_gradients_near_those_of_float3
     assert reduced["gradient_norm"] == pytest.approx(plain["gradient_norm"], rel=0.05)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gemma3", "lfm2"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gemma3", "lfm2"))]
+)
 def test_layers_that_run_again_give_the_same_gradient(kind: str) -> None:
     expected, _ = gradients(tiny_model(kind), batch(), recompute="never")
     for changes in ({"recompute": "always"}, {"recompute": "auto", "max_tokens": 8}):
@@ -66,6 +68,7 @@ def test_layers_that_run_again_give_the_same_gradient(kind: str) -> None:
             torch.testing.assert_close(found[name], each, atol=1e-4 * float(each.abs().max()), rtol=0, msg=name)
 
 
+@pytest.mark.slow
 def test_layers_that_run_again_take_the_recorded_experts_again() -> None:
     items = through_other_experts(6)
     expected, plain = gradients(mixture(), items, recompute="never")

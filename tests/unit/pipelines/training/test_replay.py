@@ -86,6 +86,7 @@ class GivenRouter(torch.nn.Module):
         return logits_NE, logits_NE.gather(1, self.given_NK).softmax(-1), self.given_NK
 
 
+@pytest.mark.slow
 def test_the_gradient_is_that_of_the_loss_written_out_over_the_recorded_experts() -> None:
     """loss = 1/n sum of -min(ratio, bound) * advantage * log_prob, its ratio a constant, experts fixed, weights of experts not."""
     samples = through_other_experts(5)

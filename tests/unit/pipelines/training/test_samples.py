@@ -48,6 +48,7 @@ def commit(samples: KnownSamples, file: SampleFile) -> int:
     return samples.mark
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(
     st.lists(

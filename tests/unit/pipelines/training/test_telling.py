@@ -85,6 +85,7 @@ def test_a_home_of_before_numbers_tells_everything_once(log: FlakyLog) -> None:
     assert len(told(log)) == len(outcomes) + 2, "only the epoch"
 
 
+@pytest.mark.slow
 def test_a_log_that_goes_away_between_two_pieces_gets_the_rest_later(log: FlakyLog) -> None:
     state = a_state(2 * PIECE + 1, sequence=-1)
     begin_epoch(state, 4)

@@ -169,6 +169,7 @@ def test_keys_whose_rewards_are_newest_are_kept(make: type[Tracker]) -> None:
     assert copied.expect("0", 0) == fresh
 
 
+@pytest.mark.slow
 def test_entries_are_bounded_over_all_keys_and_the_newest_entry_of_a_key_stays() -> None:
     tracker, num_keys = BetaTracker(), MOST_ENTRIES // 3
     for version in range(4):

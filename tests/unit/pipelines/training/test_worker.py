@@ -214,6 +214,7 @@ def test_a_rollback_restores_the_version_and_quarantines_the_poison_that_came_af
     assert world.arm("live") == 3
 
 
+@pytest.mark.slow
 def test_what_was_cut_while_an_operator_rolled_back_is_never_offered(world: World) -> None:
     published = 0
 
@@ -234,6 +235,7 @@ def test_what_was_cut_while_an_operator_rolled_back_is_never_offered(world: Worl
     assert states(world) == {("quarantined", "rollback"): 16}
 
 
+@pytest.mark.slow
 def test_a_version_whose_checkpoint_was_forgotten_is_taken_from_the_store(world: World) -> None:
     trainer = world.start()
     samples = world.add_random(8)
@@ -280,6 +282,7 @@ def test_neither_lag_nor_age_takes_weight_or_a_place_from_a_sample(tmp_path: Pat
     world.close()
 
 
+@pytest.mark.slow
 def test_a_quarter_of_a_full_batch_is_old_and_the_others_wait_and_are_learned(tmp_path: Path) -> None:
     world = World.new(
         tmp_path / "home", batch_size=8, max_wait_seconds=60.0, old_versions=0, publish_samples=1, horizon_seconds=1e9
@@ -328,6 +331,7 @@ def test_a_spike_that_nobody_is_to_blame_for_costs_nobody_and_becomes_ordinary_i
     world.close()
 
 
+@pytest.mark.slow
 def test_a_task_whose_rewards_turn_is_quarantined_and_the_others_are_trained(tmp_path: Path) -> None:
     world = World.new(tmp_path / "home", batch_size=64, guard_hold_seconds=100.0)
     trainer = world.start()

@@ -221,6 +221,7 @@ def test_levels_are_weighed_where_log_probs_are_offered(make: Make, server: Judg
     assert named.value == 1.0
 
 
+@pytest.mark.slow
 def test_a_share_is_drawn_by_key_and_its_probability_is_kept(make: Make, server: JudgeServer) -> None:
     answers = [an_answer(f"right {number}", f"c{number}:0") for number in range(400)]
     checks = make(sample_share=0.25).check_all(answers)

@@ -189,6 +189,7 @@ def test_where_none_holds_each_is_named_with_its_reason() -> None:
     assert "second: no such system call" in refused.value.message
 
 
+@pytest.mark.slow
 def test_the_first_that_holds_is_taken() -> None:
     found = first_that_holds(
         {"missing": missing, "unable": Unable, "auto": lambda: sandbox_named("auto"), "none": NoSandbox}

@@ -313,6 +313,7 @@ def test_a_bomb_for_a_reference_is_the_apps_fault_and_is_not_tried_again() -> No
     assert time.monotonic() - started < 0.7, "trying it again would take its deadline"
 
 
+@pytest.mark.slow
 def test_a_bomb_costs_its_deadline_and_is_the_models_fault() -> None:
     verifier = math.build({}, Context(1.0))
     assert check(verifier, r"\boxed{7}").value == 0.0

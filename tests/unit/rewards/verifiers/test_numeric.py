@@ -159,6 +159,7 @@ def test_without_a_reference_there_is_nothing_to_say() -> None:
     assert grade("5", None).status == "unlabelled"
 
 
+@pytest.mark.slow
 def test_a_hostile_answer_is_read_quickly() -> None:
     started = time.process_time()
     for text in (

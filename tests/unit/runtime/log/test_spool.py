@@ -184,6 +184,7 @@ def spool_and_die(folder: Path, spooled: threading.Event) -> None:
     signal.pause()
 
 
+@pytest.mark.slow
 def test_a_slot_belongs_to_its_owner_until_that_is_killed(log: Away, tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     spooled = spawn.Event()

@@ -196,6 +196,7 @@ def test_only_operators_read_it(database: Database, small: Settings) -> None:
         assert call_id(1, 0) not in answer.text
 
 
+@pytest.mark.slow
 def test_a_long_session_has_pages_of_few_statements(client: TestClient, database: Database) -> None:
     seed_session(database, "short", linear(2), number=3, now=STARTED)
     seed_session(database, "long", linear(PAGE + 30), number=4, now=STARTED)

@@ -83,6 +83,7 @@ async def test_every_token_of_prompt_and_answer_has_the_experts_of_a_plain_forwa
     assert len(np.unique(np.concatenate([unpacked(file) for _, file in answers]), axis=0)) > EXPERTS, "no variety"
 
 
+@pytest.mark.slow
 async def test_a_swap_between_two_tokens_leaves_each_token_the_experts_that_computed_it(engine: Engine) -> None:
     active = await engine.resolve(POLICY).open(ask([7, 9, 11], max_tokens=150, stream=True))
     parts = []

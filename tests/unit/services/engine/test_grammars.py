@@ -56,7 +56,7 @@ def grammars() -> Iterator[Grammars]:
     grammars.close()
 
 
-@pytest.mark.parametrize("schema", [PERSON, CHOICE, {"type": "object"}], ids=str)
+@pytest.mark.parametrize("schema", [PERSON, CHOICE, pytest.param({"type": "object"}, marks=pytest.mark.slow)], ids=str)
 async def test_an_answer_under_a_schema_parses_and_is_valid(engine: Engine, schema: dict[str, Any]) -> None:
     assert "constraints" in engine.abilities
     tokenizer = Tokenizer.from_file(str(TOKENIZER))

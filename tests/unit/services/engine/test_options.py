@@ -70,6 +70,7 @@ async def test_an_option_gives_the_log_probs_of_its_distribution(
     check(model, asked, params, await complete(engine, asked))
 
 
+@pytest.mark.slow
 async def test_all_options_in_one_batch_disturb_nobody(engine: Engine, model: Any) -> None:
     seeded = [{**params, "seed": number} for number, params in enumerate(ALL)]
     plain = [{"seed": 100 + number, "temperature": 0.9} for number in range(4)]

@@ -76,7 +76,7 @@ async def test_a_swap_drops_what_its_arm_kept_and_nothing_else(engine: Engine, s
     assert (await complete(engine, asked["live"])).num_cached == 0, "also on the way back"
 
 
-@pytest.mark.parametrize("num_kept", [0, 100])
+@pytest.mark.parametrize("num_kept", [pytest.param(0, marks=pytest.mark.slow), 100])
 async def test_an_answer_of_two_versions_is_not_kept(engine: Engine, store: MemoryStore, num_kept: int) -> None:
     """It began on nothing, or on what the old version had kept; the next version must compute it all."""
     if num_kept:

@@ -51,7 +51,7 @@ class Observer(NoObserver):
         assert self.num_seen == sum(part.length for part in self.forwards[-1])
 
 
-@pytest.fixture(scope="module", params=["lfm2", "mamba2"])
+@pytest.fixture(scope="module", params=[pytest.param("lfm2", marks=pytest.mark.slow), "mamba2"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -74,6 +74,7 @@ async def test_live_goes_back_and_a_candidate_is_apart(engine: Engine, store: Me
     assert (record.payload_bytes, record.num_changed) == (0, engine.swaps[-2].num_changed), "out of the undo log"
 
 
+@pytest.mark.slow
 async def test_the_way_back_needs_no_store_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """In flight: the answer goes over the way back, labelled; whatever is asked of the store fails."""
     store = make_store(2)
@@ -109,6 +110,7 @@ async def test_the_way_back_needs_no_store_at_all(monkeypatch: pytest.MonkeyPatc
     engine.close()
 
 
+@pytest.mark.slow
 async def test_pause_keeps_requests_in_flight(engine: Engine) -> None:
     active = engine.resolve(POLICY).submit(ask(PROMPT, max_tokens=200))
     await first_tokens(active, 5)

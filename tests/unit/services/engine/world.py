@@ -16,7 +16,7 @@ from services.engine.sampling import GenerateRequest, SamplingParams
 from services.engine.settings import EngineSettings
 from services.engine.staging import VersionSource
 from services.engine.swap import SwapRecord
-from tests.models import llama_config
+from tests.models import built_once, llama_config
 from tests.tolerances import network_tolerance
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.serving import PATIENCE_SECONDS
@@ -26,6 +26,7 @@ VOCABULARY = 64
 CONTEXT = 512
 
 
+@built_once
 def tiny_model(seed: int = 0) -> Any:
     """Random Llama, 2 layers of 32; weights large enough that versions disagree."""
     torch.manual_seed(seed)

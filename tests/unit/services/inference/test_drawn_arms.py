@@ -86,6 +86,7 @@ def test_a_session_has_one_arm_whoever_its_calls_name(drawn: Inference) -> None:
     assert len({record.arm for record in records}) > 1
 
 
+@pytest.mark.slow
 def test_without_a_person_or_a_session_each_answer_is_drawn(drawn: Inference) -> None:
     for _ in range(40):
         drawn.ask()

@@ -11,7 +11,14 @@ import pytest
 
 from contracts.errors import InvalidRequest, Unsupported
 from services.inference.template import ChatTemplate, load_template
-from tests.chat_templates.bundled import bundled_names, bundled_source, make_bundled, special_tokens, spoken_tokens
+from tests.chat_templates.bundled import (
+    BundledTemplates,
+    bundled_names,
+    bundled_source,
+    make_bundled,
+    special_tokens,
+    spoken_tokens,
+)
 from tests.unit.services.inference.world import make_base
 
 NAMES = bundled_names()
@@ -70,9 +77,8 @@ def conversation(arguments: Any, **said: Any) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTemplate]:
-    folder = tmp_path_factory.mktemp("bundled")
-    return {name: load_template(str(make_bundled(folder / name, name))) for name in NAMES}
+def templates() -> dict[str, ChatTemplate]:
+    return BundledTemplates()
 
 
 @pytest.mark.slow

@@ -187,6 +187,7 @@ def test_who_looked_before_the_answer_was_there_is_found_within_a_minute(join: J
     assert (join.counts(), num_kept(join)) == ({"joined": 1}, 0)
 
 
+@pytest.mark.slow
 def test_a_crowd_that_waits_is_sent_on_tick_by_tick(join: Join) -> None:
     join.receive(*({"id": f"fb-{number}", "join_key": f"k{number % 60}"} for number in range(1200)))
     join.hear(*(a_generation(join_key=f"k{number}") for number in range(60)))

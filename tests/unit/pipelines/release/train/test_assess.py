@@ -91,10 +91,12 @@ def test_lost_records_of_people_who_come_back_are_seen_although_no_person_is_mis
     assert decide(standing(), Assessment(facts), SETTINGS, LATER).kind == "withdraw"
 
 
+@pytest.mark.slow
 def test_people_who_come_back_to_an_equal_version_are_proven_to_do_so() -> None:
     assert verdict(facts_of(regulars(4000)), "answers") == "proven"
 
 
+@pytest.mark.slow
 def test_a_guardrail_may_lose_less_than_its_margin() -> None:
     facts = facts_of(product(0, 30_000, faults=(0.02, 0.05)))
     truncated = fact(facts, "truncated")
@@ -163,6 +165,7 @@ def test_answers_that_our_graders_failed_on_are_in_neither_comparison() -> None:
     assert verdict(facts, "reward") in {"fine", "proven"}
 
 
+@pytest.mark.slow
 def test_there_is_no_verdict_while_our_graders_fail() -> None:
     settings = TrainSettings(stratum_seconds=100.0)
     rows = list(product(0, 16_000, reward=(0.8, 0.6)))
@@ -180,6 +183,7 @@ def test_there_is_no_verdict_if_our_graders_fail_on_one_arm() -> None:
     assert "graders failed on 1" in fact(facts, "reward")["says"]
 
 
+@pytest.mark.slow
 def test_lost_records_of_the_canary_are_found() -> None:
     rows = list(product(0, 16_000))
     kept = [row for number, row in enumerate(rows) if row.arm == "live" or number % 5]
@@ -285,6 +289,7 @@ def test_lengths_are_shown_as_ratios() -> None:
     assert fact(facts_of(rows), "seconds")["live"] > 0.0
 
 
+@pytest.mark.slow
 def test_a_fault_that_only_equal_versions_would_rarely_show_is_told_without_an_interval_around_zero() -> None:
     rows = [product(0, num, faults=(0.0, 0.25), share=0.05) for num in range(300, 1200, 20)]
     facts = [fact(facts_of(each, stage=1), "truncated") for each in rows]

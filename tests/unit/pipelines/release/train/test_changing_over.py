@@ -113,6 +113,7 @@ def test_it_changes_over_once_in_each_stage_whoever_is_on_it(world: TrackWorld, 
     assert min(levels) > 0.0
 
 
+@pytest.mark.slow
 def test_who_departs_again_does_not_change_over_in_the_same_stage_again(world: TrackWorld, script: Script) -> None:
     on_the_way(world)
     world.accept(4, details=against(3, BETTER))
@@ -144,6 +145,7 @@ def test_killed_in_between_the_next_process_goes_on_with_the_version_that_was_me
     assert tracks(world) == [(3, "withdrawn", 0), (4, "canary", 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_version_that_departs_again_has_its_answers_unless_live_moved(
     world: TrackWorld, script: Script, moved: bool
@@ -202,6 +204,7 @@ def test_nobody_departs_for_nobody_and_a_stopped_train_waits_for_users(world: Tr
     assert held.paused_seconds == pytest.approx(9_000.0, abs=60)
 
 
+@pytest.mark.slow
 def test_a_train_that_waited_for_users_listens_anew_when_they_come(database: Database) -> None:
     """At a small share few answers are evidence: those who come first may all get live."""
     world = TrackWorld(database)

@@ -115,6 +115,7 @@ def test_what_was_not_proven_is_withdrawn_and_the_next_newest_departs(world: Tra
         assert revocations.read(connection, POLICY) == {}
 
 
+@pytest.mark.slow
 def test_a_stopped_train_keeps_its_share_and_goes_on(world: TrackWorld, script: Script) -> None:
     on_the_way(world)
     world.look(70)
@@ -130,6 +131,7 @@ def test_a_stopped_train_keeps_its_share_and_goes_on(world: TrackWorld, script: 
     assert (held.state, held.stage) == ("canary", 0)
 
 
+@pytest.mark.slow
 def test_silence_is_listened_to_before_it_means_anything(world: TrackWorld, script: Script) -> None:
     """After a restart the log may be behind, and a clock may have jumped: each step takes the silence anew."""
     on_the_way(world)
@@ -174,6 +176,7 @@ def test_a_canary_slot_that_vanished_is_told_to_the_alarm_until_it_is_back(world
     assert waits() == 0.0
 
 
+@pytest.mark.slow
 def test_a_train_whose_slot_vanished_stops_says_so_and_is_withdrawn(world: TrackWorld) -> None:
     on_the_way(world)
     world.declared = (LIVE, CANDIDATE)
@@ -188,6 +191,7 @@ def test_a_train_whose_slot_vanished_stops_says_so_and_is_withdrawn(world: Track
     assert world.versions()[CANARY] is None
 
 
+@pytest.mark.slow
 def test_a_version_that_no_engine_can_load_stops_before_its_first_user_and_goes_on_when_one_can(
     world: TrackWorld,
 ) -> None:
@@ -274,6 +278,7 @@ FLATTERS = (
 )
 
 
+@pytest.mark.slow
 def test_a_version_with_a_habit_gets_no_more_users_and_is_withdrawn_at_its_deadline(
     world: TrackWorld, script: Script
 ) -> None:
@@ -333,6 +338,7 @@ def test_what_harms_is_revoked_whatever_a_monitor_says(world: TrackWorld, script
     assert [held.state for held in world.trains()] == ["revoked"]
 
 
+@pytest.mark.slow
 def test_a_share_that_nobody_has_room_for_is_waited_for_only_until_the_deadline(
     world: TrackWorld, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_the_revoked_version_takes_its_descendants_and_the_trainer_goes_back(wor
     assert found[7].reason.startswith("in the learning arm, before its train proved it: Answers that were cut off")
 
 
+@pytest.mark.slow
 def test_a_train_of_the_same_version_ends_with_it(world: TrackWorld) -> None:
     world.declared = (LIVE, CANDIDATE, LEARNING, CANARY)
     world.behaviour[7] = Behaviour(truncated=0.4)
@@ -107,6 +108,7 @@ def test_a_fact_that_is_missing_empties_the_arm_and_revokes_nothing(world: Track
         assert revocations.read(connection, POLICY) == {}
 
 
+@pytest.mark.slow
 def test_while_the_arms_are_frozen_it_stays(world: TrackWorld) -> None:
     world.behaviour[7] = Behaviour(truncated=0.6)
     world.answer_learning(60)
@@ -118,6 +120,7 @@ def test_while_the_arms_are_frozen_it_stays(world: TrackWorld) -> None:
     assert seconds_until_gone(world, 10) is not None
 
 
+@pytest.mark.slow
 def test_a_restart_reads_the_same_answers_again(world: TrackWorld) -> None:
     world.behaviour[7] = Behaviour(truncated=0.6)
     for _ in range(100):

@@ -140,6 +140,7 @@ class TestLevels:
         alone = TrainSettings(shadow_prompts=0)
         assert (shadow_level(alone), canary_level(alone)) == (0.0, alone.level)
 
+    @pytest.mark.slow
     def test_trains_share_the_years_budget_and_say_when_it_shrinks_their_level(
         self, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -185,6 +186,7 @@ class TestFrozenSettings:
         assert (read.unit, read.tuned_units) == ("user", 5000)
         assert settings_of(Train(1, POLICY, 3, 0, "canary", 0, 1, 0.0, 0.0, None, "", {}, {})) == TrainSettings()
 
+    @pytest.mark.slow
     def test_a_train_of_another_release_goes_on(self, database: Database) -> None:
         world = TrackWorld(database)
         world.begin(1)
@@ -213,6 +215,7 @@ class TestShadowInPieces:
         assert held is not None
         assert (held.stage, len(calls)) == (0, 4)
 
+    @pytest.mark.slow
     def test_a_freeze_stops_it_and_it_goes_on_afterwards(self, database: Database) -> None:
         world, calls = self.world(database, pieces=4)
         world.look(3)

@@ -22,7 +22,7 @@ def test_the_draw_gives_what_is_expected(share: float, expected: float) -> None:
         LIVE: Assignment("p", LIVE, 6, 0.0, 1),
     }
     canary = live = 0
-    for number in range(40_000):
+    for number in range(10_000):
         unit = f"person-{number}"
         arm = draw_arm(arms, unit).arm
         canary += arm == CANARY
@@ -44,6 +44,7 @@ def test_probabilities_of_one_draw_belong_together() -> None:
     assert list(share_groups([], live, stages)) == []
 
 
+@pytest.mark.slow
 def test_all_looks_together_keep_the_level() -> None:
     random = np.random.default_rng(5)
     level, looks = 0.05, range(10, 6_000, 20)

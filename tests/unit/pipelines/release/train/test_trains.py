@@ -16,6 +16,7 @@ def world(database: Database) -> TrackWorld:
     return TrackWorld(database)
 
 
+@pytest.mark.slow
 def test_a_better_version_goes_through_all_stages_to_everybody(world: TrackWorld) -> None:
     world.behaviour[3] = Behaviour(reward=0.8)
     world.begin(1, 3)
@@ -28,6 +29,7 @@ def test_a_better_version_goes_through_all_stages_to_everybody(world: TrackWorld
     assert [row.share for row in moves] == [0.0, 0.05, 0.5]
 
 
+@pytest.mark.slow
 def test_an_equal_version_arrives_too(world: TrackWorld) -> None:
     world.begin(3)
     world.run(600)
@@ -98,6 +100,7 @@ def test_a_restart_in_any_stage_goes_on_where_it_was(world: TrackWorld, stop_at:
     assert [held.state for held in world.trains()] == ["shipped"]
 
 
+@pytest.mark.slow
 def test_a_task_without_a_primary_reward_is_proven_by_guardrails_alone_and_says_so(database: Database) -> None:
     world = TrackWorld(database, tasks={"chat": TaskRule(has_primary=False, age_seconds=AGE)})
     world.behaviour[3] = Behaviour(reward=0.0)

@@ -196,6 +196,7 @@ def test_a_url_where_nobody_listens_blocks_nothing(database: Database, receiver:
         assert repository.count_waiting(connection, POLICY, [receiver.url, away.url], clock()).num == 1
 
 
+@pytest.mark.slow
 def test_after_a_day_a_message_is_given_up(database: Database, receiver: Receiver, clock: Clock) -> None:
     teller = known(database, receiver, clock)
     receiver.then = 500
@@ -246,6 +247,7 @@ def test_old_rows_are_forgotten_and_never_come_back(database: Database, receiver
         assert repository.receiver(connection, POLICY, receiver.url) is None
 
 
+@pytest.mark.slow
 def test_two_replicas_tell_each_move_once(database: Database, receiver: Receiver, clock: Clock) -> None:
     tellers = [known(database, receiver, clock), make_teller(database, receiver, clock)]
     for version in range(40):
@@ -270,6 +272,7 @@ teller.run(threading.Event())
 """
 
 
+@pytest.mark.slow
 def test_a_release_that_is_killed_in_the_middle_of_a_try_sends_it_again(
     database: Database, receiver: Receiver, clock: Clock
 ) -> None:

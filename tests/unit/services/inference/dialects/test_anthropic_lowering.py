@@ -24,8 +24,8 @@ from services.inference.dialects.anthropic_fields import (
 )
 from services.inference.dialects.anthropic_requests import lowered
 from services.inference.requests import ChatRequest, parse_chat_request
-from services.inference.template import ChatTemplate, load_template
-from tests.chat_templates.bundled import make_bundled
+from services.inference.template import ChatTemplate
+from tests.chat_templates.bundled import BundledTemplates
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"name": "get_weather", "description": "The weather.", "input_schema": SCHEMA}
@@ -47,15 +47,15 @@ def texts(*said: str, **more: Any) -> list[dict[str, Any]]:
     return [{"type": "text", "text": one, **more} for one in said]
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
-    return load_template(str(make_bundled(tmp_path_factory.mktemp("qwen3"), "qwen3")))
+@pytest.fixture
+def template() -> ChatTemplate:
+    return BundledTemplates()["qwen3"]
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
+@pytest.fixture
+def plain() -> ChatTemplate:
     """Of a policy that does not reason."""
-    return load_template(str(make_bundled(tmp_path_factory.mktemp("qwen2_5"), "qwen2_5")))
+    return BundledTemplates()["qwen2_5"]
 
 
 def lower(template: ChatTemplate, **changes: Any) -> ChatRequest:

@@ -9,8 +9,8 @@ import pytest
 
 from services.inference.sessions.forecast import next_calls
 from services.inference.sessions.suffixes import keeps_reasoning, suffix_of
-from services.inference.template import ChatTemplate, load_template
-from tests.chat_templates.bundled import make_bundled
+from services.inference.template import ChatTemplate
+from tests.chat_templates.bundled import BundledTemplates
 from tests.unit.services.inference.test_template_tools import TOOLS, WITH_CALLS
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -49,9 +49,8 @@ def close_of(template: ChatTemplate, name: str, *, is_call: bool) -> int:
 
 
 @pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTemplate]:
-    folder = tmp_path_factory.mktemp("bundled")
-    return {name: load_template(str(make_bundled(folder / name, name))) for name in WITH_CALLS}
+def templates() -> dict[str, ChatTemplate]:
+    return BundledTemplates()
 
 
 @pytest.mark.parametrize("name", WITH_CALLS)

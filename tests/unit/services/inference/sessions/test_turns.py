@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,8 +20,8 @@ from runtime.replicas.in_process import LocalSessionStore
 from services.inference.answer import Choice
 from services.inference.requests import ChatRequest, parse_chat_request
 from services.inference.sessions.turns import Turn, Turns
-from services.inference.template import ChatTemplate, load_template
-from tests.chat_templates.bundled import make_bundled
+from services.inference.template import ChatTemplate
+from tests.chat_templates.bundled import BundledTemplates
 from tests.unit.services.inference.sessions.test_suffixes import DROPS_IN_TOOL_CYCLES, THANKED, close_of
 from tests.unit.services.inference.test_template_tools import TOOLS, WITH_CALLS
 
@@ -92,9 +91,8 @@ class Agent:
 
 
 @pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatTemplate]:
-    folder = tmp_path_factory.mktemp("bundled")
-    return {name: load_template(str(make_bundled(folder / name, name))) for name in WITH_CALLS}
+def templates() -> dict[str, ChatTemplate]:
+    return BundledTemplates()
 
 
 @pytest.fixture
@@ -227,9 +225,9 @@ def test_two_branches_at_once_keep_their_own_tokens(agent: Agent) -> None:
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), name=st.sampled_from(FAMILIES))
-def test_random_trees_never_mix_tokens(seed: int, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_random_trees_never_mix_tokens(seed: int, name: str) -> None:
     """Every prompt begins with its parent's tokens as far as it says; `_ask` checks this for each call."""
-    template = _cached(tmp_path_factory, name)
+    template = BundledTemplates()[name]
     agent = Agent(name, template, Turns(template, LocalSessionStore(), 60.0))
     draw, histories = random.Random(seed), [list(FIRST)]
     for number in range(12):
@@ -249,13 +247,3 @@ def test_random_trees_never_mix_tokens(seed: int, name: str, tmp_path_factory: p
         )
         follow = result(number) if calls else {"role": "user", "content": f"more {number}"}
         histories.append([*history, answer, follow])
-
-
-_TEMPLATES: dict[str, ChatTemplate] = {}
-
-
-def _cached(factory: pytest.TempPathFactory, name: str) -> ChatTemplate:
-    if name not in _TEMPLATES:
-        folder: Path = factory.mktemp("one")
-        _TEMPLATES[name] = load_template(str(make_bundled(folder / name, name)))
-    return _TEMPLATES[name]

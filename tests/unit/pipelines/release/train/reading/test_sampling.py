@@ -110,7 +110,7 @@ def test_another_train_compares_other_units() -> None:
 
 def test_the_lift_compares_as_many_of_live_as_the_hold_out_has() -> None:
     assert found(an_answer(HOLDOUT, 0)) == Evidence(0, 0, hash_of("default/ann"), "user")
-    people = [f"person {number}" for number in range(10_000)]
+    people = [f"person {number}" for number in range(5_000)]
     seen = [found(an_answer(LIVE, 4, draw=a_draw(4, name, holdout=0.02))) for name in people]
     controls = [item for item in seen if isinstance(item, Evidence)]
     assert {item.compared_with for item in controls} == {0}
@@ -203,11 +203,11 @@ def drawn_of(person: str, arms: dict[str, Assignment] = ARMS) -> Generation:
 
 
 def test_the_learning_arm_is_compared_with_four_times_as_many_units_of_live() -> None:
-    records = [drawn_of(f"person {number}") for number in range(20_000)]
+    records = [drawn_of(f"person {number}") for number in range(8_000)]
     kept = [(record.arm, row) for record in records if isinstance(row := found(record), Evidence)]
     num = {arm: sum(1 for one, _ in kept if one == arm) for arm in (LEARNING, LIVE)}
-    assert 0.045 * 20_000 < num[LEARNING] < 0.055 * 20_000
-    assert 3.7 < num[LIVE] / num[LEARNING] < 4.3
+    assert 0.044 * 8_000 < num[LEARNING] < 0.056 * 8_000
+    assert 3.5 < num[LIVE] / num[LEARNING] < 4.5
     assert {(row.compared_with, row.is_control) for arm, row in kept if arm == LIVE} == {(6, True)}
     assert {(row.compared_with, row.is_control) for arm, row in kept if arm == LEARNING} == {(6, False)}
 
@@ -217,13 +217,13 @@ def test_controls_of_the_learning_arm_are_never_controls_of_the_same_versions_tr
     draw = LoggedDraw("", "user", 4, DrawnVersion(7, 0.005), None, DrawnVersion(7, 0.05))
     kept = [
         found(an_answer(LIVE, 4, draw=replace(draw, unit=hash_of(f"person {number}")), arm_probability=0.9), 1.0)
-        for number in range(20_000)
+        for number in range(8_000)
     ]
     rows = [row for row in kept if isinstance(row, Evidence)]
     assert {row.compared_with for row in rows} == {7}
     of_train = sum(1 for row in rows if not row.is_control)
-    assert 50 < of_train < 150
-    assert 3700 < len(rows) - of_train < 4500
+    assert 20 < of_train < 60
+    assert 1450 < len(rows) - of_train < 1850
 
 
 def test_a_version_that_everybody_has_needs_no_guard() -> None:

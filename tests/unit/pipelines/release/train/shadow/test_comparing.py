@@ -59,7 +59,7 @@ def test_a_version_that_is_much_worse_is_refused() -> None:
 
 @pytest.mark.parametrize("loss", [0.02, 0.04])
 def test_a_small_loss_is_left_to_the_users(loss: float) -> None:
-    assert refusals(300, loss=loss, differing=0.05) <= 0.2
+    assert refusals(100, loss=loss, differing=0.05) <= 0.2
 
 
 def test_beyond_chance_is_not_enough_and_the_words_say_what_was_lost() -> None:

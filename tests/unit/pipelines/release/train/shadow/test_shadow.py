@@ -265,6 +265,7 @@ class TestSlowEngines:
         store(database, *(a_prompt(number) for number in range(520)))
         return database
 
+    @pytest.mark.slow
     def test_a_model_with_30_s_per_answer_gets_through_all_its_prompts(self, many: Database) -> None:
         world = ShadowWorld(many, same)
         world.seconds = lambda _: 30.0
@@ -281,6 +282,7 @@ class TestSlowEngines:
         early = f"ended by time after 3,600 s with {found.facts['num_prompts']} of 500 pairs"
         assert early in found.says
 
+    @pytest.mark.slow
     def test_no_look_takes_as_long_as_a_process_may(self, many: Database) -> None:
         world = ShadowWorld(many, same)
         world.seconds, world.at_once = (lambda _: 250.0), 1
@@ -315,6 +317,7 @@ class TestSlowEngines:
         world.look()
         assert world.given[0] == 160.0
 
+    @pytest.mark.slow
     def test_a_freeze_in_the_middle_loses_no_pair_and_its_time_does_not_count(self, many: Database) -> None:
         world = ShadowWorld(many, same)
         world.seconds = lambda _: 30.0
