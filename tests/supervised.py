@@ -6,16 +6,25 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from unittest.mock import patch
 
+from commands import supervisor as supervisors
 from commands.home import Home
 from commands.supervisor import Supervisor
 from commands.up import running
 
 
 @contextmanager
-def supervised(home: Home, sockets: Mapping[str, socket.socket]) -> Iterator[Supervisor]:
-    """Start the processes, wait until they are ready, watch them, and stop them at the end of the block."""
-    with running(home, sockets) as supervisor:
+def supervised(home: Home, sockets: Mapping[str, socket.socket], *, only_servers: bool = False) -> Iterator[Supervisor]:
+    """Start the processes, wait until they are ready, watch them, and stop them at the end of the block.
+
+    Args:
+        home: prepared.
+        sockets: of its servers.
+        only_servers: answers are given and logged, and nothing is joined, learned or released: half of the start.
+    """
+    workers = () if only_servers else supervisors.WORKERS
+    with patch.object(supervisors, "WORKERS", workers), running(home, sockets) as supervisor:
         stop = threading.Event()
         watcher = threading.Thread(target=supervisor.watch, args=(stop,))
         watcher.start()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from pipelines.training.checkpoint_names import journal_name, names_in, parse_na
 from pipelines.training.settings import TrainingSettings
 from runtime.lease import read_epochs
 from runtime.settings import Settings
+from tests.forked import ended, start_millrace
 
 pytestmark = pytest.mark.slow
 
@@ -37,13 +37,18 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @contextmanager
-def a_trainer(settings: Settings) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(ROOT / "millrace.py"), "training", "--home", str(settings.home)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:  # noqa: S603
-        try:
-            yield process
-        finally:
-            process.kill()
+def a_trainer(settings: Settings) -> Iterator[ForkServerProcess]:
+    process = start_millrace("training", "--home", str(settings.home), output=settings.home / "training.txt")
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def said_at_the_end(settings: Settings, process: ForkServerProcess) -> tuple[int, str]:
+    """Its status, and what all trainers have printed."""
+    return ended(process, PATIENCE_SECONDS), (settings.home / "training.txt").read_text()
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -71,30 +76,30 @@ def has_written(settings: Settings, epoch: int) -> bool:
 
 def test_a_second_trainer_is_refused_and_one_that_was_stopped_ends_when_it_wakes(settings: Settings) -> None:
     with a_trainer(settings) as first:
+        assert first.pid is not None
         until(lambda: has_written(settings, 1))
         with a_trainer(settings) as refused:
-            said, _ = refused.communicate(timeout=PATIENCE_SECONDS)
-        assert refused.returncode == 1
+            status, said = said_at_the_end(settings, refused)
+        assert status == 1
         assert f"millrace: reservations is being trained by process {first.pid} on " in said
         assert epochs_issued(settings) == 1
 
-        first.send_signal(signal.SIGSTOP)
+        os.kill(first.pid, signal.SIGSTOP)
         time.sleep(LEASE_SECONDS + 1.0)
         with a_trainer(settings) as second:
             until(lambda: has_written(settings, 2))
-            first.send_signal(signal.SIGCONT)
-            said, _ = first.communicate(timeout=PATIENCE_SECONDS)
-            assert first.returncode == 1
+            os.kill(first.pid, signal.SIGCONT)
+            status, said = said_at_the_end(settings, first)
+            assert status == 1
             assert "millrace: epoch 1 of reservations is over: epoch 2 is held by process" in said
-            assert second.poll() is None
-            second.send_signal(signal.SIGKILL)
-            second.wait()
+            assert second.is_alive()
+            second.kill()
+            second.join()
 
         with a_trainer(settings) as third:
             until(lambda: has_written(settings, 3))
-            os.kill(third.pid, signal.SIGTERM)
-            said, _ = third.communicate(timeout=PATIENCE_SECONDS)
-            assert third.returncode == 0
+            third.terminate()
+            assert said_at_the_end(settings, third)[0] == 0
     with a_trainer(settings) as fourth:
         until(lambda: has_written(settings, 4))
-        assert fourth.poll() is None
+        assert fourth.is_alive()

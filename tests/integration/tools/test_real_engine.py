@@ -6,74 +6,29 @@ The policy's answers are random walks over known pieces (chain_policy.py), so ev
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jsonschema_rs
-import openai
 import pytest
 
-from tests.clients.server import MODEL, started
-from tests.integration.tools.chain_policy import build_chain
+from tests.integration.tools.served import (
+    BROKEN,
+    HARMONY,
+    HEADER,
+    ODD,
+    OTHER,
+    RIGHT,
+    SAID,
+    SCHEMAS,
+    THOUGHT,
+    TOOLS,
+    Served,
+    qwen_call,
+    serve_chain,
+)
 
 pytestmark = pytest.mark.slow
-CITY = {"type": "string", "enum": ["Paris", "Rome"]}
-PARAMETERS = {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False}
-OTHER = {
-    "type": "object",
-    "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 99}, "all": {"type": "boolean"}},
-    "required": ["days", "all"],
-    "additionalProperties": False,
-}
-TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": "get_weather", "description": "W.", "parameters": PARAMETERS}},
-    {"type": "function", "function": {"name": "count_days", "description": "D.", "parameters": OTHER}},
-]
-SCHEMAS: dict[str, dict[str, Any]] = {"get_weather": PARAMETERS, "count_days": OTHER}
-RIGHT, ODD = '{"city": "Paris"}', '{"city": 5}'
-THOUGHT, SAID = "I look.", "Done."
-MODE = Callable[[Sequence[str]], tuple[str, str, list[str]]]
-
-
-def qwen_call(arguments: str) -> str:
-    return f'\n{{"name": "get_weather", "arguments": {arguments}}}\n'
-
-
-BROKEN = '\n{"name": "get_weather", "arguments": {"city": }}\n'
-QWEN = {
-    "§go": ["<think>", SAID, "<tool_call>"],
-    "<think>": [f"\n{THOUGHT}\n"],
-    f"\n{THOUGHT}\n": ["</think>"],
-    "</think>": ["\n\n"],
-    "\n\n": [SAID, "<tool_call>"],
-    "<tool_call>": [qwen_call(RIGHT), qwen_call(ODD), BROKEN],
-    **{piece: ["</tool_call>"] for piece in (qwen_call(RIGHT), qwen_call(ODD), BROKEN)},
-    "</tool_call>": ["\n", "<|im_end|>"],
-    "\n": ["<tool_call>"],
-    "§json": ["{", SAID],
-    "{": ["}"],
-    "§think": ["<think>", "<think>"],
-    "§on": ["<think>"],
-}
-HEADER, FINAL = "commentary to=functions.get_weather ", "final"
-HARMONY = {
-    "§go": ["<|channel|>"],
-    "<|channel|>": [HEADER, "analysis", FINAL],
-    HEADER: ["<|constrain|>"],
-    "<|constrain|>": ["json"],
-    "json": ["<|message|>"],
-    "analysis": ["<|message|>"],
-    FINAL: ["<|message|>"],
-    "<|message|>": [RIGHT, THOUGHT, SAID],
-    RIGHT: ["<|call|>"],
-    THOUGHT: ["<|end|>"],
-    "<|end|>": ["<|start|>"],
-    "<|start|>": ["assistant"],
-    "assistant": ["<|channel|>"],
-    SAID: ["<|return|>"],
-}
-ENDS = {"qwen3": ["<|im_end|>"], "gptoss": ["<|return|>", "<|call|>"]}
 
 
 class Meaning(NamedTuple):
@@ -100,34 +55,6 @@ def meaning_of_qwen(pieces: Sequence[str], *, strict: bool = False) -> Meaning:
             else:
                 content += f"<tool_call>{piece}" + ("</tool_call>" if closed else "")
     return Meaning(content, reasoning, calls)
-
-
-class Served(NamedTuple):
-    """A started Millrace."""
-
-    client: openai.OpenAI
-    pieces: dict[int, str]
-
-    def ask(self, content: str, **options: Any) -> Any:
-        asked = {"model": MODEL, "messages": [{"role": "user", "content": content}], "temperature": 1.0, **options}
-        return self.client.chat.completions.create(**asked, extra_body={"return_token_ids": True})
-
-    def pieces_of(self, choice: Any) -> list[str]:
-        return [self.pieces[number] for number in choice.model_extra["token_ids"]]
-
-
-def serve_chain(folder: Path, template: str, follows: dict[str, list[str]]) -> Iterator[Served]:
-    policy = build_chain(folder / "policy", template, follows, ENDS[template])
-    added = json.loads((policy / "tokenizer.json").read_text())["added_tokens"]
-    with started(policy, folder) as server:
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=server.new_key("tools"), max_retries=0)
-        yield Served(client, {token["id"]: token["content"] for token in added})
-        client.close()
-
-
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    yield from serve_chain(tmp_path_factory.mktemp("qwen"), "qwen3", QWEN)
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +128,7 @@ def test_forced_calls_satisfy_their_schemas(
     stream: bool,
 ) -> None:
     served: Served = request.getfixturevalue(family)
-    answer = served.ask("§go", tools=TOOLS, tool_choice=choice, n=4, seed=3, max_tokens=1500, stream=stream)
+    answer = served.ask("§go", tools=TOOLS, tool_choice=choice, n=2, seed=3, max_tokens=1500, stream=stream)
     calls: dict[tuple[int, int], list[str]] = {}
     if stream:
         reasons = dict[int, str]()
@@ -219,7 +146,7 @@ def test_forced_calls_satisfy_their_schemas(
             for place, call in enumerate(one.message.tool_calls):
                 calls[one.index, place] = [call.function.name, call.function.arguments]
         assert answer.model_extra["sampling"]["constraint"] == "tool"
-    assert {index for index, _ in calls} == {0, 1, 2, 3}
+    assert {index for index, _ in calls} == {0, 1}
     for name, arguments in calls.values():
         assert name in names
         assert jsonschema_rs.is_valid(SCHEMAS[name], json.loads(arguments)), arguments

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from tests.integration.tools.test_real_engine import QWEN, SAID, TOOLS, Served, serve_chain
+from tests.integration.tools.served import SAID, TOOLS, Served
 
 pytestmark = pytest.mark.slow
 UNSUPPORTED, INVALID, SCHEMA = "unsupported_parameter", "invalid_request", "invalid_schema"
@@ -80,11 +79,6 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    yield from serve_chain(tmp_path_factory.mktemp("refusals"), "qwen3", QWEN)
-
-
 def send(served: Served, changes: dict[str, Any]) -> Any:
     body = {"model": "clients", "messages": [{"role": "user", "content": "§json"}], "max_tokens": 20, **changes}
     return served.client.post("/chat/completions", cast_to=object, body=body)
@@ -93,10 +87,10 @@ def send(served: Served, changes: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("changes", "code", "param"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
 )
-def test_it_is_refused_by_name(served: Served, changes: dict[str, Any], code: str, param: str) -> None:
+def test_it_is_refused_by_name(qwen: Served, changes: dict[str, Any], code: str, param: str) -> None:
     for stream in (False, True):
         with pytest.raises(openai.APIStatusError) as raised:
-            send(served, {**changes, "stream": stream})
+            send(qwen, {**changes, "stream": stream})
         error = raised.value
         assert 400 <= error.status_code < 500
         assert len(error.message) > 20
@@ -105,9 +99,9 @@ def test_it_is_refused_by_name(served: Served, changes: dict[str, Any], code: st
         )
         if param:
             assert (error.param or "").startswith(param)
-    assert served.ask("§json", max_tokens=5).choices[0].message.content in ("{}", SAID)
+    assert qwen.ask("§json", max_tokens=5).choices[0].message.content in ("{}", SAID)
 
 
 @pytest.mark.parametrize("changes", [case[1] for case in ACCEPTED], ids=[case[0] for case in ACCEPTED])
-def test_it_is_answered(served: Served, changes: dict[str, Any]) -> None:
-    assert send(served, changes)["choices"]
+def test_it_is_answered(qwen: Served, changes: dict[str, Any]) -> None:
+    assert send(qwen, changes)["choices"]

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from commands import policy_check
 from commands.home import prepare_home, to_bf16
 from commands.policy_check import CheckOnce, check_policy, findings_of
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings, WeightsRefused
+from policy.inspect import inspect_checkpoint
 from runtime.settings import Settings
 from tests.command_line import run_here
+from tests.forked import run_forked
 from tests.models import BASE, build_model
 from weights.stores.opening import open_weight_store
 from weights.tensors import Tensor, read_safetensors
@@ -55,7 +56,14 @@ def test_only_floats_that_can_be_rounded_are_published(dtype: str) -> None:
     assert caught.value.code == "wrong_dtype"
 
 
+@pytest.fixture
+def _looked_at_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of its own loads torch for seconds. That it prints the same is in `tests/unit/policy/test_inspect.py`."""
+    monkeypatch.setattr(policy_check, "inspect_policy", inspect_checkpoint)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_looked_at_here")
 def test_doctor_describes_a_policy(tmp_path: Path) -> None:
     found = {item.name: item for item in findings_of(build_model("qwen3_moe", tmp_path, sharded=True), "cpu")}
     assert all(item.good for item in found.values())
@@ -67,19 +75,18 @@ def test_doctor_describes_a_policy(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_looked_at_here")
 def test_doctor_up_and_init_refuse_a_policy_by_name(tmp_path: Path) -> None:
     folder = build_model("qwen3_moe", tmp_path / "model", sharded=True)
     max(folder.glob("model-*.safetensors")).unlink()
+    given = ["--policy", str(folder), "--task", str(TASK), "--home", str(tmp_path / "home")]
+    for ran in (run_forked("up", *given, "--port", "0"), run_here("init", *given)):
+        assert ran.returncode == 1
+        assert "cannot be served: truncated" in ran.stderr
+        assert not (tmp_path / "home").exists()
     told = run_here("doctor", "--policy", str(folder))
     assert told.returncode == 1
     assert "MISSING  checkpoint   truncated:" in told.stdout
-    for command in ("up", "init"):
-        line = [sys.executable, str(ROOT / "millrace.py"), command, "--policy", str(folder), "--task", str(TASK)]
-        line += ["--home", str(tmp_path / "home")]
-        ran = subprocess.run(line, capture_output=True, text=True, check=False)  # noqa: S603 our own script
-        assert ran.returncode != 0
-        assert "cannot be served: truncated" in ran.stderr + ran.stdout
-        assert not (tmp_path / "home").exists()
 
 
 def test_a_checkpoint_is_looked_at_once_until_it_changes(tmp_path: Path) -> None:
@@ -108,6 +115,7 @@ def test_a_checkpoint_is_looked_at_once_until_it_changes(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_looked_at_here")
 def test_a_configuration_that_transformers_cannot_use_is_refused(tmp_path: Path) -> None:
     folder = shutil.copytree(BASE, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())

@@ -1,8 +1,6 @@
 """Hard deaths in a step: its samples are known, deadly ones are left out, good ones are trained."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,31 +8,28 @@ import pytest
 
 from pipelines.training.attempts import Attempts
 from pipelines.training.children import survives
+from tests.forked import ended, start
 from tests.unit.pipelines.training.breaking import DEADLY, answer, breaking_model
 from tests.unit.pipelines.training.world import World
 
-TRAINER = """
-import sys
-from pathlib import Path
-from tests.unit.pipelines.training.breaking import breaking_model
-from tests.unit.pipelines.training.world import World
-world = World(Path(sys.argv[1]), batch_size=4, publish_samples=10**6)
-world.make_model = breaking_model
-trainer = world.start()
-if sys.argv[2] == "accelerator":
-    type(trainer._learner).is_on_cpu = False
-for _ in range(8):
-    trainer.turn()
-trainer._checkpoint()
-world.close()
-"""
+
+def train(home: Path, device: str) -> None:
+    """A trainer's whole life, in a process that its samples may kill."""
+    world = World(home, batch_size=4, publish_samples=10**6)
+    world.make_model = breaking_model
+    trainer = world.start()
+    if device == "accelerator":
+        setattr(type(trainer._learner), "is_on_cpu", False)  # noqa: B010 a property
+    for _ in range(8):
+        trainer.turn()
+    trainer._checkpoint()
+    world.close()
 
 
 def restarts_of(home: Path, device: str) -> int:
     """Start the trainer until it ends by itself; returns the number of restarts."""
     for number in range(6):
-        command = [sys.executable, "-c", TRAINER, str(home), device]
-        if subprocess.run(command, check=False, capture_output=True).returncode == 0:  # noqa: S603 our own words
+        if ended(start(train, home, device, output=home / "trainer.txt")) == 0:
             return number
     raise AssertionError("it never ends by itself")
 

@@ -1,4 +1,4 @@
-"""A life of thousands of versions, with rollbacks, late rewards and changed tasks: what the trainer knows stops growing."""
+"""A life of hundreds of versions, with rollbacks, late rewards and changed tasks: what the trainer knows stops growing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contracts.revocations import Treatment
 
 VERSION_SECONDS, HORIZON, BATCH = 7200.0, 40 * 7200.0, 12
-LIVES = 800
+LIVES = 480
 EVERY = 7
 """Versions from one rollback to the next."""
 

@@ -183,12 +183,12 @@ NUM_AFTER = 4
         "a new task",
     ],
 )
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.slow
 def test_ordinary_batches_pass_whatever_came_before_and_fifty_times_too_much_never_does(
     before: Phase, after: Phase, seed: int
 ) -> None:
-    """No false alarm in 45 changes of the batches' shape, with every figure of the guard."""
+    """No false alarm in 27 changes of the batches' shape, with every figure of the guard."""
     # Whitened and not, in turns: the history does not know which.
     learner = Learner(tiny_model(), TrainingSettings(learning_rate=1e-3, kl_coefficient=0.0, mismatch_samples=0))
     sampler, skipped = Sampler(learner, seed), []

@@ -37,7 +37,7 @@ from pipelines.training.state_saves import without_samples
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.builders import whole
 from tests.unit.pipelines.training.test_corrections import later
-from tests.unit.pipelines.training.world import CrashAt, World, survive, weights_of
+from tests.unit.pipelines.training.world import CrashAt, World, first_and_last, survive, weights_of
 
 pytestmark = pytest.mark.slow
 TASKS = ("booking", "math", "code", "tool_call", "judged", "signals_only")
@@ -277,7 +277,6 @@ def forget_up_to(world: World, keys: set[str]) -> None:
 # Crashes, and starts on a revoked version.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("treatment", ["poison", "evidence"])
 def test_a_crash_anywhere_in_a_rollback_changes_nothing(tmp_path: Path, treatment: Treatment) -> None:
     template = World.new(tmp_path / "template")
@@ -291,7 +290,7 @@ def test_a_crash_anywhere_in_a_rollback_changes_nothing(tmp_path: Path, treatmen
         world.revoke_down_to(1, treatment)
 
         def run(trainer: Trainer) -> None:
-            world.turns(trainer, 12)
+            world.turns(trainer, 8)
             trainer._checkpoint()
 
         trainer = survive(world, run, fault)
@@ -305,7 +304,7 @@ def test_a_crash_anywhere_in_a_rollback_changes_nothing(tmp_path: Path, treatmen
     assert Counter(expected.values()) == (
         {("trained", ""): 24} if treatment == "evidence" else {("trained", ""): 8, ("quarantined", "rollback"): 16}
     )
-    for number in range(1, 10**9 - counter.left + 1):
+    for number in first_and_last(counter.places):
         found, fault = play(number)
         assert found == expected, fault.place
 

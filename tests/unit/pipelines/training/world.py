@@ -1,7 +1,7 @@
 """A home with the real database, log and weight store, a release that accepts everything, and crashes on demand."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -48,17 +48,30 @@ class CrashError(Exception):
 
 
 class CrashAt:
-    """Crashes at the nth fault point."""
+    """Crashes at the nth fault point. `places`: those that it came to, in order."""
 
     def __init__(self, number: int) -> None:
         self.left = number
         self.place = ""
+        self.places: list[str] = []
 
     def __call__(self, place: str) -> None:
         self.left -= 1
+        self.places.append(place)
         if self.left == 0:
             self.place = place
             raise CrashError(place)
+
+
+def first_and_last(places: Sequence[str]) -> list[int]:
+    """Numbers of fault points, counted from 1: where each place is come to for the first time and for the last.
+
+    Between the two a story repeats itself: another step, another version.
+    """
+    found: dict[str, list[int]] = {}
+    for number, place in enumerate(places, 1):
+        found.setdefault(place, []).append(number)
+    return sorted({number for numbers in found.values() for number in (numbers[0], numbers[-1])})
 
 
 class World:

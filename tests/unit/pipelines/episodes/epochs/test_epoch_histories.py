@@ -42,21 +42,10 @@ def issue(system: System, story: Story) -> None:
         connection.execute(insert(training_epoch), rows)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 10**6), are_issued=st.booleans())
 @pytest.mark.slow
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6), are_issued=st.booleans())
 def test_only_the_last_story_stands_in_whatever_order_it_is_heard(migrated: Path, seed: int, are_issued: bool) -> None:
-    live(migrated, seed, are_issued=are_issued)
-
-
-@pytest.mark.slow
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 10**6), are_issued=st.booleans())
-def test_many_more_lives(migrated: Path, seed: int, are_issued: bool) -> None:
-    live(migrated, seed, are_issued=are_issued)
-
-
-def live(migrated: Path, seed: int, *, are_issued: bool) -> None:
     """A random life of trainers, read in any order, with crashes between any two steps."""
     chance = random.Random(seed)
     answers = [a_generation() for _ in range(chance.randint(1, 5))]
