@@ -21,8 +21,10 @@ LONGEST = (
     "tests/contract/test_event_log.py",
     "tests/integration/test_redis.py",
     "tests/integration/test_fresh_broker.py",
+    "tests/integration/vllm/one_server/",
+    "tests/integration/vllm/test_models.py",
 )
-"""Files, and folders that stay together, the longest first. What is not named follows."""
+"""Files, and folders that stay together, the longest of `make test-services` and of `make test-vllm` first. What is not named follows."""
 
 
 class LongestFirst(LoadFileScheduling):
