@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,16 @@ from runtime.days import make_days_now
 from runtime.operations import Operations
 
 ROOT = Path(__file__).parent.parent.parent
-DAY = 86_400.0
+DAY, SECONDS = 86_400.0, 60.0
+
+
+@pytest.fixture
+def server(server: Database) -> Iterator[Database]:
+    """It is closed when no watch measures with it any more."""
+    yield server
+    for thread in threading.enumerate():
+        if thread.name == "clock":
+            thread.join(SECONDS)
 
 
 def partitions(database: Database) -> set[str]:
