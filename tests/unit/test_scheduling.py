@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from xdist.remote import Producer
 from xdist.workermanage import WorkerController
 
 from tests.scheduling import LONGEST, LongestFirst
@@ -38,16 +39,26 @@ class NotedWorker:
         self.shutting_down = True
 
 
-def test_what_takes_longest_begins_first_and_stays_together() -> None:
-    option = SimpleNamespace(loadscopereorder=True)
-    config: Any = SimpleNamespace(getvalue=lambda _name: ["2*popen"], option=option)
-    scheduler, workers = LongestFirst(config), [NotedWorker(), NotedWorker()]
+def scheduler_of(config: pytest.Config, dist: str) -> Any:
+    """What xdist is given for two workers."""
+    option = SimpleNamespace(loadscopereorder=True, dist=dist)
+    stub = SimpleNamespace(getvalue=lambda _name: ["2*popen"], option=option)
+    return config.hook.pytest_xdist_make_scheduler(config=stub, log=Producer("test"))
+
+
+def test_what_takes_longest_begins_first_and_stays_together(pytestconfig: pytest.Config) -> None:
+    scheduler, workers = scheduler_of(pytestconfig, "loadfile"), [NotedWorker(), NotedWorker()]
+    assert isinstance(scheduler, LongestFirst)
     for worker in workers:
         scheduler.add_node(cast("WorkerController", worker))
         scheduler.add_node_collection(cast("WorkerController", worker), _TESTS)
     scheduler.schedule()
     assert workers[0].given == _TESTS[5:8]
     assert workers[1].given == [_TESTS[8], *_TESTS[:5]]
+
+
+def test_other_ways_to_share_tests_are_as_xdist_has_them(pytestconfig: pytest.Config) -> None:
+    assert not isinstance(scheduler_of(pytestconfig, "worksteal"), LongestFirst)
 
 
 @pytest.mark.parametrize("place", LONGEST)
