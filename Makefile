@@ -92,7 +92,7 @@ browser: setup  ## Run the page test; it is skipped without Chromium
 
 clients: setup  ## Run unmodified clients against a started server and write docs/clients.md
 	deploy/clients
-	$(BIN)/pytest -n0 -m clients -rs tests/clients
+	$(BIN)/pytest -n 2 --dist loadfile -m clients -rs tests/clients
 
 helm: setup  ## Lint the Helm chart, render it, and validate what it rendered without a cluster (needs Go, once)
 	deploy/helm/check

@@ -12,12 +12,14 @@ from shutil import disk_usage
 import hypothesis
 import pytest
 import structlog
+from xdist.remote import Producer
 
 from runtime.database import Database
 from runtime.log.local import LocalLog
 from tests.authority import Authority
 from tests.databases import copy_instead_of_migrating, share_compiled_statements, write_migrated
 from tests.leftovers import end_with_this_process
+from tests.scheduling import LongestFirst
 from tests.selection import is_left_out
 from tests.torch_marker import touches_torch
 
@@ -72,6 +74,12 @@ def _trust_one() -> Callable[[], None]:
         folder.cleanup()
 
     return end
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst | None:
+    """Where a file stays with one worker, the longest begins first."""
+    return LongestFirst(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

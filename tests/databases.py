@@ -1,6 +1,7 @@
 """SQLite databases with the tables of the newest migration: the real migrations run once a process, then a file is copied.
 
 Each test opens databases of its own. SQLAlchemy would compile every statement anew for each, which takes longer than to run it.
+`tests.postgres` does the same for PostgreSQL.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pytest
 from sqlalchemy import Connection, Engine
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.util import LRUCache
 
 from runtime import schema
@@ -28,8 +30,8 @@ def write_migrated(path: Path) -> None:
     path.write_bytes(_migrated().content)
 
 
-class AlikeDialect(SQLiteDialect_pysqlite):
-    """SQLite, equal to every other of its kind, so that all engines of a process share what they compile."""
+class AlikeDialect(DefaultDialect):
+    """A dialect that is equal to every other of its kind, so that all engines of a process share what they compile."""
 
     supports_statement_cache = True
     _compiled: ClassVar[LRUCache[Any, Any]] = LRUCache(5_000)
@@ -45,9 +47,16 @@ class AlikeDialect(SQLiteDialect_pysqlite):
         engine.update_execution_options(compiled_cache=cls._compiled)
 
 
+class AlikeSqlite(AlikeDialect, SQLiteDialect_pysqlite):
+    """SQLite that shares what it compiles."""
+
+    supports_statement_cache = True
+
+
 def share_compiled_statements() -> None:
-    """From now on `sqlite:` in a URL is `AlikeDialect`."""
-    registry.register("sqlite", __name__, AlikeDialect.__name__)
+    """From now on `sqlite:` and `postgresql+psycopg:` in a URL are dialects that share."""
+    registry.register("sqlite", __name__, AlikeSqlite.__name__)
+    registry.register("postgresql.psycopg", "tests.postgres", "AlikePostgres")
 
 
 def copy_instead_of_migrating() -> None:

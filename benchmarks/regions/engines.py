@@ -28,7 +28,7 @@ import numpy as np
 import structlog
 
 from benchmarks.paths import BASE
-from benchmarks.regions.fleet import FAR, POLICY, Fleet, fleet, inside, why_no_fleet
+from benchmarks.regions.fleet import FAR, POLICY, SELDOM_SECONDS, Fleet, fleet, inside, why_no_fleet
 from benchmarks.regions.load import Endpoint, Load, open_loop
 from benchmarks.regions.net import Link, why_not
 from benchmarks.report import end_with, print_table
@@ -147,7 +147,9 @@ def measure_cut(world: Fleet, num_versions: int = AWAY_VERSIONS) -> tuple[dict[s
     before = world.newest
     world.net.cut(world.far)
     cut_at = time.monotonic()
-    world.wait(lambda: not any(name in world.rows() for name in far), "rows stay fresh", 3 * FRESH_SECONDS)
+    world.wait(
+        lambda: not any(name in world.rows() for name in far), "rows stay fresh", 3 * FRESH_SECONDS, SELDOM_SECONDS
+    )
     lease = Lease.acquire(world.database, POLICY)
     pruning = Pruning(world.database, world.store, lease, no_fault, keep_anchors=2)
     upkeep = StoreUpkeep(
@@ -194,7 +196,12 @@ def check_ledger(world: Fleet, ids: Sequence[str]) -> dict[str, Any]:
     log = world.homes["web"].event_log()
     clients = [{"kind": "generation", "key": sample_key(completion_id, 0)} for completion_id in ids]
     try:
-        world.wait(lambda: audit(world.database, log, clients).balanced, "the ledger is not balanced", _BACK_SECONDS)
+        world.wait(
+            lambda: audit(world.database, log, clients).balanced,
+            "the ledger is not balanced",
+            _BACK_SECONDS,
+            SELDOM_SECONDS,
+        )
         found = audit(world.database, log, clients)
     finally:
         log.close()

@@ -54,6 +54,8 @@ NEAR, FAR = "near", "far"
 WEB_PORT = 8400
 _POSTGRES_PORT, _ORIGIN_PORT, _CACHE_PORT, _ENGINE_PORT = 5432, 8000, 8001, 8500
 _START_SECONDS, _CHECK_SECONDS = 180.0, 5.0
+_LOOK_SECONDS, SELDOM_SECONDS = 0.02, 0.25
+"""Between two looks: where the moment is measured, and where processes that start need the processors."""
 _MOST_TOLD = 3000
 _CLONE_NEWNET = 0x40000000
 _Result = TypeVar("_Result")
@@ -183,8 +185,8 @@ class Fleet:
         self.make_home("web", NEAR, _ENGINE_PORT - 1)
         for process in ("inference", "episodes"):
             self.run(self.near, process, "millrace", process, "--home", str(self.homes["web"].home))
-        self.wait(lambda: self.serve(0), "the engines do not serve version 0", _START_SECONDS)
-        self.wait(self.is_ready, "the endpoint is not ready", _START_SECONDS)
+        self.wait(lambda: self.serve(0), "the engines do not serve version 0", _START_SECONDS, SELDOM_SECONDS)
+        self.wait(self.is_ready, "the endpoint is not ready", _START_SECONDS, SELDOM_SECONDS)
 
     def tell_logs(self) -> None:
         """Print how the logs of all processes end."""
@@ -228,13 +230,15 @@ class Fleet:
         with (self.folder / f"{name}.log").open("ab") as log:
             return self.net.run_in(place, argv, stdout=log, stderr=log, environment=environment)
 
-    def wait(self, condition: Callable[[], bool], failure: str, seconds: float) -> float:
+    def wait(
+        self, condition: Callable[[], bool], failure: str, seconds: float, pause: float = _LOOK_SECONDS
+    ) -> float:
         """Until the condition holds; how long that took. Raises Unavailable."""
         started = time.monotonic()
         while not condition():
             if time.monotonic() - started > seconds:
                 raise Unavailable(f"{failure}: see {self.folder}/*.log")
-            time.sleep(0.02)
+            time.sleep(pause)
         return time.monotonic() - started
 
     def _start_postgres(self) -> None:
@@ -271,7 +275,7 @@ class Fleet:
         psql = [str(programs / "psql"), "-qAt", "-h", str(self._socket), "-p", str(_POSTGRES_PORT), "-U", "millrace"]
         create = [*psql, "-d", "postgres", "-c", "CREATE DATABASE millrace"]
         made = lambda: subprocess.run(create, check=False, stderr=subprocess.DEVNULL).returncode == 0  # noqa: S603, E731 Debian's
-        self.wait(made, "PostgreSQL does not start", _START_SECONDS)
+        self.wait(made, "PostgreSQL does not start", _START_SECONDS, SELDOM_SECONDS)
 
 
 def why_no_fleet() -> str | None:

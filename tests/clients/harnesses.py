@@ -116,9 +116,9 @@ def run(harness: Harness, environments: Path, world: World, key: str, questions:
         "MILLRACE_API": harness.api,
         "MILLRACE_QUESTIONS": json.dumps(questions),
     }
-    if harness.environment == "node":  # Node looks for packages beside the program
-        shutil.copytree(PROGRAMS, folder / "programs", dirs_exist_ok=True)
-        command = ["node", str(folder / "programs" / harness.program)]
+    if harness.environment == "node":  # Node looks for packages beside the program; the other file has its copy
+        shutil.copytree(PROGRAMS, folder / "agents", dirs_exist_ok=True)
+        command = ["node", str(folder / "agents" / harness.program)]
     else:
         command = [str(folder / "bin" / "python"), str(PROGRAMS / harness.program)]
     ended = subprocess.run(  # noqa: S603 the programs beside this file

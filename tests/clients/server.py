@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -59,6 +60,14 @@ def started(policy: Path, folder: Path) -> Iterator[Millrace]:
         finally:
             process.terminate()
             process.wait(60)
+
+
+@contextmanager
+def alone(environments: Path) -> Iterator[None]:
+    """No other process is in such a block: two files of tests run at once, and each rewrites its part of the page."""
+    with (environments / "page.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def free_port() -> int:

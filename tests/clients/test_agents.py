@@ -16,7 +16,7 @@ from benchmarks.gateway.world import World
 from benchmarks.sessions.records import LoggedCall, calls_of
 from contracts.turns import RowCount, count_rows
 from tests.clients.harnesses import HARNESSES, Harness, installed_version, new_session, plan_of, run, served
-from tests.clients.server import ROOT
+from tests.clients.server import ROOT, alone
 from tests.clients.table import AGENTS, Outcome, agents, with_agents
 
 pytestmark = pytest.mark.clients
@@ -76,8 +76,9 @@ def test_the_page_says_what_came_of_the_agents(world: World, seen: dict[Harness,
     assert world.process.is_running()
     if len(seen) < len(HARNESSES):
         pytest.skip("only some of the agents ran")
-    before, part = PAGE.read_text(), agents([seen[harness] for harness in HARNESSES])
-    PAGE.write_text(with_agents(before, part))
+    with alone(ENVIRONMENTS):
+        before, part = PAGE.read_text(), agents([seen[harness] for harness in HARNESSES])
+        PAGE.write_text(with_agents(before, part))
     # The machine's name is in mini-swe-agent's prompt: shares of tokens differ a little from one to the next.
     told = "".join(before.partition(AGENTS)[1:])
     said_something_else = re.sub(r"\d+%", "%", told) != re.sub(r"\d+%", "%", part)

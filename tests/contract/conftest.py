@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from runtime.database import Database, create_database
-from runtime.days import migrate
+from runtime.database import Database
 from tests.databases import write_migrated
-
-SERVER = os.environ.get("MILLRACE_DATABASE")
-
+from tests.postgres import create_empty, create_migrated
 
 KINDS = ("sqlite", pytest.param("postgresql", marks=pytest.mark.services))
 
@@ -22,7 +17,7 @@ KINDS = ("sqlite", pytest.param("postgresql", marks=pytest.mark.services))
 @pytest.fixture(params=KINDS)
 def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """Without tables."""
-    opened = a_database(request.param, tmp_path)
+    opened = Database(sqlite_url(tmp_path) if request.param == "sqlite" else create_empty())
     yield opened
     opened.close()
 
@@ -30,18 +25,21 @@ def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[D
 @pytest.fixture(params=KINDS)
 def any_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """With the tables of the newest migration."""
-    opened = a_database(request.param, tmp_path)
     if request.param == "sqlite":
         write_migrated(tmp_path / "m.db")
-    else:
-        migrate(opened)
+    opened = Database(sqlite_url(tmp_path) if request.param == "sqlite" else create_migrated())
     yield opened
     opened.close()
 
 
-def a_database(kind: str, folder: Path) -> Database:
-    if kind == "sqlite":
-        return Database(f"sqlite:///{folder / 'm.db'}")
-    if SERVER is None:
-        pytest.skip("no MILLRACE_DATABASE: run make test-services")
-    return Database(create_database(SERVER, f"millrace_test_{secrets.token_hex(6)}"))
+@pytest.fixture
+def server() -> Iterator[Database]:
+    """A database on PostgreSQL, with the tables of the newest migration."""
+    opened = Database(create_migrated())
+    yield opened
+    opened.close()
+
+
+def sqlite_url(folder: Path) -> str:
+    """Of the database in a folder."""
+    return f"sqlite:///{folder / 'm.db'}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,31 +15,16 @@ from contracts.topics import GENERATIONS, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
 from runtime.backup import tables
 from runtime.backup.archive import PIECE_BYTES
-from runtime.database import Database, create_database
-from runtime.days import held_days, migrate
+from runtime.database import Database
+from runtime.days import held_days
 from runtime.log.local import LocalLog
 from runtime.settings import Settings, load_settings, write_settings
 from runtime.worker import Worker
-from tests.contract.conftest import SERVER
 from tests.contract.test_upgrade import contents
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, message
+from tests.postgres import create_empty
 
-pytestmark = [
-    pytest.mark.services,
-    pytest.mark.skipif(SERVER is None, reason="no MILLRACE_DATABASE: run make test-services"),
-]
-
-
-@pytest.fixture
-def server() -> Iterator[Database]:
-    opened = new_database()
-    migrate(opened)
-    yield opened
-    opened.close()
-
-
-def new_database() -> Database:
-    return Database(create_database(str(SERVER), f"millrace_test_{secrets.token_hex(6)}"))
+pytestmark = pytest.mark.services
 
 
 def fill(database: Database, event_log: LocalLog) -> None:
@@ -78,7 +61,7 @@ def test_every_row_comes_back(server: Database, event_log: LocalLog, tmp_path: P
     with pytest.raises(Conflict, match=r"the database is not empty: it has \d+ tables, first 'agent_session'"):
         restore(tmp_path / "b", tmp_path / "to")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "log") == ["b", "home"]
-    other = new_database()
+    other = Database(create_empty())
     restore(tmp_path / "b", tmp_path / "to", other.url)
     assert contents(other) == before
     assert load_settings(tmp_path / "to").database_url == other.url
@@ -93,7 +76,7 @@ def test_every_row_comes_back(server: Database, event_log: LocalLog, tmp_path: P
 
 
 def test_rows_that_do_not_fit_leave_an_empty_database() -> None:
-    other = new_database()
+    other = Database(create_empty())
     with pytest.raises(Exception, match="invalid input syntax"):
         tables.load(other, (), {"assignment": iter([b"not\ta\trow\n"])}, {})
     tables.require_empty(other)
@@ -114,7 +97,7 @@ def test_a_damaged_backup_touches_no_table(server: Database, tmp_path: Path) -> 
     path = tmp_path / "b"
     backup(path, tmp_path / "home")
     path.write_bytes(path.read_bytes()[:-20_000])
-    other = new_database()
+    other = Database(create_empty())
     with pytest.raises(Damaged):
         restore(path, tmp_path / "to", other.url)
     tables.require_empty(other)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,23 +19,21 @@ from structlog.testing import capture_logs
 
 from contracts.errors import ClockOff
 from runtime.clocks import MOST_SECONDS, ClockWatch, database_time, offset_seconds
-from runtime.database import Database, create_database
-from runtime.days import make_days_now, migrate
+from runtime.database import Database
+from runtime.days import make_days_now
 from runtime.operations import Operations
 
-SERVER = os.environ.get("MILLRACE_DATABASE")
 ROOT = Path(__file__).parent.parent.parent
-DAY = 86_400.0
+DAY, SECONDS = 86_400.0, 60.0
 
 
 @pytest.fixture
-def server() -> Iterator[Database]:
-    if SERVER is None:
-        pytest.skip("no MILLRACE_DATABASE: run make test-services")
-    opened = Database(create_database(SERVER, f"millrace_test_{secrets.token_hex(6)}"))
-    migrate(opened)
-    yield opened
-    opened.close()
+def server(server: Database) -> Iterator[Database]:
+    """It is closed when no watch measures with it any more."""
+    yield server
+    for thread in threading.enumerate():
+        if thread.name == "clock":
+            thread.join(SECONDS)
 
 
 def partitions(database: Database) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +23,6 @@ from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNA
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
 from runtime.database import Database
-from runtime.days import migrate
 from runtime.log.kafka.log import KafkaLog
 from runtime.log.local import LocalLog
 from runtime.log.loss_acceptance import AcceptedLoss, accept_loss
@@ -34,7 +34,6 @@ from services.dashboard.live.queries import read_totals
 from services.dashboard.live.traffic import CONSUMERS, UNTRACKED, TrafficReader
 from services.feedback import repository as feedback
 from services.feedback.requests import ReceivedItem
-from tests.contract.conftest import a_database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 from tests.services import kafka_log, kafka_servers, new_prefix
 
@@ -55,6 +54,7 @@ SUMS = Task.model_validate(
     }
 )
 TASKS = {task.name: task for task in (BOOKING_TASK, SIGNALS_ONLY, SUMS)}
+PATIENCE_SECONDS = 120.0
 STAGES = ("logged", "joined", "emitted", "scored", "decided", "told")
 """How far the workers had come when the log was lost."""
 
@@ -129,9 +129,19 @@ class World:
         }
         for name in names:
             worker: Worker[Any] = Worker(handlers[name], self.database, self.log, clock=lambda: self.now)
+            if not isinstance(self.log, LocalLog):
+                self._read_all(worker, handlers[name].topics)
             for _ in range(4):
-                worker.step(0.0 if isinstance(self.log, LocalLog) else 1.0)
+                worker.step()
             worker._consumer.close()
+
+    def _read_all(self, worker: Worker[Any], topics: Sequence[str]) -> None:
+        """Kafka assigns the partitions later, and then its records come when they come."""
+        ends = {(topic, place): end for topic in topics for place, end in self.log.ends(topic).items()}
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while worker._positions != ends:
+            assert time.monotonic() < deadline, (worker._positions, ends)
+            worker.step(0.1)
 
     def settle(self) -> None:
         self.relay()
@@ -183,14 +193,11 @@ def world(any_database: Database, tmp_path: Path) -> Iterator[World]:
 
 
 @pytest.fixture
-def on_sqlite(tmp_path: Path) -> Iterator[World]:
+def on_sqlite(database: Database, tmp_path: Path) -> Iterator[World]:
     """For the many cases that do not depend on which database it is."""
-    database = a_database("sqlite", tmp_path)
-    migrate(database)
     world = on_files(database, tmp_path / "log")
     yield world
     world.log.close()
-    database.close()
 
 
 def with_everything(world: World) -> None:
@@ -343,20 +350,21 @@ def test_records_that_expired_unread_are_named(any_database: Database, tmp_path:
 
 
 @pytest.mark.services
-def test_a_kafka_topic_that_was_deleted_or_made_again(any_database: Database) -> None:
+def test_a_kafka_topic_that_was_deleted_or_made_again(server: Database) -> None:
+    """What follows for the database is the same as for a log in files, which both databases show above."""
     prefix = new_prefix()
     with kafka_log(prefix) as log:
-        world = World(any_database, lambda: log, lambda _topic: None)
+        world = World(server, lambda: log, lambda _topic: None)
         with_everything(world)
         world.settle()
-        require_same_log(any_database, log, "HOME")
+        require_same_log(server, log, "HOME")
         admin = log._cluster.admin()
         admin.delete_topics([prefix + topic for topic in (GENERATIONS, SIGNALS, EPISODES, EXPERIENCES)])
         with pytest.raises(LogLost, match="is missing"):
-            require_same_log(any_database, log, "HOME")
+            require_same_log(server, log, "HOME")
         log.create_topics()
         with pytest.raises(LogLost, match="is another"):
-            require_same_log(any_database, log, "HOME")
+            require_same_log(server, log, "HOME")
         admin.close()
         world.accept()
         before, world.sent = world.sent, []
@@ -364,16 +372,16 @@ def test_a_kafka_topic_that_was_deleted_or_made_again(any_database: Database) ->
         world.settle()
         assert set(world.states()) == {*before, *world.sent}
         assert "pending" not in world.states().values()
-        assert audit(any_database, log, settled=True).problems == ()
+        assert audit(server, log, settled=True).problems == ()
 
 
 @pytest.mark.services
-def test_kafka_topics_and_settings_that_both_got_more_partitions(any_database: Database) -> None:
+def test_kafka_topics_and_settings_that_both_got_more_partitions(server: Database) -> None:
     prefix = new_prefix()
     with kafka_log(prefix) as log:
-        world = World(any_database, lambda: log, lambda _topic: None)
+        world = World(server, lambda: log, lambda _topic: None)
         world.answers(3)
-        require_same_log(any_database, log, "HOME")
+        require_same_log(server, log, "HOME")
         admin = log._cluster.admin()
         admin.create_partitions({prefix + topic: 2 * log.num_partitions for topic in TOPICS})
         admin.close()
@@ -381,4 +389,4 @@ def test_kafka_topics_and_settings_that_both_got_more_partitions(any_database: D
         with closing(more):
             more.check_topics()  # these two agree
             with pytest.raises(InvalidSettings, match=r"were written to 4"):
-                require_same_log(any_database, more, "HOME")
+                require_same_log(server, more, "HOME")

@@ -1,9 +1,6 @@
 """Days of the large tables: on PostgreSQL a partition each, on SQLite nothing."""
 
-import os
-import secrets
 import threading
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
@@ -13,22 +10,11 @@ from contracts.errors import Conflict
 from contracts.ids import sample_key
 from contracts.tables import generation, outcome, received_signal, signal, vote
 from contracts.tables.statements import insert_new
-from runtime.database import Database, create_database
-from runtime.days import PARTITIONED, drop_days, first_id, is_partition, make_days, migrate
+from runtime.database import Database
+from runtime.days import PARTITIONED, drop_days, first_id, is_partition, make_days
 
-SERVER = os.environ.get("MILLRACE_DATABASE")
 OLD = date(2026, 3, 1)
 OLD_NOON = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
-
-
-@pytest.fixture
-def server() -> Iterator[Database]:
-    if SERVER is None:
-        pytest.skip("no MILLRACE_DATABASE: run make test-services")
-    opened = Database(create_database(SERVER, f"millrace_test_{secrets.token_hex(6)}"))
-    migrate(opened)
-    yield opened
-    opened.close()
 
 
 def id_of(day: date, number: int = 0) -> str:

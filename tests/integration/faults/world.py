@@ -32,7 +32,7 @@ NUM_PARTITIONS = 7  # not the default, and no multiple of the replicas
 SESSION_SECONDS = 6.0
 PATIENCE_SECONDS = 300.0
 _MILLRACE = Path(__file__).parent.parent.parent.parent / "millrace.py"
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.2
 
 
 class World:
@@ -77,7 +77,8 @@ class World:
         for name in names:
             self.processes[name] = self._spawn(name)
         wait_for_port(self.settings.feedback_port or 0, seconds=PATIENCE_SECONDS)
-        until(lambda: all(self.num_members(group) == 2 for group in READS), self)
+        # Each look costs a connection, and the processes that start need the processors.
+        until(lambda: all(self.num_members(group) == 2 for group in READS), self, pause=0.5)
 
     def stop(self) -> None:
         """End everything."""
@@ -169,7 +170,7 @@ class World:
             )
 
 
-def until(is_so: Callable[[], bool], world: World) -> None:
+def until(is_so: Callable[[], bool], world: World, pause: float = _LOOK_SECONDS) -> None:
     """Wait for it; servers may be away meanwhile, processes may not."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -182,7 +183,7 @@ def until(is_so: Callable[[], bool], world: World) -> None:
         ended = world.ended()
         assert not ended, f"these ended: {world.last_words(ended)}"
         assert time.monotonic() < deadline, f"{why}: {world.last_words(world.processes)}"
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(pause)
 
 
 @contextmanager

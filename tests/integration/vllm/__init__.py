@@ -1,1 +1,1 @@
-"""The process `vllm` with a real vLLM for CPUs: one server for all tests of this folder."""
+"""The process `vllm` with a real vLLM for CPUs. Tests that share a server are in a folder of their own."""

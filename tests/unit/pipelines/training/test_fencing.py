@@ -22,9 +22,8 @@ from pipelines.training.fence import CheckpointFence
 from pipelines.training.journal import Journal
 from pipelines.training.replaying import newest_state
 from pipelines.training.state import Fate, TrainerState
-from runtime.days import migrate
 from runtime.lease import read_epochs
-from tests.contract.conftest import a_database
+from tests.postgres import create_migrated
 from tests.unit.pipelines.training.actors import Actor
 from tests.unit.pipelines.training.world import POLICY, World
 from weights.publish import ANCHOR_EVERY
@@ -192,10 +191,7 @@ def test_a_trainer_that_was_stopped_anywhere_changes_nothing_when_it_wakes(
 @pytest.mark.services
 @pytest.mark.parametrize("place", sorted(QUICK))
 def test_the_same_on_postgresql(template: Path, tmp_path: Path, place: str) -> None:
-    opened = a_database("postgresql", tmp_path)
-    migrate(opened)
-    url = opened.url
-    opened.close()
+    url = create_migrated()
 
     def make(home: Path) -> World:
         world = a_world(home)

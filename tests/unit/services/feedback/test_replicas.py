@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,10 +12,10 @@ import pytest
 from sqlalchemy import func, select
 
 from contracts.tables import outbox, received_signal, signal_count
-from runtime.database import Database, create_database
-from runtime.days import migrate
+from runtime.database import Database
 from services.feedback import repository
 from services.feedback.repository import ItemResult, Retraction
+from tests.postgres import create_migrated
 from tests.unit.services.feedback.test_writer import Items
 
 pytestmark = pytest.mark.services
@@ -26,12 +24,8 @@ NUM_IDS, NUM_ROUNDS = 40, 5
 
 @pytest.fixture
 def replicas() -> Iterator[list[Database]]:
-    server = os.environ.get("MILLRACE_DATABASE")
-    if server is None:
-        pytest.skip("no MILLRACE_DATABASE: run make test-services")
-    url = create_database(server, f"millrace_test_{secrets.token_hex(6)}")
+    url = create_migrated()
     opened = [Database(url) for _ in range(3)]
-    migrate(opened[0])
     yield opened
     for database in opened:
         database.close()
