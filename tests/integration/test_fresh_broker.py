@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pytest
 from kafka import KafkaAdminClient
@@ -13,9 +14,11 @@ from tests.services import kafka_servers
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 
-def test_whoever_comes_first_finds_the_coordinator_of_its_group(caplog: pytest.LogCaptureFixture) -> None:
+def test_whoever_comes_first_finds_the_coordinator_of_its_group(request: pytest.FixtureRequest) -> None:
     kafka_servers()  # not asked for where no server is
-    caplog.set_level(logging.CRITICAL, logger="kafka")
+    log = logging.getLogger("kafka")
+    request.addfinalizer(partial(log.setLevel, log.level))
+    log.setLevel(logging.CRITICAL)
     with own_servers("kafka") as servers:
         admin = KafkaAdminClient(bootstrap_servers=servers.kafka)
         try:
