@@ -230,9 +230,7 @@ class Fleet:
         with (self.folder / f"{name}.log").open("ab") as log:
             return self.net.run_in(place, argv, stdout=log, stderr=log, environment=environment)
 
-    def wait(
-        self, condition: Callable[[], bool], failure: str, seconds: float, pause: float = _LOOK_SECONDS
-    ) -> float:
+    def wait(self, condition: Callable[[], bool], failure: str, seconds: float, pause: float = _LOOK_SECONDS) -> float:
         """Until the condition holds; how long that took. Raises Unavailable."""
         started = time.monotonic()
         while not condition():
