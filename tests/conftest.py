@@ -12,7 +12,7 @@ from shutil import disk_usage
 import hypothesis
 import pytest
 import structlog
-from xdist.remote import Producer
+from xdist.remote import Producer  # type: ignore[import-untyped]
 
 from runtime.database import Database
 from runtime.log.local import LocalLog

@@ -87,7 +87,7 @@ def built_once(build: Callable[Parameters, Any]) -> Callable[Parameters, Any]:
 
     @wraps(build)
     def copy_of(*args: Parameters.args, **named: Parameters.kwargs) -> Any:
-        model, state = built(*args, **named)
+        model, state = built(*args, **named)  # type: ignore[arg-type]
         torch.set_rng_state(state)
         return deepcopy(model)
 

@@ -6,8 +6,8 @@ nobody waits in the end for one worker that has a minute more to do.
 
 from __future__ import annotations
 
-from xdist.scheduler import LoadFileScheduling
-from xdist.workermanage import WorkerController
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 
 LONGEST = (
     "tests/integration/faults/",
@@ -27,12 +27,12 @@ LONGEST = (
 """Files, and folders that stay together, the longest of `make test-services` and of `make test-vllm` first. What is not named follows."""
 
 
-class LongestFirst(LoadFileScheduling):
+class LongestFirst(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
     """See the module."""
 
     def _split_scope(self, nodeid: str) -> str:
         """The part of the tests that stays together with this one."""
-        file = super()._split_scope(nodeid)
+        file: str = super()._split_scope(nodeid)
         return next((place for place in LONGEST if file.startswith(place)), file)
 
     def _assign_work_unit(self, node: WorkerController) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from xdist.remote import Producer
-from xdist.workermanage import WorkerController
+from xdist.remote import Producer  # type: ignore[import-untyped]
 
 from tests.scheduling import LONGEST, LongestFirst
 
@@ -50,8 +49,8 @@ def test_what_takes_longest_begins_first_and_stays_together(pytestconfig: pytest
     scheduler, workers = scheduler_of(pytestconfig, "loadfile"), [NotedWorker(), NotedWorker()]
     assert isinstance(scheduler, LongestFirst)
     for worker in workers:
-        scheduler.add_node(cast("WorkerController", worker))
-        scheduler.add_node_collection(cast("WorkerController", worker), _TESTS)
+        scheduler.add_node(worker)
+        scheduler.add_node_collection(worker, _TESTS)
     scheduler.schedule()
     assert workers[0].given == _TESTS[5:8]
     assert workers[1].given == [_TESTS[8], *_TESTS[:5]]
