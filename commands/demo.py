@@ -132,7 +132,8 @@ def demo(
 def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -> int:
     """Run a product in a new home. Returns 0 if every promise was kept (and, if asked, no figure missed its goal), else 1."""
     started, machine = time.monotonic(), MachineUse()
-    samples = samples_of_a_version(product.training["publish_samples"], machine.cores)
+    cores = machine.cores_given()
+    samples = samples_of_a_version(product.training["publish_samples"], cores)
     product = product._replace(training={**product.training, "publish_samples": samples})
     folder = (options.home or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     with claimed(folder):
@@ -147,9 +148,7 @@ def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -
             device=options.device,
             servers=servers,
         )
-        release = ReleaseSettings(
-            sentinels=keep_sentinels(product.write_sentinels(folder / "sentinels.jsonl"), machine.cores)
-        )
+        release = ReleaseSettings(sentinels=keep_sentinels(product.write_sentinels(folder / "sentinels.jsonl"), cores))
         training = make_section("[training]", TrainingSettings, **product.training)
         sections: dict[str, Section] = {"training": training, "release": release, **chosen.sections}
         if product.train is not None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import Any
 
 import psutil
+
+_PROBE_SECONDS = 0.5
+_PROBE = "import time; end = time.monotonic() + {}\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
 
 
 class MachineUse:
@@ -16,10 +21,11 @@ class MachineUse:
         self._first, self._first_busy, self._first_idle = self._own(), *self._everybody()
         self._seen = dict(self._first)
 
-    @property
-    def cores(self) -> int:
-        """How many it may use."""
-        return len(self._cores)
+    def cores_given(self) -> float:
+        """How many cores programs that compute get beside whatever else runs: a loop on each, for half a second."""
+        command = [sys.executable, "-I", "-S", "-c", _PROBE.format(_PROBE_SECONDS)]
+        loops = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in self._cores]  # noqa: S603 our own
+        return sum(float(loop.communicate()[0]) for loop in loops) / _PROBE_SECONDS
 
     def look(self) -> None:
         """Note what descendants have used. Those that end later than the last look are counted up to it."""

@@ -19,7 +19,8 @@ _RISE, _FALL = 0.5, 0.75
 _MOST_UNTRAINED, _MOST_UNJUDGED_SECONDS, _MOST_LOOKS = 2.0, 15.0, 4.0
 """A version may wait for its verdict for so many seconds, or for so many times what the gate takes when nothing else works."""
 _WAITING_SHARE = 0.75
-_SAMPLES_ON_ONE_CORE, _SENTINELS_ON_ONE_CORE = 1.5, 120
+_FEW_CORES = 1.5
+_SAMPLES_ON_FEW_CORES, _SENTINELS_ON_FEW_CORES = 1.5, 120
 
 
 class DemoLoad(NamedTuple):
@@ -78,16 +79,16 @@ def _within(rate: float) -> float:
     return min(max(rate, SLOWEST_PACE), FULL_PACE)
 
 
-def samples_of_a_version(usual: int, cores: int) -> int:
-    """How many samples a version learns from. On one core versions wait for the gate, and not for the trainer: so there are fewer."""
-    return usual if cores > 1 else round(_SAMPLES_ON_ONE_CORE * usual)
+def samples_of_a_version(usual: int, cores: float) -> int:
+    """How many samples a version learns from. On about one core versions wait for the gate, not for the trainer: so there are fewer."""
+    return usual if cores > _FEW_CORES else round(_SAMPLES_ON_FEW_CORES * usual)
 
 
-def keep_sentinels(path: Path, cores: int) -> Path:
-    """On one core keep so many lines of the file that the gate leaves the users most of the engine. Returns the path."""
-    if cores == 1:
+def keep_sentinels(path: Path, cores: float) -> Path:
+    """On about one core keep so many lines of the file that the gate leaves the users most of the engine. Returns the path."""
+    if cores <= _FEW_CORES:
         lines = path.read_text().splitlines(keepends=True)
-        path.write_text("".join(lines[:_SENTINELS_ON_ONE_CORE]))
+        path.write_text("".join(lines[:_SENTINELS_ON_FEW_CORES]))
     return path
 
 
