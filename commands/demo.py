@@ -21,7 +21,7 @@ from commands.demo_curves import Bin
 from commands.demo_figures import broken_promises
 from commands.demo_loop import DemoLoop
 from commands.demo_machine import MachineUse
-from commands.demo_pace import keep_sentinels, samples_of_a_version
+from commands.demo_pace import sizes_on
 from commands.demo_picture import draw_curves
 from commands.demo_product import DemoProduct
 from commands.demo_summary import GOALS, MOST, VLLM_SECONDS, figures_of, print_summary, summarise
@@ -132,9 +132,8 @@ def demo(
 def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -> int:
     """Run a product in a new home. Returns 0 if every promise was kept (and, if asked, no figure missed its goal), else 1."""
     started, machine = time.monotonic(), MachineUse()
-    cores = machine.cores_given()
-    samples = samples_of_a_version(product.training["publish_samples"], cores)
-    product = product._replace(training={**product.training, "publish_samples": samples})
+    samples, sentinels = sizes_on(machine.cores_given(), product.training["publish_samples"], product.num_sentinels)
+    product = product._replace(num_sentinels=sentinels, training={**product.training, "publish_samples": samples})
     folder = (options.home or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     with claimed(folder):
         servers = servers_of(options.profile)
@@ -148,7 +147,7 @@ def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -
             device=options.device,
             servers=servers,
         )
-        release = ReleaseSettings(sentinels=keep_sentinels(product.write_sentinels(folder / "sentinels.jsonl"), cores))
+        release = ReleaseSettings(sentinels=product.write_sentinels(folder / "sentinels.jsonl", sentinels))
         training = make_section("[training]", TrainingSettings, **product.training)
         sections: dict[str, Section] = {"training": training, "release": release, **chosen.sections}
         if product.train is not None:
@@ -219,6 +218,7 @@ def write_sentinels(path: Path, count: int = NUM_SENTINELS) -> Path:
 RESERVATIONS = DemoProduct(
     name="reservations",
     folder=PRODUCT,
+    num_sentinels=NUM_SENTINELS,
     write_sentinels=write_sentinels,
     evaluate=evaluate,
     goals=GOALS,

@@ -28,7 +28,7 @@ from commands.engines import choose_engine
 from commands.options import DeviceOption
 from contracts.turns import count_rows
 from examples.support.evaluate import evaluate
-from examples.support.sentinels import write_sentinels
+from examples.support.sentinels import NUM_SENTINELS, write_sentinels
 
 AGENT_SECONDS = 320.0
 NUM_CUSTOMERS = 900
@@ -78,6 +78,7 @@ def session_figures(connection: Connection) -> dict[str, Any]:
 AGENT = DemoProduct(
     name="support",
     folder=PRODUCT.parent / "support",
+    num_sentinels=NUM_SENTINELS,
     write_sentinels=write_sentinels,
     evaluate=evaluate,
     goals=AGENT_GOALS,

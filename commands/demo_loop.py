@@ -70,8 +70,7 @@ class DemoLoop:
         """Evaluate the base policy, let the users work, drain the loop, and evaluate the live version."""
         ends = {name: len(child.ends) for name, child in self._supervisor.children.items()}
         base = self._product.evaluate(self._settings.web_url, self._home.operator_key, self._policy, 0)
-        with (self._settings.home / "sentinels.jsonl").open() as sentinels:
-            pace = PaceMaker(base.answers_per_second, sum(1 for _ in sentinels))
+        pace = PaceMaker(base.answers_per_second, self._product.num_sentinels)
         self._console.print(
             f"base policy: {base.accuracy:.1%} of the held-out cases are right; the engine alone gives "
             f"{base.answers_per_second:.0f} answers a second, so users begin with {pace.rate:.0f}"

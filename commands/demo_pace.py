@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 FULL_PACE, SLOWEST_PACE = 16.0, 4.0
@@ -79,17 +78,14 @@ def _within(rate: float) -> float:
     return min(max(rate, SLOWEST_PACE), FULL_PACE)
 
 
-def samples_of_a_version(usual: int, cores: float) -> int:
-    """How many samples a version learns from. On about one core versions wait for the gate, not for the trainer: so there are fewer."""
-    return usual if cores > _FEW_CORES else round(_SAMPLES_ON_FEW_CORES * usual)
+def sizes_on(cores: float, samples: int, sentinels: int) -> tuple[int, int]:
+    """How many samples a version learns from, and how many sentinels the gate asks of it, where `samples` and `sentinels` are usual.
 
-
-def keep_sentinels(path: Path, cores: float) -> Path:
-    """On about one core keep so many lines of the file that the gate leaves the users most of the engine. Returns the path."""
-    if cores <= _FEW_CORES:
-        lines = path.read_text().splitlines(keepends=True)
-        path.write_text("".join(lines[:_SENTINELS_ON_FEW_CORES]))
-    return path
+    On about one core versions wait for the gate, not for the trainer, and the gate leaves the users too little of the engine.
+    """
+    if cores > _FEW_CORES:
+        return samples, sentinels
+    return round(_SAMPLES_ON_FEW_CORES * samples), min(sentinels, _SENTINELS_ON_FEW_CORES)
 
 
 def tell_pace(pace: dict[str, Any]) -> str:

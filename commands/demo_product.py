@@ -22,7 +22,9 @@ class DemoProduct(NamedTuple):
     name: str
     """Of the policy."""
     folder: Path
-    write_sentinels: Callable[[Path], Path]
+    num_sentinels: int
+    write_sentinels: Callable[[Path, int], Path]
+    """The first so many, into a file; returns its path."""
     evaluate: Callable[[str, str, str, int], Evaluation]
     """From the endpoint's address, an operator's key, the policy's name and a version: how it does on the held-out cases."""
     goals: DemoGoals

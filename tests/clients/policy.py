@@ -1,4 +1,4 @@
-"""Makes the policy that the clients talk to: `python -m tests.clients.policy FOLDER`, some minutes on one core.
+"""Makes the policy that the clients talk to, in `trained/`: `python -m tests.clients.policy`, ten minutes on one core.
 
 The demo's tokenizer with a few added tokens, a chat template of the Hermes and Qwen family, and a tiny Llama that has learned
 `lessons.py` by heart. So a real engine answers with proper calls, JSON and reasoning.
@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.reservations.fitting import fit, padded, save
 from tests.clients.lessons import Lesson, lesson
-from tests.clients.policy_digest import BASE, digest
+from tests.clients.policy_digest import BASE, MARK, POLICY, digest
 
 HERE = Path(__file__).parent
 START, END = "<|im_start|>", "<|im_end|>"
@@ -88,22 +88,20 @@ def _batches(tokenizer: PreTrainedTokenizerFast, dice: Random) -> Iterator[tuple
 def main() -> None:
     """Make it, if the folder does not hold this one yet."""
     parser = argparse.ArgumentParser(prog="python -m tests.clients.policy", description=__doc__)
-    parser.add_argument("folder", type=Path)
     parser.add_argument("--num-steps", type=int, default=650)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    folder, mark = options.folder, options.folder / ".digest"
-    if mark.exists() and mark.read_text() == digest():
+    if MARK.exists() and MARK.read_text() == digest():
         return
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(POLICY, ignore_errors=True)
     torch.set_num_threads(1)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, options.seed)
     batches = _batches(tokenizer, Random(options.seed))
     loss = fit(model, batches, options.num_steps, MAX_LEARNING_RATE, WARM_UP_STEPS)
     sys.stdout.write(f"{model.num_parameters():,} parameters, loss {loss:.4f}\n")
-    save(model, tokenizer, folder)
-    mark.write_text(digest())
+    save(model, tokenizer, POLICY)
+    MARK.write_text(digest())
 
 
 if __name__ == "__main__":

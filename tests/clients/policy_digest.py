@@ -1,4 +1,4 @@
-"""Which policy `deploy/clients` made: a digest of everything that decides how it comes out. Without torch."""
+"""Which policy `trained/` holds: a digest of everything that decides how it comes out. Without torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 from pathlib import Path
 
 HERE = Path(__file__).parent
+POLICY = HERE / "trained"
+MARK = POLICY / "made-from"
 BASE = HERE.parent.parent / "examples" / "reservations" / "base"
 SOURCES = (
     HERE / "policy.py",

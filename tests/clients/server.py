@@ -1,4 +1,4 @@
-"""A started Millrace for the clients: `millrace up` in a home of its own, with the real engine and the policy of `policy.py`."""
+"""A started Millrace for the clients: `millrace up` in a home of its own, with the real engine and the policy in `trained/`."""
 
 from __future__ import annotations
 

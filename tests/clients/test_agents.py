@@ -1,6 +1,6 @@
 """Unmodified agents with tools, each in a session of its own. Writes the last part of docs/clients.md, and fails if it says something else.
 
-Needs the environments and the policy's tokenizer that `deploy/clients` builds; without them every test is skipped by name.
+Needs the environments that `deploy/clients` builds; without them every test is skipped by name.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from benchmarks.gateway.world import World
 from benchmarks.sessions.records import LoggedCall, calls_of
 from contracts.turns import RowCount, count_rows
 from tests.clients.harnesses import HARNESSES, Harness, installed_version, new_session, plan_of, run, served
+from tests.clients.policy_digest import POLICY
 from tests.clients.server import ROOT, alone
 from tests.clients.table import AGENTS, Outcome, agents, with_agents
 
 pytestmark = pytest.mark.clients
 ENVIRONMENTS = Path(os.environ.get("MILLRACE_CLIENTS", ROOT / ".clients"))
-POLICY, PAGE = ENVIRONMENTS / "policy", ROOT / "docs" / "clients.md"
+PAGE = ROOT / "docs" / "clients.md"
 _OF_THE_TEMPLATE = {"reasoning_dropped": 1}
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     missing = sorted({one.environment for one in HARNESSES if not (ENVIRONMENTS / one.environment / ".built").exists()})
-    if missing or not POLICY.exists():
-        pytest.skip(f"no client environments ({', '.join(missing) or 'policy'}): make clients builds them")
+    if missing:
+        pytest.skip(f"no client environments ({', '.join(missing)}): make clients builds them")
     with served(POLICY, tmp_path_factory.mktemp("agents")) as world:
         yield world
 

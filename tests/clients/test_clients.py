@@ -1,6 +1,6 @@
 """Unmodified clients against a started server. Writes docs/clients.md, and fails if the committed page says something else.
 
-Needs the environments and the policy that `deploy/clients` builds; without them every test is skipped by name.
+Needs the environments that `deploy/clients` builds; without them every test is skipped by name.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import pytest
 
 from benchmarks.gateway.peers import running_litellm
 from tests.clients.harnesses import installed_version
-from tests.clients.policy_digest import digest
+from tests.clients.policy_digest import POLICY
 from tests.clients.server import MODEL, REQUESTS_PER_MINUTE, ROOT, Millrace, alone, started
 from tests.clients.table import AGENTS, Result, page, with_agents
 
 pytestmark = pytest.mark.clients
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(os.environ.get("MILLRACE_CLIENTS", ROOT / ".clients"))
-POLICY, PROGRAMS = ENVIRONMENTS / "policy", HERE / "programs"
+PROGRAMS = HERE / "programs"
 PAGE = ROOT / "docs" / "clients.md"
 _SECONDS = 600
 _PROXY_KEY = f"sk-{uuid.uuid4().hex}"
@@ -66,9 +66,8 @@ CLIENTS = (
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millrace]:
     missing = sorted({one.environment for one in CLIENTS if not (ENVIRONMENTS / one.environment / ".built").exists()})
-    if missing or not POLICY.exists():
-        pytest.skip(f"no client environments ({', '.join(missing) or 'policy'}): make clients builds them")
-    assert (POLICY / ".digest").read_text() == digest(), "the policy is an old one: deploy/clients makes it anew"
+    if missing:
+        pytest.skip(f"no client environments ({', '.join(missing)}): make clients builds them")
     with started(POLICY, tmp_path_factory.mktemp("clients")) as server:
         yield server
 

@@ -9,8 +9,7 @@ from commands.demo_pace import (
     SLOWEST_PACE,
     DemoLoad,
     PaceMaker,
-    keep_sentinels,
-    samples_of_a_version,
+    sizes_on,
     tell_pace,
 )
 from examples.pace import add_pace_options, pace_of, write_pace
@@ -33,16 +32,14 @@ def test_the_pace_falls_while_something_is_behind_and_rises_while_nothing_is() -
     assert "slowed down 1 times for training, 2 times for the gate" in tell_pace(pace.figures())
 
 
-def test_a_slow_machine_has_longer_for_the_gate_and_one_core_makes_fewer_versions(tmp_path: Path) -> None:
+def test_a_slow_machine_has_longer_for_the_gate_and_one_core_makes_fewer_versions() -> None:
     assert PaceMaker(160 / 3, 200).look(DemoLoad(8.0, 0.0, 16.0)) == 6.0
     slow = PaceMaker(30.0, 200)
     assert slow.look(DemoLoad(4.5, 0.0, 26.0)) == 5.0
     assert slow.look(DemoLoad(5.0, 0.0, 27.0)) == SLOWEST_PACE
-    sentinels = tmp_path / "sentinels.jsonl"
-    sentinels.write_text("{}\n" * 200)
-    assert len(keep_sentinels(sentinels, 1.8).read_text().splitlines()) == 200
-    assert len(keep_sentinels(sentinels, 1.1).read_text().splitlines()) == 120
-    assert (samples_of_a_version(64, 1.8), samples_of_a_version(64, 1.1)) == (64, 96)
+    assert sizes_on(1.8, 64, 200) == (64, 200)
+    assert sizes_on(1.1, 64, 200) == (96, 120)
+    assert sizes_on(1.1, 64, 100) == (96, 100)
 
 
 def test_users_follow_the_file_and_leave_after_their_visits(tmp_path: Path) -> None:
