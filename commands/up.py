@@ -247,7 +247,9 @@ def running(
         home.settings.home, sockets, lambda line: console.print(f"[yellow]{line}"), replicas, engine.workers
     )
     supervisor.start()
-    console.print(f"[dim]starting; {home.settings.home / 'logs'} has what each process says")
+    console.print(
+        f"[dim]starting, which takes up to a minute; {home.settings.home / 'logs'} has what each process says"
+    )
     try:
         _wait_ready(home.settings, supervisor, engine.start_seconds + size_of(Path(home.settings.base)) / LOAD_RATE)
         yield supervisor
@@ -312,7 +314,8 @@ def _waits_for(supervisor: Supervisor) -> Iterator[str]:
             yield f"{name} does not answer yet, see {supervisor.log_path(name)}"
         else:
             if problems:
-                yield f"{name} waits: {', '.join(f'{part}: {why}' for part, why in problems.items())}"
+                reasons = [why if part == name else f"{part}: {why}" for part, why in problems.items()]
+                yield f"{name} waits: {', '.join(reasons)}"
 
 
 def _unready(settings: Settings) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
@@ -125,11 +126,18 @@ class Operations:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 the library's name
                 """Do not log scrapes."""
 
-        self._server = server = ThreadingHTTPServer(("", 0), Handler, bind_and_activate=False)
+        self._server = server = _OperationsServer(("", 0), Handler, bind_and_activate=False)
         server.socket.close()
         server.socket = listening
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, name="operations", daemon=True).start()
+
+
+class _OperationsServer(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever asked and left before the answer is worth no traceback."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def step_done() -> None:

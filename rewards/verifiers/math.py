@@ -25,7 +25,7 @@ from rewards.killable import Setup, pool_for
 from rewards.verifiers.check import UNVERIFIABLE, Answer, BatchVerifier, Check, Context, wrong
 from rewards.verifiers.referee import refereed
 
-VERSION = 4
+VERSION = 5
 
 _SETUP = Setup("rewards.verifiers.math:worker", memory_bytes=2 << 30)
 _MAX_ANSWER = 2000

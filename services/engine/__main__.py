@@ -126,7 +126,8 @@ def check_ready(engine: Engine) -> None:
     """Raises Unavailable unless the engine serves; it may be loading, restarting or paused."""
     status, facts = engine.health()
     if status != "serving":
-        raise Unavailable(f"the engine is {status}; it holds {facts['versions']}")
+        held = ", ".join(f"v{version} in {arm}" for arm, version in facts["versions"].items() if version is not None)
+        raise Unavailable(f"the engine is {status}" + (f"; it holds {held}" if held else ""))
 
 
 def _load(settings: Settings, dtype: torch.dtype) -> Any:

@@ -67,17 +67,20 @@ def test_names_follow_the_conventions() -> None:
             assert metric.name.endswith("_seconds")
 
 
-def test_an_inherited_socket_is_served_from_the_first_moment() -> None:
+def test_an_inherited_socket_is_served_from_the_first_moment_and_who_leaves_early_is_no_news() -> None:
     program = (
         "from runtime.operations import Operations; operations = Operations(); print('up', flush=True); input();"
         "operations.close()"
     )
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with socket.create_connection(listening.getsockname()) as leaving:
+            leaving.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
         process = subprocess.Popen(  # noqa: S603 our own interpreter and program
             [sys.executable, "-c", program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=os.environ | {OPERATIONS_FD: str(listening.fileno())},
             pass_fds=[listening.fileno()],
             cwd=Path(__file__).parent.parent.parent.parent,
@@ -87,7 +90,7 @@ def test_an_inherited_socket_is_served_from_the_first_moment() -> None:
                 assert json.load(answer) == {"ready": True, "problems": {}}
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(f"{url}/nowhere", timeout=20)  # noqa: S310 loopback
-            process.communicate(b"\n", timeout=20)
+            assert process.communicate(b"\n", timeout=20)[1] == b""
         assert process.returncode == 0
 
 

@@ -68,6 +68,9 @@ def check(verifier: BatchVerifier, text: str, reference: str = "5") -> Check:
         (r"\boxed{2 - \frac{1}{e}}", r"2 - \frac{1}{\mathrm{e}}"),
         (r"\boxed{y = -\frac{1}{2}x + \frac{2}{3}}", "3x+6y-4=0"),
         (r"\boxed{x \geq \sqrt{5}}", r"[\sqrt{5}, \infty)"),
+        (r"\boxed{|x| < 1}", "-1 < x < 1"),
+        (r"\boxed{|x - 2| \le 3}", "[-1, 5]"),
+        (r"\boxed{1 < |x|}", r"(-\infty, -1) \cup (1, \infty)"),
         (r"\boxed{pi/3}", r"\frac{\pi}{3}"),
         (r"\boxed{7}", "\uff17"),
         (r"\boxed{101_2}", "5"),
@@ -185,6 +188,9 @@ def test_what_is_another_answer_or_more_than_one_is_the_models_fault(verifier: B
         (r"-\infty", r"\infty"),
         ("8:31", "8:30"),
         ("x > 5", r"[5, \infty)"),
+        ("|x| < 2", "-1 < x < 1"),
+        (r"|x| \le 1", "-1 < x < 1"),
+        ("|x| > 1", "-1 < x < 1"),
         (r"x < 1 \text{ and } x > 3", r"(-\infty, 1) \cup (3, \infty)"),
         ("3x+6y-5=0", "3x+6y-4=0"),
         (r"\pi r^2", r"\pi R^2"),
@@ -212,7 +218,7 @@ def test_small_and_huge_values_bases_and_units_decide(verifier: BatchVerifier, b
     assert (found.value, found.fault) == (0.0, "model")
 
 
-@pytest.mark.parametrize(("boxed", "reference"), [(r"x = \ln y", "y = e^x"), ("|x| < 1", "-1 < x < 1")])
+@pytest.mark.parametrize(("boxed", "reference"), [(r"x = \ln y", "y = e^x"), ("|x| < y", "-y < x < y")])
 def test_what_nobody_can_decide_is_unverifiable(verifier: BatchVerifier, boxed: str, reference: str) -> None:
     found = check(verifier, rf"\boxed{{{boxed}}}", reference)
     assert (found.value, found.status, found.fault) == (None, "unscored", "infra")
