@@ -6,8 +6,6 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from trl.trainer.utils import compute_flops_per_token
-
 from pipelines.training.batch import num_tokens
 
 if TYPE_CHECKING:
@@ -92,6 +90,11 @@ class Speed:
         has_attention = hasattr(config, "num_attention_heads")
         is_attention = {"full_attention", "sliding_attention"}.issuperset(getattr(config, "layer_types", None) or ())
         self._peak = peak_flops if has_attention and is_attention else None
+        if self._peak:
+            # It loads pandas and datasets too, which a trainer on a CPU starts sooner without.
+            from trl.trainer.utils import compute_flops_per_token  # noqa: PLC0415
+
+            self._flops_per_token = compute_flops_per_token
         self._last_ended: float | None = None
 
     def figures(self, experiences: Sequence[Experience], started: float) -> dict[str, float | None]:
@@ -101,7 +104,7 @@ class Speed:
         wall = ended - (self._last_ended or started)
         self._last_ended = ended
         lengths = [len(segment.token_ids) // 4 for item in experiences for segment in item.segments]
-        flops = sum(length * compute_flops_per_token(self._config, length) for length in lengths) if self._peak else 0
+        flops = sum(length * self._flops_per_token(self._config, length) for length in lengths) if self._peak else 0
         return {
             "step_seconds": busy,
             "tokens_per_second_forward_backward": sum(lengths) / busy,
