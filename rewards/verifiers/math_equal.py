@@ -255,22 +255,22 @@ def _as_set(side: Any) -> Any:
     if not _is_relation(side) or len(side.free_symbols) != 1:
         return None
     (unknown,) = side.free_symbols
-    parts = [_without_bars(part) for part in _pieces(side, And)]
-    for part in parts:
+    side = _without_bars(side)
+    for part in _pieces(side, And):
         polynomial = (part.lhs - part.rhs).doit().as_poly(unknown) if isinstance(part, Relational) else None
         if polynomial is None or polynomial.degree() > _MAX_DEGREE:
             return None
     try:
-        return And(*parts).doit().as_set()
+        return side.doit().as_set()
     except (ArithmeticError, ValueError, TypeError, NotImplementedError, AttributeError):
         return None
 
 
-def _without_bars(part: Any) -> Any:
+def _without_bars(side: Any) -> Any:
     """|x - 2| < 3 as (x - 2)² < 9, which is a polynomial; anything else as it is."""
-    if not isinstance(part, Relational):
-        return part
-    bars, bound = (part.lhs, part.rhs) if isinstance(part.lhs, Abs) else (part.rhs, part.lhs)
+    if not isinstance(side, Relational):
+        return side
+    bars, bound = (side.lhs, side.rhs) if isinstance(side.lhs, Abs) else (side.rhs, side.lhs)
     if not isinstance(bars, Abs) or bound.free_symbols or not bound.is_nonnegative:
-        return part
-    return part.func(*(bars.args[0] ** 2 if side is bars else side**2 for side in part.args))
+        return side
+    return side.func(*(bars.args[0] ** 2 if part is bars else part**2 for part in side.args))
