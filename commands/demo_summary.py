@@ -242,7 +242,7 @@ def _tell_rest(summary: Mapping[str, Any]) -> str:
     return (
         f"The base was right on {summary['held_out_base']:.1%} of the held-out cases. {summary['answers']:,} answers, "
         f"{summary['signals']:,} signals; {fresh}. Versions are {summary['delta_bytes_ratio'] or 1:.1f} times smaller than full "
-        f"copies{elsewhere}. Swaps paused users for {'-' if pause is None else f'{pause:.1f}'} ms (p99)."
+        f"copies{elsewhere}. Swaps paused users for {'-' if pause is None else f'{max(pause, 0.0):.1f}'} ms (p99)."
     )
 
 

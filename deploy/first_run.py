@@ -51,27 +51,30 @@ def lines_of(chunks: Iterable[Chunk]) -> list[Chunk]:
     A line that was written over (a progress bar) has its last state. Colours are dropped.
     """
     rows, began, row, column = [""], [0.0], 0, 0
-    for seconds, text in chunks:
-        place = 0
-        while place < len(text):
-            code = _SEQUENCE.match(text, place)
-            place, char = (code.end(), "") if code else (place + 1, text[place])
-            if code and code[2] == "A":
-                row = max(0, row - int(code[1] or 1))
-            elif code and code[2] == "K":
-                rows[row] = "" if code[1] == "2" else rows[row][:column]
-            elif char == "\r":
-                column = 0
-            elif char == "\n":
-                row, column = row + 1, 0
-                if row == len(rows):
-                    rows.append("")
-                    began.append(seconds)
-            elif char:
-                if not rows[row]:
-                    began[row] = seconds
-                rows[row] = rows[row][:column].ljust(column) + char + rows[row][column + 1 :]
-                column += 1
+    text, times = "", list[float]()  # a sequence may be in several chunks
+    for seconds, part in chunks:
+        text += part
+        times += [seconds] * len(part)
+    place = 0
+    while place < len(text):
+        code, seconds = _SEQUENCE.match(text, place), times[place]
+        place, char = (code.end(), "") if code else (place + 1, text[place])
+        if code and code[2] == "A":
+            row = max(0, row - int(code[1] or 1))
+        elif code and code[2] == "K":
+            rows[row] = "" if code[1] == "2" else rows[row][:column]
+        elif char == "\r":
+            column = 0
+        elif char == "\n":
+            row, column = row + 1, 0
+            if row == len(rows):
+                rows.append("")
+                began.append(seconds)
+        elif char:
+            if not rows[row]:
+                began[row] = seconds
+            rows[row] = rows[row][:column].ljust(column) + char + rows[row][column + 1 :]
+            column += 1
     return [(at, line.rstrip()) for at, line in zip(began, rows, strict=True)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 _SCRIPT = runpy.run_path(str(Path(__file__).parent.parent.parent / "deploy" / "first_run.py"))
 lines_of, page, parts_of, record = (_SCRIPT[name] for name in ("lines_of", "page", "parts_of", "record"))
 _BAR = "\r\x1b[2K     \x1b[38;5;15m━━━━\x1b[0m {}/9.9 MB eta 0:00:0{}"
-SEEN: list[tuple[float, str]] = [
+_WRITTEN: list[tuple[float, str]] = [
     (0.0, "Cloning into '/tmp/x/millrace'...\r\n"),
     (2.5, "Installing what is missing in .venv, once:\r\nLooking in indexes: https://me:word@host/simple\r\n"),
     (3.0, "  Downloading torch\r\n"),
@@ -21,6 +21,8 @@ SEEN: list[tuple[float, str]] = [
     (16.0, "  app key       sk-millrace-1-2   (shown only once)\r\n  home          /tmp/x/millrace/runs/1\r\n"),
     (20.0, "   5 s  live v1      40 answers\r\n  10 s  live v1      80 answers\r\n"),
 ]
+SEEN = [(at, char) for at, text in _WRITTEN for char in text]
+"""A terminal is read by the character."""
 
 
 def test_a_page_holds_last_states_and_no_secret() -> None:
