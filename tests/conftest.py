@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from shutil import disk_usage
 
 import hypothesis
 import pytest
@@ -18,6 +17,7 @@ from runtime.database import Database
 from runtime.log.local import LocalLog
 from tests.authority import Authority
 from tests.databases import copy_instead_of_migrating, share_compiled_statements, write_migrated
+from tests.in_memory import MEMORY, has_room
 from tests.leftovers import end_with_this_process
 from tests.scheduling import LongestFirst
 from tests.selection import is_left_out
@@ -32,9 +32,6 @@ share_compiled_statements()
 copy_instead_of_migrating()
 
 
-_MEMORY, _ROOM = Path("/dev/shm"), 4 * 2**30  # noqa: S108 pytest makes a folder there that is its own
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files without a test that `-m` asks for."""
     return is_left_out(collection_path, config.option.markexpr) or None
@@ -45,8 +42,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """What collection makes stays to the end: to look through it for garbage took a third of its time."""
     gc.disable()
     # Slow tests look at disks, and at sandboxes that see no memory of the host.
-    if "not slow" in session.config.option.markexpr and _MEMORY.is_dir() and disk_usage(_MEMORY).free > _ROOM:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
+    if "not slow" in session.config.option.markexpr and has_room():
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     session.config.add_cleanup(end_with_this_process())
     session.config.add_cleanup(_trust_one())
 

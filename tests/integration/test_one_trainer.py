@@ -18,6 +18,7 @@ from pipelines.training.settings import TrainingSettings
 from runtime.lease import read_epochs
 from runtime.settings import Settings
 from tests.forked import ended, start_millrace
+from tests.leases import let_it_expire
 
 pytestmark = pytest.mark.slow
 
@@ -58,6 +59,17 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+def is_stopped(pid: int | None) -> bool:
+    """Every thread of it: none is in the middle of a renewal."""
+    return all("(stopped)" in status.read_text() for status in Path(f"/proc/{pid}/task").glob("*/status"))
+
+
+def expire(settings: Settings) -> None:
+    database = settings.database()
+    let_it_expire(database, settings.policy)
+    database.close()
+
+
 def epochs_issued(settings: Settings) -> int:
     database = settings.database()
     with database.snapshot() as connection:
@@ -85,7 +97,8 @@ def test_a_second_trainer_is_refused_and_one_that_was_stopped_ends_when_it_wakes
         assert epochs_issued(settings) == 1
 
         os.kill(first.pid, signal.SIGSTOP)
-        time.sleep(LEASE_SECONDS + 1.0)
+        until(lambda: is_stopped(first.pid))
+        expire(settings)
         with a_trainer(settings) as second:
             until(lambda: has_written(settings, 2))
             os.kill(first.pid, signal.SIGCONT)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ from commands.room import MachineRoom, MemoryNeed, memory_need, shortage
 from commands.up import listen
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
+from tests.forked import ended, start
 
-ROOT = Path(__file__).parent.parent.parent.parent
 GIB = 2**30
 BILLION = CheckpointReport(num_weights=10**9)
 """On CPU the engine takes 15 bytes per weight with two slots, the trainer 27, and three processes two GiB."""
@@ -64,11 +63,11 @@ def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
 
 
 @pytest.mark.slow
-def test_the_trainer_needs_the_memory_that_doctor_names() -> None:
+def test_the_trainer_needs_the_memory_that_doctor_names(tmp_path: Path) -> None:
     """Measured on a Llama of 17 million weights, in a process of its own."""
-    command = [sys.executable, "-m", "tests.unit.commands.trainer_memory"]
-    ran = subprocess.run(command, capture_output=True, check=True, cwd=ROOT)  # noqa: S603 our own module
-    measured = json.loads(ran.stdout)
+    output = tmp_path / "measured.json"
+    assert ended(start(runpy.run_module, "tests.unit.commands.trainer_memory", None, "__main__", output=output)) == 0
+    measured = json.loads(output.read_text())
     bare = MemoryNeed(*memory_need(CheckpointReport(), "cpu"))
     named = memory_need(CheckpointReport(num_weights=measured["num_weights"]), "cpu")
     assert 0.6 < measured["resident"] / (named.trainer - bare.trainer) <= 1.0

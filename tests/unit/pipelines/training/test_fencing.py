@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from pipelines.training.state import Fate, TrainerState
 from runtime.lease import read_epochs
 from tests.postgres import create_migrated
 from tests.unit.pipelines.training.actors import Actor
-from tests.unit.pipelines.training.world import POLICY, World
+from tests.unit.pipelines.training.world import POLICY, World, named, some
 from weights.publish import ANCHOR_EVERY
 from weights.tensors import root_of
 
@@ -43,13 +44,14 @@ PLACES = (
     "training: candidate assigned", "publisher: before the pointer", "journal: before the plan", "journal: plan durable",
     "journal: before the state", "journal: state durable",
 )  # fmt: skip
+PRUNING = ("pruning: versions gone", "pruning: before chunks are removed")
 QUICK = {
     "checkpoint: before forgetting",
     "publisher: before bytes",
     "publisher: before the offer",
     "journal: before the state",
 }
-"""Where it would hurt most; the slow tests cover the other places."""
+"""Where it would hurt most; the slow tests draw from the other places too."""
 
 MakeWorld = Callable[[Path], World]
 
@@ -181,11 +183,10 @@ def wake(zombie: Actor) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", PLACES)
-def test_a_trainer_that_was_stopped_anywhere_changes_nothing_when_it_wakes(
-    template: Path, tmp_path: Path, place: str
-) -> None:
-    stop_and_wake(shutil.copytree(template, tmp_path / "home"), place, a_world)
+def test_a_trainer_that_was_stopped_anywhere_changes_nothing_when_it_wakes(template: Path, tmp_path: Path) -> None:
+    for number, place in some(list(enumerate(PLACES))):
+        with named(place):
+            stop_and_wake(shutil.copytree(template, tmp_path / str(number)), place, a_world)
 
 
 @pytest.mark.services
@@ -238,24 +239,24 @@ def offers(world: World) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["pruning: versions gone", "pruning: before chunks are removed"])
-@pytest.mark.parametrize("nth", [1, 2, 3])
-def test_what_a_stopped_trainer_was_about_to_delete_nobody_counts_on(
-    long_template: Path, tmp_path: Path, place: str, nth: int
-) -> None:
-    home = shutil.copytree(long_template, tmp_path / "home")
-    zombie = Actor(home, prune_on, a_world)
-    for _ in range(nth):
-        assert zombie.run_to(place)
-    successor = take_over(home, [zombie], play=prune_on)
-    successor.run()
-    wake(zombie)
-    check(home, successor)
-    if (place, nth) == ("pruning: before chunks are removed", 3):
-        left = {chunk.name for chunk in successor.world.store.chunks(POLICY)}
-        early = {chunk.name for edge in successor.world.store.edges(POLICY, 10) for chunk in edge.chunks}
-        assert not early & left, "it did delete what was going, when it woke"
-    successor.close()
+def test_what_a_stopped_trainer_was_about_to_delete_nobody_counts_on(long_template: Path, tmp_path: Path) -> None:
+    """At the third coming to the place before chunks are removed, and at another coming to it or to the one before."""
+    *others, last = [(place, nth) for place in PRUNING for nth in (1, 2, 3)]
+    for place, nth in (SystemRandom().choice(others), last):
+        with named((place, nth)):
+            home = shutil.copytree(long_template, tmp_path / f"{PRUNING.index(place)}-{nth}")
+            zombie = Actor(home, prune_on, a_world)
+            for _ in range(nth):
+                assert zombie.run_to(place)
+            successor = take_over(home, [zombie], play=prune_on)
+            successor.run()
+            wake(zombie)
+            check(home, successor)
+            if (place, nth) == last:
+                left = {chunk.name for chunk in successor.world.store.chunks(POLICY)}
+                early = {chunk.name for edge in successor.world.store.edges(POLICY, 10) for chunk in edge.chunks}
+                assert not early & left, "it did delete what was going, when it woke"
+            successor.close()
 
 
 def prune_on(actor: Actor) -> None:
@@ -282,13 +283,15 @@ def interleave(home: Path, seed: int) -> None:
     *zombies, winner = actors
     for zombie in zombies:
         if zombie.error is not None:
-            assert isinstance(zombie.error, StaleWrite), (seed, zombie.place, zombie.error)
+            assert isinstance(zombie.error, StaleWrite), (zombie.place, zombie.error)
     check(home, winner)
     for actor in actors:
         actor.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_trainers_in_twenty_random_orders(template: Path, tmp_path: Path, seed: int) -> None:
-    interleave(shutil.copytree(template, tmp_path / "home"), seed)
+def test_trainers_in_random_orders(template: Path, tmp_path: Path) -> None:
+    for _ in range(6):
+        seed = SystemRandom().randrange(10**6)
+        with named(seed):
+            interleave(shutil.copytree(template, tmp_path / str(seed)), seed)

@@ -49,7 +49,7 @@ def innocents(count: int, seed: int = 0) -> list[Experience]:
 
 
 @given(st.lists(st.none() | st.sampled_from(sorted(BROKEN)), min_size=1, max_size=20), st.integers(0, 2**16))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.slow
 def test_whatever_the_corpus_innocents_are_trained_and_culprits_are_named_without_a_restart(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[str | None], seed: int

@@ -1,10 +1,12 @@
 """A home with the real database, log and weight store, a release that accepts everything, and crashes on demand."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from random import SystemRandom
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +41,8 @@ from weights.stores.store import WeightStore
 from weights.versions.manifest import Manifest
 from weights.versions.signing import Keyring, Signer
 
+T = TypeVar("T")
+
 NOW = 2000.0
 POLICY = "tiny"
 
@@ -72,6 +76,22 @@ def first_and_last(places: Sequence[str]) -> list[int]:
     for number, place in enumerate(places, 1):
         found.setdefault(place, []).append(number)
     return sorted({number for numbers in found.values() for number in (numbers[0], numbers[-1])})
+
+
+def some(items: Sequence[T], share: int = 3) -> list[T]:
+    """The first, the last, and one of `share` of the others, which are drawn anew in each run."""
+    between = SystemRandom().sample(range(1, len(items) - 1), len(items) // share)
+    return [items[0], *(items[number] for number in sorted(between)), items[-1]]
+
+
+@contextmanager
+def named(item: object) -> Iterator[None]:
+    """A failure inside says at which of many it was: that one alone repeats it."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"this was at {item!r}")
+        raise
 
 
 class World:
