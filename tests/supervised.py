@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from unittest.mock import patch
 
@@ -15,16 +15,15 @@ from commands.up import running
 
 
 @contextmanager
-def supervised(
-    home: Home, sockets: Mapping[str, socket.socket], *, workers: Sequence[str] = supervisors.WORKERS
-) -> Iterator[Supervisor]:
+def supervised(home: Home, sockets: Mapping[str, socket.socket], *, only_servers: bool = False) -> Iterator[Supervisor]:
     """Start the processes, wait until they are ready, watch them, and stop them at the end of the block.
 
     Args:
         home: prepared.
         sockets: of its servers.
-        workers: none: answers are given and logged, and nothing is joined, learned or released, which takes half of the start.
+        only_servers: answers are given and logged, and nothing is joined, learned or released: half of the start.
     """
+    workers = () if only_servers else supervisors.WORKERS
     with patch.object(supervisors, "WORKERS", workers), running(home, sockets) as supervisor:
         stop = threading.Event()
         watcher = threading.Thread(target=supervisor.watch, args=(stop,))

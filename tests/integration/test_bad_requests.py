@@ -6,10 +6,12 @@ import json
 import random
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
 
+from commands import supervisor as supervisors
 from commands.audit import audit
 from commands.demo import PRODUCT
 from commands.home import Home, prepare_home
@@ -31,7 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     settings = settings.model_copy(update={"requests_per_minute": 0})
     ready = prepare_home(settings, {})
     # Nothing of this reaches training or release, which would load torch once more.
-    with supervised(ready, sockets, workers=("episodes", "rewards")) as supervisor:
+    with patch.object(supervisors, "WORKERS", ("episodes", "rewards")), supervised(ready, sockets) as supervisor:
         yield ready
         assert {child.restarts for child in supervisor.children.values()} == {0}, "a process died"
 

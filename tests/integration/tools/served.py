@@ -92,7 +92,7 @@ def serve_chain(folder: Path, template: str, follows: dict[str, list[str]]) -> I
     added = json.loads((policy / "tokenizer.json").read_text())["added_tokens"]
     settings = new_settings(folder / "home", sockets, name=MODEL, base=policy, tasks=[TASK], device="cpu")
     home = prepare_home(settings.model_copy(update={"requests_per_minute": 0}), {})
-    with supervised(home, sockets, workers=()):
+    with supervised(home, sockets, only_servers=True):
         client = openai.OpenAI(base_url=f"{settings.web_url}/v1", api_key=home.app_key, max_retries=0)
         yield Served(client, {token["id"]: token["content"] for token in added})
         client.close()
