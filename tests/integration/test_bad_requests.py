@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +18,7 @@ from commands.demo import PRODUCT
 from commands.home import Home, prepare_home
 from commands.up import listen, new_settings
 from contracts.ids import sample_key
+from tests.in_memory import folder_in_memory
 from tests.integration.bad_requests import BadRequest, bad_requests
 from tests.supervised import supervised
 
@@ -25,8 +27,13 @@ MODEL = "reservations"
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    folder, sockets = tmp_path_factory.mktemp("bad"), listen(0)
+def home() -> Iterator[Home]:
+    with folder_in_memory() as folder:
+        yield from served(folder)
+
+
+def served(folder: Path) -> Iterator[Home]:
+    sockets = listen(0)
     settings = new_settings(
         folder, sockets, name=MODEL, base=PRODUCT / "base", tasks=[PRODUCT / "task.toml"], device="cpu"
     )

@@ -30,6 +30,7 @@ from runtime.settings import Settings
 from services import guarding
 from services.serving import make_web
 from services.web import make
+from tests.in_memory import folder_in_memory
 from tests.unit.services.dashboard.seed import seed
 from tests.unit.services.inference.conftest import stage
 from tests.unit.services.inference.world import FakeEngine, Stage
@@ -48,18 +49,18 @@ _SERVER_ERROR = 500
 
 
 @pytest.fixture
-def settings(tmp_path: Path, stage: Stage) -> Settings:
+def settings(stage: Stage) -> Iterator[Settings]:
     """A home that has learned for a while, with everything behind it."""
     stage.engine = FakeEngine("Table for 4")
-    return seed(tmp_path / "home", num_generations=60).model_copy(
-        update={
-            "base": str(PRODUCT / "base"),
-            "tasks": (PRODUCT / "task.toml",),
-            "engine_port": int(stage.url.rpartition(":")[2]),
-            "requests_per_minute": 0,
-            "signals_per_minute": 0,
-        }
-    )
+    changes = {
+        "base": str(PRODUCT / "base"),
+        "tasks": (PRODUCT / "task.toml",),
+        "engine_port": int(stage.url.rpartition(":")[2]),
+        "requests_per_minute": 0,
+        "signals_per_minute": 0,
+    }
+    with folder_in_memory() as folder:
+        yield seed(folder / "home", num_generations=60).model_copy(update=changes)
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from runtime.log.outbox import message
 from runtime.settings import Settings, load_settings
 from runtime.worker import Worker
 from tests.fakes import a_generation
+from tests.in_memory import folder_in_memory
 from tests.unit.pipelines.training.builders import tiny_model
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store
@@ -51,8 +52,12 @@ UNREAD = ("up.lock", "logs/")
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("home")
+def home() -> Iterator[Path]:
+    with folder_in_memory() as folder:
+        yield made(folder)
+
+
+def made(folder: Path) -> Path:
     tasks = [PRODUCT / "task.toml"]
     for name, content in (("chat", CHAT), ("sums", SUMS)):
         tasks.append(folder / f"{name}.toml")
