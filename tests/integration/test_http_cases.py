@@ -1,6 +1,6 @@
 """Requests made from the OpenAPI document that is served, good and bad, by callers with every right and none.
 
-MILLRACE_CASES says how many at least, each operation as often as any other; whatever comes in, no answer is a 5xx.
+MILLRACE_CASES says how many at least, each operation as often as any other; each run draws others. Whatever comes in, no answer is a 5xx.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.unit.services.serving import make_key, serve
 
 __all__ = ["stage"]
 pytestmark = pytest.mark.slow
-NUM_CASES = int(os.environ.get("MILLRACE_CASES", "1000"))
+NUM_CASES = int(os.environ.get("MILLRACE_CASES", "300"))
 PRODUCT = Path(__file__).parent.parent.parent / "examples" / "reservations"
 _ENDLESS = {"/events"}
 _CHOSEN = {"model": ["reservations"], "name": ["accepted", "edited"]}
@@ -101,11 +101,15 @@ def test_nothing_that_comes_in_is_an_error_of_ours(
     statuses: Counter[int] = Counter()
     strategies = [(operation, operation.as_strategy(mode)) for operation in operations for mode in GenerationMode]
     each = min(_MOST_EACH, math.ceil(NUM_CASES / len(strategies)))
+    seed = random.SystemRandom().randrange(10**6)
     for turn in itertools.count():
         for place, (operation, strategy) in enumerate(strategies):
+            named = {int(status) for status in operation.definition.raw["responses"] if status.isdecimal()}
+            if statuses.total() >= NUM_CASES and turn and not named & _DOORS - statuses.keys():
+                continue  # only what is still missing
             pages = "session" in str(operation.definition.raw.get("security"))
             likely = (asking[4:] if pages else asking[1:4]) * 3 + asking
-            _run(url, strategy, turn * len(strategies) + place, likely, statuses, each)
+            _run(url, strategy, seed + turn * len(strategies) + place, likely, statuses, each)
         if statuses.total() >= NUM_CASES and (statuses.keys() >= _DOORS or turn == _MOST_TURNS):
             break
     told = f"{statuses.total()} cases of {len(operations)} operations: {dict(sorted(statuses.items()))}"
@@ -133,7 +137,7 @@ def _run(  # noqa: PLR0917 of one operation
         _aim(case, dice)
         answer = case.call(base_url=url, session=dice.choice(asking), timeout=20)
         statuses[answer.status_code] += 1
-        assert answer.status_code < _SERVER_ERROR, case.as_curl_command()
+        assert answer.status_code < _SERVER_ERROR, f"seed {number}: {case.as_curl_command()}"
 
     with suppress(hypothesis.errors.Unsatisfiable):  # an operation without parameters has no bad form
         ask()
