@@ -23,7 +23,7 @@ import pytest
 
 from commands import policy_check
 from commands.process import PROCESSES
-from policy.inspect import inspect_checkpoint
+from contracts.checkpoints import CheckpointReport
 from tests.command_line import run_here
 
 pytestmark = pytest.mark.slow
@@ -92,7 +92,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Forked]
         f"--task={EXAMPLE / 'task.toml'}",
         f"--sentinels={EXAMPLE / 'sentinels.jsonl'}",
     ]
-    monkeypatch.setattr(policy_check, "inspect_policy", inspect_checkpoint)  # else one more process loads torch
+    monkeypatch.setattr(policy_check, "inspect_policy", lambda _: CheckpointReport())  # a process that loads torch
     assert run_here("init", home, *product, *addresses).returncode == 0
     given = json.dumps({name: f"127.0.0.1:{port}" for name, port in operations.items()})
     command = [sys.executable, "-c", FORK, home, given]

@@ -57,7 +57,7 @@ def test_only_floats_that_can_be_rounded_are_published(dtype: str) -> None:
 
 @pytest.fixture
 def _looked_at_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of its own loads torch for seconds. `tests/unit/test_wiring.py` has one."""
+    """A process of its own loads torch for seconds. `tests/unit/commands/test_wheel.py` has one."""
     monkeypatch.setattr(policy_check, "inspect_policy", inspect_checkpoint)
 
 

@@ -325,7 +325,7 @@ def test_heads_that_differ_are_no_tie(built: Callable[[str], Path], tmp_path: Pa
 def test_the_report_is_printed_as_json(
     built: Callable[[str], Path], capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """By a process of its own under `millrace init`: see `tests/unit/test_wiring.py`."""
+    """By a process of its own under `millrace init`: see `tests/unit/commands/test_wheel.py`."""
     main(built("qwen3_moe"))
     report = msgspec.json.decode(capsysbinary.readouterr().out, type=CheckpointReport)
     assert report.architecture == "Qwen3MoeForCausalLM"
