@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
-from contextlib import redirect_stderr, redirect_stdout
-from typing import NamedTuple
+import signal
+import socket
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
+from commands import up
 from millrace import main
 
 
@@ -26,3 +30,28 @@ def run_here(*arguments: str) -> Ran:
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return Ran(status, said.getvalue(), complained.getvalue())
+
+
+def refused_up(*arguments: str) -> Ran:
+    """`millrace up ARGUMENTS`, which must be refused before it starts a process.
+
+    It leaves its ports and signals to the end of its process; here they are given back.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    listen = up.listen
+    with ExitStack() as opened:
+
+        def listen_for_now(*given: Any, **named: Any) -> dict[str, socket.socket]:
+            sockets = listen(*given, **named)
+            for each in sockets.values():
+                opened.enter_context(each)
+            return sockets
+
+        opened.enter_context(patch.object(up, "listen", listen_for_now))
+        opened.enter_context(patch.object(up, "running", side_effect=AssertionError("it was not refused")))
+        try:
+            return run_here("up", *arguments, "--port", "0")
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)

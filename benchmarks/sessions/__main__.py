@@ -79,7 +79,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     if options.subject == "kills":
         from benchmarks.sessions import kills  # noqa: PLC0415 as above
 
-        return kills.run(3 if quick else options.kills, options.at_once, options.turns, options.redis, options.seed)
+        return kills.run(2 if quick else options.kills, options.at_once, options.turns, options.redis, options.seed)
     if options.subject == "prefix":
         from benchmarks.sessions import prefix  # noqa: PLC0415 as above
 
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.sessions import swaps  # noqa: PLC0415 as above
 
     versions, num, turns, at_once = (
-        (2, 4, 8, 2) if quick else (options.versions, options.swaps, options.turns, options.at_once)
+        (2, 3, 6, 2) if quick else (options.versions, options.swaps, options.turns, options.at_once)
     )
     return swaps.run(versions, num, at_once, turns)
 

@@ -81,10 +81,15 @@ class VirtualEngine:
         log_probs: list[list[float]] = [[] for _ in prompts]
         supports: list[list[list[int] | None]] = [[] for _ in prompts]
         running = [True] * len(prompts)
+        new_BL, known = ids_BL, None
         for _ in range(MAX_NEW_TOKENS):
-            positions_BL = (mask_BL.cumsum(-1) - 1).clamp(min=0)
-            logits_BV = self.model(input_ids=ids_BL, attention_mask=mask_BL, position_ids=positions_BL).logits[:, -1]
-            scaled_BV = _scaled(logits_BV.float(), samplings)
+            positions_BL = (mask_BL.cumsum(-1) - 1).clamp(min=0)[:, -new_BL.shape[1] :]
+            found = self.model(
+                input_ids=new_BL, attention_mask=mask_BL, position_ids=positions_BL, past_key_values=known, use_cache=True,
+                logits_to_keep=1,
+            )  # fmt: skip
+            known = found.past_key_values
+            scaled_BV = _scaled(found.logits[:, -1].float(), samplings)
             next_B = torch.multinomial(scaled_BV.softmax(-1), 1, generator=self._generator)[:, 0]
             chosen = scaled_BV.log_softmax(-1).gather(1, next_B[:, None])[:, 0].tolist()
             for row, token_id in enumerate(next_B.tolist()):
@@ -94,17 +99,18 @@ class VirtualEngine:
                 if samplings[row].is_truncated:
                     supports[row].append(torch.nonzero(scaled_BV[row] > -torch.inf)[:, 0].tolist())
                 running[row] = token_id != end
-            ids_BL = torch.cat([ids_BL, next_B[:, None]], dim=-1)
+            new_BL = next_B[:, None]
+            ids_BL = torch.cat([ids_BL, new_BL], dim=-1)
             mask_BL = torch.cat([mask_BL, torch.ones_like(mask_BL[:, :1])], dim=-1)
             if not any(running):
                 break
-        found = []
+        answers = []
         for row, prompt in enumerate(prompts):
             made = ids_BL[row, width:][: len(log_probs[row])].tolist()
             text = self._tokenizer.decode(made, skip_special_tokens=True)
             support = pack_support(supports[row])
-            found.append(SampledAnswer(prompt, made, log_probs[row], support, text, samplings[row], self.version))
-        return found
+            answers.append(SampledAnswer(prompt, made, log_probs[row], support, text, samplings[row], self.version))
+        return answers
 
 
 def _scaled(logits_BV: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:

@@ -9,9 +9,17 @@ import pytest
 
 from runtime.database import Database
 from tests.databases import write_migrated
+from tests.in_memory import folder_in_memory
 from tests.postgres import create_empty, create_migrated
 
 KINDS = ("sqlite", pytest.param("postgresql", marks=pytest.mark.services))
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """In memory, where no commit waits for a disk."""
+    with folder_in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture(params=KINDS)

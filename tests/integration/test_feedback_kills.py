@@ -13,7 +13,7 @@ from benchmarks.feedback.world import running, servers
 @pytest.mark.slow
 def test_nothing_acknowledged_is_lost_embedded(tmp_path: Path) -> None:
     with running(tmp_path) as world:
-        verdict = kill_under_load(world, num_kills=3, connections=4)
+        verdict = kill_under_load(world, num_kills=2, connections=4)
 
     assert verdict.is_good, verdict
 

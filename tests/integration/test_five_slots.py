@@ -137,7 +137,7 @@ def test_five_slots_follow_five_arms(slots: Slots) -> None:
 def test_moves_under_traffic_cost_no_answer_and_no_version_is_mislabelled(slots: Slots) -> None:
     allowed: dict[str, set[int]] = {LIVE: {2, 4}, LEARNING: {3, 6}, CANARY: {4, 5}, HOLDOUT: {1}}
     with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(slots.ask, user=f"person {number}") for number in range(120)]
+        answers = [pool.submit(slots.ask, user=f"person {number}") for number in range(60)]
         for arm, version, share in ((LEARNING, 6, 0.25), (CANARY, None, 0.0), (LIVE, 4, 0.0), (CANARY, 5, 0.4)):
             slots.move(arm, version, share)
         said = [answer.result() for answer in answers]

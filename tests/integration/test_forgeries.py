@@ -22,7 +22,7 @@ from weights.versions.manifest import Chunk
 
 pytestmark = pytest.mark.slow  # seconds, for what changes rarely: CI runs it
 
-NUM_ATTACKS = 360
+NUM_ATTACKS = 240
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def numbers_of(layer: str, num: int) -> list[int]:
 
 
 def test_nothing_is_applied_and_everything_is_refused_by_its_name(folder: Path) -> None:
-    # Three of each kind, and more of the one that has several names for its refusals.
+    # Two of each kind, and more of the one that has several names for its refusals.
     numbers = {*range(NUM_ATTACKS), *numbers_of("signed: schema", 12)}
     figures = run_attacks(folder, sorted(numbers), seed=1, recover_every=7)
 
     assert figures["problems"] == []
     assert figures["applied"] == 0
-    assert len(figures["kinds"]) == len(all_kinds()) <= NUM_ATTACKS / 3
+    assert len(figures["kinds"]) == len(all_kinds()) <= NUM_ATTACKS / 2
     refused_by = {code for row in figures["kinds"].values() for code in (*row["codes"], *row["reader_codes"])}
     assert refused_by >= {
         "unsigned", "unknown_key", "bad_signature", "corrupt_manifest", "older_schema", "newer_schema", "unknown_codec", "wrong_run",

@@ -20,13 +20,15 @@ from runtime.sentinels import read_sentinels
 from tests.judge_server import Asked, JudgeServer, judge_server, verdict
 from tests.unit.pipelines.release.worlds import STOP, GateWorld
 from tests.unit.rewards.judges.figures import FIGURES
-from tests.unit.rewards.verifiers.tampers import HONEST, SUITE
+from tests.unit.rewards.verifiers.tampers import HONEST
 
 pytestmark = pytest.mark.slow
 NUM = 16
 """Sentinels of each task: a version that loses all of them has p = 1.5e-5, and the level of five comparisons is .001."""
 SIGNALS = '[signals.accepted]\ntype = "bool"\nlabels = { true = 1.0, false = 0.0 }\n'
 CALL = '{"name": "now", "arguments": {}}'
+SUITE = '{"function": "f", "tests": [[2, 5]]}'
+"""One run of each program is enough to tell the right one from the wrong one."""
 VERIFIERS = {
     "booking": ('kind = "json_exact"', '{"party": 2}', '{"party": 2}', '{"party": 3}'),
     "math": ('kind = "math"', "\\frac{1}{2}", "It is \\boxed{0.5}", "It is \\boxed{2}"),
@@ -85,18 +87,18 @@ def world(database: Database, tmp_path: Path, server: JudgeServer) -> Iterator[G
 ALL = {**dict.fromkeys(VERIFIERS, NUM), "letters": NUM}
 
 
-@pytest.mark.parametrize("task", ALL)
-def test_a_version_that_lost_one_task_is_refused_for_that_task(world: GateWorld, task: str) -> None:
+def test_a_version_that_lost_one_task_is_refused_for_that_task(world: GateWorld) -> None:
     world.right[0] = ALL
     world.point("live", 0)
     world.releaser.look(STOP)
     assert world.verdict(0).accuracy == 1.0
-    assert world.offer(1, {**ALL, task: 0}) == 0
-    row = world.verdict(1)
-    assert row.reason.startswith(f"{task}: worse than v0 (live): 0.000 against 1.000, 16 lost and 0 won of 16")
-    assert row.reason.endswith("ungated: chat (none of its graders says whether an answer is right)")
-    worse = [name for name, of in row.details["tasks"].items() if of["comparisons"][0]["p"] < 0.001]
-    assert worse == [task]
+    for version, task in enumerate(ALL, 1):
+        assert world.offer(version, {**ALL, task: 0}) == 0
+        row = world.verdict(version)
+        assert row.reason.startswith(f"{task}: worse than v0 (live): 0.000 against 1.000, 16 lost and 0 won of 16")
+        assert row.reason.endswith("ungated: chat (none of its graders says whether an answer is right)")
+        worse = [name for name, of in row.details["tasks"].items() if of["comparisons"][0]["p"] < 0.001]
+        assert worse == [task]
 
 
 def test_a_judge_that_is_away_holds_the_candidate_up_and_decides_nothing(world: GateWorld, server: JudgeServer) -> None:

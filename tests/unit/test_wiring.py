@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 import yaml
 
-from commands import process, supervisor
+from commands import policy_check, process, supervisor
 from commands.servers import Servers
+from contracts.checkpoints import CheckpointReport
 from contracts.event_log import NUM_PARTITIONS
 from millrace import load
 from runtime import settings as settings_module
@@ -31,6 +32,7 @@ from runtime.listening import BIND
 from runtime.logs import LEVEL
 from runtime.operations import OPERATIONS_ADDRESS
 from services.serving import DRAIN_SECONDS
+from tests.command_line import run_here
 
 ROOT = Path(__file__).parent.parent.parent
 ALL: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
@@ -217,11 +219,11 @@ def test_init_is_called_as_the_command_line_has_it() -> None:
 
 
 @pytest.mark.slow
-def test_init_works_with_what_the_image_gets(tmp_path: Path) -> None:
-    """The Dockerfile's files, the example as it is mounted, the options but for the servers: init makes a home."""
-    for source, target in copied():
-        copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
-        copy(ROOT / source, tmp_path / target)
+def test_init_makes_a_home_of_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example as it is mounted, and the options but for the servers.
+
+    That the packages, which the image gets whole, are enough for `init` is in `tests/unit/commands/test_wheel.py`.
+    """
     mounted = plain(SERVICES["init"]["volumes"][1]).split(":")
     assert mounted[1:] == ["/products", "ro"]
     replaced = {HOME: str(tmp_path / "home"), "/products": str(ROOT / mounted[0])}
@@ -232,8 +234,8 @@ def test_init_works_with_what_the_image_gets(tmp_path: Path) -> None:
         for there, here in replaced.items():
             value = value.replace(there, here)  # noqa: PLW2901 a path of the container becomes one of here
         arguments += [option, value]
-    command = [sys.executable, "millrace.py", "init", *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603
+    monkeypatch.setattr(policy_check, "inspect_policy", lambda _: CheckpointReport())  # a process that loads torch
+    done = run_here("init", *arguments)
     assert done.returncode == 0, done.stderr + done.stdout
     made = settings_module.load_settings(tmp_path / "home")
     assert made.policy == "reservations"

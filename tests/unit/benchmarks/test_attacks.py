@@ -1,4 +1,7 @@
-"""The areas of attacks that no other test runs whole: nothing gets through."""
+"""The areas of attacks that no other test runs whole: nothing gets through.
+
+Programs that leave a sandbox are tried one by one in `tests/unit/rewards/sandbox/test_escapes.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from benchmarks.attacks.attack import Attack
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    "attack", [*judge.attacks(), *sandbox.attacks(), *verifiers.attacks()], ids=lambda attack: attack.name
-)
+MEETING = [attack for attack in sandbox.attacks() if not attack.name.startswith("leave ")]
+
+
+@pytest.mark.parametrize("attack", [*judge.attacks(), *MEETING, *verifiers.attacks()], ids=lambda attack: attack.name)
 def test_nothing_gets_through(attack: Attack) -> None:
     assert attack.run() is None

@@ -13,18 +13,18 @@ from commands.sections import sections_finding
 from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import InvalidSettings, MillraceError
 from runtime.settings import Settings, load_settings, write_settings
-from tests.command_line import Ran
+from tests.command_line import Ran, refused_up
 from tests.command_line import run_here as millrace
 from weights.stores.opening import open_weight_store
 from weights.tensors import Tensor, read_safetensors
 
 ROOT = Path(__file__).parent.parent.parent.parent
 PRODUCT = ROOT / "examples" / "reservations"
-UP = ["up", "--policy", str(PRODUCT / "base"), "--task", str(PRODUCT / "task.toml")]
+UP = ["--policy", str(PRODUCT / "base"), "--task", str(PRODUCT / "task.toml")]
 
 
 def process(*arguments: str) -> Ran:
-    """The same in a process of its own: `up` takes signals and ports, and leaves them to the end of its process."""
+    """The same in a process of its own."""
     command = [sys.executable, str(ROOT / "millrace.py"), *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 our own script
     return Ran(ran.returncode, ran.stdout, ran.stderr)
@@ -159,12 +159,11 @@ def test_the_command_line_works_on_a_home(settings: Settings) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["audit", "--home", "/nonexistent"], "millrace up --home"),
         (
-            ["up", "--policy", "/nonexistent/policy", "--task", "x.toml"],
+            ["--policy", "/nonexistent/policy", "--task", "x.toml"],
             "is not a folder, and it cannot be downloaded as a hub id",
         ),
-        (["up", "--policy", str(PRODUCT / "base"), "--task", "/nonexistent.toml"], "nonexistent.toml"),
+        (["--policy", str(PRODUCT / "base"), "--task", "/nonexistent.toml"], "nonexistent.toml"),
         ([*UP, "--device", "gpu"], "[millrace] device"),
         ([*UP, "--learning-rate", "-1"], "[training] learning_rate"),
         ([*UP, "--sentinels", "/nonexistent.jsonl"], "nonexistent.jsonl"),
@@ -172,18 +171,17 @@ def test_the_command_line_works_on_a_home(settings: Settings) -> None:
 )
 @pytest.mark.slow
 def test_mistakes_get_one_line_that_says_what_to_do(tmp_path: Path, arguments: list[str], says: str) -> None:
-    extra = ["--home", str(tmp_path / "h")] if arguments[0] == "up" else []
-    run = process if extra else millrace
-    ran = run(*arguments, *extra, *(["--port", "0"] if extra else []))
+    ran = refused_up(*arguments, "--home", str(tmp_path / "h"))
     assert ran.returncode == 1
     assert says in ran.stderr
     assert "Traceback" not in ran.stderr
 
 
 @pytest.mark.slow
-def test_a_process_says_a_mistake_as_it_does_here() -> None:
-    arguments = ["audit", "--home", "/nonexistent"]
-    assert process(*arguments) == millrace(*arguments)
+def test_a_process_says_a_mistake_as_it_does_here(tmp_path: Path) -> None:
+    assert "millrace up --home" in millrace("audit", "--home", "/nonexistent").stderr
+    arguments = [*UP, "--learning-rate", "-1", "--home", str(tmp_path / "h")]
+    assert process("up", *arguments, "--port", "0") == refused_up(*arguments)
 
 
 def test_an_unknown_topic_and_a_foreign_version_are_refused(settings: Settings) -> None:

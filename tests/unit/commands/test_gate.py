@@ -17,13 +17,15 @@ from contracts.errors import InvalidSettings
 from contracts.tasks.loading import load_tasks
 from rewards.judges.identity import identity_of
 from runtime.sentinels import read_sentinels
+from tests.command_line import run_here
 from tests.judge_server import Asked, JudgeServer, judge_server, verdict
 from tests.unit.rewards.judges.figures import FIGURES
-from tests.unit.rewards.verifiers.tampers import HONEST, SUITE
+from tests.unit.rewards.verifiers.tampers import HONEST
 
 ROOT = Path(__file__).parent.parent.parent.parent
 SIGNALS = '[signals.accepted]\ntype = "bool"\nlabels = { true = 1.0, false = 0.0 }\n'
 CALL = '{"name": "now", "arguments": {}}'
+SUITE = '{"function": "f", "tests": [[2, 5]]}'
 NUM = 16
 
 
@@ -200,12 +202,13 @@ def test_the_command_itself_ends_with_the_status(desk: Desk) -> None:
     desk.ask(*["a"] * NUM)
     new, old = desk.answers("new.jsonl", ["b"] * NUM), desk.answers("old.jsonl", ["a"] * NUM)
 
-    def millrace(*answers: Path) -> subprocess.CompletedProcess[str]:
-        options = ("--task", desk.task, "--sentinels", desk.sentinels, "--answers", answers[0], "--against", answers[1])
-        command = [sys.executable, str(ROOT / "millrace.py"), "gate", *map(str, options)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 our own script
+    def gate_of(answers: Path) -> list[str]:
+        options = ("--task", desk.task, "--sentinels", desk.sentinels, "--answers", answers, "--against", old)
+        return ["gate", *map(str, options)]
 
-    refused, neither = millrace(new, old), millrace(desk.folder / "nosuch", old)
+    command = [sys.executable, str(ROOT / "millrace.py"), *gate_of(new)]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 our own script
+    neither = run_here(*gate_of(desk.folder / "nosuch"))
     assert (refused.returncode, neither.returncode) == (1, 2), refused.stderr
     assert json.loads(refused.stdout)["accepted"] is False
     assert "No such file" in neither.stderr

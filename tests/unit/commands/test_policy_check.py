@@ -16,8 +16,7 @@ from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings, WeightsRefused
 from policy.inspect import inspect_checkpoint
 from runtime.settings import Settings
-from tests.command_line import run_here
-from tests.forked import run_forked
+from tests.command_line import refused_up, run_here
 from tests.models import BASE, build_model
 from weights.stores.opening import open_weight_store
 from weights.tensors import Tensor, read_safetensors
@@ -58,7 +57,7 @@ def test_only_floats_that_can_be_rounded_are_published(dtype: str) -> None:
 
 @pytest.fixture
 def _looked_at_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of its own loads torch for seconds. That it prints the same is in `tests/unit/policy/test_inspect.py`."""
+    """A process of its own loads torch for seconds. `tests/unit/commands/test_wheel.py` has one."""
     monkeypatch.setattr(policy_check, "inspect_policy", inspect_checkpoint)
 
 
@@ -80,7 +79,7 @@ def test_doctor_up_and_init_refuse_a_policy_by_name(tmp_path: Path) -> None:
     folder = build_model("qwen3_moe", tmp_path / "model", sharded=True)
     max(folder.glob("model-*.safetensors")).unlink()
     given = ["--policy", str(folder), "--task", str(TASK), "--home", str(tmp_path / "home")]
-    for ran in (run_forked("up", *given, "--port", "0"), run_here("init", *given)):
+    for ran in (refused_up(*given), run_here("init", *given)):
         assert ran.returncode == 1
         assert "cannot be served: truncated" in ran.stderr
         assert not (tmp_path / "home").exists()

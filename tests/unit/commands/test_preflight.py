@@ -17,6 +17,7 @@ from rewards.__main__ import main as run_rewards
 from rewards.preflight import check_tasks
 from rewards.sandbox.choose import MAKERS, sandbox_or_problem
 from runtime.settings import Settings
+from tests.command_line import refused_up, run_here
 from tests.judge_server import judge_server, verdict
 
 ROOT = Path(__file__).parents[3]
@@ -60,8 +61,8 @@ def test_the_command_line_refuses_in_one_line_and_makes_nothing(
 ) -> None:
     path, home = tmp_path / "task.toml", tmp_path / "home"
     path.write_text(content)
-    port = ["--port", "0"] if command == "up" else []
-    ran = millrace(command, "--policy", str(PRODUCT / "base"), "--task", str(path), "--home", str(home), *port)
+    given = ["--policy", str(PRODUCT / "base"), "--task", str(path), "--home", str(home)]
+    ran = refused_up(*given) if command == "up" else run_here(command, *given)
     (said,) = ran.stderr.splitlines()
     assert ran.returncode == 1
     assert said.startswith(f"millrace: {path}:{content.splitlines().index(line) + 1}: ")

@@ -13,6 +13,7 @@ import pytest
 
 from commands.rewards.score import read_config_file, run_score
 from contracts.errors import InvalidSettings, InvalidTask
+from tests.command_line import run_here
 
 ROOT = Path(__file__).parent.parent.parent.parent
 TASK = """name = "t"
@@ -201,8 +202,7 @@ def test_the_command_line_answers_and_lists() -> None:
     assert json.loads(ran.stdout)["value"] == 1.0
     assert "line 2" in ran.stderr
     assert "Traceback" not in ran.stderr
-    listed = subprocess.run([*command, "--list"], capture_output=True, text=True, check=True)  # noqa: S603 our own script
-    assert "token_f1" in listed.stdout
+    assert "token_f1" in run_here("score", "--list").stdout
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"])

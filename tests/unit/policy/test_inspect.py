@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 
 from contracts.checkpoints import CheckpointReport
-from policy.inspect import inspect_checkpoint
+from policy.inspect import inspect_checkpoint, main
 from tests.models import KINDS, build_model
 from weights.tensors import INDEX_FILE, Tensor, Tensors, read_safetensors, write_safetensors
 
@@ -324,9 +322,11 @@ def test_heads_that_differ_are_no_tie(built: Callable[[str], Path], tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_process_prints_the_report_as_json(built: Callable[[str], Path]) -> None:
-    command = [sys.executable, "-m", "policy.inspect", str(built("qwen3_moe"))]
-    ran = subprocess.run(command, capture_output=True, check=True)  # noqa: S603 our own module
-    report = msgspec.json.decode(ran.stdout, type=CheckpointReport)
+def test_the_report_is_printed_as_json(
+    built: Callable[[str], Path], capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """By a process of its own under `millrace init`: see `tests/unit/commands/test_wheel.py`."""
+    main(built("qwen3_moe"))
+    report = msgspec.json.decode(capsysbinary.readouterr().out, type=CheckpointReport)
     assert report.architecture == "Qwen3MoeForCausalLM"
     assert report.problems == []

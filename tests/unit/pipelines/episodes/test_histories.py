@@ -249,7 +249,7 @@ def play(folder: Path, migrated: Path, messages: list[Event], seed: int | None) 
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=st.integers(0, 10**6), trouble=st.integers(0, 10**6))
 @example(history=2134, trouble=1)  # two signals about a cut answer that had been superseded
 @example(history=5154, trouble=0)  # a retraction of a signal that had already lost a conflict
@@ -259,7 +259,7 @@ def test_trouble_changes_nothing(migrated: Path, history: int, trouble: int) -> 
         assert play(Path(rough), migrated, messages, trouble) == play(Path(calm), migrated, messages, None)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6))
 @pytest.mark.slow
 def test_whoever_shares_keys_every_signal_has_one_name_at_every_moment(migrated: Path, seed: int) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -109,9 +110,9 @@ def at(found: dict[tuple[str, str], np.ndarray], peek: int) -> Version:
 def test_a_version_that_is_like_the_last_raises_no_alarm_at_a_hundred_looks() -> None:
     """All metrics and 20 clusters together; at most 5 of 100 versions may raise one. Measured: 0 of 300."""
     num_false = 0
-    for seed in range(20):
+    for seed in random.SystemRandom().sample(range(20), 7):
         dice = np.random.default_rng(seed)
         old = at(peeks(dice, NUM_OLD, 1), 0)
         new = peeks(dice, NUM_PEEKS * PEEK, NUM_PEEKS)
         num_false += any(alarms_of({0: old, 1: at(new, peek)}, 1, ()) for peek in range(NUM_PEEKS))
-    assert num_false <= 1
+    assert num_false == 0, "a seed of 0 to 19"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,18 +23,22 @@ ALL = {**ESCAPES, **DOORS}
 SHORT = SandboxLimits(seconds=1.0)
 
 
-# The first that works is the one that is used; the others take as long again.
-_USUAL = next(iter(MAKERS))
-
-
-@pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=[] if name == _USUAL else [pytest.mark.slow]) for name in MAKERS]
-)
-def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+@pytest.fixture
+def other(request: pytest.FixtureRequest) -> Sandbox:
+    """Of its name."""
     try:
         return sandbox_named(request.param)
     except Unavailable as error:
         pytest.skip(error.message)
+
+
+OTHERS = pytest.mark.parametrize("other", list(MAKERS)[1:], indirect=True)
+"""The usual one is nearly everywhere the first; of these a run takes a third of the programs."""
+
+
+def third_of(programs: Iterable[str]) -> list[str]:
+    names = sorted(programs)
+    return random.SystemRandom().sample(names, len(names) // 3)
 
 
 @pytest.fixture
@@ -61,12 +66,19 @@ def test_the_battery_is_as_large_as_it_claims() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_escape_is_contained(sandbox: Sandbox, name: str, world: World) -> None:
-    attack = ALL[name]
-    if attack.but == sandbox.name:
-        pytest.skip(f"{sandbox.name} cannot stop it, as its documentation admits")
-    assert not escaped(sandbox, attack, world)
+def test_an_escape_is_contained(name: str, world: World) -> None:
+    attack, usual = ALL[name], sandbox_named("auto")
+    if attack.but == usual.name:
+        pytest.skip(f"{usual.name} cannot stop it, as its documentation admits")
+    assert not escaped(usual, attack, world)
     assert world.touched() == []
+
+
+@OTHERS
+def test_no_other_sandbox_has_a_way_out(other: Sandbox, world: World) -> None:
+    for name in third_of(name for name, attack in ALL.items() if attack.but != other.name):
+        assert not escaped(other, ALL[name], world), name
+        assert world.touched() == [], name
 
 
 @pytest.mark.parametrize("name", [name for name, attack in ALL.items() if attack.outside])
@@ -91,8 +103,8 @@ def test_a_bomb_is_the_models_fault_and_leaves_nothing(name: str, world: World) 
     assert Program("def f(): return 1").call(chosen, "f", [], SandboxLimits()) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_goes_off_in_every_sandbox(sandbox: Sandbox, name: str, world: World) -> None:
-    assert explode(sandbox, name, world) < SHORT.seconds + 10.0
-    assert world.survivors() == []
+@OTHERS
+def test_a_bomb_goes_off_in_every_other_sandbox(other: Sandbox, world: World) -> None:
+    for name in third_of(BOMBS):
+        assert explode(other, name, world) < SHORT.seconds + 10.0, name
+        assert world.survivors() == [], name

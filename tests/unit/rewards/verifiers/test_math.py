@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -249,14 +250,17 @@ def test_an_answer_without_a_value_is_the_models_fault(verifier: BatchVerifier, 
     assert (found.value, found.fault) == (0.0, "model")
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3)])
-def test_no_wrong_answer_that_a_right_one_gives_is_paid(verifier: BatchVerifier, seed: int) -> None:
+@pytest.mark.slow
+def test_no_wrong_answer_that_a_right_one_gives_is_paid(verifier: BatchVerifier) -> None:
+    seed = random.SystemRandom().randrange(10**6)
     cases = pairs(330, seed)
     found = verifier.check_all([Answer(rf"\boxed{{{case.boxed}}}", {"reference": case.reference}) for case in cases])
-    assert not [case for case, check in zip(cases, found, strict=True) if not case.is_right and check.value != 0.0]
+    assert not [case for case, check in zip(cases, found, strict=True) if not case.is_right and check.value != 0.0], (
+        seed
+    )
     num_right = sum(case.is_right for case in cases)
     refused = [case for case, check in zip(cases, found, strict=True) if case.is_right and check.value != 1.0]
-    assert len(refused) <= 0.02 * num_right, refused
+    assert len(refused) <= 0.02 * num_right, (seed, refused)
 
 
 def test_what_was_read_is_explained() -> None:

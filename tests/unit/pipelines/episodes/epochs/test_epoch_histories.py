@@ -43,7 +43,7 @@ def issue(system: System, story: Story) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), are_issued=st.booleans())
 def test_only_the_last_story_stands_in_whatever_order_it_is_heard(migrated: Path, seed: int, are_issued: bool) -> None:
     """A random life of trainers, read in any order, with crashes between any two steps."""

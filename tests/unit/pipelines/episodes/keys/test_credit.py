@@ -171,7 +171,7 @@ def test_calls_are_forgotten_with_their_keys(join: Join) -> None:
 
 @pytest.mark.slow
 def test_a_crowd_that_judges_one_long_session_reaches_every_call(join: Join) -> None:
-    num_calls, num_signals = 120, 50
+    num_calls, num_signals = 60, 30
     turns = a_line(num_calls, start=0.0)
     join.hear(*turns)
     join.receive(*({**SOLVED, "id": f"end {number}"} for number in range(num_signals)), at=122.0)

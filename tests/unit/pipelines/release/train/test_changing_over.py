@@ -270,7 +270,7 @@ def test_patience_is_a_ceiling_of_hours() -> None:
 @pytest.mark.slow
 def test_looks_of_several_departures_at_the_same_answers_revoke_no_more_than_their_levels() -> None:
     """Versions that are as good as live, on the track three times: each time all answers so far are looked at, at a level of its own."""
-    num, levels = 120, (0.1, 0.05, 0.02)
+    num, levels = 60, (0.1, 0.05, 0.02)
     revoked = 0
     for seed in range(num):
         rows, answers = sorted(product(seed, 900), key=lambda row: row.at), Answers()

@@ -223,7 +223,7 @@ def test_two_branches_at_once_keep_their_own_tokens(agent: Agent) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), name=st.sampled_from(FAMILIES))
 def test_random_trees_never_mix_tokens(seed: int, name: str) -> None:
     """Every prompt begins with its parent's tokens as far as it says; `_ask` checks this for each call."""
