@@ -34,10 +34,10 @@ def create_empty() -> str:
     return create_database(server_url(), f"millrace_test_{secrets.token_hex(6)}")
 
 
-def create_migrated(server: str | None = None) -> str:
+def create_migrated(server: str | None = None, name: str | None = None) -> str:
     """Make a database of a test's own as `runtime.days.migrate` would, here or on a `server` of the test's own; returns its URL."""
     url = sqlalchemy.make_url(server := server or server_url())
-    name, template = f"millrace_test_{secrets.token_hex(6)}", _template(server)
+    name, template = name or f"millrace_test_{secrets.token_hex(6)}", _template(server)
     place = url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(place, autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"'.encode())
