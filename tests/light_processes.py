@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from tests.forked import start_millrace
@@ -24,14 +25,12 @@ _IMPORTED = (
 """What is missing here is imported by each process for itself."""
 
 
-class LightProcess:
-    """`millrace ARGUMENTS` in a process of its own, with the words of `subprocess.Popen`. What it prints is added to `output`."""
+class StartedProcess:
+    """A process of `tests.forked`, with the words of `subprocess.Popen`."""
 
-    def __init__(self, *arguments: str, output: Path) -> None:
-        forkserver.set_forkserver_preload([*_IMPORTED])
-        forkserver.ensure_running()  # if it does not run yet, `start_millrace` would start one that imports torch
-        self._process = start_millrace(*arguments, output=output)
-        self.pid = self._process.pid or 0
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process = process
+        self.pid = process.pid or 0
 
     def poll(self) -> int | None:
         """The status; None while it runs."""
@@ -56,3 +55,10 @@ class LightProcess:
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()
+
+
+def start_light(*arguments: str, output: Path) -> StartedProcess:
+    """Start `millrace ARGUMENTS`. What it prints is added to `output`."""
+    forkserver.set_forkserver_preload([*_IMPORTED])
+    forkserver.ensure_running()  # if it does not run yet, `start_millrace` would start one that imports torch
+    return StartedProcess(start_millrace(*arguments, output=output))

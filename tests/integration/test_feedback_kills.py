@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.feedback.kills import kill_under_load
 from benchmarks.feedback.world import running, servers
-from tests.light_processes import LightProcess
+from tests.light_processes import StartedProcess, start_light
 from tests.postgres import create_migrated
 
 
@@ -27,11 +27,11 @@ def test_nothing_acknowledged_is_lost_by_two_replicas_on_kafka_and_postgresql(
     if (found := servers()) is None:
         pytest.skip("no MILLRACE_KAFKA and MILLRACE_DATABASE: run make test-services")
     monkeypatch.setattr("benchmarks.feedback.world.create_database", create_migrated)
-    with running(tmp_path, *found, replicas=2, start=start_light) as world:
+    with running(tmp_path, *found, replicas=2, start=start_replica) as world:
         verdict = kill_under_load(world, num_kills=3, connections=4)
 
     assert verdict.is_good, verdict
 
 
-def start_light(home: Path, output: Path) -> LightProcess:
-    return LightProcess("feedback", "--home", str(home), output=output)
+def start_replica(home: Path, output: Path) -> StartedProcess:
+    return start_light("feedback", "--home", str(home), output=output)

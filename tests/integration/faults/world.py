@@ -22,7 +22,7 @@ from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
 from runtime.database import Database
 from runtime.log.kafka import KafkaLog
 from runtime.settings import Settings, write_settings
-from tests.light_processes import LightProcess
+from tests.light_processes import StartedProcess, start_light
 from tests.postgres import create_migrated
 
 READS = {"episodes": (GENERATIONS, SIGNALS, OUTCOMES), "rewards": (EPISODES,)}
@@ -67,7 +67,7 @@ class World:
             self.key = create_key(connection, "app")
         self.clients: list[dict[str, Any]] = []
         self.is_sound = True
-        self.processes: dict[str, LightProcess] = {}
+        self.processes: dict[str, StartedProcess] = {}
 
     def start(self, *names: str) -> None:
         """Start processes, by name and number, and wait until they do their work."""
@@ -157,9 +157,9 @@ class World:
         with self.database.snapshot() as connection:
             return int(connection.exec_driver_sql(waiting).scalar_one())
 
-    def _spawn(self, name: str) -> LightProcess:
+    def _spawn(self, name: str) -> StartedProcess:
         output = self._folder / f"{name}.log"
-        return LightProcess(name.partition("-")[0], "--home", str(self._folder), output=output)
+        return start_light(name.partition("-")[0], "--home", str(self._folder), output=output)
 
 
 def until(is_so: Callable[[], bool], world: World, pause: float = _LOOK_SECONDS) -> None:
