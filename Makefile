@@ -88,7 +88,7 @@ bench: setup services  ## Run every benchmark and write benchmarks/results (abou
 	. $(SERVICES)/env && for name in gateway feedback log engine deltas swap rewards rewards.sandbox; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 browser: setup  ## Run the page test; it is skipped without Chromium
-	$(BIN)/pytest -m browser -rs
+	$(BIN)/pytest -n 2 --dist worksteal -m browser -rs
 
 clients: setup  ## Run unmodified clients against a started server and write docs/clients.md
 	deploy/clients

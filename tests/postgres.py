@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from functools import cache
 
 import psycopg
@@ -34,10 +35,12 @@ def create_empty() -> str:
     return create_database(server_url(), f"millrace_test_{secrets.token_hex(6)}")
 
 
-def create_migrated(server: str | None = None) -> str:
-    """Make a database of a test's own as `runtime.days.migrate` would, here or on a `server` of the test's own; returns its URL."""
+def create_migrated(
+    server: str | None = None, name: str | None = None, make: Callable[[Database], None] = migrate
+) -> str:
+    """Make a database of a test's own as `make` would, here or on a `server` of the test's own; returns its URL."""
     url = sqlalchemy.make_url(server := server or server_url())
-    name, template = f"millrace_test_{secrets.token_hex(6)}", _template(server)
+    name, template = name or f"millrace_test_{secrets.token_hex(6)}", _template(server, make)
     place = url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(place, autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"'.encode())
@@ -45,10 +48,10 @@ def create_migrated(server: str | None = None) -> str:
 
 
 @cache
-def _template(server: str) -> str:
+def _template(server: str, make: Callable[[Database], None]) -> str:
     """The name of a database that nobody opens any more: PostgreSQL copies none that is in use."""
     name = f"millrace_template_{secrets.token_hex(6)}"
     database = Database(create_database(server, name))
-    migrate(database)
+    make(database)
     database.close()
     return name

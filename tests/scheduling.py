@@ -12,15 +12,13 @@ from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
 LONGEST = (
     "tests/integration/faults/",
     "tests/integration/test_regions.py",
-    "tests/integration/test_kafka.py",
-    "tests/integration/test_spool_kafka.py",
+    "tests/integration/own_broker/",
     "tests/integration/tls/",
     "tests/contract/test_log_loss.py",
     "tests/integration/test_feedback_kills.py",
     "tests/integration/test_store_on_servers.py",
     "tests/contract/test_event_log.py",
     "tests/integration/test_redis.py",
-    "tests/integration/test_fresh_broker.py",
     "tests/integration/vllm/one_server/",
     "tests/integration/vllm/test_models.py",
 )

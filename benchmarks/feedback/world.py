@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import sqlalchemy
 from sqlalchemy import func, select
@@ -43,6 +44,33 @@ labels = { true = 1.0, false = 0.0 }
 """
 
 
+class ReplicaProcess(Protocol):
+    """What is asked of a replica's process; `subprocess.Popen` is one."""
+
+    pid: int
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+
+    def wait(self) -> int:
+        """The status, once it has ended."""
+
+
+def start_replica(home: Path, output: Path) -> ReplicaProcess:
+    """The process `feedback` of a home; what it prints is added to `output`."""
+    with output.open("ab") as file:
+        return subprocess.Popen(  # noqa: S603 our own program
+            [sys.executable, str(ROOT / "millrace.py"), "feedback", "--home", str(home)],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
+
+
 class FeedbackWorld:
     """One home, its key, and replicas of the process `feedback` on ports of their own.
 
@@ -51,11 +79,19 @@ class FeedbackWorld:
         kafka: where the broker is; None: the log in the folder.
         server: PostgreSQL, where a database will be made; None: SQLite in the folder.
         replicas: how many processes; more than one needs both servers.
+        start: starts one of them.
     """
 
-    def __init__(self, folder: Path, kafka: str | None = None, server: str | None = None, replicas: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kafka: str | None = None,
+        server: str | None = None,
+        replicas: int = 1,
+        start: Callable[[Path, Path], ReplicaProcess] = start_replica,
+    ) -> None:
         (folder / "task.toml").write_text(_TASK)
-        self._server = server
+        self._server, self._start_replica = server, start
         self._name = name = f"feedback_{secrets.token_hex(6)}"
         database_url = create_database(server, name) if server else None
         self.homes = []
@@ -80,7 +116,7 @@ class FeedbackWorld:
         self.log = self.settings.event_log()
         self.log.create_topics()
         self.key = _prepare(self.database)
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[ReplicaProcess] = []
 
     def start(self) -> None:
         """Start every replica and wait until it answers."""
@@ -175,23 +211,20 @@ class FeedbackWorld:
                 connection.exec_driver_sql(f'DROP DATABASE "{self._name}" WITH (FORCE)')
             engine.dispose()
 
-    def _start(self, home: Path) -> subprocess.Popen[bytes]:
-        with (home / "output.txt").open("ab") as output:
-            return subprocess.Popen(  # noqa: S603 our own program
-                [sys.executable, str(ROOT / "millrace.py"), "feedback", "--home", str(home)],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+    def _start(self, home: Path) -> ReplicaProcess:
+        return self._start_replica(home, home / "output.txt")
 
 
 @contextmanager
 def running(
-    folder: Path, kafka: str | None = None, server: str | None = None, replicas: int = 1
+    folder: Path,
+    kafka: str | None = None,
+    server: str | None = None,
+    replicas: int = 1,
+    start: Callable[[Path, Path], ReplicaProcess] = start_replica,
 ) -> Iterator[FeedbackWorld]:
     """A started world, until the block ends."""
-    world = FeedbackWorld(folder, kafka, server, replicas)
+    world = FeedbackWorld(folder, kafka, server, replicas, start)
     try:
         world.start()
         yield world

@@ -15,8 +15,8 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,15 +177,20 @@ def _latency(replies: Sequence[Reply]) -> dict[str, float]:
     return {name: 1000 * percentile(seconds, share) for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}
 
 
-def run(folder: Path, phases: Phases, *, freeze: bool, rate: float = RATE) -> dict[str, Any]:
-    """Everything; the content of the report. `folder` is where `deploy/services` has its servers; `rate`: requests per second."""
-    broker = Broker(folder, freeze=freeze)
+@contextmanager
+def a_gateway(folder: Path) -> Iterator[World]:
+    """A gateway on the broker of a folder, which is where `deploy/services` has its servers."""
     ports = dict(line.split("=") for line in (folder / "ports").read_text().split())
     servers, name = f"127.0.0.1:{ports['KAFKA_PORT']}", f"outage-{uuid.uuid4().hex[:8]}"
     with tempfile.TemporaryDirectory() as home, running(Path(home), servers, name) as world:
-        others = set(keys_on_the_log(world.home))
-        seen = uvloop.run(measure(world, broker, phases, rate))
-        found = keys_on_the_log(world.home)
+        yield world
+
+
+def an_outage(world: World, folder: Path, phases: Phases, *, freeze: bool, rate: float = RATE) -> dict[str, Any]:
+    """The content of the report. `folder`: see `a_gateway`; `rate`: requests per second."""
+    others = set(keys_on_the_log(world.home))
+    seen = uvloop.run(measure(world, Broker(folder, freeze=freeze), phases, rate))
+    found = keys_on_the_log(world.home)
     return {"rate": rate, "kind": "frozen" if freeze else "stopped", **figures_of(seen, found, others)}
 
 
@@ -201,7 +206,8 @@ def main() -> None:
         parser.error("set MILLRACE_SERVICES to an empty folder: this stops the broker that is started there")
     subprocess.run([_SERVICES, "start"], check=True)  # noqa: S603 our own script
     phases = Phases(_BEFORE_SECONDS, 15.0 if options.quick else options.seconds, _AFTER_SECONDS)
-    report = run(Path(folder), phases, freeze=options.freeze)
+    with a_gateway(Path(folder)) as world:
+        report = an_outage(world, Path(folder), phases, freeze=options.freeze)
     latency = report["milliseconds"]
     print_table(
         f"Kafka {report['kind']}", ["phase", "p50 ms", "p99 ms", "max ms"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,10 @@ from runtime.log.local import LocalLog
 from runtime.metrics import TRAIN_LEFT_OUT
 from runtime.train_settings import TrainSettings
 from runtime.worker import Worker
+from tests.contract.conftest import KINDS, sqlite_url
 from tests.fakes import BOOKING_TASK, a_draw, a_generation, a_signal, everything, message
 from tests.hostile import an_experience
+from tests.postgres import create_migrated
 from tests.unit.pipelines.release.train.worlds import POLICY, TrackWorld
 
 ROOT = Path(__file__).parent.parent.parent
@@ -56,6 +59,21 @@ def go_to(database: Database, revision: str) -> None:
     with database.transaction() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
+
+
+def go_to_last(database: Database) -> None:
+    """As the last release left it."""
+    go_to(database, BEFORE_TRAINS)
+
+
+@pytest.fixture(params=KINDS)
+def last_release(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """With the tables of the last release."""
+    opened = Database(sqlite_url(tmp_path) if request.param == "sqlite" else create_migrated(make=go_to_last))
+    if request.param == "sqlite":
+        go_to_last(opened)
+    yield opened
+    opened.close()
 
 
 def as_it_was(record: Record) -> bytes:
@@ -195,11 +213,10 @@ def test_what_the_trainer_said_before_it_numbered_holds_as_it_did(
 
 
 def test_a_home_without_trains_goes_on_and_has_one_as_soon_as_an_engine_has_a_slot_for_it(
-    empty_database: Database,
+    last_release: Database,
 ) -> None:
     """Without a canary slot nothing changes. With one, the newest version that the gate accepted before departs."""
-    go_to(empty_database, BEFORE_TRAINS)
-    with empty_database.transaction() as connection:
+    with last_release.transaction() as connection:
         for epoch, version in enumerate((0, 1), start=1):
             row = {"policy": POLICY, "arm": LIVE, "version": version, "share": 1.0, "epoch": epoch, "writer": "release"}
             write(connection, "assignment_change", **row, reason="", at=1.0)
@@ -207,8 +224,8 @@ def test_a_home_without_trains_goes_on_and_has_one_as_soon_as_an_engine_has_a_sl
         for version, accepted in ((0, True), (1, True), (2, True), (3, False)):
             row = {"policy": POLICY, "version": version, "accepted": accepted, "reason": "", "details": "{}", "at": 1.0}
             write(connection, "verdict", **row)
-    migrate(empty_database)
-    world = TrackWorld(empty_database)
+    migrate(last_release)
+    world = TrackWorld(last_release)
     world.declared = (LIVE, CANDIDATE)
     world.look(3)
     assert world.trains() == []
@@ -223,7 +240,6 @@ def test_a_home_without_trains_goes_on_and_has_one_as_soon_as_an_engine_has_a_sl
 
 def a_home_of_the_last_release(database: Database, now: float) -> None:
     """Its engine has two slots, v2 is live, v3 waits for its verdict, and the trainer was sent back to v2 once."""
-    go_to(database, BEFORE_TRAINS)
     make_days(database, now)
     with database.transaction() as connection:
         for epoch, version in enumerate((0, 1, 2), start=1):
@@ -248,23 +264,23 @@ def a_home_of_the_last_release(database: Database, now: float) -> None:
 
 
 def test_an_engine_of_the_last_release_makes_no_train_and_its_versions_are_held_and_rolled_back(
-    empty_database: Database,
+    last_release: Database,
 ) -> None:
     now = time.time()
-    a_home_of_the_last_release(empty_database, now)
-    migrate(empty_database)
+    a_home_of_the_last_release(last_release, now)
+    migrate(last_release)
     slots = TrainSlots(POLICY, run="", base="", settings=TrainSettings())
     decided: dict[str, Any] = {"policy": POLICY, "writer": "o", "reason": "r"}
-    with empty_database.transaction() as connection:
+    with last_release.transaction() as connection:
         assert slots.accepting(connection) == (LIVE, 1.0)
         with pytest.raises(InvalidValue, match="no engine that runs has a slot for the hold-out"):
             set_holdout(connection, version=0, share=0.02, **decided)
         with pytest.raises(Conflict, match="v3 cannot be withdrawn: no train runs"):
             rejection.withdraw(connection, version=3, **decided)
         holds.freeze(connection, until=None, **decided)
-    with pytest.raises(Held, match="the arms are frozen"), empty_database.transaction() as connection:
+    with pytest.raises(Held, match="the arms are frozen"), last_release.transaction() as connection:
         rollback.promote(connection, to=3, **decided)
-    with empty_database.transaction() as connection:
+    with last_release.transaction() as connection:
         plan = rollback.roll_back(connection, to=1, **decided)
         arms = assignments.read(connection, POLICY)
         holds.resume(connection, **decided)
@@ -274,20 +290,20 @@ def test_an_engine_of_the_last_release_makes_no_train_and_its_versions_are_held_
 
 @pytest.mark.slow
 def test_answers_of_the_last_release_are_joined_and_are_evidence_of_nothing(
-    empty_database: Database, event_log: LocalLog
+    last_release: Database, event_log: LocalLog
 ) -> None:
     """Of an inference process that was not yet replaced too: it draws no arms, so it says nothing of them."""
-    a_home_of_the_last_release(empty_database, time.time())
+    a_home_of_the_last_release(last_release, time.time())
     unread, read, late, drawn = (a_generation(policy=POLICY, spans=(Span(0, 2),)) for _ in range(4))
-    with empty_database.transaction() as connection:
+    with last_release.transaction() as connection:
         write_generation(connection, read, policy=POLICY, revision=1)
     event_log.append([message_of(GENERATIONS, unread), message_of(SIGNALS, a_signal(unread))])
-    migrate(empty_database)
-    with empty_database.transaction() as connection:
+    migrate(last_release)
+    with last_release.transaction() as connection:
         row: dict[str, Any] = {"policy": POLICY, "arm": CANARY, "version": 3, "writer": "release", "reason": ""}
         assignments.move(connection, **row, share=0.5, expected_epoch=0)
-    intake = TrainIntake(empty_database, TASKS, lambda *_: {}, policy=POLICY, settings=TrainSettings())
-    reader = Worker(intake, empty_database, event_log, follows=True)
+    intake = TrainIntake(last_release, TASKS, lambda *_: {}, policy=POLICY, settings=TrainSettings())
+    reader = Worker(intake, last_release, event_log, follows=True)
     reader.step()
     counted_before = left_out()
     drawn = msgspec.structs.replace(drawn, arm_probability=0.5, draw=a_draw(2, "default/ann", canary=(3, 0.5)))
@@ -296,12 +312,12 @@ def test_answers_of_the_last_release_are_joined_and_are_evidence_of_nothing(
     event_log.append([outbox.message(EXPERIENCES, item.key, item) for item in said])
     for _ in range(4):
         reader.step()
-        Worker(EpisodesHandler(TASKS, lambda: 150.0), empty_database, event_log, clock=lambda: 150.0).step()
-    with empty_database.snapshot() as connection:
+        Worker(EpisodesHandler(TASKS, lambda: 150.0), last_release, event_log, clock=lambda: 150.0).step()
+    with last_release.snapshot() as connection:
         kept = connection.execute(select(train_answer.c.key, train_answer.c.status)).all()
     assert [tuple(row) for row in kept] == [(drawn.key, "scored")]
     assert left_out() == counted_before
-    assert sum(counted(empty_database).values()) == 4
+    assert sum(counted(last_release).values()) == 4
 
 
 def left_out() -> float:

@@ -30,7 +30,7 @@ from tests.unit.weights.examples import (
 )
 from weights.codec.delta import Staged, apply_staged, encode
 from weights.codec.history import History
-from weights.publish import ANCHOR_EVERY, publish_fold
+from weights.publish import publish_fold
 from weights.reader import advance_history
 from weights.stores.bucket import BucketObjects, open_bucket
 from weights.stores.opening import open_store_at
@@ -93,8 +93,13 @@ def on_s3() -> ObjectPlace:
     return ObjectPlace(open_bucket(place))
 
 
+EVERY = 10
+"""Versions from one full copy to the next, here."""
+
+
 @pytest.fixture(params=["folder", "memory", pytest.param("s3", marks=pytest.mark.services)])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr("weights.publish.ANCHOR_EVERY", EVERY)
     match request.param:
         case "folder":
             return FolderPlace(tmp_path / "weights")
@@ -237,47 +242,59 @@ def test_two_publishers_of_the_same_weights_both_succeed(store: WeightStore) -> 
 # Anchors
 
 
-def test_every_twenty_fifth_version_is_published_in_full_too(store: WeightStore) -> None:
-    weights = publish_chain(store, 2 * ANCHOR_EVERY + 1, history := History())
+def test_every_tenth_version_is_published_in_full_too(store: WeightStore) -> None:
+    weights = publish_chain(store, 2 * EVERY + 1, history := History())
     found = [version for version in store.versions(POLICY) if "full" in kinds(store, version)]
-    assert found == [0, 25, 50]
-    assert kinds(store, 25) == ["step", "full"]
-    assert [edge.history_after for edge in store.edges(POLICY, 25)] == [NO_HISTORY] * 2
-    assert {edge.parent for edge in store.edges(POLICY, 25)} == {24}
+    assert found == [0, EVERY, 2 * EVERY]
+    assert kinds(store, EVERY) == ["step", "full"]
+    assert [edge.history_after for edge in store.edges(POLICY, EVERY)] == [NO_HISTORY] * 2
+    assert {edge.parent for edge in store.edges(POLICY, EVERY)} == {EVERY - 1}
     assert history.digest == NO_HISTORY
-    for version in (24, 25, 49):
+    for version in (EVERY - 1, EVERY, 2 * EVERY - 1):
         assert same(store.load(POLICY, version), weights[version])
 
 
+def test_outside_of_these_tests_it_is_every_twenty_fifth() -> None:
+    store = WeightStore(BucketObjects(MemoryStore(), "memory"))
+    publish_chain(store, 27)
+    assert [version for version in store.versions(POLICY) if "full" in kinds(store, version)] == [0, 25]
+
+
 def test_a_live_replica_passes_an_anchor_by_its_step(store: WeightStore) -> None:
-    weights = publish_chain(store, ANCHOR_EVERY + 2, History())
-    tensors, history = store.load_state(POLICY, 23)
-    hops = store.stage_onto(POLICY, 26, 23, tensors, history)
-    assert [(hop.manifest.kind, hop.manifest.version) for hop in hops] == [("step", 24), ("step", 25), ("step", 26)]
-    assert same(store.load_state_onto(POLICY, 26, 23, tensors, history)[0], weights[26])
+    weights = publish_chain(store, EVERY + 2, History())
+    first, last = EVERY - 2, EVERY + 1
+    tensors, history = store.load_state(POLICY, first)
+    hops = store.stage_onto(POLICY, last, first, tensors, history)
+    assert [(hop.manifest.kind, hop.manifest.version - first) for hop in hops] == [
+        ("step", 1),
+        ("step", 2),
+        ("step", 3),
+    ]
+    assert same(store.load_state_onto(POLICY, last, first, tensors, history)[0], weights[last])
 
 
 def test_an_anchor_that_lost_its_full_copy_gets_it_again_or_the_next_version_is_one(
     place: Place, store: WeightStore
 ) -> None:
-    weights = publish_chain(store, ANCHOR_EVERY + 1, History())
-    place.remove("v000025/full.json")
-    assert same(store.load(POLICY, 25), weights[25])
-    publish(store, 25, weights[25], parent=24, base=weights[24])
-    assert kinds(store, 25) == ["step", "full"]
-    place.remove("v000025/full.json")
-    publish(store, 26, stepped(weights[25], 0.03), parent=25, base=weights[25])
-    assert kinds(store, 26) == ["step", "full"]
+    weights = publish_chain(store, EVERY + 1, History())
+    place.remove(f"v{EVERY:06}/full.json")
+    assert same(store.load(POLICY, EVERY), weights[EVERY])
+    publish(store, EVERY, weights[EVERY], parent=EVERY - 1, base=weights[EVERY - 1])
+    assert kinds(store, EVERY) == ["step", "full"]
+    place.remove(f"v{EVERY:06}/full.json")
+    publish(store, EVERY + 1, stepped(weights[EVERY], 0.03), parent=EVERY, base=weights[EVERY])
+    assert kinds(store, EVERY + 1) == ["step", "full"]
 
 
 def test_branches_count_their_own_lineage(store: WeightStore) -> None:
-    weights = publish_chain(store, ANCHOR_EVERY - 1)
-    side = stepped(weights[3], 0.5, seed=77)
-    publish(store, 24, side, parent=3, base=weights[3])
-    publish(store, 25, stepped(weights[23], 0.1), parent=23, base=weights[23])
-    assert (kinds(store, 24), kinds(store, 25)) == (["step"], ["step"])
-    publish(store, 26, stepped(weights[23], 0.1), parent=25, base=stepped(weights[23], 0.1))
-    assert kinds(store, 26) == ["step", "full"]
+    weights = publish_chain(store, EVERY - 1)
+    newest = EVERY - 2
+    side, step = stepped(weights[3], 0.5, seed=77), stepped(weights[newest], 0.1)
+    publish(store, EVERY - 1, side, parent=3, base=weights[3])
+    publish(store, EVERY, step, parent=newest, base=weights[newest])
+    assert (kinds(store, EVERY - 1), kinds(store, EVERY)) == (["step"], ["step"])
+    publish(store, EVERY + 1, stepped(weights[newest], 0.1), parent=EVERY, base=step)
+    assert kinds(store, EVERY + 1) == ["step", "full"]
 
 
 # Loading onto
@@ -438,9 +455,9 @@ def test_a_replica_far_behind_takes_a_fold(store: WeightStore) -> None:
 
 
 def test_a_fold_to_an_anchor_leaves_the_history_that_everybody_has_there(store: WeightStore) -> None:
-    weights = publish_chain(store, ANCHOR_EVERY + 1, History())
-    assert fold(store, weights, 20, 25).history_after == NO_HISTORY
-    assert kinds(store, 25) == ["step", "full", "fold"]
+    weights = publish_chain(store, EVERY + 1, History())
+    assert fold(store, weights, EVERY - 3, EVERY).history_after == NO_HISTORY
+    assert kinds(store, EVERY) == ["step", "full", "fold"]
 
 
 def test_a_fold_that_is_published_again_changes_nothing(store: WeightStore) -> None:
@@ -577,13 +594,13 @@ def test_more_bytes_than_a_chunk_has_are_not_read(place: Place, store: WeightSto
 
 
 def test_where_chunks_are_gone_another_way_is_taken(place: Place, store: WeightStore) -> None:
-    weights = publish_chain(store, ANCHOR_EVERY + 2, History())
-    remove_chunks(place, store.edges(POLICY, 25)[1])
-    assert same(store.load(POLICY, 26), weights[26])
-    remove_chunks(place, store.manifest(POLICY, 26))
+    weights = publish_chain(store, EVERY + 2, History())
+    remove_chunks(place, store.edges(POLICY, EVERY)[1])
+    assert same(store.load(POLICY, EVERY + 1), weights[EVERY + 1])
+    remove_chunks(place, store.manifest(POLICY, EVERY + 1))
     with pytest.raises(NotFound, match="removed"):
-        store.load(POLICY, 26)
-    assert same(store.load(POLICY, 25), weights[25])
+        store.load(POLICY, EVERY + 1)
+    assert same(store.load(POLICY, EVERY), weights[EVERY])
 
 
 def noted(store: WeightStore) -> list[tuple[str, str]]:
@@ -714,11 +731,20 @@ def test_a_fold_and_an_anchor_are_signed_like_a_step(place: Place, signer: Signe
     store = place.open(Keyring({signer.key_id: signer.public_key}))
     weights = [bf16_policy()]
     publish(store, 0, weights[0], signer=signer)
-    for version in range(1, ANCHOR_EVERY + 1):
+    for version in range(1, EVERY + 1):
         weights.append(stepped(weights[-1], 0.03, seed=version))
         publish(store, version, weights[-1], parent=version - 1, base=weights[-2], signer=signer)
-    publish_fold(store, policy=POLICY, base_version=20, base=weights[20], version=25, target=weights[25], signer=signer)
-    assert [edge.key for edge in store.edges(POLICY, 25)] == [signer.key_id] * 3
+    base, newest = EVERY - 3, EVERY
+    publish_fold(
+        store,
+        policy=POLICY,
+        base_version=base,
+        base=weights[base],
+        version=newest,
+        target=weights[newest],
+        signer=signer,
+    )
+    assert [edge.key for edge in store.edges(POLICY, newest)] == [signer.key_id] * 3
 
 
 # Trainers that write beside each other

@@ -18,6 +18,7 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
 )  # fmt: skip
 WAIT_SECONDS = 60.0
+_LOOK_SECONDS = 0.03
 
 
 class PageFailed(AssertionError):
@@ -25,7 +26,7 @@ class PageFailed(AssertionError):
 
 
 class Chromium:
-    """One browser with one page. `profile` is an empty folder."""
+    """One browser that shows one page at a time. `profile` is an empty folder."""
 
     def __init__(self, profile: Path) -> None:
         assert BROWSER is not None
@@ -50,11 +51,21 @@ class Chromium:
         self._next_id = 0
         self._loaded = False
         self._session: str | None = None
+        self._context: str | None = None
         self.errors: list[str] = []
-        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+
+    def begin(self) -> None:
+        """Show an empty page, as a browser that was just installed; the page that was shown is closed."""
+        self._session = None
+        if self._context is not None:
+            self.send("Target.disposeBrowserContext", browserContextId=self._context)
+        self._context = self.send("Target.createBrowserContext")["browserContextId"]
+        target = self.send("Target.createTarget", url="about:blank", browserContextId=self._context)["targetId"]
         self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.send(f"{domain}.enable")
+        self.send("Emulation.setFocusEmulationEnabled", enabled=True)
+        self.errors = []
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Give one command and wait for its answer; what the page complains of meanwhile goes to `errors`."""
@@ -91,7 +102,7 @@ class Chromium:
         while not self._holds(expression):
             if time.monotonic() > deadline:
                 raise PageFailed(f"still not so after {WAIT_SECONDS} s: {expression}; errors: {self.errors}")
-            time.sleep(0.1)
+            time.sleep(_LOOK_SECONDS)
 
     def press(self, key: str, code: int = 0, text: str = "") -> None:
         """Strike one key: `Tab` (9), `Enter` (13, text "\\r")."""
@@ -136,6 +147,8 @@ class Chromium:
         return dict(json.loads(message))
 
     def _note(self, message: dict[str, Any]) -> None:
+        if message.get("sessionId") != self._session:
+            return
         self._loaded |= message.get("method") == "Page.loadEventFired"
         if message.get("method") == "Runtime.exceptionThrown":
             details = message["params"]["exceptionDetails"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -45,6 +47,7 @@ CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 FOCUSED = "document.activeElement.getAttribute('href')"
 CONFIRMABLE = "!document.querySelector('#decision button.danger').disabled"
 MAX_TABS = 60
+WIDE = 1280
 MOST_SHIFT = 0.1
 """A page that moves more under its reader is a bad page (web.dev, Cumulative Layout Shift)."""
 SHIFT = """new Promise((done) => {
@@ -155,18 +158,38 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def site(settings: Settings) -> Iterator[Site]:
     opened = Site(settings)
     yield opened
     opened.close()
 
 
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("seeded") / "home"
+    seed(home, num_generations=40)
+    return home
+
+
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Chromium]:
-    browser = Chromium(tmp_path / "profile")
-    yield browser
-    browser.close()
+def small(seeded: Path, tmp_path: Path) -> Settings:
+    """A seeded home for one test."""
+    return settings_of(shutil.copytree(seeded, tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    opened = Chromium(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def page(browser: Chromium) -> Chromium:
+    """An empty one, without what an earlier one kept."""
+    browser.begin()
+    return browser
 
 
 def enter_by_link(page: Chromium, site: Site) -> None:
@@ -178,15 +201,17 @@ def count(page: Chromium, selector: str) -> int:
     return int(page.evaluate(f"document.querySelectorAll({selector!r}).length"))
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("width", [WIDE, 400])
 def test_every_page_is_drawn_and_nothing_overflows(
-    page: Chromium, site: Site, tmp_path: Path, *, width: int, dark: bool
+    page: Chromium, site: Site, tmp_path: Path, testrun_uid: str, width: int
 ) -> None:
+    """One width is dark and the other is not; which is which, changes from run to run."""
+    dark = (width == WIDE) == bool(int(testrun_uid, 16) % 2)
     page.resize(width, 900, dark=dark)
     enter_by_link(page, site)
-    for path, figures in FIGURES.items():
-        page.open(site.url + path)
+    for address, figures in FIGURES.items():
+        page.open(site.url + address)
+        path = f"{address} {'dark' if dark else 'light'}"
         page.wait_for(READY)
         for selector, number in figures.items():
             assert count(page, selector) == number, (path, selector)
@@ -197,7 +222,7 @@ def test_every_page_is_drawn_and_nothing_overflows(
         assert page.evaluate("document.querySelector('#lost').hidden"), path
         assert "undefined" not in page.evaluate("document.querySelector('main').innerText"), path
         assert page.errors == [], path
-        picture = tmp_path / f"{path.strip('/').replace('/', '-') or 'loop'}-{width}{'-dark' if dark else ''}.png"
+        picture = tmp_path / f"{path.strip('/').replace('/', '-')}-{width}.png"
         page.screenshot(picture)
         assert picture.stat().st_size > 10_000, path
 
@@ -214,9 +239,8 @@ def test_no_page_moves_while_it_fills(page: Chromium, site: Site, width: int) ->
     assert {path: shift for path, shift in shifts.items() if shift > MOST_SHIFT} == {}
 
 
-def test_a_process_that_stopped_is_not_live(page: Chromium, tmp_path: Path) -> None:
-    settings = seed(tmp_path / "home", num_generations=40)
-    database, site = settings.database(), Site(settings)
+def test_a_process_that_stopped_is_not_live(page: Chromium, small: Settings, tmp_path: Path) -> None:
+    database, site = small.database(), Site(small)
 
     def beat(*names: str) -> None:
         with database.transaction() as connection:
@@ -278,25 +302,24 @@ def test_the_train_is_told_in_words_and_figures(page: Chromium, site: Site) -> N
     assert page.errors == []
 
 
-@pytest.mark.parametrize("width", [1280, 950, 400])
-def test_a_session_is_drawn_as_a_tree(page: Chromium, tmp_path: Path, width: int) -> None:
-    settings = seed(tmp_path / "home", num_generations=40)
-    database = settings.database()
+def test_a_session_is_drawn_as_a_tree(page: Chromium, small: Settings) -> None:
+    database = small.database()
     aside = SeededCall(parent=1, shared=80, branch="history_rewritten", said=SCRIPT, answer=SCRIPT)
     seed_session(database, "../<b>", [*linear(5), aside], number=1, now=time.time())
     database.close()
-    site = Site(settings)
+    site = Site(small)
     try:
-        page.resize(width, 900)
         enter_by_link(page, site)
-        page.open(f"{site.url}/sessions?{urlencode({'id': '../<b>'})}")
-        page.wait_for(READY)
-        found = {".calls tbody tr": 6, ".calls .depth-1": 1, ".calls svg": 6, "main img": 0, ".calls .break": 1}
-        assert {selector: count(page, selector) for selector in found} == found
-        assert page.evaluate(SCROLL) <= 0
-        indents = "['.depth-0', '.depth-1'].map((name) => document.querySelector(`.calls ${name} a`).getBoundingClientRect().left)"
-        main, branch = page.evaluate(indents)
-        assert branch == main + 20
+        for width in (1280, 950, 400):
+            page.resize(width, 900)
+            page.open(f"{site.url}/sessions?{urlencode({'id': '../<b>'})}")
+            page.wait_for(READY)
+            found = {".calls tbody tr": 6, ".calls .depth-1": 1, ".calls svg": 6, "main img": 0, ".calls .break": 1}
+            assert {selector: count(page, selector) for selector in found} == found, width
+            assert page.evaluate(SCROLL) <= 0, width
+            indents = "['.depth-0', '.depth-1'].map((name) => document.querySelector(`.calls ${name} a`).getBoundingClientRect().left)"
+            main, branch = page.evaluate(indents)
+            assert branch == main + 20, width
         tab_to(page, f"/generations/{call_id(1, 5)}/0")
         page.press("Enter", 13, "\r")
         page.wait_for(f"location.pathname === '/generations/{call_id(1, 5)}/0' && {READY}")
@@ -386,12 +409,11 @@ def test_an_empty_home_says_what_to_do(page: Chromium, tmp_path: Path) -> None:
         site.close()
 
 
-def test_an_operator_promotes_and_rolls_back_in_two_steps(page: Chromium, tmp_path: Path) -> None:
-    settings = seed(tmp_path / "home", num_generations=40)
-    database = settings.database()
+def test_an_operator_promotes_and_rolls_back_in_two_steps(page: Chromium, small: Settings) -> None:
+    database = small.database()
     with database.transaction() as connection:
         key = create_key(connection, "operator")
-    site = Site(settings)
+    site = Site(small)
     try:
         page.open(site.url)
         page.evaluate(f"document.querySelector('#key').value = '{key}'")
@@ -430,12 +452,11 @@ def test_an_operator_promotes_and_rolls_back_in_two_steps(page: Chromium, tmp_pa
         site.close()
 
 
-def test_an_operator_freezes_pins_and_resumes(page: Chromium, tmp_path: Path) -> None:
-    settings = seed(tmp_path / "home", num_generations=40)
-    database = settings.database()
+def test_an_operator_freezes_pins_and_resumes(page: Chromium, small: Settings) -> None:
+    database = small.database()
     with database.transaction() as connection:
         key = create_key(connection, "operator")
-    site = Site(settings)
+    site = Site(small)
 
     def press(name: str) -> None:
         """By keyboard: the button has the focus, Enter opens the dialog."""
@@ -486,14 +507,13 @@ def test_an_operator_freezes_pins_and_resumes(page: Chromium, tmp_path: Path) ->
         site.close()
 
 
-def test_an_operator_withdraws_and_revokes_a_canary(page: Chromium, tmp_path: Path) -> None:
+def test_an_operator_withdraws_and_revokes_a_canary(page: Chromium, small: Settings) -> None:
     """Each names the version that it takes, and says beforehand what it does."""
-    settings = seed(tmp_path / "home", num_generations=40)
-    seed_rollout(settings, time.time())
-    database = settings.database()
+    seed_rollout(small, time.time())
+    database = small.database()
     with database.transaction() as connection:
         key = create_key(connection, "operator")
-    site = Site(settings)
+    site = Site(small)
     shown = "[...document.querySelectorAll('#actions button:not([hidden])')].map((one) => one.textContent)"
     canary = f"v{CANARY_VERSION}"
 
@@ -539,31 +559,31 @@ def test_an_operator_withdraws_and_revokes_a_canary(page: Chromium, tmp_path: Pa
         site.close()
 
 
-@pytest.mark.parametrize("width", [1280, 400])
 def test_a_tenant_sees_its_own_figures_and_no_button(
-    page: Chromium, site: Site, settings: Settings, tmp_path: Path, *, width: int
+    page: Chromium, site: Site, settings: Settings, tmp_path: Path
 ) -> None:
     database = settings.database()
     with database.transaction() as connection:
         key = create_key(connection, "app")
     database.close()
-    page.resize(width, 900, dark=False)
     page.open(site.url)
     page.evaluate(f"document.querySelector('#key').value = '{key}'")
     page.evaluate("document.querySelector('form button').click()")
     page.wait_for(READY)
-    for path, figures in {
+    shown = {
         "/": {"#tiles .tile": 6, "#rates canvas": 1, "#rewards canvas": 1, "main button": 0, "nav a": 3},
         "/rewards": {"#faults tbody tr": 4, "#refused tbody tr": 2, "#judges": 0, ".alarms": 0},
         "/ledger": {"#generations li": 11, "#signals li": 5, "#by-version tbody tr": NUM_VERSIONS, "#dead": 0},
-    }.items():
+    }
+    for width, (path, figures) in product((1280, 400), shown.items()):
+        page.resize(width, 900)
         page.open(site.url + path)
         page.wait_for(READY)
         for selector, number in figures.items():
-            assert count(page, selector) == number, (path, selector)
-        assert page.evaluate(SCROLL) <= 0, path
-        assert "undefined" not in page.evaluate("document.querySelector('main').innerText"), path
-        assert page.errors == [], path
+            assert count(page, selector) == number, (width, path, selector)
+        assert page.evaluate(SCROLL) <= 0, (width, path)
+        assert "undefined" not in page.evaluate("document.querySelector('main').innerText"), (width, path)
+        assert page.errors == [], (width, path)
         page.screenshot(tmp_path / f"tenant-{path.strip('/')}-{width}.png")
 
 
@@ -582,12 +602,11 @@ def test_a_lost_connection_is_said_and_the_figures_stay(page: Chromium, settings
     assert page.evaluate("document.querySelector('#tiles .value').textContent") == f"v{NUM_VERSIONS - 1}"
 
 
-def test_a_lost_database_is_said_and_the_figures_stay(page: Chromium, tmp_path: Path) -> None:
-    settings = seed(tmp_path / "home", num_generations=40)
-    site = Site(settings)
+def test_a_lost_database_is_said_and_the_figures_stay(page: Chromium, small: Settings) -> None:
+    site = Site(small)
     enter_by_link(page, site)
-    path = settings.home / "millrace.db"
-    held = path.rename(settings.home / "away.db")
+    path = small.home / "millrace.db"
+    held = path.rename(small.home / "away.db")
     path.mkdir()
     try:
         site.forget_connections()

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.feedback.kills import kill_under_load
 from benchmarks.feedback.world import running, servers
+from tests.light_processes import StartedProcess, start_light
+from tests.postgres import create_migrated
 
 
 @pytest.mark.slow
@@ -19,10 +21,17 @@ def test_nothing_acknowledged_is_lost_embedded(tmp_path: Path) -> None:
 
 
 @pytest.mark.services
-def test_nothing_acknowledged_is_lost_by_two_replicas_on_kafka_and_postgresql(tmp_path: Path) -> None:
+def test_nothing_acknowledged_is_lost_by_two_replicas_on_kafka_and_postgresql(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if (found := servers()) is None:
         pytest.skip("no MILLRACE_KAFKA and MILLRACE_DATABASE: run make test-services")
-    with running(tmp_path, *found, replicas=2) as world:
+    monkeypatch.setattr("benchmarks.feedback.world.create_database", create_migrated)
+    with running(tmp_path, *found, replicas=2, start=start_replica) as world:
         verdict = kill_under_load(world, num_kills=3, connections=4)
 
     assert verdict.is_good, verdict
+
+
+def start_replica(home: Path, output: Path) -> StartedProcess:
+    return start_light("feedback", "--home", str(home), output=output)

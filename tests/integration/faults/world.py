@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,17 +19,17 @@ from contracts.errors import Unavailable
 from contracts.keys import create_key
 from contracts.tables import generation, outbox, position
 from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
-from runtime.database import Database, create_database
-from runtime.days import migrate
+from runtime.database import Database
 from runtime.log.kafka import KafkaLog
 from runtime.settings import Settings, write_settings
+from tests.light_processes import StartedProcess, start_light
+from tests.postgres import create_migrated
 
 READS = {"episodes": (GENERATIONS, SIGNALS, OUTCOMES), "rewards": (EPISODES,)}
 REPLICAS = ("episodes-1", "episodes-2", "rewards-1", "rewards-2")
 NUM_PARTITIONS = 7  # not the default, and no multiple of the replicas
 SESSION_SECONDS = 6.0
 PATIENCE_SECONDS = 300.0
-_MILLRACE = Path(__file__).parent.parent.parent.parent / "millrace.py"
 _LOOK_SECONDS = 0.2
 
 
@@ -55,11 +53,10 @@ class World:
             kafka=kafka,
             kafka_session_seconds=SESSION_SECONDS,
             partitions=NUM_PARTITIONS,
-            database_url=create_database(server_url, run),
+            database_url=create_migrated(server_url),
         )
         write_settings(self.settings, {})
         self.database: Database = self.settings.database()
-        migrate(self.database)
         self.prefix = f"{TASK}.{run}."
         self.log, self.users_log = (
             KafkaLog(kafka, prefix=self.prefix, timeout=seconds, num_partitions=NUM_PARTITIONS)
@@ -70,7 +67,7 @@ class World:
             self.key = create_key(connection, "app")
         self.clients: list[dict[str, Any]] = []
         self.is_sound = True
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, StartedProcess] = {}
 
     def start(self, *names: str) -> None:
         """Start processes, by name and number, and wait until they do their work."""
@@ -88,7 +85,7 @@ class World:
         for process in self.processes.values():
             try:
                 process.wait(30.0)
-            except subprocess.TimeoutExpired:
+            except TimeoutError:
                 process.kill()
                 process.wait()
         self.log.close()
@@ -160,14 +157,9 @@ class World:
         with self.database.snapshot() as connection:
             return int(connection.exec_driver_sql(waiting).scalar_one())
 
-    def _spawn(self, name: str) -> subprocess.Popen[bytes]:
-        with (self._folder / f"{name}.log").open("ab") as output:
-            return subprocess.Popen(  # noqa: S603 our own program
-                [sys.executable, str(_MILLRACE), name.partition("-")[0], "--home", str(self._folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+    def _spawn(self, name: str) -> StartedProcess:
+        output = self._folder / f"{name}.log"
+        return start_light(name.partition("-")[0], "--home", str(self._folder), output=output)
 
 
 def until(is_so: Callable[[], bool], world: World, pause: float = _LOOK_SECONDS) -> None:

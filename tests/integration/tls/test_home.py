@@ -22,6 +22,9 @@ pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("ignore:unclosed 
 def test_a_home_over_tls_is_made_looked_at_and_refused_by_name(
     broker: TlsBroker, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Others ask for sandboxes, and look at a checkpoint with torch, in a process of its own.
+    monkeypatch.setattr("commands.doctor.MAKERS", {})
+    monkeypatch.setattr("commands.init.check_policy", None)
     home, secret, name = tmp_path / "home", tmp_path / "password", new_prefix().rstrip("-")
     secret.write_text(f"{PASSWORD}\n")
     monkeypatch.setenv(f"{KAFKA_PASSWORD}_FILE", str(secret))

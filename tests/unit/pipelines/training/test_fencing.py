@@ -14,7 +14,6 @@ import pytest
 from sqlalchemy import select
 
 from contracts import assignments
-from contracts.assignments import LIVE
 from contracts.deletions import going
 from contracts.errors import StaleWrite
 from contracts.tables import assignment_change, version_claim
@@ -24,7 +23,6 @@ from pipelines.training.journal import Journal
 from pipelines.training.replaying import newest_state
 from pipelines.training.state import Fate, TrainerState
 from runtime.lease import read_epochs
-from tests.postgres import create_migrated
 from tests.unit.pipelines.training.actors import Actor
 from tests.unit.pipelines.training.world import POLICY, World, named, some
 from weights.publish import ANCHOR_EVERY
@@ -187,25 +185,6 @@ def test_a_trainer_that_was_stopped_anywhere_changes_nothing_when_it_wakes(templ
     for number, place in some(list(enumerate(PLACES))):
         with named(place):
             stop_and_wake(shutil.copytree(template, tmp_path / str(number)), place, a_world)
-
-
-@pytest.mark.services
-@pytest.mark.parametrize("place", sorted(QUICK))
-def test_the_same_on_postgresql(template: Path, tmp_path: Path, place: str) -> None:
-    url = create_migrated()
-
-    def make(home: Path) -> World:
-        world = a_world(home)
-        world.database.close()
-        world.settings = world.settings.model_copy(update={"database_url": url})
-        world.database = world.settings.database()
-        return world
-
-    home = shutil.copytree(template, tmp_path / "home")
-    world = make(home)
-    world.point(LIVE, 0)
-    world.close()
-    stop_and_wake(home, place, make)
 
 
 def stop_and_wake(home: Path, place: str, make: MakeWorld) -> None:

@@ -1,7 +1,5 @@
 """The same pages on PostgreSQL, which partitions tables and computes differently."""
 
-import os
-import secrets
 import time
 
 import pytest
@@ -13,7 +11,7 @@ from contracts.errors import Unauthorized
 from contracts.heartbeats import NEEDED, ProcessBeat
 from contracts.keys import create_key
 from contracts.tables import dashboard_session, generation, score, session_call, signal, train_answer
-from runtime.database import Database, create_database
+from runtime.database import Database
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.generations.queries import Search, find_page
@@ -22,6 +20,7 @@ from services.dashboard.sessions.tree import tree_of
 from services.dashboard.signin import repository
 from services.dashboard.signin.sessions import MAX_SESSIONS, Sessions
 from services.dashboard.tenant.watchers import TenantReader
+from tests.postgres import create_migrated
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, STARTED, key_of, seed
 from tests.unit.services.dashboard.seed_rewards import seed_rewards
@@ -33,10 +32,8 @@ pytestmark = [pytest.mark.services, pytest.mark.enable_socket]
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    if (server := os.environ.get("MILLRACE_DATABASE")) is None:
-        pytest.skip("no MILLRACE_DATABASE: run make test-services")
-    url = create_database(server, f"millrace_test_{secrets.token_hex(6)}")
-    return seed(tmp_path_factory.mktemp("postgres") / "home", num_generations=600, now=STARTED, database_url=url)
+    home = tmp_path_factory.mktemp("postgres") / "home"
+    return seed(home, num_generations=600, now=STARTED, database_url=create_migrated())
 
 
 def test_the_state_is_that_of_the_embedded_home(settings: Settings, seeded: Settings, reader_of: ReaderOf) -> None:

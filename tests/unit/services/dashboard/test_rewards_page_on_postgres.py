@@ -1,16 +1,14 @@
 """The Rewards page is the same on PostgreSQL and on SQLite."""
 
-import os
 import re
-import secrets
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from runtime.database import create_database
 from runtime.settings import Settings
 from services.dashboard.app import create_app
+from tests.postgres import create_migrated
 from tests.unit.services.dashboard.seed import seed
 from tests.unit.services.dashboard.seed_rewards import OTHER, seed_rewards
 from tests.unit.services.dashboard.test_pages import signed_in
@@ -20,11 +18,9 @@ pytestmark = [pytest.mark.services, pytest.mark.enable_socket]
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> list[Settings]:
-    if (server := os.environ.get("MILLRACE_DATABASE")) is None:
-        pytest.skip("no MILLRACE_DATABASE: run make test-services")
-    url = create_database(server, f"millrace_test_{secrets.token_hex(6)}")
     made = [
-        seed(tmp_path_factory.mktemp("home") / "home", num_generations=200, database_url=given) for given in (url, None)
+        seed(tmp_path_factory.mktemp("home") / "home", num_generations=200, database_url=url)
+        for url in (create_migrated(), None)
     ]
     for settings in made:
         seed_rewards(settings)

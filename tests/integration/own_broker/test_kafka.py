@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
-SERVICES = Path(__file__).parent.parent.parent / "deploy" / "services"
+SERVICES = Path(__file__).parent.parent.parent.parent / "deploy" / "services"
 PATIENCE_SECONDS = 120.0
 REFUSED_SECONDS = 3.0
 """How long the log of tests with a broker that is away waits for it."""

@@ -1,0 +1,1 @@
+"""Real Kafka, for tests that freeze and stop it."""
