@@ -45,7 +45,7 @@ from weights.stores.opening import open_weight_store
 pytestmark = pytest.mark.slow
 
 VICTIMS = ("engine", "training", "episodes", "rewards", "release", "web")
-PAUSE = 3.0
+PAUSE = 2.0
 NUM_BEFORE, NUM_AFTER = 40, 50
 """Signals of people before the first kill, and after the last one."""
 NUM_SENTINELS = 40

@@ -60,7 +60,7 @@ TRAINING = {
     "batch_size": 52,
     "max_wait_seconds": 5.0,
     "publish_samples": 104,
-    "publish_seconds": 8.0,
+    "publish_seconds": 5.0,
 }
 
 
