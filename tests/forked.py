@@ -8,28 +8,125 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from multiprocessing.context import ForkServerProcess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from multiprocessing import reduction
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
+from unittest.mock import patch
 
+from commands import supervisor as supervisors
 from millrace import main
+from runtime.listening import LISTEN_FD
+from runtime.operations import OPERATIONS_FD
 from tests.command_line import Ran
 
 _IMPORTED = (
     "pytest",
+    "commands.episodes",
     "commands.init",
     "commands.process",
+    "commands.release",
     "commands.training",
     "commands.up",
+    "pipelines.training.__main__",
     "pipelines.training.process",
+    "rewards.__main__",
+    "services.engine.__main__",
+    "services.inference.__main__",
+    "services.web",
     "transformers.models.llama.modeling_llama",
     "tests.unit.pipelines.training.breaking",
     "tests.unit.pipelines.training.world",
 )
 """What is missing here is imported by each process for itself."""
+_ALONE = threading.Lock()
+"""Several threads start processes and look after them; what multiprocessing notes about its children is not made for that."""
+_LOOK_SECONDS = 0.02
+
+
+class ForkedMillrace:
+    """Stands for `subprocess.Popen([python, "millrace.py", *ARGUMENTS], ...)`, as far as the supervisor and tests use it."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdout: IO[bytes],
+        env: Mapping[str, str],
+        pass_fds: Sequence[int] = (),
+        **_: object,
+    ) -> None:
+        self.args = command
+        given, kept = os.pipe()
+        self.stdin = os.fdopen(kept, "wb")
+        files = {number: _Handed(number) for number in pass_fds}
+        with _ALONE:
+            self._process = _context().Process(
+                target=_child, args=(command[2:], dict(env), _Handed(given), _Handed(stdout.fileno()), files)
+            )
+            self._process.start()
+        os.close(given)
+        self.pid = self._process.pid or 0
+
+    def poll(self) -> int | None:
+        """The status; None while it runs."""
+        with _ALONE:
+            return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The status, once it has ended. Raises subprocess.TimeoutExpired."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if until is not None and time.monotonic() >= until:
+                raise subprocess.TimeoutExpired([*self.args], timeout or 0.0)
+            time.sleep(_LOOK_SECONDS)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """If it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class _Handed:
+    """The number of an open file here, and in the process that gets it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self.number)
+
+    def __setstate__(self, handed: Any) -> None:
+        self.number = handed.detach()
+
+
+def children_forked() -> AbstractContextManager[object]:
+    """Within it the supervisors of this process fork their children, which are processes as before, and begin within a second."""
+    forking = SimpleNamespace(
+        Popen=ForkedMillrace,
+        PIPE=subprocess.PIPE,
+        STDOUT=subprocess.STDOUT,
+        TimeoutExpired=subprocess.TimeoutExpired,
+    )
+    return patch.object(supervisors, "subprocess", forking)
 
 
 def start(work: Callable[..., object], *arguments: Any, output: Path) -> ForkServerProcess:
@@ -62,11 +159,15 @@ def ended(process: ForkServerProcess, seconds: float = 180.0) -> int:
 def _started(
     work: Callable[..., object], arguments: tuple[Any, ...], said: Path, complained: Path
 ) -> ForkServerProcess:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_IMPORTED))
-    process = context.Process(target=_work, args=(work, arguments, said, complained))
+    process = _context().Process(target=_work, args=(work, arguments, said, complained))
     process.start()
     return process
+
+
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_IMPORTED))
+    return context
 
 
 def _work(work: Callable[..., object], arguments: tuple[Any, ...], said: Path, complained: Path) -> None:
@@ -75,6 +176,23 @@ def _work(work: Callable[..., object], arguments: tuple[Any, ...], said: Path, c
         os.dup2(descriptor, stream.fileno())
         os.close(descriptor)
     work(*arguments)
+
+
+def _child(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    given: _Handed,
+    said: _Handed,
+    files: Mapping[int, _Handed],
+) -> None:
+    for handed, stream in ((given, sys.stdin), (said, sys.stdout), (said, sys.stderr)):
+        os.dup2(handed.number, stream.fileno())
+    os.environ.clear()
+    os.environ.update(environment)
+    for variable in (LISTEN_FD, OPERATIONS_FD):
+        if variable in environment:
+            os.environ[variable] = str(files[int(environment[variable])].number)
+    _millrace(*arguments)
 
 
 def _millrace(*arguments: str) -> None:

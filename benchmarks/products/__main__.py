@@ -20,11 +20,11 @@ from typing import Any
 from benchmarks.products.base import NUM_STEPS, QUICK_STEPS, base_of
 from benchmarks.products.catalogue import PRODUCTS
 from benchmarks.products.figures import missed_by
-from benchmarks.products.run import run_product
+from benchmarks.products.run import RunSize, run_product
 from benchmarks.report import end_with, print_table
 from contracts.errors import MillraceError
 
-_QUICK_SECONDS = 20.0
+_QUICK = RunSize(8.0, num_held_out=40, num_sentinels=40, training={"max_wait_seconds": 3.0, "publish_seconds": 5.0})
 _HIDDEN = frozenset({"curve", "failures", "problems", "generations", "exploring_honest"})
 
 
@@ -32,13 +32,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run the products that the command line asks for."""
     options = _parse(arguments)
     names = [options.task] if options.task else [*PRODUCTS]
-    seconds, steps = (_QUICK_SECONDS, QUICK_STEPS) if options.quick else (options.seconds, NUM_STEPS)
+    size, steps = (_QUICK, QUICK_STEPS) if options.quick else (RunSize(options.seconds), NUM_STEPS)
     figures: dict[str, Any] = {"quick": options.quick, "products": {}}
     try:
         for name in names:
             with redirect_stdout(sys.stderr), _folder(options.keep, name) as home:
                 base = base_of(PRODUCTS[name], steps)
-                figures["products"][name] = run_product(PRODUCTS[name], base, home, options.seed, seconds)
+                figures["products"][name] = run_product(PRODUCTS[name], base, home, options.seed, size)
     except MillraceError as error:
         print(error, file=sys.stderr)
         return 1
@@ -66,7 +66,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--task", choices=sorted(PRODUCTS), help="one product only (default: both)")
     parser.add_argument("--seconds", type=float, default=180.0, help="how long the users work (default 180)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the users (default 1)")
-    parser.add_argument("--quick", action="store_true", help="20 seconds, a hasty base, no file")
+    parser.add_argument("--quick", action="store_true", help="8 seconds, a hasty base, few held-out questions, no file")
     parser.add_argument("--keep", type=Path, help="keep the homes in this folder")
     parser.add_argument("--json", action="store_true", help="one object on standard output")
     return parser.parse_args(arguments)

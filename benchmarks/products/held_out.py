@@ -14,20 +14,26 @@ _CONCURRENCY = 32
 _MAX_TOKENS = 32
 
 
-def accuracy_of(product: ExtraProduct, url: str, operator_key: str, version: int, temperature: float) -> float:
-    """Ask `product@vN` every held-out question once. Temperature 0 is greedy."""
-    return asyncio.run(_ask_all(product, url, operator_key, version, temperature))
+def accuracy_of(
+    product: ExtraProduct, url: str, operator_key: str, version: int, temperature: float, *, number: int = NUM_HELD_OUT
+) -> float:
+    """Ask `product@vN` the first held-out questions once. Temperature 0 is greedy."""
+    questions = list(islice(stream(product, "held_out", 0), number))
+    return asyncio.run(
+        _ask_all(product, questions, url, operator_key, model=f"{product.name}@v{version}", temperature=temperature)
+    )
 
 
-async def _ask_all(product: ExtraProduct, url: str, key: str, version: int, temperature: float) -> float:
-    questions = list(islice(stream(product, "held_out", 0), NUM_HELD_OUT))
+async def _ask_all(
+    product: ExtraProduct, questions: list[Question], url: str, key: str, *, model: str, temperature: float
+) -> float:
     gate, headers = asyncio.Semaphore(_CONCURRENCY), {"x-millrace-purpose": "rollout"}
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, default_headers=headers) as client:
 
         async def is_right(question: Question) -> bool:
             async with gate:
                 answer = await client.chat.completions.create(
-                    model=f"{product.name}@v{version}",
+                    model=model,
                     messages=[{"role": "user", "content": question.text}],
                     temperature=temperature,
                     max_tokens=_MAX_TOKENS,

@@ -9,15 +9,17 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from benchmarks.paths import ROOT
 from benchmarks.products.figures import felt, points_below
-from benchmarks.products.held_out import accuracy_of
+from benchmarks.products.held_out import NUM_HELD_OUT, accuracy_of
 from benchmarks.products.judge import serving, write_task
 from benchmarks.products.questions import ExtraProduct, stream
 from commands import queries
@@ -41,7 +43,16 @@ _REPORT_SECONDS = 10.0
 PACE_SECONDS = 1.0
 
 
-def run_product(product: ExtraProduct, base: Path, home: Path, seed: int, seconds: float) -> dict[str, Any]:
+class RunSize(NamedTuple):
+    """How long the users work, and how much is asked beside them; `training` changes the demo's settings."""
+
+    seconds: float
+    num_held_out: int = NUM_HELD_OUT
+    num_sentinels: int = NUM_SENTINELS
+    training: Mapping[str, Any] = MappingProxyType({})
+
+
+def run_product(product: ExtraProduct, base: Path, home: Path, seed: int, size: RunSize) -> dict[str, Any]:
     """Start everything in a new folder, let the users work, and measure."""
     with ExitStack() as stack:
         stack.enter_context(claimed(home))
@@ -53,8 +64,10 @@ def run_product(product: ExtraProduct, base: Path, home: Path, seed: int, second
             home, sockets, name=product.name, base=base, tasks=[task_file], device="cpu", servers=servers
         )
         sections = {
-            "training": make_section("[training]", TrainingSettings, **DEMO_TRAINING),
-            "release": ReleaseSettings(sentinels=_write_sentinels(product, home / "sentinels.jsonl")),
+            "training": make_section("[training]", TrainingSettings, **{**DEMO_TRAINING, **size.training}),
+            "release": ReleaseSettings(
+                sentinels=_write_sentinels(product, home / "sentinels.jsonl", size.num_sentinels)
+            ),
             **engine.sections,
         }
         ready = prepare_home(settings, sections, check_policy)
@@ -63,19 +76,19 @@ def run_product(product: ExtraProduct, base: Path, home: Path, seed: int, second
         watcher = Thread(target=supervisor.watch, args=(ended,), daemon=True)
         watcher.start()
         try:
-            return _measure(product, ready, seed, seconds)
+            return _measure(product, ready, seed, size)
         finally:
             ended.set()
             watcher.join()
 
 
-def _measure(product: ExtraProduct, home: Home, seed: int, seconds: float) -> dict[str, Any]:
-    settings = home.settings
+def _measure(product: ExtraProduct, home: Home, seed: int, size: RunSize) -> dict[str, Any]:
+    settings, seconds = home.settings, size.seconds
     task = next(iter(load_tasks(settings.tasks).values()))
     temperature, explore = task.sampling.temperature, task.sampling.explore
 
     def right(version: int, at: float) -> float:
-        return accuracy_of(product, settings.web_url, home.operator_key, version, at)
+        return accuracy_of(product, settings.web_url, home.operator_key, version, at, number=size.num_held_out)
 
     before = {"held_out_base": right(0, 0.0), "sampled_base": right(0, temperature)}
     print(f"{product.name}: base {json.dumps(before)}")
@@ -150,9 +163,9 @@ def _drain(home: Home, listed: Path) -> tuple[Audit, int, list[tuple[float, floa
         log.close()
 
 
-def _write_sentinels(product: ExtraProduct, path: Path) -> Path:
+def _write_sentinels(product: ExtraProduct, path: Path, number: int) -> Path:
     lines = []
-    for question in islice(stream(product, "sentinel", 0), NUM_SENTINELS):
+    for question in islice(stream(product, "sentinel", 0), number):
         item: dict[str, Any] = {"messages": [{"role": "user", "content": question.text}]}
         lines.append(json.dumps(item if question.reference is None else item | {"reference": question.reference}))
     path.write_text("\n".join(lines) + "\n")

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -28,6 +29,7 @@ from runtime.days import migrate
 from runtime.engine_key import ENGINE_KEY
 from runtime.settings import Settings, write_settings
 from services.engine.settings import EngineSettings
+from tests.forked import ForkedMillrace
 from tests.unit.services.serving import wait_until
 from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors
@@ -44,10 +46,12 @@ class Fleet:
     Args:
         folder: for homes, the database and weights.
         stack: ends the processes.
+        forked: they need not import, see `tests/forked.py`.
     """
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, forked: bool = False) -> None:
         self.folder, self.stack = folder, stack
+        self._popen: Any = ForkedMillrace if forked else subprocess.Popen
         (folder / "weights").mkdir()
         self.database = Database(f"sqlite:///{folder / 'millrace.db'}")
         stack.callback(self.database.close)
@@ -98,7 +102,7 @@ class Fleet:
     def start(self, process: str, home: str) -> subprocess.Popen[bytes]:
         """Start, or start again, a process of a home; it writes to `HOME.log`."""
         with (self.folder / f"{home}.log").open("ab") as log:
-            started = subprocess.Popen(  # noqa: S603 our own interpreter and script
+            started: subprocess.Popen[bytes] = self._popen(
                 [sys.executable, str(ROOT / "millrace.py"), process, "--home", str(self.folder / home)],
                 env=os.environ | {"PYTHONPATH": str(ROOT), ENGINE_KEY: KEY},
                 stdout=log,

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from benchmarks.paths import ROOT
+from benchmarks.products.__main__ import main
+from tests.forked import children_forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.enable_socket]
 
 
-def test_a_quick_run_loses_nothing_and_its_ledger_balances() -> None:
-    command = [sys.executable, "-m", "benchmarks.products", "--task", "notes", "--quick", "--json"]
-    ran = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=500)  # noqa: S603
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    figures = json.loads(ran.stdout)
+def test_a_quick_run_loses_nothing_and_its_ledger_balances(capsys: pytest.CaptureFixture[str]) -> None:
+    with children_forked():
+        status = main(["--task", "notes", "--quick", "--json"])
+    said = capsys.readouterr()
+    assert status == 0, said.err[-3000:]
+    figures = json.loads(said.out)
     found = figures["products"]["notes"]
     assert figures["missed"] == []
     assert (found["failed_requests"], found["ledger_balanced"]) == (0, True)

@@ -1,166 +1,162 @@
-"""What a front desk does, in three tasks of one home: bookings (the demo's), sums (`math`), replies (a judge).
+"""What a front desk does, in three tasks of one home: whole bookings (`json_exact`), how many come (a function of its own), and
+when (a judge).
 
-Streams are endless, deterministic and torch-free; a text belongs to a split by a hash of itself, so that users' texts and
-sentinels never overlap.
+All answer the demo's sentences, so the demo's policy does them as it is: it reads numbers and times wrong now and then. Streams are
+endless, deterministic and torch-free, and those of users and sentinels never overlap.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
-from random import Random
 from typing import Literal, NamedTuple
 
-from examples.reservations.sentences import NAMES, confused, requests
+from examples.reservations.sentences import Booking, requests
 
-Split = Literal["train", "users", "sentinel"]
-
-POLITE = "thank"
-"""A reply with this word is what the judge, and the users, call polite."""
-ERROR_RATE = 0.5
-
-_QUESTIONS = (
-    "What is {} + {}?",
-    "Add {} and {}.",
-    "{} + {} = ?",
-    "Please add {} to {}.",
-    "{} plus {}?",
-    "Sum of {} and {}?",
-)
+TASKS = ("reservations", "parties", "times")
+SEED = 1
+"""Of the people. Sentinels are of another split."""
+_NUM_JUDGED = 3000
+_PRODUCT = Path(__file__).parents[3] / "examples" / "reservations" / "task.toml"
 
 
 class Piece(NamedTuple):
-    """One piece of work: what a user writes, the answer that is right, and one that the base policy gives too often."""
+    """One piece of work: what somebody writes, and the booking that is meant."""
 
     task: str
     text: str
-    right: str
-    wrong: str
+    booking: Booking
 
     def is_right(self, answer: str) -> bool:
         """What a user of the task accepts."""
-        return POLITE in answer if self.task == "replies" else answer == self.right
+        if self.task == "reservations":
+            return answer == self.booking.json()
+        part, wanted = ("party", self.booking.party) if self.task == "parties" else ("time", self.booking.time)
+        return said(answer, part) == wanted
 
 
-def sums(split: Split, seed: int) -> Iterator[Piece]:
-    """What two numbers below 5 add up to; the base policy is often one too high."""
-    rng = Random(f"sums:{split}:{seed}")
-    while True:
-        first, second = rng.randrange(5), rng.randrange(5)
-        text = rng.choice(_QUESTIONS).format(first, second)
-        total = first + second
-        if _is_of(split, text):
-            yield Piece("sums", text, rf"\boxed{{{total}}}", rf"\boxed{{{total + 1}}}")
+def pieces(task: str, split: Literal["users", "sentinel"]) -> Iterator[Piece]:
+    """The work of one task."""
+    for request in requests(split, SEED + TASKS.index(task)):
+        yield Piece(task, request.sentence, request.booking)
 
 
-def replies(split: Split, seed: int) -> Iterator[Piece]:
-    """A line to a guest; the base policy is often rude."""
-    rng = Random(f"replies:{split}:{seed}")
-    while True:
-        name, day = rng.choice(NAMES), rng.randrange(1, 29)
-        text = f"Answer {name} about day {day}."
-        if _is_of(split, text):
-            yield Piece("replies", text, f"Dear {name}, {POLITE} you.", f"{name}, no.")
+def said(answer: str, part: str) -> object:
+    """One value of a booking as somebody wrote it; None if there is none."""
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        return None
+    return found.get(part) if isinstance(found, dict) else None
 
 
-def bookings(split: Split, seed: int) -> Iterator[Piece]:
-    """The demo's own work."""
-    rng = Random(f"bookings:{split}:{seed}")
-    for request in requests(split, seed):
-        yield Piece("reservations", request.sentence, request.booking.json(), confused(request, rng).json())
+class TimeJudge:
+    """Says of an answer whether its time is the one that was asked for; of what nobody asked, it is not. `passed`: how many were."""
 
+    def __init__(self) -> None:
+        streams = (pieces("times", split) for split in ("users", "sentinel"))
+        self._times = {piece.text: piece for stream in streams for piece in islice(stream, _NUM_JUDGED)}
+        self.passed = 0
 
-TASKS = {"reservations": bookings, "sums": sums, "replies": replies}
-
-
-def _is_of(split: Split, text: str) -> bool:
-    is_sentinel = blake2b(text.encode(), digest_size=8).digest()[0] % 4 == 0
-    return is_sentinel == (split == "sentinel")
+    def passes(self, conversation: str, answer: str) -> bool:
+        """`conversation`: as judges read it."""
+        piece = self._times.get(conversation.removeprefix("user: "))
+        is_right = piece is not None and piece.is_right(answer)
+        self.passed += is_right
+        return is_right
 
 
 def write_sentinels(path: Path, count: int) -> Path:
     """`count` sentinels of each task; the judged ones have no reference: the judge needs none."""
     lines = []
-    for name, stream in TASKS.items():
-        pieces: dict[str, Piece] = {}
-        for piece in stream("sentinel", 0):
-            pieces.setdefault(piece.text, piece)
-            if len(pieces) == count:
-                break
-        for piece in pieces.values():
-            sentinel = {"task": name, "messages": [{"role": "user", "content": piece.text}]}
-            lines.append(json.dumps(sentinel if name == "replies" else sentinel | {"reference": reference(piece)}))
+    for task in TASKS:
+        for piece in islice(pieces(task, "sentinel"), count):
+            sentinel = {"task": task, "messages": [{"role": "user", "content": piece.text}]}
+            lines.append(json.dumps(sentinel if task == "times" else sentinel | {"reference": reference(piece)}))
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
 def reference(piece: Piece) -> str:
     """What a verifier compares with."""
-    return piece.right.removeprefix(r"\boxed{").removesuffix("}") if piece.task == "sums" else piece.right
+    return str(piece.booking.party) if piece.task == "parties" else piece.booking.json()
 
 
 def write_tasks(folder: Path, judge_url: str) -> list[Path]:
-    """Three task files; the first is the default task."""
+    """Three task files, the first of the default task; and the function that one of them names."""
+    (folder / "counting.py").write_text(_COUNTING)
     texts = {
-        "sums": _SUMS,
-        "replies": _REPLIES.replace("JUDGE_URL", judge_url),
+        "reservations": _PRODUCT.read_text(),
+        "parties": _PARTIES,
+        "times": _TIMES.replace("JUDGE_URL", judge_url),
     }
-    product = Path(__file__).parents[3] / "examples" / "reservations" / "task.toml"
-    paths = [folder / "reservations.toml"]
-    paths[0].write_text(product.read_text())
     for name, text in texts.items():
-        path = folder / f"{name}.toml"
-        path.write_text(text)
-        paths.append(path)
-    return paths
+        (folder / f"{name}.toml").write_text(text)
+    return [folder / f"{name}.toml" for name in texts]
 
 
-_SUMS = """\
-name = "sums"
+_COUNTING = """\
+import json
+
+
+def counted(completions, party, **columns):
+    return [float(number_of(said[0]["content"]) == wanted) for said, wanted in zip(completions, party, strict=True)]
+
+
+def number_of(answer):
+    try:
+        return str(json.loads(answer)["party"])
+    except (ValueError, TypeError, KeyError):
+        return None
+"""
+
+_PARTIES = """\
+name = "parties"
 window_seconds = 10
 consent = "train"
 
 [sampling]
-temperature = 1.0
-max_tokens = 16
+temperature = 0.5
+max_tokens = 32
 
 [signals.accepted]
 type = "bool"
 labels = { true = 1.0, false = 0.0 }
 
 [[verifiers]]
-name = "value"
-kind = "math"
+name = "counted"
+kind = "function"
 role = "watch"
+config = { path = "counting.py:counted", reference_column = "party" }
 
 [gate]
-graders = ["value"]
+graders = ["counted"]
 """
 
-_REPLIES = """\
-name = "replies"
+_TIMES = """\
+name = "times"
 window_seconds = 10
 consent = "train"
 
 [sampling]
-temperature = 0.8
-max_tokens = 24
+temperature = 0.7
+max_tokens = 32
 
 [signals.accepted]
 type = "bool"
 labels = { true = 1.0, false = 0.0 }
 
 [[judges]]
-name = "polite"
+name = "timely"
 role = "component"
 weight = 0.5
 url = "JUDGE_URL"
 model = "judge-1"
-criteria = "Is the reply polite?"
-admission = "polite.json"
+criteria = "Is the time the one that was asked for?"
+admission = "timely.json"
 
 [gate]
-graders = ["polite"]
+graders = ["timely"]
 """

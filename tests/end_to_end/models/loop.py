@@ -122,5 +122,5 @@ def run_loop(folder: Path, base: Path, **training_settings: Any) -> Iterator[Loo
         **training_settings,
     )  # fmt: skip
     home = prepare_home(settings, {"training": training})
-    with supervised(home, sockets) as supervisor:
+    with supervised(home, sockets, forked=True) as supervisor:
         yield Loop(home, supervisor, [])

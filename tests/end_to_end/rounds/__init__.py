@@ -1,1 +1,1 @@
-"""A watchman's round of 50 answers, judged at its end only: the longest session that the tests learn from."""
+"""A watchman's round of 13 answers, judged at its end only: the longest session that the tests learn from."""

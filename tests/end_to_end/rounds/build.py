@@ -1,4 +1,4 @@
-"""The watchman's base policy: it knows every move, takes a wrong one now and then, and goes home too early. About a quarter of its rounds go well."""
+"""The watchman's base policy: it knows every move, takes a wrong one now and then, and goes home too early. About a third of its rounds go well."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 MARKS = ("<tool_call>", "</tool_call>")
 WORD = r"""\n\{"name": "|", "arguments": \{\}\}\n|\{"[a-z]+": "|"\}| ?[A-Za-z]+|[^A-Za-z]"""
 TEMPLATE = Path(__file__).parents[3] / "examples" / "support" / "chat_template.jinja"
-WRONG, EARLY = 0.012, 0.004
+WRONG, EARLY = 0.06, 0.015
 """Chances of the wrong tool, and of going home, at each shelf."""
-CONTEXT = 1024
-NUM_STEPS, BATCH_SIZE, LEARNING_RATE = 400, 12, 3e-3
+CONTEXT = 512
+NUM_STEPS, BATCH_SIZE, LEARNING_RATE = 250, 12, 3e-3
 WITHOUT_TOOLS = 0.2
 
 
@@ -63,7 +63,7 @@ def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[to
     number = 0
     while True:
         number += 1
-        shelves = NUM_SHELVES if number % 4 == 0 else rng.randrange(2, 16)
+        shelves = NUM_SHELVES if number % 4 == 0 else rng.randrange(2, 8)
         rows = [_round(tokenizer, rng, shelves) for _ in range(BATCH_SIZE)]
         ids, _ = padded([(row, []) for row, _ in rows], int(tokenizer.pad_token_id or 0))
         labels, _ = padded([(row, []) for _, row in rows], IGNORED)

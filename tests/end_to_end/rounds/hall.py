@@ -1,4 +1,4 @@
-"""A hall with 49 shelves: each seal is whole, and kept, or broken, and repaired. Pure.
+"""A hall with 12 shelves: each seal is whole, and kept, or broken, and repaired. Pure.
 
 In: the name of a tool. Out: the seal of the next shelf. Nothing tells the watchman that he did the wrong thing: the owner finds it at the end.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-NUM_SHELVES = 49
+NUM_SHELVES = 12
 KEEP, REPAIR = "keep", "repair"
 RIGHT = {"whole": KEEP, "broken": REPAIR}
 DONE, GIVEN_UP = "All done.", "I go home."

@@ -1,4 +1,4 @@
-"""A small policy learns rounds of 50 answers from one bit at the end of each: over HTTP, with the processes that users start."""
+"""A small policy learns rounds of 13 answers from one bit at the end of each: over HTTP, with the processes that users start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 ENOUGH = 0.85
 MOST_SECONDS = 900.0
-"""On two quiet cores four minutes are enough."""
+"""On two quiet cores a minute and a half is enough."""
 TASK = """\
 name = "rounds"
 window_seconds = 30
@@ -55,12 +55,12 @@ role = "watch"
 graders = ["move"]
 """
 TRAINING = {
-    "learning_rate": 1e-3,
-    "step_bound": 3e-5,
-    "batch_size": 100,
+    "learning_rate": 2e-3,
+    "step_bound": 1.2e-4,
+    "batch_size": 52,
     "max_wait_seconds": 5.0,
-    "publish_samples": 200,
-    "publish_seconds": 8.0,
+    "publish_samples": 104,
+    "publish_seconds": 5.0,
 }
 
 
@@ -82,10 +82,10 @@ def rounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rounds]:
     settings = new_settings(folder / "home", sockets, name="rounds", base=base, tasks=[task], device="cpu")
     sections = {
         "training": TrainingSettings(**TRAINING),
-        "release": ReleaseSettings(sentinels=write_sentinels(folder / "sentinels.jsonl", 60)),
+        "release": ReleaseSettings(sentinels=write_sentinels(folder / "sentinels.jsonl", 30)),
     }
     home = prepare_home(settings, sections)
-    with supervised(home, sockets):
+    with supervised(home, sockets, forked=True):
         listed = folder / "users.jsonl"
         listed.touch()
         command = [sys.executable, "-m", "tests.end_to_end.rounds.users", "--url", home.settings.web_url]
@@ -110,7 +110,7 @@ def test_nothing_is_lost_and_each_round_is_one_row(rounds: Rounds) -> None:
     # A policy that learns may talk until its answer is cut: the next one begins a row.
     assert counted.rows == len(sessions) + counted.branches.get("answer_cut", 0), counted.branches
     assert max(map(len, sessions.values())) == NUM_SHELVES + 1
-    assert counted.saved > 0.9, "fifty answers are one row"
+    assert counted.saved > 0.8, "all answers of a round are one row"
 
 
 def test_four_of_five_rounds_go_well_in_the_end(rounds: Rounds) -> None:

@@ -396,6 +396,16 @@ def test_a_request_that_named_the_canarys_version_is_not_given_another(replicas:
 
 
 @pytest.mark.slow
+def test_a_version_that_only_a_replica_out_of_rotation_has_is_a_503_that_names_it(replicas: Replicas) -> None:
+    replicas.engines["a"].oddity = "lies"
+    replicas.tell("a", slots={"live": 3, "candidate": 77})
+    with pytest.raises(openai.APIStatusError) as refused:
+        replicas.ask(model="demo@v77")
+    assert (refused.value.status_code, refused.value.code) == (503, "unavailable")
+    assert "a: " in refused.value.message
+
+
+@pytest.mark.slow
 def test_a_version_asked_for_while_every_replica_loads_is_waited_for(replicas: Replicas) -> None:
     for name in NAMES:
         replicas.tell(name, status="starting", slots={"live": None, "candidate": None})
