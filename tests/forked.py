@@ -62,12 +62,13 @@ class ForkedMillrace:
         *,
         stdout: IO[bytes],
         env: Mapping[str, str],
+        stdin: int = subprocess.DEVNULL,
         pass_fds: Sequence[int] = (),
         **_: object,
     ) -> None:
         self.args = command
-        given, kept = os.pipe()
-        self.stdin = os.fdopen(kept, "wb")
+        given, kept = os.pipe() if stdin == subprocess.PIPE else (os.open(os.devnull, os.O_RDONLY), None)
+        self.stdin = None if kept is None else os.fdopen(kept, "wb")
         files = {number: _Handed(number) for number in pass_fds}
         with _ALONE:
             self._process = _context().Process(
