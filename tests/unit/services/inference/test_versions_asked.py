@@ -22,6 +22,7 @@ from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import FakeEngine, event_of
 from tests.unit.services.serving import wait_until
 
+pytestmark = pytest.mark.usefixtures("alone")
 TEXT = "Tisch für 4: {ok}"
 WAYS = (False, True)
 """Whole and streamed."""
