@@ -66,7 +66,7 @@ def pairs(draw: st.DrawFn) -> tuple[Words, Words]:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(pair=pairs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_words_survive(name: str, pair: tuple[Words, Words]) -> None:
     round_trip(FORMATS[name], *pair)
 
