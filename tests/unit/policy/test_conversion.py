@@ -31,6 +31,7 @@ from contracts.errors import WeightsRefused
 from policy.conversion import JoinedViews, conversion_of, state_of, views_of
 from policy.load import load_model
 from policy.weights import ModelBits, apply_patches, changes_from, copy_tensors, stage_changes, tensors_of
+from tests.each_case import each_case
 from tests.models import KINDS, build_model, tiny_model
 from weights.codec.delta import TensorChange
 from weights.tensors import read_safetensors, root_of
@@ -170,7 +171,7 @@ MODULES: dict[str, Callable[[], Module]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each_case("name", MODULES)
 def test_every_rearrangement_of_transformers_is_followed_to_the_element(name: str) -> None:
     model = MODULES[name]()
     reference = revert_weight_conversion(model, {key: value.detach().clone() for key, value in state_of(model).items()})

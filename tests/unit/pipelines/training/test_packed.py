@@ -23,6 +23,7 @@ from policy import packing as packing_module
 from policy.logprobs import TokenScorer
 from policy.packing import LEAST_SHARED, has_windows, make_packable, pack, packed_states
 from policy.routing import routing_of
+from tests.each_case import each_case
 from tests.models import tiny_model
 from tests.tolerances import network_tolerance
 from tests.unit.pipelines.training.builders import experience, segment
@@ -63,8 +64,8 @@ def losses(scorer: TokenScorer, batches: Sequence[MicroBatch | PackedBatch], ite
     return total
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("max_tokens", [10_000, 60])
+@each_case("family", FAMILIES)
+@each_case("max_tokens", [10_000, 60])
 def test_loss_and_gradient_equal_those_of_padded_rows(family: str, max_tokens: int) -> None:
     padded, packed = (tiny_model(family).requires_grad_(requires_grad=True) for _ in range(2))
     assert not make_packable(packed)

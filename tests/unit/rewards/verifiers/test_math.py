@@ -12,6 +12,7 @@ from contracts.errors import InvalidTask
 from rewards.grader import Grader
 from rewards.verifiers import math
 from rewards.verifiers.check import UNVERIFIABLE, Answer, BatchVerifier, Check, Context
+from tests.each_case import each_case
 from tests.unit.rewards.verifiers.math_pairs import pairs
 
 DEADLINE = 3.0
@@ -30,7 +31,7 @@ def check(verifier: BatchVerifier, text: str, reference: str = "5") -> Check:
     return verifier.check_all([Answer(text, {"reference": reference})])[0]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "reference"),
     [
         (r"So it is \boxed{5}.", "5"),
@@ -111,7 +112,7 @@ def test_what_is_worth_the_same_passes(verifier: BatchVerifier, text: str, refer
     assert (found.value, found.fault, found.reason) == (1.0, "none", "")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         r"\boxed{7}",
@@ -158,7 +159,7 @@ def test_what_is_another_answer_or_more_than_one_is_the_models_fault(verifier: B
     assert found.reason
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("boxed", "reference"),
     [
         (r"\frac{1}{3^{69}}", r"\frac{1}{3^{70}}"),
@@ -219,7 +220,7 @@ def test_what_nobody_can_decide_is_unverifiable(verifier: BatchVerifier, boxed: 
     assert found.reason.startswith(UNVERIFIABLE)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("boxed", "reference"),
     [
         ("5", r"\mathbb{R}"),
@@ -276,7 +277,7 @@ def test_an_honest_answer_passes_in_every_usual_notation(verifier: BatchVerifier
     assert not refused
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("boxed", "reference"),
     [
         ("(2, 1)", "(1, 2)"),

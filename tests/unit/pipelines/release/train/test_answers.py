@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.release.train.answers import AnswerRow, Answers, grace_seconds, known_until
 from pipelines.release.train.assess import assess
+from tests.each_case import each_case
 from tests.unit.pipelines.release.train.product import LATER, NOON, RULES, SETTINGS, answer, product, standing
 
 
@@ -62,7 +63,7 @@ def test_more_rows_than_there_was_room_for() -> None:
     assert [answers.names("unit")[code] for code in columns.unit] == [row.unit for row in rows]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "reason"),
     [
         ({"arm": "holdout"}, "of another arm"),
