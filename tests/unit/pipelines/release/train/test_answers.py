@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.release.train.answers import AnswerRow, Answers, grace_seconds, known_until
@@ -34,6 +34,7 @@ def same(one: object, other: object) -> bool:
 
 
 @given(st.integers(0, 50))
+@settings(max_examples=12)
 def test_neither_order_nor_repetition_matters(seed: int) -> None:
     rows = list(product(seed, 120))
     mixed = rows + rows[:40]
