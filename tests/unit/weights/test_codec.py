@@ -230,7 +230,7 @@ def test_a_fold_leads_to_what_the_chain_leads_to_and_is_smaller() -> None:
 
 
 @given(pairs_of_versions())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_undo_restores_every_bit_and_redo_sets_it_again(versions: tuple[Tensors, Tensors]) -> None:
     base, target = versions
     encoded = encode(base, target)
