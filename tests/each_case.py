@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
+from _pytest.mark import ParameterSet
+
 Test = Callable[..., None]
 
 
@@ -16,7 +18,7 @@ def each_case(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Tes
     Fixtures are made once for all cases, so that these must only read them.
     """
     wanted = [name.strip() for name in names.split(",")] if isinstance(names, str) else [*names]
-    known = [case if len(wanted) > 1 else (case,) for case in cases]
+    known = [_values(case, len(wanted)) for case in cases]
     assert known, "no cases"
 
     def decorate(test: Test) -> Test:
@@ -36,3 +38,10 @@ def each_case(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Tes
         return through_all
 
     return decorate
+
+
+def _values(case: Any, num_names: int) -> Sequence[Any]:
+    if isinstance(case, ParameterSet):
+        assert not case.marks, "a mark is of a whole test"
+        return case.values
+    return case if num_names > 1 else (case,)
