@@ -23,10 +23,12 @@ from tests.scheduling import LongestFirst
 from tests.selection import is_left_out
 from tests.torch_marker import touches_torch
 
-# No example has a time limit: machines are slow or busy. Every run draws other examples, so that a run needs fewer.
+# No example has a time limit: machines are slow or busy. Every run draws other examples, so that a run needs fewer, and one without slow
+# tests, which comes most often, fewer still.
 hypothesis.settings.register_profile(
     "millrace", deadline=None, max_examples=40, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
+hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("millrace"), max_examples=20)
 hypothesis.settings.load_profile("millrace")
 share_compiled_statements()
 copy_instead_of_migrating()
@@ -42,8 +44,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """What collection makes stays to the end: to look through it for garbage took a third of its time."""
     gc.disable()
     # Slow tests look at disks, and at sandboxes that see no memory of the host.
-    if "not slow" in session.config.option.markexpr and has_room():
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+    if "not slow" in session.config.option.markexpr:
+        hypothesis.settings.load_profile("quick")
+        if has_room():
+            os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     session.config.add_cleanup(end_with_this_process())
     session.config.add_cleanup(_trust_one())
 

@@ -22,6 +22,7 @@ from runtime.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS
 from runtime.settings import Section, Settings
 from runtime.train_settings import TrainSettings
 from services.engine.settings import EngineSettings
+from tests.each_case import each_case
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
@@ -69,7 +70,7 @@ def names(query: str) -> set[str]:
     return set(re.findall(r"\bmillrace_[a-z_]+", query))
 
 
-@pytest.mark.parametrize("query", sorted(set(queries())))
+@each_case("query", sorted(set(queries())))
 def test_a_query_asks_for_series_and_labels_that_there_are(query: str) -> None:
     assert names(query) - SERIES.keys() == set()
     known = SCRAPED.union(*(SERIES[name][1] for name in names(query)))

@@ -11,6 +11,7 @@ from contracts.tasks.loading import load_tasks
 from contracts.tasks.signals import MEANINGS
 from rewards.verifiers.registry import KINDS
 from rewards.worker import RewardsHandler
+from tests.each_case import each_case
 
 PAGE = Path("docs/rewards.md").read_text(encoding="utf-8")
 TASK_FILES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
@@ -29,6 +30,6 @@ def test_there_are_three() -> None:
     assert len(TASK_FILES) == 3
 
 
-@pytest.mark.parametrize("name", sorted({*KINDS, *MEANINGS}))
+@each_case("name", sorted({*KINDS, *MEANINGS}))
 def test_the_page_names_every_verifier_and_every_meaning(name: str) -> None:
     assert f"`{name}`" in PAGE

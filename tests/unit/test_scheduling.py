@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from xdist.remote import Producer  # type: ignore[import-untyped]
 
+from tests.each_case import each_case
 from tests.scheduling import LONGEST, LongestFirst
 
 _ROOT = Path(__file__).parent.parent.parent
@@ -60,6 +61,6 @@ def test_other_ways_to_share_tests_are_as_xdist_has_them(pytestconfig: pytest.Co
     assert not isinstance(scheduler_of(pytestconfig, "worksteal"), LongestFirst)
 
 
-@pytest.mark.parametrize("place", LONGEST)
+@each_case("place", LONGEST)
 def test_whatever_is_named_is_there(place: str) -> None:
     assert (_ROOT / place).is_dir() if place.endswith("/") else (_ROOT / place).is_file()

@@ -33,6 +33,7 @@ from runtime.logs import LEVEL
 from runtime.operations import OPERATIONS_ADDRESS
 from services.serving import DRAIN_SECONDS
 from tests.command_line import run_here
+from tests.each_case import each_case
 
 ROOT = Path(__file__).parent.parent.parent
 ALL: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
@@ -87,7 +88,7 @@ def test_every_process_is_a_service_and_every_service_is_known() -> None:
     assert {name for name in SERVICES if "profiles" in SERVICES[name]} == OBSERVERS
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
+@each_case("name", sorted(OURS))
 def test_a_service_runs_the_process_of_its_name(name: str) -> None:
     assert words(name) == [name, "--home", HOME]
 
@@ -106,7 +107,7 @@ def test_a_second_replica_differs_in_its_port_alone_and_answers_to_the_same_name
     assert all(SERVICES[name]["deploy"]["mode"] == "replicated" for name in several)
 
 
-@pytest.mark.parametrize("name", sorted(SERVICES))
+@each_case("name", sorted(SERVICES))
 def test_every_service_has_limits_and_a_way_to_end(name: str) -> None:
     service = SERVICES[name]
     assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory"}
@@ -115,7 +116,7 @@ def test_every_service_has_limits_and_a_way_to_end(name: str) -> None:
     assert service["logging"]["options"]["max-size"]
 
 
-@pytest.mark.parametrize("name", sorted(set(SERVICES) - {"init"}))
+@each_case("name", sorted(set(SERVICES) - {"init"}))
 def test_every_service_that_stays_has_a_health_check(name: str) -> None:
     check = SERVICES[name]["healthcheck"]
     assert check["test"][0] == "CMD"

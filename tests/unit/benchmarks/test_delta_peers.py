@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.deltas.peers import Peer, Words, missing_peers, peers
 from benchmarks.deltas.tools import TOOLS, apply_patch, cpu_seconds, make_patch, missing
 from contracts.errors import InvalidValue
+from tests.each_case import each_case
 
 NOTHING_INSTALLED = "/nonexistent"
 FORMATS = {peer.name: peer for peer in peers(NOTHING_INSTALLED)}
@@ -66,7 +67,7 @@ def pairs(draw: st.DrawFn) -> tuple[Words, Words]:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(pair=pairs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_any_words_survive(name: str, pair: tuple[Words, Words]) -> None:
     round_trip(FORMATS[name], *pair)
 
@@ -89,8 +90,8 @@ CASES: dict[str, Callable[[], tuple[Words, Words]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", FORMATS)
+@each_case("case", CASES)
+@each_case("name", FORMATS)
 def test_the_edges_survive(name: str, case: str) -> None:
     round_trip(FORMATS[name], *CASES[case]())
 
@@ -159,10 +160,8 @@ def test_the_formats_rank_as_published() -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-@pytest.mark.parametrize("peer", FORMATS.values(), ids=FORMATS)
-@pytest.mark.parametrize(
-    "target", [noise(9), noise(10).reshape(2, 5), noise(10).astype(np.uint32)], ids=["shorter", "square", "wide"]
-)
+@each_case("peer", FORMATS.values())
+@each_case("target", [noise(9), noise(10).reshape(2, 5), noise(10).astype(np.uint32)])
 def test_words_that_do_not_fit_are_refused(peer: Peer, target: Words) -> None:
     with pytest.raises(InvalidValue, match="flat uint16 arrays of one length"):
         peer.encode(noise(10), target)

@@ -10,6 +10,7 @@ from benchmarks.regions.net import Link
 from benchmarks.regions.origin import Egress, Origin, part_of
 from benchmarks.regions.versions import CYCLE, LARGE, Trainer, walk_of
 from benchmarks.regions.world import sent_by
+from tests.each_case import each_case
 from weights.publish import ANCHOR_EVERY
 from weights.stores.opening import open_store_at
 from weights.versions.pointer import PointerReader
@@ -25,7 +26,7 @@ def origin(tmp_path: Path) -> Origin:
     return Origin(tmp_path)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("wanted", "part"),
     [
         ("bytes=0-4", (0, 5)),
@@ -139,7 +140,7 @@ def test_all_goals_are_met() -> None:
     assert all(goal.is_met for goal in goals(figures()))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "missed"),
     [
         ({"large": {"last_region_times_bound": {"median": 1.201}}}, 0),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from tokenizers import Tokenizer
 
 from benchmarks.paths import BASE
@@ -12,6 +11,7 @@ from benchmarks.sessions.kills import judge
 from benchmarks.sessions.records import LoggedCall
 from benchmarks.sessions.users import Sent
 from contracts.turns import SessionTurn
+from tests.each_case import each_case
 
 TOKENIZER = Tokenizer.from_file(str(BASE / "tokenizer.json"))
 SENT = [Sent("a", "s1", 0, "whole"), Sent("b", "s1", 1, "broken"), Sent("c", "s1", 1, "whole")]
@@ -44,7 +44,7 @@ def test_a_broken_request_may_be_logged_once() -> None:
     assert (found["problems"], found["logged_unacknowledged"], found["is_balanced"]) == ({}, 1, True)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("logged", "problem"),
     [
         ([FIRST], "acknowledged_and_not_logged"),

@@ -26,7 +26,7 @@ def home(tmp_path: Path) -> Home:
 def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with versions and traffic, which tests only copy."""
     home = tmp_path_factory.mktemp("seeded") / "home"
-    seed(home, num_generations=400)
+    seed(home, num_generations=100)
     return home
 
 

@@ -13,6 +13,7 @@ from contracts.keys import Caller, check_key
 from runtime.database import Database
 from runtime.settings import Settings, write_settings
 from tests.command_line import run_here as millrace
+from tests.each_case import each_case
 from tests.unit.services.serving import make_home
 
 NOW = 1_800_000_000.0
@@ -105,7 +106,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(home: Settings, options: list[s
     assert len(listed(home)) == 1
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "at"),
     [
         ("", None), ("90s", NOW + 90), ("12h", NOW + 43_200), ("30d", NOW + 2_592_000), ("2w", NOW + 1_209_600),

@@ -3,8 +3,6 @@ from __future__ import annotations
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import pytest
-
 from commands.demo_curves import Bin
 from commands.demo_figures import (
     DemoFigure,
@@ -20,6 +18,7 @@ from commands.demo_figures import (
 )
 from commands.demo_picture import draw_curves
 from commands.demo_summary import row_of
+from tests.each_case import each_case
 
 WELL = {
     "failed_requests": 0,
@@ -32,7 +31,7 @@ WELL = {
 }
 
 
-@pytest.mark.parametrize(
+@each_case(
     "change",
     [
         {"failed_requests": 1},

@@ -13,6 +13,7 @@ from commands.room import MachineRoom, MemoryNeed, memory_need, shortage
 from commands.up import listen
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
+from tests.each_case import each_case
 from tests.forked import ended, start
 
 GIB = 2**30
@@ -28,7 +29,7 @@ def test_memory_grows_with_weights_and_cache() -> None:
     assert memory_need(cached, "cuda").engine - memory_need(small, "cuda").engine == 2 * 16_384 * 1000 * 2
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("room", "device", "more", "says"),
     [
         (MachineRoom(42 * GIB, 90 * GIB), "cpu", {}, ""),

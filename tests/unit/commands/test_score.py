@@ -14,6 +14,7 @@ import pytest
 from commands.rewards.score import read_config_file, run_score
 from contracts.errors import InvalidSettings, InvalidTask
 from tests.command_line import run_here
+from tests.each_case import each_case
 
 ROOT = Path(__file__).parent.parent.parent.parent
 TASK = """name = "t"
@@ -133,7 +134,7 @@ def test_a_task_file_runs_all_its_graders_and_says_the_reward(tmp_path: Path) ->
     assert answers[2]["reason"] == "gate:shape"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("options", "says"),
     [
         ({}, "--list"),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from commands.findings import Finding
 from commands.template_check import bundled_name, template_findings
 from tests.chat_templates.bundled import bundled_names, bundled_source, make_bundled
+from tests.each_case import each_case
 from tests.models import BASE
 
 
@@ -53,7 +52,7 @@ def test_a_template_that_cannot_be_read_has_one_finding(tmp_path: Path) -> None:
     assert told(folder).keys() == {"template"}
 
 
-@pytest.mark.parametrize("name", bundled_names())
+@each_case("name", bundled_names())
 def test_every_bundled_template_is_found(name: str) -> None:
     found = bundled_name(bundled_source(name))
     assert found is not None

@@ -54,7 +54,7 @@ def test_versions_of_late_are_those_that_an_arm_pointed_at_however_shortly(datab
     assert found == {5.0: {0, 1, 2, 3}, 15.0: {0, 1, 2, 3}, 25.0: {1, 2, 3}, 30.05: {2, 3}, 35.0: {3}, 99.0: {3}}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), max_size=12))
 def test_the_epoch_counts_the_moves_and_the_history_holds_each(
     database: Database, tries: list[tuple[int, int]]

@@ -29,6 +29,7 @@ from contracts.records import (
 )
 from contracts.sampling import ExpertShape, Span
 from contracts.wire import SCHEMA, packed
+from tests.each_case import each_case
 from tests.fakes import a_generation, a_signal
 from tests.hostile import BOMB, an_experience
 
@@ -47,7 +48,7 @@ def test_what_is_sound_is_read_as_it_was(kind: type[Any]) -> None:
     assert decode(kind, encode(SOUND[kind])) == SOUND[kind]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("kind", "changes", "field"),
     [
         (Generation, {"task": "a\0"}, "task: .* NUL"),

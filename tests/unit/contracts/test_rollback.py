@@ -22,11 +22,12 @@ from contracts.rollback import (
 from contracts.tables import verdict, version_claim
 from contracts.version_parents import Parents
 from runtime.database import Database
+from tests.each_case import each_case
 
 POLICY = "reservations"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("live", "accepted", "history", "expected"),
     [
         (0, {0}, [0], None),
@@ -74,7 +75,7 @@ TREE = Parents([], {1: 0, 2: 1, 3: 2, 4: 3, 5: 4, 6: 2, 7: 6, 8: 5})
 """0-1-2-3-4-5-8, and the honest branch 2-6-7."""
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("live", "target", "named", "expected"),
     [
         (5, 2, None, (3, 4, 5, 8)),

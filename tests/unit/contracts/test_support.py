@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from contracts.errors import InvalidRecord
 from contracts.records import GenerationBody, open_body, pack_floats, pack_ids, seal_body
 from contracts.support import MOST_IDS, pack_support, support_of, support_problem
+from tests.each_case import each_case
 
 PLACES = st.lists(st.sets(st.integers(0, 2**31 - 1), min_size=1, max_size=MOST_IDS), min_size=1, max_size=9)
 
@@ -32,7 +33,7 @@ def raw(counts: list[int], ids: list[int]) -> bytes:
     return zstandard.compress(np.array(counts, np.uint8).tobytes() + np.array(ids, "<i4").tobytes())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("packed", "says"),
     [
         (raw([1, 2], [5, 6, 8]), "token 1 was sampled as 7, which its support excludes"),

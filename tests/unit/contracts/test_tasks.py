@@ -6,6 +6,7 @@ import pytest
 
 from contracts.errors import InvalidTask, InvalidValue
 from contracts.tasks.loading import load_tasks
+from tests.each_case import each_case
 from tests.fakes import BOOKING_TASK
 
 GOOD = """
@@ -136,7 +137,7 @@ def test_an_undeclared_signal_is_refused_with_what_there_is() -> None:
         BOOKING_TASK.signal("liked")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "value", "reward"),
     [
         ("accepted", True, 1.0),

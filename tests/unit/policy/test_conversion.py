@@ -31,17 +31,18 @@ from contracts.errors import WeightsRefused
 from policy.conversion import JoinedViews, conversion_of, state_of, views_of
 from policy.load import load_model
 from policy.weights import ModelBits, apply_patches, changes_from, copy_tensors, stage_changes, tensors_of
+from tests.each_case import each_case
 from tests.models import KINDS, build_model, tiny_model
 from weights.codec.delta import TensorChange
 from weights.tensors import read_safetensors, root_of
 
 
-@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_has_the_names_shapes_and_bits_of_its_checkpoint(kind: str, sharded: bool, tmp_path: Path) -> None:
-    on_disk = read_safetensors(build_model(kind, tmp_path, sharded=sharded))
-    for dtype in (torch.bfloat16, torch.float32):
-        held = tensors_of(load_model(str(tmp_path), device="cpu", dtype=dtype))
+def test_a_model_has_the_names_shapes_and_bits_of_its_checkpoint(kind: str, tmp_path: Path) -> None:
+    """Whole and in shards, in the type of the checkpoint and in another."""
+    for name, dtype in (("whole", torch.bfloat16), ("sharded", torch.float32)):
+        on_disk = read_safetensors(build_model(kind, tmp_path / name, sharded=name == "sharded"))
+        held = tensors_of(load_model(str(tmp_path / name), device="cpu", dtype=dtype))
         assert held.keys() == on_disk.keys()
         assert root_of(held) == root_of(on_disk)
 
@@ -170,7 +171,7 @@ MODULES: dict[str, Callable[[], Module]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODULES)
+@each_case("name", MODULES)
 def test_every_rearrangement_of_transformers_is_followed_to_the_element(name: str) -> None:
     model = MODULES[name]()
     reference = revert_weight_conversion(model, {key: value.detach().clone() for key, value in state_of(model).items()})

@@ -23,6 +23,7 @@ from rewards.panel import Panel
 from rewards.verifiers.check import Answer, Check, right
 from rewards.worker import RewardsHandler
 from runtime.database import Database
+from tests.each_case import each_case
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 ANSWERS = [Answer(f"answer {number}") for number in range(5)]
@@ -69,7 +70,7 @@ WRONG_VALUES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("found", "says"), WRONG_VALUES.values(), ids=WRONG_VALUES.keys())
+@each_case(("found", "says"), WRONG_VALUES.values())
 def test_what_is_no_score_is_our_fault_and_the_others_are_unharmed(found: Any, says: str) -> None:
     scores = a_grader(lambda answers: [right(), found, *[right() for _ in answers[2:]]]).score_all(ANSWERS)
     assert is_infra(scores[1])
@@ -94,7 +95,7 @@ WRONG_SHAPES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("found", [*WRONG_SHAPES.values(), "generator"], ids=[*WRONG_SHAPES, "a generator"])
+@each_case("found", [*WRONG_SHAPES.values(), "generator"])
 def test_a_batch_in_the_wrong_shape_is_never_spread_over_the_answers(found: Any) -> None:
     num_asked = []
 
@@ -108,8 +109,8 @@ def test_a_batch_in_the_wrong_shape_is_never_spread_over_the_answers(found: Any)
     assert num_asked == [5], "who cannot count the answers of a batch is not trusted with them one by one"
 
 
-@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(0), Panic("rust"), RecursionError(), Mute()])
-@pytest.mark.parametrize("is_batch", [True, False])
+@each_case("error", [ValueError("bad"), SystemExit(0), Panic("rust"), RecursionError(), Mute()])
+@each_case("is_batch", [True, False])
 def test_an_answer_that_breaks_it_does_not_take_the_others_with_it(error: BaseException, is_batch: bool) -> None:
     def check(answer: Answer) -> Check:
         if answer.text == "answer 3":

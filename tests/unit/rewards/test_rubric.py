@@ -12,6 +12,7 @@ from rewards.panel import graders_of
 from rewards.rubric import NOTHING_TO_WEIGH, SILENT, RewardVerdict, combine, grade_of
 from rewards.signals.mapping import About, score_signals
 from rewards.verifiers.check import Answer, Check, bad_reference, broken, right, unlabelled, wrong
+from tests.each_case import each_case
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 
@@ -23,7 +24,7 @@ def verdict_of(text: str, *said: tuple[str, Any], task: Task = BOOKING_TASK) -> 
     return combine(task, checks, score_signals(task, About(text, about.finished_at), signals))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "said", "wanted"),
     [
         ('{"party":2}', [("accepted", True)], (1.0, "scored", "none")),

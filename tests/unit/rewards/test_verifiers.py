@@ -10,11 +10,12 @@ from contracts.tasks import Task
 from rewards.panel import graders_of
 from rewards.verifiers import json_exact, json_schema
 from rewards.verifiers.check import Answer
+from tests.each_case import each_case
 
 SCHEMA = {"type": "object", "required": ["party"], "properties": {"party": {"type": "integer"}}}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "value"),
     [
         ('{"party":2}', 1.0),

@@ -28,6 +28,7 @@ from runtime.database import Database
 from runtime.log.dead_letters import MAX_IN_A_ROW, NEAREST, problem_at
 from runtime.log.local import LocalLog
 from runtime.worker import Worker
+from tests.each_case import each_case
 from tests.fakes import everything
 
 
@@ -297,7 +298,7 @@ def of_server(kind: type[Exception], sqlstate: str = "") -> Exception:
     return kind("INSERT", {}, _Server(sqlstate))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("error", "expected"),
     [
         (of_server(DataError, "22021"), True),

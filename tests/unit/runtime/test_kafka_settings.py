@@ -15,12 +15,13 @@ from runtime.log.kafka.topics import Found, Wanted, difference
 from runtime.passwords import check_passwords
 from runtime.secret_values import KAFKA_PASSWORD, secret_value
 from runtime.settings import Settings, make_section
+from tests.each_case import each_case
 
 SCRAM = {"kafka": "kafka:9093", "kafka_tls": True, "kafka_mechanism": "SCRAM-SHA-512", "kafka_user": "u"}
 TOKEN = {"kafka": "kafka:9093", "kafka_tls": True, "kafka_mechanism": "OAUTHBEARER"}
 
 
-@pytest.mark.parametrize(
+@each_case(
     "values",
     [
         {},
@@ -39,7 +40,7 @@ def test_what_fits_together_is_taken(values: dict[str, Any]) -> None:
     assert taken == values
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("values", "says"),
     [
         ({"kafka": "kafka"}, "'kafka' is not host:port"),

@@ -8,6 +8,7 @@ from contracts.errors import InvalidSettings
 from runtime.addresses import is_loopback
 from runtime.passwords import check_passwords
 from runtime.settings import Settings
+from tests.each_case import each_case
 
 
 def settings(**values: str) -> Settings:
@@ -36,7 +37,7 @@ def test_a_default_password_is_refused_elsewhere(
     assert "deploy/env" in refused.value.message
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("values", "environment"),
     [
         ({}, {"PGPASSWORD": "postgres"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from runtime.operations import Operations
 from services.serving import make_web
 from services.web import make
 from tests.api_page import PAGE, page
+from tests.databases import write_migrated
 from tests.unit.services.inference.conftest import stage
 from tests.unit.services.inference.world import FakeEngine, Stage, make_base
 from tests.unit.services.serving import make_home, make_key, serve
@@ -22,16 +24,22 @@ from tests.unit.services.serving import make_home, make_key, serve
 __all__ = ["stage"]
 
 
-@pytest.fixture
-def url(tmp_path: Path, database: Database, stage: Stage) -> Iterator[str]:
-    assert database
-    make_base(tmp_path / "base")
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    write_migrated(home / "millrace.db")
+    make_base(home / "base")
+    return home
+
+
+@pytest.fixture(scope="module")
+def url(home: Path, stage: Stage) -> Iterator[str]:
     stage.engine = FakeEngine("Table for 4")
-    with serve(make_web(make(make_home(tmp_path, stage.url)), Operations())) as place:
+    with serve(make_web(make(make_home(home, stage.url)), Operations())) as place:
         yield place
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def document(url: str) -> Any:
     return httpx.get(f"{url}/openapi.json").raise_for_status().json()
 
@@ -61,8 +69,10 @@ def test_every_route_and_field_says_what_it_means(document: Any) -> None:
     assert plain == []
 
 
-def test_every_example_is_served(document: Any, url: str, database: Database) -> None:
-    headers = {"authorization": f"Bearer {make_key(database)}"}
+def test_every_example_is_served(document: Any, home: Path, url: str, stage: Stage) -> None:
+    stage.engine = FakeEngine("Table for 4")
+    with closing(Database(f"sqlite:///{home / 'millrace.db'}")) as database:
+        headers = {"authorization": f"Bearer {make_key(database)}"}
     asked = 0
     for path, item in document["paths"].items():
         for method, operation in item.items():

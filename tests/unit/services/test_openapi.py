@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from runtime.database import Database
 from runtime.operations import Operations
+from runtime.settings import Settings
 from services.openapi import routes_of
 from services.serving import make_web
 from services.web import make
+from tests.databases import write_migrated
 from tests.unit.services.inference.world import make_base
 from tests.unit.services.serving import make_home, serve
 
@@ -22,18 +21,24 @@ _METHODS_WITH_BODY = {"post", "put", "patch"}
 _WITHOUT_BODY = {"/api/logout", "/v1/chat/completions/{completion_id}"}
 
 
-@pytest.fixture
-def document(tmp_path: Path, database: Database) -> Iterator[dict[str, Any]]:
-    assert database
-    make_base(tmp_path / "base")
-    with serve(make_web(make(make_home(tmp_path)), Operations())) as url:
-        yield httpx.get(f"{url}/openapi.json").raise_for_status().json()
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    home = tmp_path_factory.mktemp("home")
+    write_migrated(home / "millrace.db")
+    make_base(home / "base")
+    return make_home(home)
 
 
-def test_every_route_stands_in_it(document: dict[str, Any], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def document(settings: Settings) -> Any:
+    with serve(make_web(make(settings), Operations())) as url:
+        return httpx.get(f"{url}/openapi.json").raise_for_status().json()
+
+
+def test_every_route_stands_in_it(document: dict[str, Any], settings: Settings) -> None:
     served = {
         (re.sub(r":\w+}", "}", route.path), method.lower())
-        for service in make(make_home(tmp_path)).values()
+        for service in make(settings).values()
         for route in routes_of(service)
         for method in route.methods
     }

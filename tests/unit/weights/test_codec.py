@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import WeightsRefused
+from tests.each_case import each_case
 from tests.unit.weights.bits import SPECIALS, WIDTHS, moved, pairs_of_versions, tensor_like
 from tests.unit.weights.examples import bf16_policy, same, stepped, tensor_of
 from tests.unit.weights.sealed import manifest_of, open_payload
@@ -98,7 +99,7 @@ def test_both_ends_remember_the_same_over_several_versions(dtype: str, seed: int
         base = target
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype, width in WIDTHS.items() if width])
+@each_case("dtype", [dtype for dtype, width in WIDTHS.items() if width])
 def test_every_special_pattern_becomes_every_other(dtype: str) -> None:
     specials = np.array(SPECIALS[WIDTHS[dtype]], dtype=f"<u{WIDTHS[dtype]}")
     left, right = np.meshgrid(specials, specials)
@@ -110,7 +111,7 @@ def test_every_special_pattern_becomes_every_other(dtype: str) -> None:
     assert heads_of(encoded)[0].way == (SPARSE if WIDTHS[dtype] < 8 else DENSE)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("density", "ways"),
     [
         (0.0, {UNCHANGED}),
@@ -121,7 +122,7 @@ def test_every_special_pattern_becomes_every_other(dtype: str) -> None:
         (1.0, {DENSE}),
     ],
 )
-@pytest.mark.parametrize("dtype", ["BF16", "F32", "I8"])
+@each_case("dtype", ["BF16", "F32", "I8"])
 def test_each_density_travels_as_what_is_smallest(dtype: str, density: float, ways: set[int]) -> None:
     random, width = np.random.default_rng(0), WIDTHS[dtype]
     old = random.integers(0, 256, 20_000 * width).astype(np.uint8).view(f"<u{width}")
@@ -171,7 +172,7 @@ def layout_cases() -> dict[str, Callable[[Tensors], Tensors]]:
     }
 
 
-@pytest.mark.parametrize("case", layout_cases())
+@each_case("case", layout_cases())
 def test_tensors_come_go_and_change_their_kind(case: str) -> None:
     base = bf16_policy()
     history = History()
@@ -229,7 +230,7 @@ def test_a_fold_leads_to_what_the_chain_leads_to_and_is_smaller() -> None:
 
 
 @given(pairs_of_versions())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_undo_restores_every_bit_and_redo_sets_it_again(versions: tuple[Tensors, Tensors]) -> None:
     base, target = versions
     encoded = encode(base, target)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.each_case import each_case
 from tests.unit.weights import format_coder
 from weights.codec import coder, kernels
 from weights.codec.contexts import NUM_CONTEXTS
@@ -153,7 +154,7 @@ def test_the_bounds_are_those_of_a_poisson_process() -> None:
         assert int(coder.cumulative(np.uint64(time), coder.BOUNDS)) == format_coder.cumulative(time)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 5, 6, 7, 8, 9, 12, 13, 255, 256, 257, 2**15, 2**16 - 1, 2**31])
+@each_case("size", [1, 2, 4, 5, 6, 7, 8, 9, 12, 13, 255, 256, 257, 2**15, 2**16 - 1, 2**31])
 def test_a_token_and_its_extra_bits_are_the_distance(size: int) -> None:
     token, bits = coder.token_of(np.uint64(size))
     extra = (size - 1) & ((1 << bits) - 1)

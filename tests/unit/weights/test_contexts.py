@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from contracts.errors import WeightsRefused
+from tests.each_case import each_case
 from tests.unit.weights import format_coder
 from tests.unit.weights.bits import WIDTHS, tensor_like
 from weights.codec.contexts import (
@@ -50,7 +51,7 @@ def hazard(model: Model, kind: int, state: int) -> int:
     return int(model.hazards[kind << CLASS_BITS | state])
 
 
-@pytest.mark.parametrize("dtype", [*(dtype for dtype, width in WIDTHS.items() if width in {1, 2, 4}), "U16"])
+@each_case("dtype", [*(dtype for dtype, width in WIDTHS.items() if width in {1, 2, 4}), "U16"])
 def test_the_class_of_a_float_is_its_exponent_and_the_sign_does_not_count(dtype: str) -> None:
     tensor = (
         tensor_like(dtype, (500,), 3) if dtype in WIDTHS else Tensor(dtype, (500,), tensor_like("F32", (250,), 3).data)
@@ -94,7 +95,7 @@ def test_tokens_of_the_first_row_are_for_every_class() -> None:
     assert np.diff(model.tokens[7].astype(int)).tolist() == [0] * 63 + [4096]
 
 
-@pytest.mark.parametrize("scale", [-96, -17, -8, -1, 0, 1, 5, 8, 96])
+@each_case("scale", [-96, -17, -8, -1, 0, 1, 5, 8, 96])
 def test_hazards_are_scaled_by_eighths_of_octaves_within_limits(scale: int) -> None:
     codes = bytes([0, 33, 80, 144, 160, 184])
     tables = msgspec.structs.replace(EMPTY, rate_classes=bytes(range(6)), rate_states=bytes(6), rate_codes=codes)
@@ -118,7 +119,7 @@ def test_a_scale_says_how_often_something_happened_that_was_expected() -> None:
         check_scale(LARGEST_SCALE + 1)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "fault",
     [
         {"rate_codes": b"\0"},

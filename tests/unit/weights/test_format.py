@@ -8,6 +8,7 @@ import safetensors
 from safetensors.numpy import load_file, save_file
 
 from contracts.errors import NotFound, Unavailable, WeightsRefused
+from tests.each_case import each_case
 from tests.unit.weights.examples import bf16_policy, edge, same, tensor_of
 from tests.unit.weights.full_disk import full_disk
 from weights.tensors import (
@@ -187,7 +188,7 @@ def test_a_written_manifest_reads_back() -> None:
     assert (manifest.schema, manifest.kind, manifest.payload_bytes) == (OLDEST_SCHEMA, "fold", 10)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("num_bytes", "shape", "width"),
     [(0, (0, 4), 1), (8, (), 8), (6, (3,), 2), (12, (3,), 4), (9, (3,), 1), (7, (3,), 1), (16, (32,), 1), (4, (0,), 4)],
 )

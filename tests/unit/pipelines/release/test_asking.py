@@ -15,6 +15,7 @@ from contracts.engines import EngineReplica, LoadProblem, fitting
 from contracts.errors import InvalidSettings, Unavailable, VersionNotResident
 from contracts.gating import Sentinel, SentinelFile
 from pipelines.release.asking import LATE, REFUSED, BadVersion, NoLongerAssigned, SentinelAnswer, SentinelClient
+from tests.each_case import each_case
 
 SET = SentinelFile(
     tuple(
@@ -117,7 +118,7 @@ def test_a_version_whose_bytes_a_replica_refuses_is_refused_by_name() -> None:
         an_asker(lambda _: ABSENT, engines=lambda: [row_of("target_root")]).ask(NONE, 7, threading.Event(), {})
 
 
-@pytest.mark.parametrize(
+@each_case(
     "rows",
     [
         [row_of("unavailable")],
@@ -129,7 +130,6 @@ def test_a_version_whose_bytes_a_replica_refuses_is_refused_by_name() -> None:
         [fitting(row_of("wrong_shape")._replace(base="b"), "run", "a")],
         [fitting(row_of("wrong_run")._replace(run="other"), "run", "a")],
     ],
-    ids=["away", "unsigned", "another version", "once", "gone", "another replica holds it", "another base", "another run"],
 )  # fmt: skip
 def test_what_may_be_our_own_fault_is_never_held_against_a_version(rows: list[EngineReplica]) -> None:
     with pytest.raises(VersionNotResident):

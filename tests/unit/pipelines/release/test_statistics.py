@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.release.statistics import compare, critical, least_difference, least_seen, power, sign_flips, upper_tail
+from tests.each_case import each_case
 
 ALPHA = 0.0025
 
@@ -75,8 +76,8 @@ def test_power_at_five_points_is_what_was_measured(num: int, expected: tuple[flo
     assert found == pytest.approx(expected, abs=0.01)
 
 
-@pytest.mark.parametrize("discordance", [0.0, 0.08, 0.15, 0.30])
-@pytest.mark.parametrize("num", [30, 200, 1000])
+@each_case("discordance", [0.0, 0.08, 0.15, 0.30])
+@each_case("num", [30, 200, 1000])
 def test_the_least_difference_is_where_power_reaches_its_mark(num: int, discordance: float) -> None:
     least = least_seen(num, discordance, ALPHA)
     assert least is not None

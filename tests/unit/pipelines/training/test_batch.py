@@ -3,7 +3,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
 import torch
 
 from contracts.records import Experience, Score, pack_floats, pack_ids
@@ -20,6 +19,7 @@ from pipelines.training.batch import (
     version_lag,
 )
 from pipelines.training.versions import VersionTree
+from tests.each_case import each_case
 from tests.unit.pipelines.training.builders import experience, random_experience, segment
 
 LIMITS = TrainingLimits(horizon_seconds=100.0, max_length=8, vocabulary_size=48, policy="tiny")
@@ -42,7 +42,7 @@ def test_a_sampled_completion_with_provenance_is_trained() -> None:
     assert refused(experience(GOOD)) is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("item", "state", "reason"),
     [
         (experience(GOOD, engine=""), "filtered", "no_provenance"),

@@ -12,6 +12,7 @@ from pipelines.training.divergence import MIN_ESS, by_lag, has_left, log_ratios,
 from pipelines.training.learner import Learner
 from pipelines.training.lessons import Lesson
 from pipelines.training.settings import TrainingSettings
+from tests.each_case import each_case
 from tests.unit.pipelines.training.builders import VOCABULARY, experience, segment, tiny_model
 from tests.unit.pipelines.training.test_worker import states
 from tests.unit.pipelines.training.world import World
@@ -20,7 +21,7 @@ SETTINGS = TrainingSettings(learning_rate=1e-3, kl_coefficient=0.0, mismatch_sam
 LOG_2 = math.log(2.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("log_ratio", "advantage", "leaves"),
     [
         (0.0, 1.0, False),

@@ -12,6 +12,7 @@ from contracts.sampling import ExpertShape
 from pipelines.training.batch import Refusal, TrainingLimits, micro_batches, refuse
 from pipelines.training.versions import VersionTree
 from policy.routing import ABSENT, NO_REPLAY, Routing
+from tests.each_case import each_case
 from tests.unit.pipelines.training.builders import experience, segment
 
 ROUTING = Routing(layers=(1, 2), num_hidden_layers=3, num_chosen=2, num_experts=300)
@@ -47,7 +48,7 @@ def changed(place: tuple[int, int, int], value: int) -> np.ndarray:
     return choices
 
 
-@pytest.mark.parametrize(
+@each_case(
     "bad",
     [
         routed(CHOICES[:3]),

@@ -1,5 +1,7 @@
 """Our loss and gradient against trl's own `GRPOTrainer._compute_loss`, on the same samples."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset  # type: ignore[import-untyped]  # needed by trl, without types
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-from trl import GRPOConfig, GRPOTrainer
 
 from contracts.records import Experience, pack_floats
 from pipelines.training.batch import micro_batches, num_tokens
@@ -26,21 +26,29 @@ from tests.unit.pipelines.training.builders import VOCABULARY, random_experience
 BOUND, FAR = 3.0, 1e6
 
 
-class DetachedRatioTrainer(GRPOTrainer):  # type: ignore[misc]  # trl has no types
-    """trl's loss, with the ratio of the leash as a constant under differentiation.
+LAYOUTS: dict[str, Callable[..., Any]] = {"padded": micro_batches, "packed": packed_batches}
+
+
+@cache
+def trainer_class(*, is_detached: bool) -> Any:
+    """trl's trainer of this loss; `is_detached`: with the ratio of the leash as a constant under differentiation.
 
     trl differentiates through it. Its logged log-probs are made to move with the current ones, so that their difference
     has the right value and no slope; `cispo` detaches the ratio of the policy term by itself.
     """
+    from trl import GRPOTrainer  # noqa: PLC0415 takes seconds, in every process that only collects these tests
 
-    def _get_per_token_logps_and_entropies(self, *arguments: Any, **options: Any) -> Any:
-        found = super()._get_per_token_logps_and_entropies(*arguments, **options)
-        self.inputs["old_per_token_logps"] = self.inputs["old_per_token_logps"] + found[0] - found[0].detach()
-        return found
+    class DetachedRatioTrainer(GRPOTrainer):  # type: ignore[misc]  # trl has no types
+        def _get_per_token_logps_and_entropies(self, *arguments: Any, **options: Any) -> Any:
+            found = super()._get_per_token_logps_and_entropies(*arguments, **options)
+            self.inputs["old_per_token_logps"] = self.inputs["old_per_token_logps"] + found[0] - found[0].detach()
+            return found
 
-    def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        self.inputs = inputs
-        return super()._compute_loss(model, inputs)
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            self.inputs = inputs
+            return super()._compute_loss(model, inputs)
+
+    return DetachedRatioTrainer if is_detached else GRPOTrainer
 
 
 TWINS: dict[str, dict[str, Any]] = {
@@ -55,6 +63,9 @@ TWINS: dict[str, dict[str, Any]] = {
 
 
 def trainer_of_trl(model: Any, folder: Path, beta: float, temperature: float, bound: float, **options: Any) -> Any:
+    from datasets import Dataset  # type: ignore[import-untyped]  # noqa: PLC0415 as above; needed by trl, without types
+    from trl import GRPOConfig  # noqa: PLC0415 as above
+
     vocabulary = {f"t{index}": index for index in range(VOCABULARY)}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="t0")),  # noqa: S106 a token of text
@@ -67,7 +78,7 @@ def trainer_of_trl(model: Any, folder: Path, beta: float, temperature: float, bo
         disable_dropout=True, **({"loss_type": "cispo", "epsilon_high": bound} | options),
     )  # fmt: skip
     # Without a leash nothing needs the trick, and the clipped losses differentiate through their ratio.
-    return (DetachedRatioTrainer if beta else GRPOTrainer)(
+    return trainer_class(is_detached=beta > 0)(
         model=model,
         args=arguments,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
@@ -107,25 +118,19 @@ def inputs_of_trl(batch: list[Experience], advantages: torch.Tensor) -> dict[str
 @pytest.mark.parametrize(
     ("beta", "temperature", "bound"), [(0.0, 1.0, BOUND), (0.0, 0.8, BOUND), (0.02, 1.0, FAR), (0.02, 0.8, FAR)]
 )
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_loss_and_gradient_equal_trl(
-    tmp_path: Path, beta: float, temperature: float, bound: float, layout: str
-) -> None:
+def test_loss_and_gradient_equal_trl(tmp_path: Path, beta: float, temperature: float, bound: float) -> None:
     """trl does not bound the ratio of the leash, so with a leash our ratio is unbounded here too."""
     random = np.random.default_rng(7)
     batch = [random_experience(random, temperature=temperature) for _ in range(6)]
     advantages = torch.tensor(random.normal(size=6), dtype=torch.float32)
-    mine, anchor = tiny_model(1), tiny_model(2)
-    mine.save_pretrained(tmp_path)  # with beta, trl loads a reference model from where the policy came from
-    theirs = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    for model in (theirs, mine):
-        model.requires_grad_(requires_grad=True)
+    tiny_model(1).save_pretrained(tmp_path)  # with beta, trl loads a reference model from where the policy came from
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).requires_grad_(requires_grad=True)
 
     inputs = inputs_of_trl(batch, advantages)
     trl_trainer = trainer_of_trl(theirs, tmp_path, beta, temperature, bound)
     trl_trainer.current_gradient_accumulation_steps = 1
     if beta:
-        scorer = TokenScorer(anchor)
+        scorer = TokenScorer(tiny_model(2))
         input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
         attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
         mask = torch.cat([torch.zeros_like(inputs["prompt_mask"]), inputs["completion_mask"]], 1)[:, 1:].bool()
@@ -134,67 +139,69 @@ def test_loss_and_gradient_equal_trl(
     expected = trl_trainer._compute_loss(trl_trainer.model, inputs)
     expected.backward()
 
-    total, clipped, ratio_max = 0.0, 0.0, 0.0
-    scorer, anchor_scorer = TokenScorer(mine), TokenScorer(anchor)
-    if layout == "packed":
-        assert not make_packable(mine)
-        assert not make_packable(anchor)
-    for micro in (packed_batches if layout == "packed" else micro_batches)(batch, max_tokens=40):
-        loss, sums = policy_loss(
-            score(scorer, micro),
-            micro.behaviour_BT,
-            score(anchor_scorer, micro).log_probs_BT.detach() if beta else None,
-            advantages[micro.sample_B],
-            micro.mask_BT,
-            num_tokens=num_tokens(batch),
-            objective=Objective(ratio_bound=bound, kl_coefficient=beta),
-        )
-        torch.autograd.backward(loss)
-        total += sums.loss
-        clipped += sums.clipped
-        ratio_max = max(ratio_max, sums.ratio_max)
+    for layout, in_batches in LAYOUTS.items():
+        mine, anchor = tiny_model(1).requires_grad_(requires_grad=True), tiny_model(2)
+        total, clipped, ratio_max = 0.0, 0.0, 0.0
+        scorer, anchor_scorer = TokenScorer(mine), TokenScorer(anchor)
+        if layout == "packed":
+            assert not make_packable(mine)
+            assert not make_packable(anchor)
+        for micro in in_batches(batch, max_tokens=40):
+            loss, sums = policy_loss(
+                score(scorer, micro),
+                micro.behaviour_BT,
+                score(anchor_scorer, micro).log_probs_BT.detach() if beta else None,
+                advantages[micro.sample_B],
+                micro.mask_BT,
+                num_tokens=num_tokens(batch),
+                objective=Objective(ratio_bound=bound, kl_coefficient=beta),
+            )
+            torch.autograd.backward(loss)
+            total += sums.loss
+            clipped += sums.clipped
+            ratio_max = max(ratio_max, sums.ratio_max)
 
-    assert (clipped > 0) == (bound == BOUND), "the batch must exercise the bound"
-    # The losses of the samples partly cancel; each is at most as large as its ratio.
-    largest_ratio = min(bound, ratio_max)
-    assert total == pytest.approx(expected.item(), abs=network_tolerance(mine.config, temperature) * largest_ratio)
+        assert (clipped > 0) == (bound == BOUND), "the batch must exercise the bound"
+        # The losses of the samples partly cancel; each is at most as large as its ratio.
+        room = network_tolerance(mine.config, temperature) * min(bound, ratio_max)
+        assert total == pytest.approx(expected.item(), abs=room), layout
+        same_gradients(mine, theirs, temperature)
+
+
+def same_gradients(mine: Any, theirs: Any, temperature: float = 1.0) -> None:
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for name, parameter in mine.named_parameters():
-        largest = float(gradients[name].abs().max())
-        rounding = network_tolerance(mine.config, temperature, backward=True) * largest
+        rounding = network_tolerance(mine.config, temperature, backward=True) * float(gradients[name].abs().max())
         torch.testing.assert_close(parameter.grad, gradients[name], atol=rounding, rtol=0)
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize("loss", TWINS)
-def test_each_objective_that_trl_has_equals_it(tmp_path: Path, loss: str, layout: str) -> None:
+def test_each_objective_that_trl_has_equals_it(tmp_path: Path, loss: str) -> None:
     random = np.random.default_rng(11)
-    mine, theirs = tiny_model(1), tiny_model(1)
-    batch = near(mine, [random_experience(random) for _ in range(8)], random)
+    theirs = tiny_model(1)
+    batch = near(theirs, [random_experience(random) for _ in range(8)], random)
     advantages = torch.tensor(random.normal(size=8), dtype=torch.float32)
-    for model in (theirs, mine):
-        model.requires_grad_(requires_grad=True)
+    theirs.requires_grad_(requires_grad=True)
     trl_trainer = trainer_of_trl(theirs, tmp_path, 0.0, 1.0, BOUND, **TWINS[loss])
     trl_trainer.current_gradient_accumulation_steps = 1
     expected = trl_trainer._compute_loss(trl_trainer.model, inputs_of_trl(batch, advantages))
     expected.backward()
 
-    if layout == "packed":
-        assert make_packable(mine) == ""
-    scorer, total = TokenScorer(mine), LossSums()
-    for micro in (packed_batches if layout == "packed" else micro_batches)(batch, max_tokens=40):
-        found, sums = policy_loss(
-            score(scorer, micro), micro.behaviour_BT, None, advantages[micro.sample_B], micro.mask_BT,
-            num_tokens=num_tokens(batch), objective=Objective(BOUND, 0.0, loss), sequence_B=sequences_of(micro),
-        )  # fmt: skip
-        torch.autograd.backward(found)
-        total.add(sums)
-    assert 0 < total.clipped < total.num_tokens, "the batch must exercise the clip"
-    assert total.loss == pytest.approx(expected.item(), abs=10 * network_tolerance(mine.config))
-    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    for name, parameter in mine.named_parameters():
-        rounding = network_tolerance(mine.config, backward=True) * float(gradients[name].abs().max())
-        torch.testing.assert_close(parameter.grad, gradients[name], atol=rounding, rtol=0)
+    for layout, in_batches in LAYOUTS.items():
+        mine = tiny_model(1).requires_grad_(requires_grad=True)
+        if layout == "packed":
+            assert make_packable(mine) == ""
+        scorer, total = TokenScorer(mine), LossSums()
+        for micro in in_batches(batch, max_tokens=40):
+            found, sums = policy_loss(
+                score(scorer, micro), micro.behaviour_BT, None, advantages[micro.sample_B], micro.mask_BT,
+                num_tokens=num_tokens(batch), objective=Objective(BOUND, 0.0, loss), sequence_B=sequences_of(micro),
+            )  # fmt: skip
+            torch.autograd.backward(found)
+            total.add(sums)
+        assert 0 < total.clipped < total.num_tokens, "the batch must exercise the clip"
+        assert total.loss == pytest.approx(expected.item(), abs=10 * network_tolerance(mine.config)), layout
+        same_gradients(mine, theirs)
 
 
 def near(model: Any, batch: list[Experience], random: np.random.Generator) -> list[Experience]:

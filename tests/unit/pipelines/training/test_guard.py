@@ -19,6 +19,7 @@ from pipelines.training.guard import (
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.logprobs import TokenScorer
+from tests.each_case import each_case
 from tests.unit.pipelines.training.builders import VOCABULARY, experience, random_key, segment, tiny_model
 
 CALM = [Norms(20.0, 2.0)] * WARM_UP
@@ -88,7 +89,7 @@ CALM_SIGNS = {"ess_spike": [1.1] * WARM_UP, "kl_spike": [0.01] * WARM_UP, "ratio
 FIGURES = {"ess": 0.9, "k3": 0.01, "ratio_max": 3.0, "entropy": 2.0, "num_tokens": 400.0}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changed", "surprise", "reason"),
     [
         ({}, 2.0, ""),

@@ -6,6 +6,7 @@ import torch
 from contracts.errors import InvalidSettings
 from pipelines.training.loss import MAX_LOG_RATIO, LossSums, Objective, policy_loss
 from policy.logprobs import TokenScores
+from tests.each_case import each_case
 from tests.tolerances import tolerance
 
 OBJECTIVE = Objective(ratio_bound=3.0, kl_coefficient=0.02)
@@ -105,9 +106,9 @@ def test_the_leash_is_bounded_where_the_policy_has_left_the_token(ratio: float) 
     assert all(math.isfinite(value) for value in sums.metrics().values())
 
 
-@pytest.mark.parametrize("current", [-1e-9, -1.0, -50.0, -3e38])
-@pytest.mark.parametrize("behaviour", [0.0, -1.0, -100.0, -3e38])
-@pytest.mark.parametrize("anchor", [0.0, -100.0, -3e38])
+@each_case("current", [-1e-9, -1.0, -50.0, -3e38])
+@each_case("behaviour", [0.0, -1.0, -100.0, -3e38])
+@each_case("anchor", [0.0, -100.0, -3e38])
 def test_no_token_pulls_harder_than_the_bound_twice_and_no_figure_overflows(
     current: float, behaviour: float, anchor: float
 ) -> None:

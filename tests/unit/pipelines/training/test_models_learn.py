@@ -36,10 +36,7 @@ def learn(learner: Learner, seed: int) -> str:
     return learner.step(items, [1.0] * len(items), {0: learner.base}).skipped
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_version_of_a_trained_model_is_named_as_its_checkpoint_and_differs(kind: str) -> None:
-    learner = Learner(published(kind), SETTINGS)
-    assert learn(learner, 0) == ""
+def differs_by_the_names_of_the_checkpoint(learner: Learner) -> None:
     trained = learner.tensors()
     assert {name: tensor.shape for name, tensor in trained.items()} == {
         name: tensor.shape for name, tensor in learner.base.items()
@@ -57,9 +54,10 @@ def test_utilisation_is_told_only_where_the_formula_holds(kind: str, is_known: b
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_trainer_that_restarts_goes_on_exactly_and_one_that_is_rolled_back_has_the_old_bits(kind: str) -> None:
+def test_a_model_learns_a_restart_goes_on_exactly_and_a_rollback_has_the_old_bits(kind: str) -> None:
     learner = Learner(published(kind), SETTINGS)
-    learn(learner, 0)
+    assert learn(learner, 0) == ""
+    differs_by_the_names_of_the_checkpoint(learner)
     kept, bits = captured(learner, version=1), learner.tensors()
     learn(learner, 1)
 

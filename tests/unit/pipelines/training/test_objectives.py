@@ -15,6 +15,7 @@ from pipelines.training.learner import Learner
 from pipelines.training.objectives import OBJECTIVES, objective_named
 from pipelines.training.objectives.base import Pulls, Surrogate, Tokens
 from pipelines.training.settings import TrainingSettings
+from tests.each_case import each_case
 from tests.unit.pipelines.training.builders import experience, random_experience, segment, tiny_model
 
 BOUND = 2.0
@@ -37,7 +38,7 @@ def pulls(name: str, some: Tokens) -> Pulls:
     return objective.pulls(some, objective.plan(some))
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "ratio", "advantage", "pull"),
     [
         ("truncated", 1.5, 1.0, -1.5), ("truncated", 50.0, 1.0, -2.0), ("truncated", 50.0, -1.0, 2.0),

@@ -5,6 +5,7 @@ from contracts.records import Experience, Score
 from contracts.sampling import Span
 from contracts.turns import SessionShare
 from pipelines.training.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
+from tests.each_case import each_case
 from tests.unit.pipelines.training.builders import experience, segment
 
 
@@ -29,8 +30,8 @@ def watch_that_knows(
     return watch, random
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.75, 0.9, 1.0])
-@pytest.mark.parametrize("seed", range(10))
+@each_case("share", [0.0, 0.1, 0.75, 0.9, 1.0])
+@each_case("seed", range(4))
 def test_flipped_rewards_are_found_in_their_first_batch(share: float, seed: int) -> None:
     watch, _ = watch_that_knows(share)
     batch = answers(np.random.default_rng(seed), 64, 1.0 - share)

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from rewards.judges.parse import Alternative, ReplyToken, expected_level, parse_verdict
+from tests.each_case import each_case
 
 LEVELS = ("wrong", "partly right", "right")
 
@@ -27,7 +28,7 @@ def test_a_verdict(content: str, value: float) -> None:
     assert (found.value, found.level) == (value, LEVELS[round(value * 2)])
 
 
-@pytest.mark.parametrize(
+@each_case(
     "content",
     [
         "", "right", "the level is right", "{", "[]", '{"level": "great"}', '{"level": 3}', '{"level": -1}',

@@ -4,9 +4,10 @@ import pytest
 
 from rewards.judges.openers import MASTER_KEYS
 from rewards.judges.pregate import worthless
+from tests.each_case import each_case
 
 
-@pytest.mark.parametrize("key", MASTER_KEYS)
+@each_case("key", MASTER_KEYS)
 def test_every_master_key_is_worthless(key: str) -> None:
     assert worthless(key)
     assert worthless(f"\n**{key.upper()}**\n")
@@ -27,7 +28,7 @@ def test_openers_in_a_row_are_still_openers() -> None:
     assert worthless("Sure, here is the answer:\n\nLet's think step by step. Solution:") == "an opening phrase only"
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "4", "Yes.", "No", "x", "Solution: 4", "Let's think step by step. 2+2=4", "Sure", "Answer: B", "solutions",

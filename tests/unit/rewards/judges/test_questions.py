@@ -11,6 +11,7 @@ from contracts.tasks.judges import JudgeRule
 from rewards.judges.parse import JudgeVerdict
 from rewards.judges.questions import Inquiry, NoVerdict, both_orders, combined, inquire, read
 from rewards.verifiers.check import Answer
+from tests.each_case import each_case
 
 PROMPT = [{"role": "user", "content": "Two and two?"}]
 ANSWER = Answer("four", {}, PROMPT, key="c:0")
@@ -31,7 +32,7 @@ def key_of(rule: JudgeRule, answer: Answer = ANSWER) -> str:
     return question.key
 
 
-@pytest.mark.parametrize(
+@each_case(
     "rule",
     [
         a_rule(name="k"), a_rule(model="n"), a_rule(url="http://b/v1"), a_rule(revision="2"), a_rule(criteria="d"),
@@ -163,7 +164,7 @@ def test_a_judge_of_the_next_message_sees_it_and_without_one_says_nothing() -> N
     assert question.case.follow_up == "thanks"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "says"),
     [
         ({"url": None}, "`members`"),

@@ -5,6 +5,7 @@ import pytest
 from contracts.tasks.judges import JudgeRule
 from rewards.judges.prompt import Case, messages_of, new_nonce, rubric_hash
 from rewards.judges.texts import conversation, defused, shortened, without_thoughts
+from tests.each_case import each_case
 
 RULE = JudgeRule(name="j", weight=1.0, url="http://127.0.0.1/v1", model="m", criteria="It is right.", max_chars=400)
 PROMPT = [{"role": "user", "content": "Two and two?"}]
@@ -89,7 +90,7 @@ def test_a_prompt_of_parts_and_tools_can_be_shown() -> None:
     assert '"name": "f"' in shown
 
 
-@pytest.mark.parametrize(
+@each_case(
     "change",
     [
         {"criteria": "It is short."}, {"levels": ("bad", "good")}, {"temperature": 0.5}, {"max_tokens": 99},

@@ -11,6 +11,7 @@ from contracts.tasks.rewards import Role
 from rewards.monitors.features import Measure, WatchedSample, marks_of
 from rewards.monitors.rules import MAX_NAME, RULES, rule_of
 from rewards.rubric import RewardVerdict
+from tests.each_case import each_case
 from tests.fakes import BOOKING_TASK
 
 GOOD = RewardVerdict(1.0, "scored", "none")
@@ -32,7 +33,7 @@ CALL = '<tool_call>{"name": "search", "arguments": {}}</tool_call>'
 CODE = "```python\n{}\n```"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "shows", "does_not"),
     [
         ("flatters", "Great question! It is 4.", "It is 4, a great number of times a question."),

@@ -12,6 +12,7 @@ import pytest
 from contracts.errors import Unavailable
 from rewards.sandbox import calls, driver
 from rewards.sandbox.filter import allow_all, program_of
+from tests.each_case import each_case
 
 X86, ARM = "x86_64", "aarch64"
 ARCHITECTURES = {X86: 0xC000003E, ARM: 0xC00000B7}
@@ -55,8 +56,8 @@ def test_what_is_denied_is_refused_whatever_its_arguments(machine: str) -> None:
         assert {asked(machine, name, *given) for given in ((), (1, 1, 1), (-1, -1, -1))} == {REFUSED}, name
 
 
-@pytest.mark.parametrize("machine", ARCHITECTURES)
-@pytest.mark.parametrize(
+@each_case("machine", ARCHITECTURES)
+@each_case(
     ("name", "arguments", "expected"),
     [
         ("socketpair", (AF_UNIX, STREAM), ALLOWED),

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from contracts.records import Score
 from contracts.tasks import Task
 from rewards.signals.mapping import About, kept_share, score_signals
+from tests.each_case import each_case
 from tests.fakes import a_generation, a_signal
 
 MEANINGS = ("accept", "reject", "edit", "regenerate", "copy", "thumbs", "outcome", "abandoned", "shown", "follow_up")
@@ -25,7 +26,7 @@ def scores_of(task: Task, *said: tuple[str, Any], at: float = 200.0, **changes: 
     return score_signals(task, About("one two three", 101.0), signals)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("name", "value", "worth"),
     [
         ("accept", True, 0.75),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rewards.signals.student_t import t_probability, t_quantile
+from tests.each_case import each_case
 
 # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2: upper critical values of Student's t.
 TABLE = [
@@ -16,7 +17,7 @@ TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("probability", "degrees", "wanted"), TABLE)
+@each_case(("probability", "degrees", "wanted"), TABLE)
 def test_published_values(probability: float, degrees: int, wanted: float) -> None:
     assert t_quantile(probability, degrees) == pytest.approx(wanted, abs=6e-4)
     assert t_quantile(1 - probability, degrees) == pytest.approx(-wanted, abs=6e-4)

@@ -9,6 +9,7 @@ from benchmarks.attacks.cases import hedges
 from contracts.errors import InvalidTask
 from rewards.verifiers import choice
 from rewards.verifiers.check import Answer, Check
+from tests.each_case import each_case
 
 
 def pick(text: str, reference: str | None = "A", **config: Any) -> Check:
@@ -17,7 +18,7 @@ def pick(text: str, reference: str | None = "A", **config: Any) -> Check:
     return check
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "A",
@@ -44,7 +45,7 @@ def test_an_answer_that_commits_to_the_letter_passes(text: str) -> None:
     assert pick(text) == Check(1.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "The answer is A. The answer is B.",
@@ -66,7 +67,7 @@ def test_two_letters_are_two_answers_and_wrong(text: str) -> None:
     assert "picks 2" in check.reason or "picks 4" in check.reason
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "",
@@ -110,7 +111,7 @@ def test_a_letter_that_is_taken_back_pays_nothing() -> None:
     assert not [text for text in hedges.taken_back("A") if pick(text).value != 0.0]
 
 
-@pytest.mark.parametrize("text", hedges.HONEST_LETTERS)
+@each_case("text", hedges.HONEST_LETTERS)
 def test_an_explanation_may_name_other_letters(text: str) -> None:
     assert pick(text) == Check(1.0)
 
@@ -158,7 +159,7 @@ def test_a_wrong_config_is_refused_with_its_field(config: dict[str, Any], param:
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "B",
@@ -220,7 +221,7 @@ def test_a_letter_is_picked_in_every_usual_wording(text: str) -> None:
     assert choice.build({})(Answer(text, {"reference": "B"})) == Check(1.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "A",

@@ -15,6 +15,7 @@ from rewards.panel import graders_of
 from rewards.verifiers import instruction
 from rewards.verifiers.check import Answer, Check
 from rewards.verifiers.instructions import INSTRUCTIONS
+from tests.each_case import each_case
 
 PROMPT = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Why is the\nsky blue?"}]
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -124,24 +125,24 @@ FAILS = [
 ]
 
 
-@pytest.mark.parametrize(("check", "parameters", "text"), PASSES)
+@each_case(("check", "parameters", "text"), PASSES)
 def test_an_answer_in_the_form_that_was_asked_for_passes(check: str, parameters: dict[str, Any], text: str) -> None:
     assert follow(text, {"check": check, **parameters}) == Check(1.0)
 
 
-@pytest.mark.parametrize(("check", "parameters", "text"), FAILS)
+@each_case(("check", "parameters", "text"), FAILS)
 def test_an_answer_in_another_form_fails_and_says_why(check: str, parameters: dict[str, Any], text: str) -> None:
     found = follow(text, {"check": check, **parameters})
     assert (found.value, found.fault) == (0.0, "model")
     assert found.reason.startswith(f"{check}: ")
 
 
-@pytest.mark.parametrize(("check", "parameters", "text"), look_alikes.CASES)
+@each_case(("check", "parameters", "text"), look_alikes.CASES)
 def test_what_only_looks_like_it_neither_passes_nor_hides(check: str, parameters: dict[str, Any], text: str) -> None:
     assert follow(text, {"check": check, **parameters}).value == 0.0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("check", "parameters", "text"),
     [
         (
@@ -172,8 +173,8 @@ def test_every_check_is_tested_both_ways() -> None:
     assert len(INSTRUCTIONS) >= 25
 
 
-@pytest.mark.parametrize("check", ["exclude_keywords", "no_commas", "max_words", "no_code_fence", "unique_lines"])
-@pytest.mark.parametrize("text", ["", " \n\t"])
+@each_case("check", ["exclude_keywords", "no_commas", "max_words", "no_code_fence", "unique_lines"])
+@each_case("text", ["", " \n\t"])
 def test_an_empty_answer_does_not_pass_what_only_forbids(check: str, text: str) -> None:
     parameters = (
         {"value": ["x"] if check == "exclude_keywords" else 5} if check in {"exclude_keywords", "max_words"} else {}
@@ -230,7 +231,7 @@ def test_a_prompt_that_cannot_be_repeated_is_the_apps_fault() -> None:
     assert check(Answer("Hi there", {}, parts)).value == 1.0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("config", "param"),
     [
         ({"checks": [], "from_reference": False}, "checks"),
@@ -297,7 +298,7 @@ def test_a_hostile_answer_is_read_quickly() -> None:
     assert time.process_time() - started < 2.0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "name", "count"),
     [
         ("well-known state-of-the-art don't", "words", 3),

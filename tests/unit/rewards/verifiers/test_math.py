@@ -13,6 +13,7 @@ from contracts.errors import InvalidTask
 from rewards.grader import Grader
 from rewards.verifiers import math
 from rewards.verifiers.check import UNVERIFIABLE, Answer, BatchVerifier, Check, Context
+from tests.each_case import each_case
 from tests.unit.rewards.verifiers.math_pairs import pairs
 
 DEADLINE = 3.0
@@ -31,7 +32,7 @@ def check(verifier: BatchVerifier, text: str, reference: str = "5") -> Check:
     return verifier.check_all([Answer(text, {"reference": reference})])[0]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "reference"),
     [
         (r"So it is \boxed{5}.", "5"),
@@ -114,7 +115,7 @@ def test_what_is_worth_the_same_passes(verifier: BatchVerifier, text: str, refer
     assert (found.value, found.fault, found.reason) == (1.0, "none", "")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         r"\boxed{7}",
@@ -161,7 +162,7 @@ def test_what_is_another_answer_or_more_than_one_is_the_models_fault(verifier: B
     assert found.reason
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("boxed", "reference"),
     [
         (r"\frac{1}{3^{69}}", r"\frac{1}{3^{70}}"),
@@ -225,7 +226,7 @@ def test_what_nobody_can_decide_is_unverifiable(verifier: BatchVerifier, boxed: 
     assert found.reason.startswith(UNVERIFIABLE)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("boxed", "reference"),
     [
         ("5", r"\mathbb{R}"),
@@ -271,7 +272,7 @@ def test_what_was_read_is_explained() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_question_again_pays_nothing(verifier: BatchVerifier, seed: int) -> None:
-    cases = restated(250, seed)
+    cases = restated(100, seed)
     found = verifier.check_all([Answer(rf"\boxed{{{case.boxed}}}", {"reference": case.reference}) for case in cases])
     paid = [case for case, check in zip(cases, found, strict=True) if check.value != 0.0]
     assert not paid
@@ -285,7 +286,7 @@ def test_an_honest_answer_passes_in_every_usual_notation(verifier: BatchVerifier
     assert not refused
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("boxed", "reference"),
     [
         ("(2, 1)", "(1, 2)"),

@@ -9,6 +9,7 @@ from benchmarks.attacks.cases import hedges
 from contracts.errors import InvalidTask
 from rewards.verifiers import numeric
 from rewards.verifiers.check import Answer, Check
+from tests.each_case import each_case
 
 
 def grade(text: str, reference: str | None = "5", **config: Any) -> Check:
@@ -17,7 +18,7 @@ def grade(text: str, reference: str | None = "5", **config: Any) -> Check:
     return check
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "5",
@@ -44,7 +45,7 @@ def test_an_answer_that_commits_to_the_number_passes(text: str) -> None:
     assert grade(text) == Check(1.0)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "",
@@ -88,12 +89,12 @@ def test_several_numbers_or_none_or_only_a_part_of_something_is_the_models_fault
     assert check.reason
 
 
-@pytest.mark.parametrize("text", ["-5", "15", "50", "5%", "5,000", "5e9", "The answer is 4.999", "#### 6"])
+@each_case("text", ["-5", "15", "50", "5%", "5,000", "5e9", "The answer is 4.999", "#### 6"])
 def test_another_number_is_wrong_but_well_formed(text: str) -> None:
     assert grade(text) == Check(0.0, reason="another number than the reference")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "reference", "config", "value"),
     [
         ("1,234.5", "1234.5", {}, 1.0),
@@ -142,7 +143,7 @@ def test_a_number_that_is_taken_back_or_made_a_bound_pays_nothing() -> None:
     assert not [text for text in hedges.taken_back("42") + hedges.bounded("42", "44") if grade(text, "42").value != 0.0]
 
 
-@pytest.mark.parametrize("text", hedges.HONEST_NUMBERS)
+@each_case("text", hedges.HONEST_NUMBERS)
 def test_an_explanation_may_name_other_numbers(text: str) -> None:
     assert grade(text, "42") == Check(1.0)
 
@@ -318,11 +319,11 @@ PUBLIC_WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("reference", "text"), PUBLIC_RIGHT)
+@each_case(("reference", "text"), PUBLIC_RIGHT)
 def test_a_number_counts_in_every_usual_notation(reference: str, text: str) -> None:
     assert grade(text, reference).value == 1.0
 
 
-@pytest.mark.parametrize(("reference", "text"), PUBLIC_WRONG)
+@each_case(("reference", "text"), PUBLIC_WRONG)
 def test_a_number_inside_of_something_else_pays_nothing(reference: str, text: str) -> None:
     assert grade(text, reference).value == 0.0

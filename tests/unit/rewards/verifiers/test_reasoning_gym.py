@@ -12,6 +12,7 @@ from contracts.errors import InvalidTask
 from rewards.verifiers import reasoning_gym
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, wrong
 from rewards.verifiers.reasoning_gym_guard import arithmetic
+from tests.each_case import each_case
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="needs the extra `reasoning`")
 CONFIG = {"dataset": "chain_sum", "seed": 3, "size": 20}
@@ -124,9 +125,7 @@ def test_scorers_that_evaluate_an_answer_run_nothing_of_it(dataset: str, honest:
     assert check(verifier, f"<answer>{honest or '1'}</answer>", reference) == before
 
 
-@pytest.mark.parametrize(
-    "text", ["x", "f(1)", "(1).real", "[a for a in 'b']", "lambda: 1", "f'{1}'", "1\n2", "(y := 1)"]
-)
+@each_case("text", ["x", "f(1)", "(1).real", "[a for a in 'b']", "lambda: 1", "f'{1}'", "1\n2", "(y := 1)"])
 def test_only_literals_and_operators_are_evaluated(text: str) -> None:
     with pytest.raises((ValueError, SyntaxError, NameError)):
         arithmetic(text)

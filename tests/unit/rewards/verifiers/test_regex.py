@@ -8,6 +8,7 @@ import pytest
 from contracts.errors import InvalidTask
 from rewards.verifiers import regex
 from rewards.verifiers.check import Answer, Check
+from tests.each_case import each_case
 
 
 def grade(text: str, pattern: str, **config: Any) -> Check:
@@ -16,7 +17,7 @@ def grade(text: str, pattern: str, **config: Any) -> Check:
     return check
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "config", "value"),
     [
         ("id 42", {"pattern": r"\d+"}, 1.0),
@@ -59,7 +60,7 @@ def test_any_pattern_takes_linear_time(pattern: str) -> None:
     assert time.process_time() - started < 2.0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("config", "param", "says"),
     [
         ({}, "pattern", "required"),

@@ -11,6 +11,7 @@ from benchmarks.attacks.cases import queries
 from contracts.errors import InvalidTask
 from rewards.verifiers import sql
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context
+from tests.each_case import each_case
 
 FIRST = "CREATE TABLE t(a INTEGER, b TEXT); INSERT INTO t VALUES (1,'x'),(2,'y'),(2,'y'),(3,'it''s')"
 SECOND = "CREATE TABLE t(a INTEGER, b TEXT); INSERT INTO t VALUES (5,'x'),(7,NULL)"
@@ -28,7 +29,7 @@ def check(verifier: BatchVerifier, text: str, reference: str = "SELECT a FROM t"
     return verifier.check_all([Answer(text, {"reference": reference})])[0]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "reference"),
     [
         ("SELECT a FROM t", "SELECT a FROM t"),
@@ -61,7 +62,7 @@ def test_a_query_with_the_same_rows_passes(verifier: BatchVerifier, text: str, r
     assert re.fullmatch("rows of seed [0-9a-f]{16}", found.reason)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         "SELECT DISTINCT a FROM t",
@@ -152,7 +153,7 @@ def graded(verifier: BatchVerifier, cases: Sequence[tuple[str, str]], num: int) 
 
 
 def test_a_right_query_passes_whatever_rows_are_drawn(shop: BatchVerifier) -> None:
-    assert not [(text, found.reason) for text, found in graded(shop, queries.EQUAL, 8) if found.value != 1.0]
+    assert not [(text, found.reason) for text, found in graded(shop, queries.EQUAL, 4) if found.value != 1.0]
 
 
 def test_rows_that_are_known_by_heart_pay_nothing(shop: BatchVerifier) -> None:

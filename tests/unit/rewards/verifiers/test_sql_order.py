@@ -6,6 +6,7 @@ from contextlib import closing
 import pytest
 
 from rewards.verifiers.sql_order import Rows, groups_of, is_ordered
+from tests.each_case import each_case
 
 SCRIPT = """
 CREATE TABLE t(id INTEGER PRIMARY KEY, name TEXT, dept TEXT, pay REAL);
@@ -13,7 +14,7 @@ INSERT INTO t VALUES (1,'a','x',5),(2,'B','x',5),(3,'c','y',7),(4,'d','y',NULL),
 """
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("query", "ties"),
     [
         ("SELECT name FROM t ORDER BY pay", [1, 3, 2]),

@@ -9,11 +9,12 @@ from contracts.errors import InvalidTask
 from rewards.verifiers import json_exact, json_schema
 from rewards.verifiers.check import Answer
 from rewards.verifiers.strict_json import MAX_DEPTH, NotJson, read_json
+from tests.each_case import each_case
 
 ANYTHING: dict[str, Any] = {"schema": {}}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "says"),
     [
         ('{"a":1,"a":2}', "occurs twice"),
@@ -138,7 +139,7 @@ def test_a_reference_that_is_no_json_is_the_apps_mistake(reference: str) -> None
 NUMBER: dict[str, Any] = {"type": "object", "required": ["b"], "properties": {"b": {"type": "integer"}}}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("schema", "text", "fenced", "value"),
     [
         (NUMBER, '<think>y</think>\n{"b": 2}', False, 1.0),

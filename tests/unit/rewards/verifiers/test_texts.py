@@ -11,6 +11,7 @@ import pytest
 from contracts.errors import InvalidTask
 from rewards.verifiers import exact, token_f1
 from rewards.verifiers.check import Answer, Check
+from tests.each_case import each_case
 
 ALL = {"casefold": True, "punctuation": True, "articles": True}
 
@@ -21,7 +22,7 @@ def run(module: Any, text: str, reference: str | None, config: Mapping[str, Any]
     return check
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "reference", "config", "value"),
     [
         (" Paris\n", "Paris", {}, 1.0),
@@ -63,8 +64,8 @@ def test_exact(text: str, reference: str, config: Mapping[str, Any], value: floa
     assert run(exact, text, reference, config).value == value
 
 
-@pytest.mark.parametrize("reference", ["", "  ", "the", "...", "a, an."])
-@pytest.mark.parametrize("module", [exact, token_f1])
+@each_case("reference", ["", "  ", "the", "...", "a, an."])
+@each_case("module", [exact, token_f1])
 def test_a_reference_of_nothing_does_not_pay_for_an_empty_answer(module: Any, reference: str) -> None:
     check = run(module, "", reference, ALL if module is exact else {})
     assert (check.value, check.fault) == (None, "user")

@@ -12,6 +12,7 @@ from contracts.answers.texts import calls_in_text
 from contracts.errors import InvalidTask
 from rewards.verifiers import tool_call
 from rewards.verifiers.check import Answer, Check, ParsedAnswer
+from tests.each_case import each_case
 from tests.unit.services.inference.tools.samples import DS_CALL, DS_CALL_END, DS_CALLS, DS_SEP
 
 WEATHER = {
@@ -65,7 +66,7 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         tagged(CALL),
@@ -117,10 +118,10 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("text", "says"), BROKEN)
-@pytest.mark.parametrize("required", [True, False])
-@pytest.mark.parametrize("match", ["valid", "exact"])
-@pytest.mark.parametrize("reference", [None, "no json", []])
+@each_case(("text", "says"), BROKEN)
+@each_case("required", [True, False])
+@each_case("match", ["valid", "exact"])
+@each_case("reference", [None, "no json", []])
 def test_a_broken_call_is_always_the_models_fault_and_never_left_out(
     text: str, says: str, required: bool, match: str, reference: Any
 ) -> None:
@@ -129,7 +130,7 @@ def test_a_broken_call_is_always_the_models_fault_and_never_left_out(
     assert says in check.reason
 
 
-@pytest.mark.parametrize("text", FAMILIES)
+@each_case("text", FAMILIES)
 def test_an_answer_that_is_cut_gives_no_other_call(text: str) -> None:
     schemas = {tool["name"]: tool.get("parameters", {}) for tool in (WEATHER, CLOCK)}
     wanted = read(text, schemas)
@@ -158,7 +159,7 @@ def test_an_empty_answer_is_never_right(text: str) -> None:
     assert grade(text, required=False) == Check(0.0, fault="model", reason="neither a call nor text")
 
 
-@pytest.mark.parametrize(
+@each_case(
     "text",
     [
         f"<toolcall>{CALL}</toolcall>",
@@ -187,7 +188,7 @@ def test_what_only_looks_like_a_call_does_not_pass_for_words(text: str) -> None:
     assert (check.value, check.fault) == (0.0, "model")
 
 
-@pytest.mark.parametrize("text", text_calls.of("get_weather"))
+@each_case("text", text_calls.of("get_weather"))
 def test_a_call_written_as_text_does_not_pass_for_words(text: str) -> None:
     check = grade(text, required=False)
     assert (check.value, check.fault) == (0.0, "model")
@@ -206,7 +207,7 @@ def test_a_tool_named_by_an_everyday_word_is_known_by_its_arguments() -> None:
         assert grade(text, **search) == Check(1.0)
 
 
-@pytest.mark.parametrize("text", text_calls.HONEST)
+@each_case("text", text_calls.HONEST)
 def test_words_about_a_tool_are_words(text: str) -> None:
     assert grade(text, required=False) == Check(1.0)
 
@@ -238,7 +239,7 @@ def test_the_same_call_again_pays_nothing_unless_it_is_wanted(again: str) -> Non
     assert grade(tagged(CALL, again), [json.loads(CALL), json.loads(OTHER)], match="name").value == 0.0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "match", "reference", "value"),
     [
         (tagged(CALL), "exact", CALL, 1.0),
@@ -273,7 +274,7 @@ def test_a_hostile_answer_is_refused_quickly() -> None:
     assert time.process_time() - started < 2.0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("config", "param"),
     [
         ({}, "tools"),

@@ -33,9 +33,11 @@ def open_client() -> Iterator[Any]:
         yield lambda settings: held.enter_context(TestClient(create_app(settings), follow_redirects=False))
 
 
-@pytest.fixture
-def client(open_client: Any, seeded: Settings) -> TestClient:
-    return signed_in(open_client(seeded), seeded)
+@pytest.fixture(scope="module")
+def client(seeded: Settings) -> Iterator[TestClient]:
+    """Of tests that only read."""
+    with TestClient(create_app(seeded), follow_redirects=False) as opened:
+        yield signed_in(opened, seeded)
 
 
 def signed_in(client: TestClient, settings: Settings, role: Role = "operator", target: str = "") -> TestClient:
@@ -78,23 +80,27 @@ def test_the_link_is_spent_for_every_replica(open_client: Any, small: Settings) 
     assert there.get(link).status_code == 401
 
 
-@pytest.mark.parametrize("path", PAGES[1:])
 def test_without_a_session_each_page_shows_the_form_and_signing_in_leads_back(
-    open_client: Any, small: Settings, path: str
+    open_client: Any, small: Settings
 ) -> None:
     client = open_client(small)
-    answer = client.get(path)
-    assert answer.status_code == 401
-    assert f'name="next" value="{path}"' in answer.text
-    assert SCRIPT not in answer.text
-    assert signed_in(client, small, target=path).headers["x-went-to"] == path
+    for path in PAGES[1:]:
+        client.cookies.clear()
+        answer = client.get(path)
+        assert answer.status_code == 401, path
+        assert f'name="next" value="{path}"' in answer.text
+        assert SCRIPT not in answer.text, path
+        assert signed_in(client, small, target=path).headers["x-went-to"] == path
 
 
-@pytest.mark.parametrize(
-    "target", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)", "evil", "/a\nb"]
-)
-def test_signing_in_leads_nowhere_else(open_client: Any, small: Settings, target: str) -> None:
-    assert signed_in(open_client(small), small, target=target).headers["x-went-to"] == "/"
+ELSEWHERE = ("https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)", "evil", "/a\nb")
+
+
+def test_signing_in_leads_nowhere_else(open_client: Any, small: Settings) -> None:
+    client = open_client(small)
+    for target in ELSEWHERE:
+        client.cookies.clear()
+        assert signed_in(client, small, target=target).headers["x-went-to"] == "/", target
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -106,13 +112,13 @@ def test_every_page_has_its_title_and_says_where_one_is(client: TestClient, path
     assert '<html lang="en">' in page
 
 
-@pytest.mark.parametrize("path", WORDS)
-def test_an_app_key_sees_numbers_but_no_words_of_users(open_client: Any, small: Settings, path: str) -> None:
+def test_an_app_key_sees_numbers_but_no_words_of_users(open_client: Any, small: Settings) -> None:
     client = signed_in(open_client(small), small, "app")
-    answer = client.get(path)
-    assert answer.status_code == 403
-    assert "operator:read" in answer.text
-    assert "please" not in answer.text
+    for path in WORDS:
+        answer = client.get(path)
+        assert answer.status_code == 403, path
+        assert "operator:read" in answer.text, path
+        assert "please" not in answer.text, path
     assert client.get("/ledger").status_code == 200
 
 
@@ -294,28 +300,28 @@ def test_a_failure_is_shown_on_a_page(client: TestClient, path: str, status: int
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
-@pytest.mark.parametrize(
-    ("role", "path", "headers", "words"),
-    [
-        ("operator", "/generation", BROWSER, "there is no page /generation<"),
-        ("operator", "/static/nosuch.js", BROWSER, "there is no page"),
-        ("app", "/nosuch", BROWSER, '<a href="/">Overview</a>'),
-        (None, "/nosuch", BROWSER, "sign in to see the known ones"),
-        ("operator", "/nosuch", {}, "there is no GET /nosuch"),
-        ("operator", "/api/nosuch", BROWSER, "there is no GET /api/nosuch"),
-    ],
+UNKNOWN: tuple[tuple[Role | None, str, dict[str, str], str], ...] = (
+    (None, "/nosuch", BROWSER, "sign in to see the known ones"),
+    ("operator", "/generation", BROWSER, "there is no page /generation<"),
+    ("operator", "/static/nosuch.js", BROWSER, "there is no page"),
+    ("operator", "/nosuch", {}, "there is no GET /nosuch"),
+    ("operator", "/api/nosuch", BROWSER, "there is no GET /api/nosuch"),
+    ("app", "/nosuch", BROWSER, '<a href="/">Overview</a>'),
 )
-def test_an_unknown_page_offers_the_known_ones(
-    open_client: Any, small: Settings, *, role: Role | None, path: str, headers: dict[str, str], words: str
-) -> None:
-    client = open_client(small) if role is None else signed_in(open_client(small), small, role)
-    answer = client.get(path, headers=headers)
-    is_page = answer.headers["content-type"].startswith("text/html")
-    assert (answer.status_code, is_page) == (404, bool(headers) and not path.startswith("/api/"))
-    assert words in html.unescape(answer.text)
-    offered = re.findall(r'href="(/\w*)"', answer.text.partition("Known pages")[2])
-    known = {"operator": list(PAGES_BY_NAME), "app": ["/", "/rewards", "/ledger"]}.get(role or "", [])
-    assert offered == (known if is_page else [])
+
+
+def test_an_unknown_page_offers_the_known_ones(open_client: Any, small: Settings) -> None:
+    client = open_client(small)
+    for role, path, headers, words in UNKNOWN:
+        if role is not None:
+            signed_in(client, small, role)
+        answer = client.get(path, headers=headers)
+        is_page = answer.headers["content-type"].startswith("text/html")
+        assert (answer.status_code, is_page) == (404, bool(headers) and not path.startswith("/api/")), (role, path)
+        assert words in html.unescape(answer.text)
+        offered = re.findall(r'href="(/\w*)"', answer.text.partition("Known pages")[2])
+        known = {"operator": list(PAGES_BY_NAME), "app": ["/", "/rewards", "/ledger"]}.get(role or "", [])
+        assert offered == (known if is_page else []), (role, path)
 
 
 def test_an_empty_home_says_what_to_do(open_client: Any, bare: Settings) -> None:

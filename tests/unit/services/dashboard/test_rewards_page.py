@@ -42,9 +42,11 @@ def open_client() -> Iterator[Any]:
         yield lambda of: held.enter_context(TestClient(create_app(of), follow_redirects=False))
 
 
-@pytest.fixture
-def page(open_client: Any, settings: Settings) -> str:
-    return str(signed_in(open_client(settings), settings).get("/rewards").text)
+@pytest.fixture(scope="module")
+def page(filled: Path) -> str:
+    settings = settings_of(filled)
+    with TestClient(create_app(settings), follow_redirects=False) as client:
+        return str(signed_in(client, settings).get("/rewards").text)
 
 
 def section(page: str, title: str) -> str:

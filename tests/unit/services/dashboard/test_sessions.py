@@ -23,6 +23,7 @@ from services.dashboard.signin.sessions import (
     check_csrf,
     check_same_origin,
 )
+from tests.each_case import each_case
 
 
 class Clock:
@@ -260,7 +261,7 @@ def test_our_own_page_may_ask(headers: dict[str, str]) -> None:
     check_same_origin({"host": "127.0.0.1:8400", **headers})
 
 
-@pytest.mark.parametrize(
+@each_case(
     "headers",
     [
         {},

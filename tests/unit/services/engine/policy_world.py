@@ -81,12 +81,12 @@ def rounding(model: Any, num_tokens: int) -> float:
 
 PROMPTS = [[2, 40, 41], [7], list(range(3, 90)), [9, 9, 9, 300, 42, 500, 11], [5, 6] * 21, [2, 40, 41, 43]]
 PARAMS: list[dict[str, Any]] = [
-    {"max_tokens": 40},
+    {"max_tokens": 20},
     {"max_tokens": 3, "temperature": 0},
-    {"max_tokens": 50, "repetition_penalty": 1.3, "logprobs": 4},
+    {"max_tokens": 24, "repetition_penalty": 1.3, "logprobs": 4},
     {"max_tokens": 12, "top_k": 9, "temperature": 0.8},
-    {"max_tokens": 25, "frequency_penalty": 0.4, "logit_bias": {"77": 3}},
-    {"max_tokens": 30, "structured_outputs": {"json_object": True}, "ignore_eos": False},
+    {"max_tokens": 16, "frequency_penalty": 0.4, "logit_bias": {"77": 3}},
+    {"max_tokens": 20, "structured_outputs": {"json_object": True}, "ignore_eos": False},
 ]
 
 

@@ -8,6 +8,7 @@ from contracts.errors import InvalidSettings
 from policy.weights import copy_tensors, tensors_of
 from services.engine.runners import RunnerKind, runner_for
 from services.engine.settings import EngineSettings
+from tests.each_case import each_case
 from tests.models import KINDS
 from tests.unit.services.engine.hybrid_models import HYBRIDS, any_model
 from tests.unit.services.engine.memory_store import MemoryStore
@@ -17,7 +18,7 @@ from tests.unit.services.engine.world import make_engine
 STEPPED = ("lfm2", "mamba2", *HYBRIDS)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *HYBRIDS])
+@each_case("kind", [*KINDS, *HYBRIDS])
 def test_a_model_gets_the_runner_that_can_hold_its_cache(kind: str) -> None:
     expected: RunnerKind = "stepped" if kind in STEPPED else "paged"
     assert runner_for(any_model(kind)) == expected

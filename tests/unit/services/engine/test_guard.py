@@ -13,6 +13,7 @@ from benchmarks.attacks.engine import KEY, OPEN, Closed, attacks
 from contracts.errors import OriginRefused, Unauthorized, UnsupportedMediaType
 from runtime.engine_key import authorization
 from services.engine.guard import refuse
+from tests.each_case import each_case
 
 BEARER = (b"authorization", authorization(KEY)["authorization"].encode())
 JSON = (b"content-type", b"application/json")
@@ -65,7 +66,7 @@ def test_attacks_are_refused(attack: Attack) -> None:
     assert attack.run() is None
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("headers", "kind"),
     [
         ([], Unauthorized),

@@ -62,12 +62,15 @@ def model(store: MemoryStore) -> Any:
     return model
 
 
-@pytest.mark.parametrize("params", ALL, ids=str)
 async def test_an_option_gives_the_log_probs_of_its_distribution(
-    engine: Engine, model: Any, params: dict[str, Any]
+    engine: Engine, model: Any, subtests: pytest.Subtests
 ) -> None:
-    asked = request(PROMPT, max_tokens=24, **params)
-    check(model, asked, params, await complete(engine, asked))
+    """All in one batch, whose steps then take no longer than those of one."""
+    asked = [request(PROMPT, max_tokens=24, **params) for params in ALL]
+    answers = await asyncio.gather(*(complete(engine, one) for one in asked))
+    for one, params, answer in zip(asked, ALL, answers, strict=True):
+        with subtests.test(params=params):
+            check(model, one, params, answer)
 
 
 @pytest.mark.slow
@@ -82,16 +85,27 @@ async def test_all_options_in_one_batch_disturb_nobody(engine: Engine, model: An
         check(model, one, params, second)
 
 
-@pytest.mark.parametrize("params", [ALONE[1], ALONE[3], ALONE[4], ALONE[5], *MIXES], ids=str)
 async def test_a_continued_answer_keeps_its_penalties_and_its_grammar(
-    engine: Engine, model: Any, params: dict[str, Any]
+    engine: Engine, model: Any, subtests: pytest.Subtests
 ) -> None:
-    whole = await complete(engine, request(PROMPT, max_tokens=20, seed=3, **params))
-    cut = len(whole.token_ids) // 2
-    asked = request([*PROMPT, *whole.token_ids[:cut]], num_made=cut, max_tokens=20 - cut, seed=3, **params)
-    rest = await complete(engine, asked)
-    assert whole.token_ids == whole.token_ids[:cut] + rest.token_ids
-    check(model, asked, params, rest)
+    options = [ALONE[1], ALONE[3], ALONE[4], ALONE[5], *MIXES]
+    begun = [request(PROMPT, max_tokens=20, seed=3, **params) for params in options]
+    wholes = [answer.token_ids for answer in await asyncio.gather(*(complete(engine, one) for one in begun))]
+    asked = [
+        request(
+            [*PROMPT, *made[: len(made) // 2]],
+            num_made=len(made) // 2,
+            max_tokens=20 - len(made) // 2,
+            seed=3,
+            **params,
+        )
+        for made, params in zip(wholes, options, strict=True)
+    ]
+    rests = await asyncio.gather(*(complete(engine, one) for one in asked))
+    for one, params, made, rest in zip(asked, options, wholes, rests, strict=True):
+        with subtests.test(params=params):
+            assert made == made[: len(made) // 2] + rest.token_ids
+            check(model, one, params, rest)
 
 
 async def test_the_penalties_of_an_answer_count_its_own_tokens_alone(engine: Engine, model: Any) -> None:

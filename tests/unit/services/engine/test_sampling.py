@@ -16,6 +16,7 @@ from services.engine.sampling import (
 )
 from services.engine.sequence import SamplingOptions
 from services.http import read_json
+from tests.each_case import each_case
 
 LIMITS = ModelLimits(vocab_size=64, context=32)
 
@@ -31,7 +32,7 @@ def params_of(**fields: Any) -> SamplingParams:
     return read_json(GenerateRequest, body(**fields)).sampling_params
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("fields", "param"),
     [
         ({"temperature": -0.1}, "temperature"),
@@ -109,8 +110,8 @@ def test_options_are_those_of_the_request() -> None:
     assert not options_of(params_of(temperature=0, top_k=4, top_p=0.5)).is_truncated, "greedy needs no filter"
 
 
-@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
-@pytest.mark.parametrize("temperature", [0, 1])
+@each_case("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
+@each_case("temperature", [0, 1])
 def test_a_seed_is_given_only_if_there_is_one(seed: int, temperature: float) -> None:
     request = read_json(GenerateRequest, body(seed=seed, temperature=temperature))
     check_request(request, LIMITS)

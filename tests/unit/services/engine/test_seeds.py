@@ -21,7 +21,7 @@ from tests.unit.services.engine.memory_store import MemoryStore
 from tests.unit.services.engine.world import VOCABULARY, ask, complete, logprobs_of, make_engine, reference, rounding
 
 PROMPT = [5, 9, 33, 12]
-NUM_SEEDS = 1000
+NUM_SEEDS = 500
 # Chi-square has mean k and variance 2k at k degrees of freedom; four deviations above is one in 30,000.
 WIDE = 4.0
 
@@ -77,7 +77,7 @@ async def test_many_seeds_draw_every_token_as_often_as_the_softmax_says(
     engine: Engine, store: MemoryStore, sampling: dict[str, float]
 ) -> None:
     asked = [ask(PROMPT, max_tokens=1, seed=seed, **sampling) for seed in range(NUM_SEEDS)]
-    answers = [part for chunk in range(0, NUM_SEEDS, 200) for part in await _all(engine, asked[chunk : chunk + 200])]
+    answers = [part for chunk in range(0, NUM_SEEDS, 250) for part in await _all(engine, asked[chunk : chunk + 250])]
     drawn = Counter(answer.token_ids[0] for answer in answers)
     logits = reference(store.weights[1])(torch.tensor([PROMPT])).logits[0, -1] / sampling.get("temperature", 1.0)
     shares = _kept(logits.softmax(-1).double().numpy(), sampling)

@@ -16,6 +16,7 @@ from contracts.topics import GENERATIONS, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
 from runtime.database import Database
 from services.feedback.requests import read_item
+from tests.each_case import each_case
 from tests.fakes import BOOKING_TASK, a_generation
 from tests.hostile import WHATEVER
 
@@ -50,7 +51,7 @@ def test_every_item_is_refused_with_its_field_or_can_be_processed() -> None:
     assert min(num_taken, num_refused) > 300
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "param"),
     [
         ({"id": "a\0b"}, "id"),

@@ -13,6 +13,7 @@ from contracts.records import encode
 from contracts.tables import generation, received_signal
 from runtime.database import Database
 from services.feedback.requests import read_item
+from tests.each_case import each_case
 from tests.fakes import BOOKING_TASK, a_generation
 from tests.unit.pipelines.episodes.bench import Join, a_task
 from tests.unit.services.feedback.conftest import Feedback
@@ -35,7 +36,7 @@ def test_a_bool_may_be_said_as_a_number_and_is_kept_as_a_bool(value: float) -> N
     assert (said.signal.value is bool(value), said.body_hash) == (True, plain.body_hash)
 
 
-@pytest.mark.parametrize(
+@each_case(
     "changes",
     [
         {},

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import openai
@@ -12,14 +14,20 @@ from contracts.records import Generation, decode
 from contracts.topics import GENERATIONS
 from runtime.database import Database
 from services.inference.app import create_app
+from tests.databases import write_migrated
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
 from tests.unit.services.serving import make_home, make_key, serve
+
+SAYS = "Tisch für 4: {ok}"
 
 
 class Inference:
     """The real service over HTTP, a fake engine behind it."""
 
+    tenant = "default"
+
     def __init__(self, engine: FakeEngine, log: StubbornLog, url: str, key: str, operator: str) -> None:
+        self.begins: dict[int, int] = {}  # in each partition: records before are of earlier tests
         self.engine = engine
         self.log = log
         self.url = url
@@ -42,13 +50,15 @@ class Inference:
 
     def logged(self) -> list[Generation]:
         places = range(self.log.num_partitions)
-        records = [record for place in places for record in self.log.read(GENERATIONS, place, 0, 100)]
+        records = [
+            record for place in places for record in self.log.read(GENERATIONS, place, self.begins.get(place, 0), 100)
+        ]
         return [decode(Generation, record.value) for record in sorted(records, key=lambda r: r.appended_at)]
 
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    return FakeEngine("Tisch für 4: {ok}")
+    return FakeEngine(SAYS)
 
 
 @pytest.fixture(scope="session")
@@ -60,14 +70,62 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.fixture
-def inference(tmp_path: Path, database: Database, engine: FakeEngine, stage: Stage) -> Iterator[Inference]:
-    make_base(tmp_path / "base")
+def alone() -> None:
+    """For tests whose service is no other's: they break its engine or its log, leave answers behind, or look into its home."""
+
+
+@pytest.fixture
+def inference(request: pytest.FixtureRequest) -> Inference:
+    """The service of all tests; its own for a test that uses `alone`."""
+    found: Inference = request.getfixturevalue("own" if "alone" in request.fixturenames else "shared")
+    return found
+
+
+@pytest.fixture
+def own(tmp_path: Path, database: Database, engine: FakeEngine, stage: Stage) -> Iterator[Inference]:
     stage.engine = engine
-    log = StubbornLog(tmp_path / "log")
-    keys = make_key(database), make_key(database, "operator")
-    with serve(create_app(make_home(tmp_path, stage.url), event_log=log, patience_seconds=1.5)) as url:
-        world = Inference(engine, log, url, *keys)
-        yield world
-        log.open.set()
-        engine.go.set()
-        world.client.close()
+    with _serving(tmp_path, stage.url) as (url, log):
+        yield from _asking(Inference(engine, log, url, make_key(database), make_key(database, "operator")))
+
+
+class _Standing(NamedTuple):
+    stage: Stage
+    database: Database
+    url: str
+    log: StubbornLog
+
+
+@pytest.fixture(scope="session")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Standing]:
+    home, stage = tmp_path_factory.mktemp("standing"), Stage()
+    write_migrated(home / "millrace.db")
+    database = Database(f"sqlite:///{home / 'millrace.db'}")
+    with closing(database), serve(stage) as stage.url, _serving(home, stage.url) as (url, log):
+        yield _Standing(stage, database, url, log)
+
+
+@pytest.fixture
+def shared(standing: _Standing) -> Iterator[Inference]:
+    """A service that other tests ask too: with an engine, a tenant and an empty log for this one."""
+    stage, database, url, log = standing
+    stage.engine = FakeEngine(SAYS)
+    tenant, log.num_appends = uuid.uuid4().hex, 0
+    keys = make_key(database, tenant=tenant), make_key(database, "operator", tenant)
+    world = Inference(stage.engine, log, url, *keys)
+    world.tenant, world.begins = tenant, log.ends(GENERATIONS)
+    yield from _asking(world)
+
+
+@contextmanager
+def _serving(home: Path, engine_url: str) -> Iterator[tuple[str, StubbornLog]]:
+    make_base(home / "base")
+    log = StubbornLog(home / "log")
+    with serve(create_app(make_home(home, engine_url), event_log=log, patience_seconds=1.5)) as url:
+        yield url, log
+
+
+def _asking(world: Inference) -> Iterator[Inference]:
+    yield world
+    world.log.open.set()
+    world.engine.go.set()
+    world.client.close()

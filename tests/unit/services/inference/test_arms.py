@@ -12,6 +12,7 @@ from contracts.arms import DRAWN, draw_arm
 from contracts.assignments import SLOTS, Assignment
 from runtime.database import Database
 from services.inference.arms import Assignments, ChosenArm, choose_arm, has_draw, served_arms
+from tests.each_case import each_case
 from tests.unit.services.inference.test_versions_asked import assign
 
 
@@ -75,7 +76,7 @@ def test_a_pinned_request_goes_to_whoever_holds_the_version() -> None:
     assert choose_arm(twice, "demo", version=8, served={"live"}).name == "learning", "the refusal names a slot"
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("held", "served", "arm"),
     [
         (arms(live=7), SLOTS, ChosenArm("live", 1.0, "demo")),

@@ -50,6 +50,7 @@ def test_a_request_that_names_itself_is_repeated_instead() -> None:
     assert attempt_of(counted(1) | {"idempotency-key": "k"}, b"body") is None
 
 
+@pytest.mark.usefixtures("alone")
 def test_the_sdk_s_tries_are_logged_as_tries_and_only_the_last_is_learned(
     inference: Inference, database: Database, tmp_path: Path
 ) -> None:
@@ -75,6 +76,7 @@ def test_the_sdk_s_tries_are_logged_as_tries_and_only_the_last_is_learned(
     assert states(join) == {cut.key: ("filtered", "superseded"), read.key: ("pending", "")}
 
 
+@pytest.mark.usefixtures("alone")
 def test_neither_another_replica_nor_a_restart_forgets_the_earlier_try(
     inference: Inference, database: Database, tmp_path: Path, stage: Stage
 ) -> None:

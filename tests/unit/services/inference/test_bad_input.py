@@ -11,6 +11,7 @@ import pytest
 
 from contracts.errors import InvalidRequest
 from services.inference.requests import ChatRequest, parse_chat_request
+from tests.each_case import each_case
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import CONTEXT
 
@@ -21,7 +22,7 @@ def parse(**changes: Any) -> ChatRequest:
     return parse_chat_request(json.dumps(GOOD | changes).encode())
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("field", "value", "code"),
     [
         ("temperature", -1, "invalid_request"),
@@ -75,7 +76,7 @@ def test_a_bad_field_is_named(field: str, value: Any, code: str) -> None:
     assert error.value.message
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("message", "param"),
     [
         ({"content": "hi"}, "messages[0].role"),

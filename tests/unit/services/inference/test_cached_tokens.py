@@ -74,6 +74,7 @@ def test_messages_tell_it_beside_the_other_input_tokens(inference: Inference, *,
     assert answer.text.count(told) == (2 if stream else 1), "at the start of a stream, and at its end"
 
 
+@pytest.mark.usefixtures("alone")
 def test_tenants_roles_and_purposes_share_no_prefix(inference: Inference, database: Database) -> None:
     def salt_of(client: openai.OpenAI, **headers: str) -> str:
         client.chat.completions.create(

@@ -54,7 +54,7 @@ def test_the_generation_is_logged_with_its_whole_provenance(inference: Inference
 
     [record] = inference.logged()
     assert (record.completion_id, record.choice) == (answer.id, 0)
-    assert (record.policy, record.task, record.tenant, record.purpose) == ("demo", "booking", "default", "user")
+    assert (record.policy, record.task, record.tenant, record.purpose) == ("demo", "booking", inference.tenant, "user")
     assert (record.arm, record.arm_probability, record.spans) == ("live", 1.0, (Span(0, 3),))
     assert record.sampling == Sampling(temperature=1.0, top_p=1.0, max_tokens=30)
     assert (record.engine, record.dtype, record.finish_reason) == ("fake/1", "float32", "stop")
@@ -194,6 +194,7 @@ def test_consent_decides_what_is_logged(inference: Inference, task: str, store: 
     assert len(inference.logged()) == num_logged
 
 
+@pytest.mark.usefixtures("alone")
 def test_operators_ask_sentinels_with_their_own_sampling_of_a_pinned_version(
     inference: Inference, database: Database
 ) -> None:

@@ -17,11 +17,12 @@ from runtime.database import Database
 from services.inference.arms import Assignments, pinned_version
 from services.inference.plan import decide_sampling, explored
 from services.inference.requests import ChatRequest
+from tests.each_case import each_case
 
 LIVE = Assignment("demo", "live", 7, 0.0, 1)
 
 
-@pytest.mark.parametrize("model", ["other", "demo@", "demo@v", "demo@vx", "demo@v-1", "demo@v01", "demo@v1 ", "Demo"])
+@each_case("model", ["other", "demo@", "demo@v", "demo@vx", "demo@v-1", "demo@v01", "demo@v1 ", "Demo"])
 def test_other_models_do_not_exist(model: str) -> None:
     with pytest.raises(UnknownModel, match="does not exist"):
         pinned_version(model, "demo")

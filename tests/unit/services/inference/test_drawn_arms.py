@@ -18,12 +18,15 @@ from contracts.draws import DrawnVersion, hash_of
 from contracts.records import Generation
 from contracts.sampling import Span
 from runtime.database import Database
+from services.inference import arms
 from services.inference.app import create_app
+from services.inference.engine import rows
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.test_versions_asked import assign
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog
 from tests.unit.services.serving import make_home, serve, wait_until
 
+pytestmark = pytest.mark.usefixtures("alone")
 SLOTS: dict[str, int | None] = {LIVE: 3, "candidate": None, LEARNING: 6, CANARY: 5, HOLDOUT: 1}
 HELD = {3, 6, 5, 1}
 
@@ -36,12 +39,13 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def drawn(inference: Inference, database: Database) -> Inference:
-    """An endpoint with a hold-out of 20%, a learning arm of 20% and a canary of 50%."""
+def drawn(inference: Inference, database: Database, monkeypatch: pytest.MonkeyPatch) -> Inference:
+    """An endpoint with a hold-out of 20%, a learning arm of 20% and a canary of 50%. It reads the assignments for each request."""
+    monkeypatch.setattr(arms, "_READ_SECONDS", -1.0)
+    monkeypatch.setattr(rows, "_READ_SECONDS", 0.05)
     for arm, version, share in ((LIVE, 3, 0.0), (HOLDOUT, 1, 0.2), (LEARNING, 6, 0.2), (CANARY, 5, 0.5)):
         assign(database, version, arm, share)
     wait_until(lambda: inference.holds(5))
-    time.sleep(0.25)  # the endpoint reads the assignments again
     return inference
 
 
@@ -52,16 +56,16 @@ def newest(inference: Inference, number: int = 1) -> list[Generation]:
 
 def test_people_keep_the_arm_of_the_draw_and_its_version_answers(drawn: Inference, database: Database) -> None:
     with database.snapshot() as connection:
-        arms = read(connection, "demo")
+        assigned = read(connection, "demo")
     found = Counter[str]()
-    for number in range(60):
+    for number in range(10):
         person = f"person {number}"
         drawn.ask(user=person)
         drawn.ask(extra_body={"safety_identifier": person})
         first, second = newest(drawn, 2)
         assert (first.arm, first.arm_probability) == (second.arm, second.arm_probability)
         unit = unit_of("user", tenant=first.tenant, person=person, session_id=None, completion_id=first.completion_id)
-        assert (first.arm, first.arm_probability) == draw_arm(arms, unit.name)
+        assert (first.arm, first.arm_probability) == draw_arm(assigned, unit.name)
         held = SLOTS[first.arm]
         assert held is not None
         assert first.spans == (Span(0, held),)
@@ -97,16 +101,16 @@ def test_without_a_person_or_a_session_each_answer_is_drawn(drawn: Inference) ->
 
 def test_messages_of_anthropics_form_are_drawn_by_their_user_id(drawn: Inference) -> None:
     body = {"model": "demo", "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
-    arms = {}
-    for number in range(12):
+    found = {}
+    for number in range(6):
         sent = body | {"metadata": {"user_id": f"anna {number}"}}
         answer = httpx.post(f"{drawn.url}/v1/messages", json=sent, headers={"x-api-key": drawn.key}, timeout=10.0)
         assert answer.status_code == 200
         drawn.ask(user=f"anna {number}")
         one, other = newest(drawn, 2)
         assert one.arm == other.arm
-        arms[number] = one.arm
-    assert len(set(arms.values())) > 1
+        found[number] = one.arm
+    assert len(set(found.values())) > 1
 
 
 def test_whoever_names_a_version_is_not_drawn(drawn: Inference) -> None:
@@ -138,11 +142,10 @@ def test_only_users_are_drawn(drawn: Inference, purpose: str) -> None:
 def test_a_version_that_loads_gets_nobody_until_a_slot_holds_it(drawn: Inference, database: Database) -> None:
     engine = drawn.engine
     assign(database, 7, CANARY, 0.5)  # the engine still holds v5
-    time.sleep(0.25)
     for number in range(12):
         drawn.ask(user=f"person {number}")
-    arms = {record.arm: round(record.arm_probability, 3) for record in newest(drawn, 12)}
-    assert arms == {name: {LIVE: 0.64, LEARNING: 0.16, HOLDOUT: 0.2}[name] for name in arms}
+    found = {record.arm: round(record.arm_probability, 3) for record in newest(drawn, 12)}
+    assert found == {name: {LIVE: 0.64, LEARNING: 0.16, HOLDOUT: 0.2}[name] for name in found}
     engine.slots, engine.resident = SLOTS | {CANARY: 7}, HELD | {7}
     wait_until(lambda: drawn.holds(7))
     for number in range(12):

@@ -16,6 +16,7 @@ from contracts.errors import InvalidRequest, Unsupported
 from services.inference.control_strings import ROLES
 from services.inference.fields import HARMLESS, MAX_MESSAGES, MAX_PARTS, NEUTRAL, Body, ChatMessage, SentFields
 from services.inference.requests import ChatRequest, parse_chat_request
+from tests.each_case import each_case
 from tests.unit.services.inference.conftest import Inference
 
 GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -127,7 +128,7 @@ def test_what_cannot_change_an_answer_is_accepted_whatever_it_says(name: str) ->
         assert parse(**{name: value}) == parse()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "param", "hint"),
     [
         ({"max_token": 5}, "max_token", "did you mean `max_tokens`?"),
@@ -214,7 +215,7 @@ for _ in range(100):
 NESTED = {"function": {"name": "f", "arguments": {"x": [[]] * 20_000}}}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("messages", "says"),
     [
         ([EMPTY] * (MAX_MESSAGES + 1), "<= 4096"),

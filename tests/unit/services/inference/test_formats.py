@@ -10,6 +10,7 @@ import pytest
 from contracts.errors import InvalidRequest
 from services.inference.formats import MAX_SCHEMA_BYTES, MAX_TOOLS, ResponseFormat, ToolChoice
 from services.inference.requests import ChatRequest, parse_chat_request
+from tests.each_case import each_case
 
 GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -98,7 +99,7 @@ def test_response_formats_are_read(sent: Any, means: ResponseFormat | None) -> N
         assert parse(response_format=means.as_openai()).response_format == means
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "code", "param"),
     [
         ({"tools": [{"type": "function"}]}, "invalid_request", "tools[0].function"),

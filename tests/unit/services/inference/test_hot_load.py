@@ -22,6 +22,7 @@ from services.inference.app import create_app
 from services.inference.engine.state import ArmProblem, Health
 from services.inference.hot_load import describe, version_of
 from services.inference.routes import HOT_LOAD as PATH
+from tests.each_case import each_case
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
 from tests.unit.services.serving import make_home, make_key, serve
 
@@ -224,7 +225,7 @@ def test_a_change_of_what_is_not_live_is_a_conflict(pool: Pool, database: Databa
     assert live(database) == 7
 
 
-@pytest.mark.parametrize("identity", ["7", "step-7", "v", "v07", "V7", "v7/", "v-1", "", "v7\n", "v" + "1" * 19])
+@each_case("identity", ["7", "step-7", "v", "v07", "V7", "v7/", "v-1", "", "v7\n", "v" + "1" * 19])
 def test_an_identity_is_the_name_of_a_version_and_nothing_else(identity: str) -> None:
     with pytest.raises(InvalidRequest, match="an identity is the name of a version") as caught:
         version_of(identity, "identity")
@@ -321,7 +322,7 @@ class _Silent(FakeEngine):
         return Response()
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("health", "stage", "ready"),
     [
         (Health("serving", {"live": 7}), "ready", True),

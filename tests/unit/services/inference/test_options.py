@@ -98,6 +98,7 @@ def test_a_schema_that_the_engine_refuses_is_named(inference: Inference, stream:
     assert inference.logged() == []
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_grammar_that_cannot_go_on_ends_the_answer_by_name(inference: Inference) -> None:
     engine = inference.engine
     engine.dies_by_event = engine.survives = True

@@ -21,8 +21,9 @@ from contracts.records import unpack_ids
 from contracts.sampling import Span
 from contracts.support import support_of
 from runtime.database import Database
+from services.inference import arms
 from services.inference.app import create_app
-from services.inference.engine import pool
+from services.inference.engine import pool, rows
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, event_of, make_base
 from tests.unit.services.serving import PATIENCE_SECONDS, make_home, make_key, serve, wait_until
@@ -113,7 +114,11 @@ def stages() -> Iterator[dict[str, Stage]]:
 
 
 @pytest.fixture
-def replicas(tmp_path: Path, database: Database, stages: dict[str, Stage]) -> Iterator[Replicas]:
+def replicas(
+    tmp_path: Path, database: Database, stages: dict[str, Stage], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Replicas]:
+    monkeypatch.setattr(rows, "_READ_SECONDS", 0.05)
+    monkeypatch.setattr(arms, "_READ_SECONDS", -1.0)
     make_base(tmp_path / "base")
     engines = {name: Odd(TEXT) for name in NAMES}
     for name, stage in stages.items():
@@ -340,7 +345,6 @@ def drawn_canary(replicas: Replicas, **slots: dict[str, int | None]) -> None:
     for name, held in slots.items():
         replicas.engines[name].resident = {version for version in held.values() if version is not None}
         replicas.tell(name, slots=held)
-    time.sleep(0.25)  # the endpoint reads the assignments again
 
 
 def test_a_canary_answers_from_its_own_slot(replicas: Replicas) -> None:

@@ -75,12 +75,14 @@ def test_another_body_under_the_key_is_a_conflict_that_is_not_tried_again(infere
     assert error.value.response.headers["x-should-retry"] == "false"
 
 
+@pytest.mark.usefixtures("alone")
 def test_another_tenant_has_its_own_keys(inference: Inference, database: Database) -> None:
     ask(inference)
     inference.client = inference.client.with_options(api_key=make_key(database, tenant="other"))
     assert REPLAYED not in ask(inference).headers
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_repeat_of_a_running_request_waits_for_its_answer(inference: Inference) -> None:
     answers: list[Any] = []
     with held(inference) as first:
@@ -96,6 +98,7 @@ def test_a_repeat_of_a_running_request_waits_for_its_answer(inference: Inference
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("alone")
 def test_a_failed_request_runs_again(inference: Inference) -> None:
     inference.engine.serving = False
     with pytest.raises(openai.InternalServerError):
@@ -105,6 +108,7 @@ def test_a_failed_request_runs_again(inference: Inference) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.usefixtures("alone")
 def test_a_client_that_left_may_ask_again(inference: Inference, stream: bool) -> None:
     inference.engine.hold_after = 2
     patient, inference.client = inference.client, inference.client.with_options(timeout=0.5)

@@ -25,6 +25,7 @@ from runtime.train_settings import TrainSettings
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import FakeEngine, make_tokenizer
 
+pytestmark = pytest.mark.usefixtures("alone")
 NUM = 40
 
 

@@ -41,6 +41,7 @@ def ids_of(page: Any) -> list[str]:
     return [completion.id for completion in page]
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_completion_is_shown_as_it_was_answered(inference: Inference, database: Database) -> None:
     metadata = {"session_id": "s1", "trace": "7"}
     answer = inference.ask(n=2, metadata=metadata, user="u1")
@@ -68,6 +69,7 @@ def test_a_completion_is_shown_as_it_was_answered(inference: Inference, database
     assert shown.model_extra["sampling"] == answer.model_extra["sampling"]
 
 
+@pytest.mark.usefixtures("alone")
 def test_messages_come_in_pages(inference: Inference, database: Database) -> None:
     messages: list[Any] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     answer = inference.ask(messages=messages)
@@ -84,6 +86,7 @@ def test_messages_come_in_pages(inference: Inference, database: Database) -> Non
     assert refused.value.param == "after"
 
 
+@pytest.mark.usefixtures("alone")
 def test_completions_are_listed_in_pages_in_both_directions(inference: Inference, database: Database) -> None:
     asked = [inference.ask(metadata={"number": str(number % 2)}).id for number in range(5)]
     hidden = inference.ask(store=False).id
@@ -103,6 +106,7 @@ def test_completions_are_listed_in_pages_in_both_directions(inference: Inference
     assert hidden not in ids_of(listed())
 
 
+@pytest.mark.usefixtures("alone")
 def test_nobody_sees_completions_of_another_tenant(inference: Inference, database: Database) -> None:
     answer = inference.ask()
     join(inference, database)
@@ -121,6 +125,7 @@ def test_nobody_sees_completions_of_another_tenant(inference: Inference, databas
             ask()
 
 
+@pytest.mark.usefixtures("alone")
 def test_erased_and_unknown_completions_do_not_exist(inference: Inference, database: Database) -> None:
     answer = inference.ask()
     join(inference, database)
@@ -135,6 +140,7 @@ def test_erased_and_unknown_completions_do_not_exist(inference: Inference, datab
         assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_record_that_cannot_be_read_hides_only_itself(inference: Inference, database: Database) -> None:
     broken, whole = inference.ask().id, inference.ask().id
     join(inference, database)
@@ -144,6 +150,7 @@ def test_a_record_that_cannot_be_read_hides_only_itself(inference: Inference, da
     assert ids_of(inference.client.chat.completions.list()) == [whole]
 
 
+@pytest.mark.usefixtures("alone")
 def test_an_arm_that_gave_no_token_left_no_completion(inference: Inference, database: Database) -> None:
     answer = inference.ask()
     join(inference, database)
@@ -157,6 +164,7 @@ def test_an_arm_that_gave_no_token_left_no_completion(inference: Inference, data
         inference.client.chat.completions.retrieve(answer.id)
 
 
+@pytest.mark.usefixtures("alone")
 def test_changes_are_refused_by_name(inference: Inference, database: Database) -> None:
     answer = inference.ask()
     join(inference, database)

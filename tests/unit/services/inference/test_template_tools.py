@@ -19,6 +19,7 @@ from tests.chat_templates.bundled import (
     special_tokens,
     spoken_tokens,
 )
+from tests.each_case import each_case
 from tests.unit.services.inference.world import make_base
 
 NAMES = bundled_names()
@@ -100,7 +101,7 @@ def test_ids_equal_those_of_transformers(templates: dict[str, ChatTemplate], tmp
         assert templates[name].encode(as_sdks_send_it, TOOLS) == expected
 
 
-@pytest.mark.parametrize("name", WITH_CALLS)
+@each_case("name", WITH_CALLS)
 def test_a_call_of_an_sdk_shows_up_whether_its_content_is_null_or_not(
     templates: dict[str, ChatTemplate], name: str
 ) -> None:
@@ -114,7 +115,7 @@ def test_a_call_of_an_sdk_shows_up_whether_its_content_is_null_or_not(
     assert templates[name].render(conversation(BOOKING), TOOLS) == text
 
 
-@pytest.mark.parametrize("name", sorted(WITHOUT_TOOLS))
+@each_case("name", sorted(WITHOUT_TOOLS))
 def test_a_template_that_ignores_tools_refuses_them(templates: dict[str, ChatTemplate], name: str) -> None:
     with pytest.raises(Unsupported, match="does not render tools") as raised:
         templates[name].encode([{"role": "user", "content": "hi"}], TOOLS)
@@ -134,8 +135,8 @@ def test_a_template_that_wants_text_gets_arguments_as_text(templates: dict[str, 
     assert "book" in text
 
 
-@pytest.mark.parametrize("name", WITH_CALLS)
-@pytest.mark.parametrize("arguments", ["people: 4", "[1]", "{", "", None])
+@each_case("name", WITH_CALLS)
+@each_case("arguments", ["people: 4", "[1]", "{", "", None])
 def test_arguments_that_are_no_object_are_used_or_refused_clearly(
     templates: dict[str, ChatTemplate], name: str, arguments: str | None
 ) -> None:
@@ -158,7 +159,7 @@ def test_half_a_character_in_arguments_stays_as_it_was_written(templates: dict[s
         assert text in templates["deepseekv3"].tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("name", WITH_CALLS)
+@each_case("name", WITH_CALLS)
 def test_nothing_in_tools_calls_and_results_is_a_control_token(templates: dict[str, ChatTemplate], name: str) -> None:
     source, template = bundled_source(name), templates[name]
     controls = [*special_tokens(source), *spoken_tokens(source)]
@@ -183,7 +184,7 @@ def _forged(word: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return messages, tools
 
 
-@pytest.mark.parametrize("name", WITH_TOOLS)
+@each_case("name", WITH_TOOLS)
 def test_tools_without_description_or_parameters_are_rendered(templates: dict[str, ChatTemplate], name: str) -> None:
     tools = [{"type": "function", "function": {"name": "ping"}}]
     assert "ping" in templates[name].render([{"role": "user", "content": "hi"}], tools)

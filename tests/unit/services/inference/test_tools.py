@@ -12,9 +12,9 @@ import openai
 import pytest
 
 from runtime.database import Database
+from services.inference import app
 from services.inference.app import create_app
-from services.inference.template import load_template
-from tests.chat_templates.bundled import EOS, make_bundled
+from tests.chat_templates.bundled import EOS, BundledTemplates, make_bundled
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.tools.samples import SAMPLES, TOOLS, WEATHER
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog
@@ -74,11 +74,12 @@ Serve = Callable[[str], AbstractContextManager[Served]]
 
 
 @pytest.fixture
-def serving(tmp_path: Path, database: Database, stage: Stage) -> Serve:
+def serving(tmp_path: Path, database: Database, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Serve:
     @contextmanager
     def served(name: str) -> Iterator[Served]:
-        base = make_bundled(tmp_path / "base", name)
-        template = load_template(str(base))
+        make_bundled(tmp_path / "base", name)
+        template = BundledTemplates()[name]
+        monkeypatch.setattr(app, "load_template", lambda _base: template)  # as it would load it again
         [end] = template.tokenizer.encode(EOS).ids
         stage.engine = engine = FakeEngine("")
         engine.end = end

@@ -17,6 +17,7 @@ from contracts.sampling import Span
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.serving import wait_until
 
+pytestmark = pytest.mark.usefixtures("alone")
 TEXT = "Tisch für 4: {ok}"
 
 

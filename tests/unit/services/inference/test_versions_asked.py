@@ -18,10 +18,12 @@ from contracts.sampling import Span
 from runtime.database import Database
 from services.inference.idempotency import REPLAYED
 from services.inference.versions import VersionRequirement, version_requirement
+from tests.each_case import each_case
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import FakeEngine, event_of
 from tests.unit.services.serving import wait_until
 
+pytestmark = pytest.mark.usefixtures("alone")
 TEXT = "Tisch für 4: {ok}"
 WAYS = (False, True)
 """Whole and streamed."""
@@ -78,7 +80,7 @@ def text_of(answer: Any, stream: bool) -> str:
     return str(answer.choices[0].message.content)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("labels", "pinned", "param"),
     [
         ({"min_version": "v7"}, None, "metadata.min_version"),

@@ -10,6 +10,7 @@ from contracts.tasks.curation import CurationRule, PersonalData
 from pipelines.episodes.curation.content import language_of, refusal, repetition
 from pipelines.episodes.curation.personal import find_personal_data
 from pipelines.episodes.curation.secrets import find_secret
+from tests.each_case import each_case
 
 ALL: tuple[PersonalData, ...] = get_args(PersonalData)
 AWS = "AKIA" + "IOSFODNN7EXAMPLX"
@@ -30,7 +31,7 @@ def test_secrets_are_found_and_ids_are_none(text: str, kind: str | None) -> None
     assert find_secret(text) == kind
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("text", "entity"),
     [
         ("write to ann@example.com", "EMAIL_ADDRESS"),
@@ -85,7 +86,7 @@ def test_repetition_is_the_share_of_runs_that_were_there_before() -> None:
     assert repetition("") == 0.0
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("rule", "text", "reason"),
     [
         ({"secrets": True}, AWS, "secret"),

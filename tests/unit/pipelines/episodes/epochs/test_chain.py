@@ -3,14 +3,14 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
 
 from contracts.ledger import NO_END
 from contracts.records import Outcome
 from pipelines.episodes.epochs.chain import Epochs, EpochStart, LedgerChange, best, changes, valid_through
+from tests.each_case import each_case
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("epochs", "wanted"),
     [
         ([], {}),
@@ -73,7 +73,7 @@ EXPIRED = msgspec.structs.replace(said("training", 2, 9, "stale"), reason="expir
 TAKEN_BACK = said("training", 2, 9, "pending")
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("told", "epochs", "revision", "wanted"),
     [
         ([], Epochs({}), 0, None),

@@ -7,11 +7,12 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.release.train.answers import AnswerRow, Answers, grace_seconds, known_until
 from pipelines.release.train.assess import assess
+from tests.each_case import each_case
 from tests.unit.pipelines.release.train.product import LATER, NOON, RULES, SETTINGS, answer, product, standing
 
 
@@ -33,6 +34,7 @@ def same(one: object, other: object) -> bool:
 
 
 @given(st.integers(0, 50))
+@settings(max_examples=12)
 def test_neither_order_nor_repetition_matters(seed: int) -> None:
     rows = list(product(seed, 120))
     mixed = rows + rows[:40]
@@ -62,7 +64,7 @@ def test_more_rows_than_there_was_room_for() -> None:
     assert [answers.names("unit")[code] for code in columns.unit] == [row.unit for row in rows]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("change", "reason"),
     [
         ({"arm": "holdout"}, "of another arm"),

@@ -8,6 +8,7 @@ import pytest
 
 from pipelines.release.train.assess import Assessment
 from pipelines.release.train.rules import PLACE, decide, decide_by_fast_facts, no_room
+from tests.each_case import each_case
 from tests.unit.pipelines.release.train.product import LAST, NOON, SETTINGS, standing
 
 NOW = NOON + 200.0
@@ -139,7 +140,7 @@ def test_reasons_are_the_evidence_in_words() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "with_primary", "kind"),
     [
         ({}, {"chat"}, "revoke"),

@@ -17,6 +17,7 @@ from contracts.errors import InvalidSettings
 from pipelines.release.webhooks.events import body_of, make_event
 from pipelines.release.webhooks.settings import WebhookSettings
 from pipelines.release.webhooks.signing import FILE_NAME, VARIABLE, read_secret, signed_headers
+from tests.each_case import each_case
 from tests.unit.pipelines.release.webhooks.receiver import SECRET, SECRET_TEXT
 
 WORDS = st.dictionaries(st.text(), st.text() | st.floats(allow_nan=False, allow_infinity=False) | st.none(), max_size=4)
@@ -75,7 +76,7 @@ def test_a_secret_that_is_none_is_named(tmp_path: Path, text: str) -> None:
         read_secret(tmp_path)
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("urls", "says"),
     [
         (["ftp://a.example/x"], "is not a URL that begins with http"),

@@ -26,6 +26,7 @@ from services.inference.dialects.anthropic_requests import lowered
 from services.inference.requests import ChatRequest, parse_chat_request
 from services.inference.template import ChatTemplate
 from tests.chat_templates.bundled import BundledTemplates
+from tests.each_case import each_case
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"name": "get_weather", "description": "The weather.", "input_schema": SCHEMA}
@@ -194,7 +195,7 @@ def user(*blocks: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(blocks)}]}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "param", "told"),
     [
         ({"max_token": 5}, "max_token", "did you mean `max_tokens`?"),

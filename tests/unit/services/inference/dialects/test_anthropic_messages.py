@@ -103,6 +103,7 @@ def test_why_it_ended(send: Send, inference: Inference, stream: bool) -> None:
     assert end(stop_sequences=["never"]) == ("end_turn", None, TEXT)
 
 
+@pytest.mark.usefixtures("alone")
 def test_the_last_events_wait_for_the_log(inference: Inference) -> None:
     inference.log.open.clear()
     seen: list[str] = []
@@ -123,12 +124,14 @@ def test_the_last_events_wait_for_the_log(inference: Inference) -> None:
     assert len(inference.logged()) == 1
 
 
+@pytest.mark.usefixtures("alone")
 def test_what_cannot_be_logged_says_so(send: Send, inference: Inference) -> None:
     inference.log.full.set()
     assert send().headers["x-millrace-logged"] == "false"
     assert events_of(send(stream=True).text)[-1] == {"type": "message_stop", "millrace": {"logged": False}}
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_stream_that_fails_ends_with_an_error(send: Send, inference: Inference) -> None:
     inference.engine.die_after, inference.engine.survives = 4, True
     headers = {"idempotency-key": "order-1"}

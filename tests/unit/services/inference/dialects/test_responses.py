@@ -251,6 +251,7 @@ def test_a_response_that_was_never_made_is_not_found(inference: Inference, previ
     assert inference.engine.requests == []
 
 
+@pytest.mark.usefixtures("alone")
 def test_another_tenants_response_is_not_found(inference: Inference, database: Database) -> None:
     answer = respond(inference)
     stranger = inference.client.with_options(api_key=make_key(database, tenant="other"))
@@ -287,6 +288,7 @@ def test_a_repeat_gets_the_first_answer(inference: Inference, stream: bool) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("alone")
 def test_a_failure_in_the_middle_of_a_stream_is_raised(inference: Inference) -> None:
     inference.engine.die_after = 6
     inference.engine.stays_dead = True
@@ -296,6 +298,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_raised(inference: Inference) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("alone")
 def test_a_failed_stream_has_a_failed_response(inference: Inference) -> None:
     inference.engine.die_after = 6
     inference.engine.stays_dead = True
@@ -315,6 +318,7 @@ def test_a_failed_stream_has_a_failed_response(inference: Inference) -> None:
         inference.client.responses.retrieve(last["response"]["id"])
 
 
+@pytest.mark.usefixtures("alone")
 def test_the_end_waits_for_the_log(inference: Inference) -> None:
     inference.log.full.set()
     answer = inference.client.responses.with_raw_response.create(model="demo", input="table for 4")

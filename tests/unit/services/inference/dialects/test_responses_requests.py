@@ -16,6 +16,7 @@ from contracts.ids import new_completion_id, response_id_of
 from services.inference.dialects.responses_fields import HARMLESS, INCLUDED, NEUTRAL, ResponsesFields
 from services.inference.dialects.responses_items import packed_reasoning, resolved, with_ids
 from services.inference.dialects.responses_requests import ResponsesRequest, in_its_words, parse_responses_request
+from tests.each_case import each_case
 
 GOOD: dict[str, Any] = {"model": "demo", "input": "hi"}
 TOOL = {"type": "function", "name": "f", "description": "It does.", "parameters": {"type": "object"}, "strict": False}
@@ -64,7 +65,7 @@ def test_the_page_names_every_field() -> None:
         assert f"`{name}`" in page, name
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("items", "messages"),
     [
         ([says("user", "a"), says("developer", "b")], [says("user", "a"), says("developer", "b")]),
@@ -202,7 +203,7 @@ def test_options_are_those_of_chats() -> None:
     assert parse(text={"format": {"type": "text"}}).chat.response_format is None
 
 
-@pytest.mark.parametrize("name", NEUTRAL)
+@each_case("name", NEUTRAL)
 def test_what_changes_nothing_is_accepted_and_what_would_is_refused(name: str) -> None:
     for value in (None, *NEUTRAL[name]):
         assert parse(**{name: value}) == parse()
@@ -220,7 +221,7 @@ def test_what_cannot_change_an_answer_is_accepted_whatever_it_says(name: str) ->
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("changes", "code", "param"),
     [
         ({"input": None}, "invalid_request", "input"),

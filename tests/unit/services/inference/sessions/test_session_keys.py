@@ -117,6 +117,7 @@ def test_a_prompt_without_a_chat_is_counted_too(inference: Inference) -> None:
     assert refusal(agent(made)).status_code == 403
 
 
+@pytest.mark.usefixtures("alone")
 def test_an_answer_whose_client_left_is_counted(inference: Inference) -> None:
     inference.engine.hold_after = 3
     made = make(inference)
@@ -148,6 +149,7 @@ def test_an_ended_session_answers_nobody(inference: Inference) -> None:
     assert "was ended" in refusal(agent(made)).message
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_session_ends_with_the_key_that_made_it(inference: Inference, database: Database) -> None:
     made = make(inference)
     with database.transaction() as connection:
@@ -205,6 +207,7 @@ def test_a_wrong_session_is_refused_by_name(inference: Inference, body: dict[str
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.usefixtures("alone")
 def test_another_tenant_sees_nothing(inference: Inference, database: Database) -> None:
     made = make(inference)
     with database.transaction() as connection:
@@ -216,6 +219,7 @@ def test_another_tenant_sees_nothing(inference: Inference, database: Database) -
         assert call(inference, method, "/a%00b").status_code == 404
 
 
+@pytest.mark.usefixtures("alone")
 def test_sessions_that_are_long_over_are_forgotten(inference: Inference, database: Database) -> None:
     made = make(inference, budget={"seconds": 1})
     with database.transaction() as connection:

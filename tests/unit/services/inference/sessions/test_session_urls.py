@@ -85,6 +85,7 @@ def test_an_ended_session_answers_nobody_at_its_url(inference: Inference) -> Non
     assert len(inference.logged()) == 1
 
 
+@pytest.mark.usefixtures("alone")
 def test_another_tenant_does_not_reach_the_session(inference: Inference, database: Database) -> None:
     made = make(inference, budget={"calls": 1})
     with database.transaction() as connection:

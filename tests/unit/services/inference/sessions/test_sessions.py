@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from contracts.ids import sample_key
 from contracts.records import Generation, unpack_ids
@@ -86,6 +87,7 @@ def test_an_answer_that_was_stopped_by_a_string_is_not_gone_on_from(inference: I
     assert turns(inference)[-1].branch == "answer_cut"
 
 
+@pytest.mark.usefixtures("alone")
 def test_an_answer_that_may_not_be_stored_leaves_nothing_on_disk(inference: Inference, tmp_path: Path) -> None:
     first = ask(inference, ASKED, store=False)
     ask(inference, [*ASKED, said(first), MORE], store=False)
@@ -95,6 +97,7 @@ def test_an_answer_that_may_not_be_stored_leaves_nothing_on_disk(inference: Infe
     assert all(b"turn:" not in path.read_bytes() for path in files)
 
 
+@pytest.mark.usefixtures("alone")
 def test_another_replica_and_a_new_process_go_on(inference: Inference, stage: Stage, tmp_path: Path) -> None:
     first = ask(inference, ASKED)
     log = StubbornLog(tmp_path / "log")

@@ -11,6 +11,7 @@ from services.inference.sessions.forecast import next_calls
 from services.inference.sessions.suffixes import keeps_reasoning, suffix_of
 from services.inference.template import ChatTemplate
 from tests.chat_templates.bundled import BundledTemplates
+from tests.each_case import each_case
 from tests.unit.services.inference.test_template_tools import TOOLS, WITH_CALLS
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -53,7 +54,7 @@ def templates() -> dict[str, ChatTemplate]:
     return BundledTemplates()
 
 
-@pytest.mark.parametrize("name", WITH_CALLS)
+@each_case("name", WITH_CALLS)
 def test_a_result_and_a_question_get_the_ids_of_the_whole_prompt(templates: dict[str, ChatTemplate], name: str) -> None:
     template = templates[name]
     for answer, new in ((called(1), [told(1)]), (ANSWERED, [THANKED])):
@@ -65,7 +66,7 @@ def test_a_result_and_a_question_get_the_ids_of_the_whole_prompt(templates: dict
         assert whole[-len(suffix) - 1] == close
 
 
-@pytest.mark.parametrize("name", WITH_CALLS)
+@each_case("name", WITH_CALLS)
 def test_what_templates_do_with_earlier_reasoning_is_found(templates: dict[str, ChatTemplate], name: str) -> None:
     template = templates[name]
     assert keeps_reasoning(template, called(1), [told(1)], {}) is (name not in DROPS_IN_TOOL_CYCLES)
@@ -73,7 +74,7 @@ def test_what_templates_do_with_earlier_reasoning_is_found(templates: dict[str, 
     assert keeps_reasoning(template, called(1), [told(1), ANSWERED, THANKED], {}) is (name in KEEPS_ALL)
 
 
-@pytest.mark.parametrize("name", WITH_CALLS)
+@each_case("name", WITH_CALLS)
 def test_what_a_session_will_do_is_told_before_it_is_served(templates: dict[str, ChatTemplate], name: str) -> None:
     template = templates[name]
     stops = [close_of(template, name, is_call=is_call) for is_call in (True, False)]

@@ -15,6 +15,7 @@ import pytest
 from contracts.answers.grammar import spaced
 from services.inference.tools.forcing import answer_grammar, reasoning_budget
 from services.inference.tools.parser import schemas_of
+from tests.each_case import each_case
 from tests.unit.services.inference.tools.samples import END, SAMPLES, TOOLS, Sample, World, calls_of, world_of
 
 WORLDS = [
@@ -89,7 +90,7 @@ def test_what_is_forced_is_read(sample: Sample, world: World) -> None:
         assert not drawn.allows(broken), broken
 
 
-@pytest.mark.parametrize(("sample", "world"), WORLDS)
+@each_case(("sample", "world"), WORLDS)
 def test_strict_tools_leave_text_free(sample: Sample, world: World) -> None:
     drawn = Drawn(world, answer_grammar(world.family, schemas_of(TOOLS)))
     assert drawn.problem == ""

@@ -14,6 +14,7 @@ from contracts.answers.parts import AnswerPart
 from contracts.answers.registry import FAMILIES, UNKNOWN, family_of
 from services.inference.tools.parser import MarkedParser, ParserMaker
 from tests.chat_templates import byte_tokenizer
+from tests.each_case import each_case
 from tests.unit.services.inference.tools.samples import (
     DS_CALL,
     DS_SEP,
@@ -41,7 +42,7 @@ EACH = [
 ]
 
 
-@pytest.mark.parametrize(("sample", "world"), EACH)
+@each_case(("sample", "world"), EACH)
 def test_calls_are_read(sample: Sample, world: World) -> None:
     assert world.family.name == sample.name
     part = world.read(sample.calls)
@@ -53,7 +54,7 @@ def test_calls_are_read(sample: Sample, world: World) -> None:
     assert all(name.startswith("call_") or world.family.short_ids for name in ids)
 
 
-@pytest.mark.parametrize(("sample", "world"), EACH)
+@each_case(("sample", "world"), EACH)
 def test_what_is_no_call_is_text(sample: Sample, world: World) -> None:
     for text in sample.broken:
         part = world.read(text)
@@ -66,19 +67,19 @@ def test_what_is_no_call_is_text(sample: Sample, world: World) -> None:
         assert shown.strip() in part.content, text
 
 
-@pytest.mark.parametrize(("sample", "world"), EACH)
+@each_case(("sample", "world"), EACH)
 def test_without_tools_the_same_answer_is_text(sample: Sample, world: World) -> None:
     part = world.read(sample.calls, [])
     assert part.calls == ()
     assert "get_weather" in part.content
 
 
-@pytest.mark.parametrize(("sample", "world"), EACH)
+@each_case(("sample", "world"), EACH)
 def test_only_the_first_call_counts_if_calls_are_not_parallel(sample: Sample, world: World) -> None:
     assert [name for name, _ in calls_of(world.read(sample.calls, parallel=False))] == ["get_weather"]
 
 
-@pytest.mark.parametrize(("sample", "world"), EACH)
+@each_case(("sample", "world"), EACH)
 def test_an_answer_that_is_cut_gives_no_other_call(sample: Sample, world: World) -> None:
     text = world.family.marks.all(sample.calls)
     wanted = calls_of(fed(world, [text]))
@@ -105,8 +106,8 @@ AS_WRITTEN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "city"), AS_WRITTEN)
-@pytest.mark.parametrize("tokens", [True, False])
+@each_case(("name", "text", "city"), AS_WRITTEN)
+@each_case("tokens", [True, False])
 def test_calls_are_read_as_models_write_them(name: str, text: str, city: str, tokens: bool) -> None:
     world = WORLDS[next(place for place, sample in enumerate(SAMPLES) if sample.name == name), tokens]
     part = world.read(text)
@@ -175,8 +176,8 @@ def test_a_marker_inside_of_an_argument_is_a_part_of_it() -> None:
     assert calls_of(part) == [("get_weather", '{"city": "a</tool_call>b<think>"}')]
 
 
-@pytest.mark.parametrize("name", ["hermes", "qwen_xml", "glm", "lfm2"])
-@pytest.mark.parametrize("tokens", [True, False])
+@each_case("name", ["hermes", "qwen_xml", "glm", "lfm2"])
+@each_case("tokens", [True, False])
 def test_reasoning_stands_apart(name: str, tokens: bool) -> None:
     sample = next(sample for sample in SAMPLES if sample.name == name)
     world = WORLDS[SAMPLES.index(sample), tokens]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from contracts.answers.strict import KEYWORDS, StrictSchema
 from contracts.errors import InvalidSchema
+from tests.each_case import each_case
 
 NAMES = st.sampled_from(["a", "b"])
 VALUES = st.recursive(
@@ -95,7 +96,7 @@ def test_no_schema_takes_long() -> None:
     assert time.process_time() - began < 2
 
 
-@pytest.mark.parametrize(
+@each_case(
     ("schema", "message"),
     [
         ({"if": {}}, "keyword 'if'"),
