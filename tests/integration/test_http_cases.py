@@ -104,9 +104,8 @@ def test_nothing_that_comes_in_is_an_error_of_ours(
     seed = random.SystemRandom().randrange(10**6)
     for turn in itertools.count():
         for place, (operation, strategy) in enumerate(strategies):
-            named = {int(status) for status in operation.definition.raw["responses"] if status.isdecimal()}
-            if statuses.total() >= NUM_CASES and turn and not named & _DOORS - statuses.keys():
-                continue  # only what is still missing
+            if turn and statuses.total() >= NUM_CASES and not operation.path.startswith("/v1/feedback"):
+                continue  # of all answers, 202 comes last
             pages = "session" in str(operation.definition.raw.get("security"))
             likely = (asking[4:] if pages else asking[1:4]) * 3 + asking
             _run(url, strategy, seed + turn * len(strategies) + place, likely, statuses, each)

@@ -141,8 +141,9 @@ def test_the_questions_answers_are_those_of_the_libraries_own_scorers() -> None:
 @pytest.mark.slow
 def test_a_small_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each objective once, and a control."""
-    kept = [*plan._OBJECTIVES, "gspo, no step bound"]
-    monkeypatch.setattr(plan, "CANDIDATES", {name: CANDIDATES[name] for name in kept})
+    kept = {name: CANDIDATES[name] for name in (*plan._OBJECTIVES, "gspo, no step bound")}
+    for module in ("plan", "table"):
+        monkeypatch.setattr(f"benchmarks.objectives.{module}.CANDIDATES", kept)
     out = tmp_path / "out.jsonl"
     first = bench(out, tmp_path, ["reservations"], scale=QUICK, size=QUICK_POOL)
     lines = out.read_text().splitlines(keepends=True)
