@@ -10,7 +10,7 @@ import pytest
 
 import examples.support.evaluate
 from benchmarks.paths import ROOT
-from commands import demo, demo_agent
+from commands import demo, demo_agent, demo_pace
 from tests.command_line import run_here
 from tests.forked import children_forked
 
@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.enable_socket]
 SUPPORT = ROOT / "examples" / "support"
 SECONDS, NUM_HELD_OUT = 16.0, 40
 """How long customers come, and how many cases are held out: half, and a third, of what `--smoke` has."""
+PACE = 10.0
+"""Answers per second at least: few customers would not show how many the base policy satisfies."""
 
 
 @pytest.fixture
@@ -33,6 +35,7 @@ def shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training = {**demo_agent.AGENT_TRAINING, "max_wait_seconds": 3.0}
     monkeypatch.setattr(demo, "SMOKE_SECONDS", SECONDS)
     monkeypatch.setattr(demo_agent, "AGENT", demo_agent.AGENT._replace(folder=folder, training=training))
+    monkeypatch.setattr(demo_pace, "SLOWEST_PACE", PACE)
     monkeypatch.setattr(examples.support.evaluate, "NUM_HELD_OUT", NUM_HELD_OUT)
 
 

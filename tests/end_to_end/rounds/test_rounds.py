@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 ENOUGH = 0.85
 MOST_SECONDS = 900.0
-"""On two quiet cores a minute and a half is enough."""
+"""On two quiet cores one minute is enough."""
 TASK = """\
 name = "rounds"
 window_seconds = 30
