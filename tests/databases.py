@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
-from sqlalchemy import Connection, Engine, make_url
+from sqlalchemy import Connection, Engine
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine.default import DefaultDialect
@@ -64,18 +64,7 @@ def copy_instead_of_migrating() -> None:
 
     Any other database goes through its migrations. Alembic reads every migration anew at each call, which takes half a second.
     """
-    patch, upgrade_schema = pytest.MonkeyPatch(), Database.upgrade_schema
-
-    def upgrade_or_copy(database: Database) -> None:
-        url = make_url(database.url)
-        path = Path(url.database or "")
-        if url.get_backend_name() == "sqlite" and path.is_absolute() and path.parent.is_dir() and not path.exists():
-            write_migrated(path)
-        else:
-            upgrade_schema(database)
-
-    patch.setattr("runtime.database.upgrade", _upgrade)
-    patch.setattr(Database, "upgrade_schema", upgrade_or_copy)
+    pytest.MonkeyPatch().setattr("runtime.database.upgrade", _upgrade)
 
 
 def _upgrade(connection: Connection) -> None:
