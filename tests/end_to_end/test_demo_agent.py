@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.enable_socket]
 
 SUPPORT = ROOT / "examples" / "support"
 SECONDS, NUM_HELD_OUT = 16.0, 40
-"""How long customers come, and how many cases are held out: half, and a third, of what `--smoke` has."""
+"""How long customers come, and how many cases are held out: `--smoke` has 30 s and 120."""
 PACE = 10.0
 """Answers per second at least: few customers would not show how many the base policy satisfies."""
 

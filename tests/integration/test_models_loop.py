@@ -39,7 +39,7 @@ SETTINGS = TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_
 
 
 class LoopInOneProcess:
-    """A checkpoint, and the store of what was learned from it."""
+    """A checkpoint, and the store of the versions that were learned from it."""
 
     def __init__(self, base: Path, weights: Path) -> None:
         weights.mkdir()

@@ -53,7 +53,7 @@ def said(answer: str, part: str) -> object:
 
 
 class TimeJudge:
-    """Says of an answer whether its time is the one that was asked for; of what nobody asked, it is not. `passed`: how many were."""
+    """Says of an answer whether its time is the one that was asked for. A question of nobody has no right answer. `passed`: how many were right."""
 
     def __init__(self) -> None:
         streams = (pieces("times", split) for split in ("users", "sentinel"))
