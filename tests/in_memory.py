@@ -1,6 +1,6 @@
 """Temporary folders in memory, for tests that write many homes and look at no disk.
 
-Every commit and every checkpoint of a home waits for the disk: most of what such a test takes. Slow tests get folders on the disk
+Every commit and every checkpoint of a home waits for the disk: that is most of such a test's time. Slow tests get folders on the disk
 unless they ask for one of these, because some look at disks, or at sandboxes that see no memory of the host.
 """
 
