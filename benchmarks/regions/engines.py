@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -112,8 +113,11 @@ def measure_kill(world: Fleet, victim: str = "near-1") -> tuple[dict[str, Any], 
     """SIGKILL of an engine under load; then it is started again."""
     moved_before = _num_moved(world)
 
+    def kill() -> None:
+        world.engines[victim].send_signal(signal.SIGKILL)
+
     endpoint = Endpoint(world.url, world.key, POLICY)
-    load = inside(world.near, lambda: open_loop(endpoint, RATE, SECONDS, KILL_AFTER, world.engines[victim].kill))
+    load = inside(world.near, lambda: open_loop(endpoint, RATE, SECONDS, KILL_AFTER, kill))
     world.engines[victim].wait()
     figures = {
         "killed": victim,

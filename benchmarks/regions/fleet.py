@@ -27,7 +27,6 @@ import httpx
 import msgspec
 from sqlalchemy import select
 
-from benchmarks.feedback.world import ReplicaProcess
 from benchmarks.paths import EXAMPLE
 from benchmarks.regions.net import Link, Network, Place, network
 from benchmarks.regions.origin import Egress
@@ -76,7 +75,7 @@ class Fleet:
         self.near, self.far = net.trainer, net.regions[0]
         self.near_address, self.far_address = self.far.trainer_address, self.far.address
         self.signer = make_signer(secrets.token_hex())
-        self.engines: dict[str, ReplicaProcess] = {}
+        self.engines: dict[str, subprocess.Popen[bytes]] = {}
         self.homes: dict[str, Settings] = {}
         self.key = ""
         self.engine_key = secrets.token_hex()
@@ -224,16 +223,12 @@ class Fleet:
         place = self.near if self.homes[name].region == NEAR else self.far
         self.engines[name] = self.run(place, name, "millrace", "engine", "--home", str(self.homes[name].home))
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """What the environment of each process adds to that of this one."""
-        return {ENGINE_KEY: self.engine_key, "NO_PROXY": "*", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-
-    def run(self, place: Place, name: str, module: str, *arguments: str) -> ReplicaProcess:
+    def run(self, place: Place, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a module in a region; it writes to `NAME.log`."""
+        environment = {ENGINE_KEY: self.engine_key, "NO_PROXY": "*", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", module, *arguments]
         with (self.folder / f"{name}.log").open("ab") as log:
-            return self.net.run_in(place, argv, stdout=log, stderr=log, environment=self.environment)
+            return self.net.run_in(place, argv, stdout=log, stderr=log, environment=environment)
 
     def wait(self, condition: Callable[[], bool], failure: str, seconds: float, pause: float = _LOOK_SECONDS) -> float:
         """Until the condition holds; how long that took. Raises Unavailable."""
@@ -288,13 +283,13 @@ def why_no_fleet() -> str | None:
 
 
 @contextmanager
-def fleet(base: Path, link: Link, kind: type[Fleet] = Fleet) -> Iterator[Fleet]:
+def fleet(base: Path, link: Link) -> Iterator[Fleet]:
     """A running fleet; its processes end with the block. Raises Unavailable."""
     with ExitStack() as stack:
         net = stack.enter_context(network([link]))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="millrace-fleet-")))
         folder.chmod(0o711)  # the user postgres passes through
-        made = kind(net, folder, base)
+        made = Fleet(net, folder, base)
         stack.callback(made.database.close)
         # Before the folder is removed.
         stack.callback(net.tear_down)
@@ -311,14 +306,14 @@ def inside(place: Place, do: Callable[[], _Result]) -> _Result:
     results: list[_Result] = []
     errors: list[BaseException] = []
 
-    def run() -> None:
+    def enter() -> None:
         try:
-            enter(place)
+            _enter(place)
             results.append(do())
         except BaseException as error:  # noqa: BLE001 raised again in the caller's thread
             errors.append(error)
 
-    thread = threading.Thread(target=run, name=f"in {place.namespace}")
+    thread = threading.Thread(target=enter, name=f"in {place.namespace}")
     thread.start()
     thread.join()
     if errors:
@@ -326,7 +321,7 @@ def inside(place: Place, do: Callable[[], _Result]) -> _Result:
     return results[0]
 
 
-def enter(place: Place) -> None:
+def _enter(place: Place) -> None:
     """Move this thread, and those that it starts, into a namespace. `os.setns` came with Python 3.12."""
     with Path(f"/run/netns/{place.namespace}").open("rb") as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):

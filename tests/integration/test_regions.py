@@ -16,7 +16,6 @@ from benchmarks.regions.engines import (
 )
 from benchmarks.regions.fleet import Fleet, fleet, why_no_fleet
 from benchmarks.regions.net import Link, why_not
-from tests.integration.forked_fleet import ForkedFleet
 
 pytestmark = [
     pytest.mark.services,
@@ -35,10 +34,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     if (reason := why_not() or why_no_fleet()) is not None:
         pytest.skip(reason)
     base: Path = make_policy(tmp_path_factory.mktemp("policy") / "base", megabytes=1.0)
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
-        with fleet(base, LINK, ForkedFleet) as running:
-            yield running
+    with fleet(base, LINK) as running:
+        yield running
 
 
 def test_a_day_of_two_regions(world: Fleet) -> None:
