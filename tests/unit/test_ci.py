@@ -66,7 +66,7 @@ def ran(folder: Path, breaks: str, seconds: int) -> tuple[int, str, str]:
         ("test-once", 4500, 0, "FLAKY", _TIERS.replace("test\n", "test\ntest\n", 1)),
         ("test", 4500, 1, "FAILED again: make test", "check\ntest\ntest\n"),
         ("smoke", 4500, 1, "FAILED: make smoke", "check\ntest\nsmoke\n"),
-        ("", 850, 0, "SKIPPED: make test-slow", None),
+        ("", 650, 0, "SKIPPED: make test-slow", None),
         ("test-stands", 1, 0, "NOT FINISHED: make test", "check\ntest\n"),
     ],
     ids=["all pass", "one more try", "fails twice", "the demo fails", "too little time", "the limit comes"],
