@@ -174,7 +174,7 @@ def test_a_crowd_that_judges_one_long_session_reaches_every_call(join: Join) -> 
     num_calls, num_signals = 60, 30
     turns = a_line(num_calls, start=0.0)
     join.hear(*turns)
-    join.receive(*({**SOLVED, "id": f"end {number}"} for number in range(num_signals)), at=122.0)
+    join.receive(*({**SOLVED, "id": f"end {number}"} for number in range(num_signals)), at=num_calls + 2.0)
     join.wait(140.0)
     assert join.counts() == {"joined": num_calls * num_signals}
 
