@@ -154,9 +154,8 @@ def run_demo(product: DemoProduct, chosen: EngineChoice, options: DemoOptions) -
         sections: dict[str, Section] = {"training": training, "release": release, **chosen.sections}
         if product.train is not None:
             sections["train"] = make_section("[train]", TrainSettings, **product.train)
-        ready = prepare_home(
-            settings, sections
-        )  # the base is ours: a process that inspects it would load torch once more
+        # The base is ours: a process that inspects it would load torch once more.
+        ready = prepare_home(settings, sections)
         if ready.app_key is None:
             raise MillraceError(f"{folder} was used before; run the demo in a new folder")
         with running(ready, sockets, servers.replicas, chosen) as supervisor:
