@@ -31,11 +31,15 @@ from commands.ledger.signals import SignalFindings, check_signals
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
 from contracts.event_log import EventLog
+from contracts.files import read_small
 from contracts.ledger import PENDING, LedgerCounts, rejection_counts, signal_counts
 from runtime.database import Database
 from runtime.learning_ledger import NOTHING_LEARNED, LearningCounts, check_learning
 from runtime.seals import Seal, read_seals
 from runtime.settings import load_settings
+
+_MAX_LIST_BYTES = 2**30
+"""Of a clients' list: some millions of answers."""
 
 
 class Audit(NamedTuple):
@@ -221,9 +225,12 @@ def _in_doubt(connection: Connection, seen: set[str]) -> tuple[str, ...]:
 def read_clients(path: Path) -> list[dict[str, Any]]:
     """Read a clients' list. Raises InvalidSettings if that fails."""
     try:
-        return [json.loads(line) for line in path.read_text().splitlines() if line]
-    except (OSError, ValueError) as error:
+        listed = [json.loads(line) for line in read_small(path, _MAX_LIST_BYTES).splitlines() if line]
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidSettings(f"the clients' list {path} cannot be read: {error}") from error
+    if not all(isinstance(item, dict) for item in listed):
+        raise InvalidSettings(f"the clients' list {path} has a line that is no JSON object")
+    return listed
 
 
 def print_audit(result: Audit) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy.engine import Connection
 
-from commands.log import plain
+from commands.log import plain, visible
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidRecord, InvalidRequest, NotFound
 from contracts.topics import TOPICS
@@ -59,8 +59,8 @@ def print_letters(
         return
     table = Table("process", "place", "state", "at", "reason")
     for letter in letters:
-        table.add_row(letter.process, str(letter.place), letter.state, _clock(letter.at), letter.reason[:200])
-    Console().print(table)
+        table.add_row(letter.process, str(letter.place), letter.state, _clock(letter.at), visible(letter.reason[:200]))
+    Console(markup=False).print(table)
 
 
 @app.command("show")
@@ -74,7 +74,7 @@ def print_letter(
         letter = letters_of.get(connection, process, parse_place(place))
     print(json.dumps(_head(letter) | {"record": _content(letter)}, indent=2, ensure_ascii=False))
     if letter.traceback:
-        print(letter.traceback)
+        print(visible(letter.traceback))
 
 
 @app.command()
@@ -181,7 +181,7 @@ def _content(letter: DeadLetter) -> Any:
     if record is not None:
         try:
             return plain(record)
-        except (InvalidRecord, ValueError):  # the body or a packed array is damaged
+        except (InvalidRecord, ValueError, RecursionError):  # the body or a packed array is damaged
             return {name: _printable(value) for name, value in msgspec.structs.asdict(record).items()}
     content = letter.value
     with suppress(InvalidRecord):

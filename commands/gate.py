@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from contracts.errors import InvalidSettings, InvalidTask, MillraceError
+from contracts.files import read_small
 from contracts.gating import SentinelFile
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
@@ -100,7 +101,7 @@ def _as_json(task: Task, found: GateComparison, *, accepted: bool) -> dict[str, 
 def _read_answers(path: Path, sentinels: SentinelFile) -> tuple[SentinelAnswer, ...]:
     """Raises InvalidSettings, with file and line."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_small(path).splitlines()
     except OSError as error:
         raise InvalidSettings(f"{path}: {error.strerror}") from error
     answers = [_answer(f"{path}:{number}", line) for number, line in enumerate(lines, 1)]

@@ -104,8 +104,13 @@ def as_json(record: LogRecord) -> dict[str, Any]:
     head = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "key": record.key}
     try:
         return head | {"record": plain(decode_shape(_KINDS[record.topic], record.value))}
-    except InvalidRecord as error:
-        return head | {"unreadable": error.message}
+    except (InvalidRecord, ValueError, RecursionError) as error:  # the second: half a number in a packed array
+        return head | {"unreadable": str(error)}
+
+
+def visible(text: str) -> str:
+    """A text that somebody else wrote, without characters that a terminal obeys."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)
 
 
 def plain(value: Any, name: str = "") -> Any:

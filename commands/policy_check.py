@@ -20,6 +20,7 @@ from commands.room import memory_need, room_here, shortage
 from commands.template_check import template_findings
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
+from contracts.files import read_small
 
 _TIMEOUT_SECONDS = 600
 LOAD_RATE = 30e6
@@ -63,6 +64,9 @@ def check_policy(folder: Path) -> CheckpointReport:
     if report.problems:
         problem = report.problems[0]
         raise InvalidSettings(f"{folder} cannot be served: {problem.code}: {problem.message}")
+    for finding in template_findings(folder):
+        if finding.needed and not finding.good:
+            raise InvalidSettings(finding.says)
     return report
 
 
@@ -108,8 +112,15 @@ def _digest_of(folder: Path) -> str:
         seen = path.stat()
         found.update(f"{path.name}\0{seen.st_size}\0{seen.st_mtime_ns}\0".encode())
         if path.name == "config.json":
-            found.update(path.read_bytes())
+            found.update(_config_of(path))
     return found.hexdigest()
+
+
+def _config_of(path: Path) -> bytes:
+    try:
+        return read_small(path)
+    except OSError as error:
+        raise InvalidSettings(f"{path}: {error.strerror}") from error
 
 
 def findings_of(folder: Path, device: str) -> Iterator[Finding]:

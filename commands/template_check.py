@@ -1,23 +1,57 @@
-"""What `millrace doctor --policy` says about a chat template: its family, and whether sessions go on token for token with it."""
+"""What `millrace doctor --policy` says about a chat template: its family, and whether sessions go on token for token with it.
+
+A template is a program, and nobody knows how long a program runs. So the one who looks is a process of its own, with limits:
+`python -m commands.template_check FOLDER` prints the findings as JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import resource
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import psutil
+
 from commands.findings import Finding
 from contracts.errors import MillraceError
+from contracts.files import read_small
 from services.inference.sessions.forecast import next_calls
 from services.inference.template import ChatTemplate, load_template
 
+MOST_CPU_SECONDS, _MOST_BYTES = 10, 2**31
+"""Of the process: the slowest of the known templates takes a second and 200 MB."""
+_PATIENCE = 20
+"""Times its seconds, on a busy machine."""
+_QUESTION = [{"role": "user", "content": "How much is 2 + 2?"}]
 
-def template_findings(folder: Path) -> Iterator[Finding]:
+
+def template_findings(folder: Path, cpu_seconds: int = MOST_CPU_SECONDS) -> list[Finding]:
     """Two findings; one, if the template cannot be used."""
+    command = [sys.executable, "-m", "commands.template_check", str(folder), str(cpu_seconds)]
+    loops = f"it renders a question for longer than {cpu_seconds} s of a core, so it loops"
+    try:
+        ran = subprocess.run(command, capture_output=True, check=False, timeout=_PATIENCE * cpu_seconds)  # noqa: S603 our own module
+        return msgspec.json.decode(ran.stdout, type=list[Finding])
+    except subprocess.TimeoutExpired:
+        problem = loops
+    except msgspec.MsgspecError:
+        lines = ran.stderr.decode(errors="replace").strip().splitlines()
+        problem = loops if ran.returncode in {-signal.SIGXCPU, -signal.SIGKILL} else (lines or ["no word"])[-1]
+    return [Finding("template", False, True, f"{folder}: the chat template cannot be used: {problem[:300]}")]
+
+
+def findings_here(folder: Path) -> Iterator[Finding]:
+    """The same in this process, for as long as the template likes."""
     try:
         template = load_template(str(folder))
+        template.encode(_QUESTION)
     except MillraceError as error:
         yield Finding("template", False, True, error.message)
         return
@@ -70,7 +104,14 @@ def _stops(folder: Path, template: ChatTemplate) -> list[int]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
+        content = json.loads(read_small(path))
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+if __name__ == "__main__":
+    most = psutil.Process().memory_info().vms + _MOST_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[2]), int(sys.argv[2])))
+    sys.stdout.buffer.write(msgspec.json.encode(list(findings_here(Path(sys.argv[1])))))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from contracts.errors import WeightsRefused
+from contracts.files import read_small
 from weights.tensors import INDEX_FILE, SINGLE_FILE, Tensor, words_of
 
 _WRAPPERS = {
@@ -135,9 +136,9 @@ def _kind(tensor: Tensor, place: int) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(read_small(file))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WeightsRefused("unreadable_config", f"{file} is not JSON: {error}") from error
     return content if isinstance(content, dict) else {}

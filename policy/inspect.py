@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from contracts.checkpoints import CheckpointProblem, CheckpointReport
 from contracts.errors import MillraceError, NotFound, WeightsRefused
+from contracts.files import read_small
 from policy.checkpoint_checks import check_finite, check_folder, check_names, end_problems
 from policy.conversion import Conversion, conversion_of, state_of
 from policy.load import context_of, is_paged
@@ -81,11 +82,13 @@ def _architecture(folder: Path) -> tuple[Any, Any]:
     """
     file = folder / "config.json"
     try:
-        content = json.loads(file.read_text())
+        content = json.loads(read_small(file))
     except FileNotFoundError as error:
         raise NotFound(f"{folder} holds no model: expected a folder with config.json and safetensors files") from error
-    except ValueError as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WeightsRefused("unreadable_config", f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise WeightsRefused("unreadable_config", f"{file} is a {type(content).__name__}, not an object")
     kind = content.get("model_type")
     if content.get("auto_map"):
         raise WeightsRefused("custom_code", f"{file} asks for code of its own (auto_map), which is never run")

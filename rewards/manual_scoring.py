@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from contracts.answers.reasoning import without_reasoning
 from contracts.errors import InvalidRequest
+from contracts.files import read_small
 from contracts.records import Score
 from contracts.tasks import Task
 from contracts.tasks.source import Source
@@ -73,7 +74,7 @@ def task_of_verifier(kind: str, config: Mapping[str, Any], deadline_seconds: flo
     rule = {"name": kind, "kind": kind, "role": "component", "config": config, "deadline_seconds": deadline_seconds}
     task = Task.model_validate({"name": "score", "signals": {"none": {"type": "text"}}, "verifiers": [rule]})
     if file is not None:
-        task._source = Source(file, file.read_text())  # noqa: SLF001 not a field of the file, but where it came from
+        task._source = Source(file, read_small(file).decode())  # noqa: SLF001 not a field of the file, but where it came from
     return task
 
 

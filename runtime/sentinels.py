@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import InvalidSettings
+from contracts.files import read_small
 from contracts.gating import Sentinel, SentinelFile, seed_from
 from contracts.tasks import Task
 from runtime.settings import read_home_settings
@@ -36,7 +37,7 @@ def read_sentinels(path: Path | None, tasks: Mapping[str, Task]) -> SentinelFile
     if path is None:
         return SentinelFile((), "none", _ungated(tasks, ()))
     try:
-        content = path.read_bytes()
+        content = read_small(path)
     except OSError as error:
         raise InvalidSettings(f"[release] sentinels: {path}: {error.strerror}") from error
     gated = [name for name, task in tasks.items() if task.gate_graders]

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from contracts.errors import InvalidSettings
 from contracts.event_log import NUM_PARTITIONS, EventLog
+from contracts.files import read_small
 from contracts.record_checks import MAX_NAME
 from runtime.database import Database
 from runtime.kafka_settings import KafkaSettings
@@ -209,10 +210,12 @@ def make_section(where: str, kind: type[SectionType], **values: Any) -> SectionT
 def read_settings(path: Path) -> dict[str, Any] | None:
     """The whole file, unchecked; None if it does not exist."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(read_small(path).decode())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+    except OSError as error:
+        raise InvalidSettings(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested too deep
         raise InvalidSettings(f"{path}: {error}") from error
 
 

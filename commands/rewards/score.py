@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contracts.errors import InvalidRequest, InvalidSettings, InvalidTask
+from contracts.files import read_small
 from contracts.records import Score
 from contracts.tasks.loading import load_tasks
 from rewards.manual_scoring import ManualScorer, answer_of_case, explained, task_of_verifier
@@ -101,9 +102,9 @@ def read_config_file(path: Path) -> dict[str, Any]:
         InvalidSettings: the file cannot be read; names the file.
     """
     try:
-        text = path.read_text()
+        text = read_small(path).decode()
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:  # both decoders' errors are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # both decoders' errors are ValueErrors
         raise InvalidSettings(f"{path}: {error}; --config takes a .toml or .json file") from error
     if not isinstance(found, dict):
         raise InvalidSettings(f"{path}: a config is a table, not a {type(found).__name__}")

@@ -8,9 +8,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from contracts.errors import InvalidTask
+from contracts.files import read_small
 from contracts.tasks import Task
 from contracts.tasks.section import Misplaced, mistake_of
 from contracts.tasks.source import Source
+
+MAX_BYTES = 2**22
+"""Of a task file."""
 
 
 def load_tasks(paths: tuple[Path, ...]) -> dict[str, Task]:
@@ -30,7 +34,7 @@ def load_tasks(paths: tuple[Path, ...]) -> dict[str, Task]:
 
 def _load(path: Path) -> Task:
     try:
-        text = path.read_text()
+        text = read_small(path, MAX_BYTES).decode()
     except OSError as error:
         raise InvalidTask(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -39,8 +43,6 @@ def _load(path: Path) -> Task:
     source = Source(path, text)
     try:
         task = Task.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidTask(f"{path}: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         location = tuple(part for part in first["loc"] if part not in {"float", "constrained-float"})
@@ -51,5 +53,7 @@ def _load(path: Path) -> Task:
         raise InvalidTask(
             f"{source.where(present)}: {'.'.join(map(str, location)) or 'task'}: {mistake_of(first)}"
         ) from error
+    except (ValueError, RecursionError) as error:  # not TOML, a number of 5,000 digits, 5,000 brackets
+        raise InvalidTask(f"{path}: {error}") from error
     task._source = source  # noqa: SLF001 not a field of the file
     return task

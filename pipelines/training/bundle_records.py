@@ -182,7 +182,7 @@ def decode_bundle(data: bytes, name: str) -> Bundle:
     """
     try:
         document: Any = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsRefused("damaged_bundle", f"{name} is cut or is not JSON ({error}): {_SAME_AGAIN}") from error
     if not isinstance(document, dict) or _CHECKSUM not in document:
         raise WeightsRefused(

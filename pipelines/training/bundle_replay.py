@@ -12,6 +12,7 @@ All numbers are equal bit by bit on the same processor and release, with as many
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 from itertools import zip_longest
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 from pydantic import ValidationError
 
 from contracts.errors import InvalidSettings, NotFound, WeightsRefused
+from contracts.files import read_small
 from pipelines.training.attempts import AttemptFile, Attempts
 from pipelines.training.bundle_records import (
     BUNDLE,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from pipelines.training.replaying import ReplayedSteps
 
 BundleType = TypeVar("BundleType", StepBundle, RewardBundle)
+_THREADS = re.compile("[1-9][0-9]{0,3}")
 _NO_LOOK = GuardLook(num_rows=0, rows="")
 _NO_ROW: Mapping[str, Figure] = {}
 
@@ -120,7 +123,7 @@ def read_bundle(place: Path) -> tuple[Path, Bundle]:
     folder = place.parent if place.name == BUNDLE else place
     file = folder / BUNDLE if folder.is_dir() else folder
     try:
-        data = file.read_bytes()
+        data = read_small(file)
     except OSError as error:
         raise WeightsRefused(
             "no_bundle",
@@ -154,9 +157,14 @@ def replay_bundle(place: Path, *, base: str = "", device: str = "") -> ReplayedB
     if isinstance(bundle, RewardBundle):
         return ReplayedBundle(bundle, [], _reward_parts(bundle, _rewards_again(bundle, settings)))
     device = device or bundle.origin.machine.get("device", "cpu")
+    threads = bundle.origin.machine.get("threads", str(settings.num_threads))
+    if not device.startswith(("cpu", "cuda")) or not _THREADS.fullmatch(threads):
+        raise WeightsRefused(
+            "damaged_bundle", f"{folder} names a device {device} with {threads} threads: there is none"
+        )
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidSettings(f"{folder} was made on {device}, which this machine lacks: add --device cpu to come near")
-    torch.set_num_threads(int(bundle.origin.machine.get("threads", settings.num_threads)))
+    torch.set_num_threads(int(threads))
     learner, played = _before(folder, bundle, settings, base or bundle.origin.base, device)
     history = learner.guard_history()
     limits = limits_of(history.norms, history.signs, settings.guard_spread)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from contracts.errors import InvalidValue
+from contracts.files import read_small
 from contracts.tasks.judges import PAIRWISE_LEVELS, JudgeRule
 from rewards.verifiers.check import Answer
 
@@ -43,7 +44,7 @@ def read_labels(path: Path, rule: JudgeRule) -> Labels:
         InvalidValue: with file and line of the first mistake, or if there is nothing to measure this judge on.
     """
     try:
-        content = path.read_bytes()
+        content = read_small(path)
     except OSError as error:
         raise InvalidValue(f"{path}: {error.strerror}") from error
     items, pairs = [], []
@@ -56,7 +57,7 @@ def read_labels(path: Path, rule: JudgeRule) -> Labels:
                 pairs.append(_pair(item))
             else:
                 items.append(_item(item, rule))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidValue(f"{path}:{number}: {error}") from error
     needed = pairs if rule.protocol == "pairwise" else items
     if not needed:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from contracts.files import read_small
 from contracts.tasks.judges import Bar, JudgeRule
 from contracts.tasks.section import TaskSection
 from rewards.judges.agreement import Figure
@@ -60,7 +61,7 @@ class Report(TaskSection):
 def read_report(path: Path) -> Report:
     """Read a report. Raises ValueError that names what is wrong with the file."""
     try:
-        return Report.model_validate_json(path.read_bytes())
+        return Report.model_validate_json(read_small(path))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
     except ValidationError as error:

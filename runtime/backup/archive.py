@@ -19,16 +19,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import msgspec
 from blake3 import blake3
 
 from contracts.errors import Conflict, Damaged, InvalidSettings, Unavailable
+from contracts.files import open_plain
 
 FORMAT = 1
 HEADER, CONTENTS = "header.json", "contents.json"
 PIECE_BYTES = 2**22
+_MOST_BYTES = {HEADER: 2**20, CONTENTS: 2**28}
+"""Of what is read into memory; a million files have contents of 200 MB."""
 _FOLDERS = ("home", "tables", "weights")
 
 
@@ -158,7 +161,7 @@ def read_header(path: Path, schema: str, release: str) -> BackupHeader:
         first = archive.next()
         if first is None or first.name != HEADER:
             raise InvalidSettings(f"{path} is not a backup of Millrace: name a file that `millrace backup` wrote")
-        content = _content(archive, first)
+        content = _content(archive, first, path)
     try:
         said = msgspec.json.decode(content)
         number, maker = said["format"], said["release"]
@@ -193,7 +196,7 @@ def unpack(path: Path, folder: Path) -> None:
             if listed is not None:
                 raise _damaged(path, f"{member.name} comes after the contents")
             if member.name == CONTENTS:
-                listed = _content(archive, member)
+                listed = _content(archive, member, path)
                 continue
             found[member.name] = _write(archive, member, folder, path)
     if listed is None:
@@ -211,7 +214,7 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, path
     """Write one file. Names lead below the folder, whoever made the archive."""
     place = PurePosixPath(member.name)
     is_inside = bool(place.parts) and place.parts[0] in _FOLDERS and ".." not in place.parts and not place.is_absolute()
-    source = archive.extractfile(member) if member.isreg() else None
+    source = _plain(archive, member)
     if source is None or not (is_inside or member.name == HEADER):
         raise _damaged(path, f"it holds {member.name!r}, which is no file of a backup")
     target, digest, num_bytes = folder / place, blake3(), 0
@@ -228,20 +231,28 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path, path
     return _Entry(num_bytes, digest.hexdigest())
 
 
-def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    source = archive.extractfile(member)
-    return b"" if source is None else source.read()
+def _plain(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes] | None:
+    """A file that is in the archive byte for byte. None: a link, a folder, or a sparse file, whose holes have any size."""
+    is_plain = member.type in {tarfile.REGTYPE, tarfile.AREGTYPE} and member.sparse is None
+    return archive.extractfile(member) if is_plain else None
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
+    source, most = _plain(archive, member), _MOST_BYTES[member.name]
+    if source is None or member.size > most:
+        raise _damaged(path, f"{member.name} is no plain file of at most {most} bytes")
+    return source.read()
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tarfile.TarFile]:
     try:
-        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r|", bufsize=PIECE_BYTES) as archive:
+        with open_plain(path) as file, tarfile.open(fileobj=file, mode="r|", bufsize=PIECE_BYTES) as archive:
             yield archive
     except FileNotFoundError as error:
         raise InvalidSettings(f"{path} does not exist: name a file that `millrace backup` wrote") from error
     except tarfile.TarError as error:
-        with suppress(OSError), path.open("rb") as file:
+        with suppress(OSError), open_plain(path) as file:
             if not file.read(len(HEADER)) == HEADER.encode():
                 raise InvalidSettings(
                     f"{path} is not a backup of Millrace: name a file that `millrace backup` wrote"
@@ -250,6 +261,8 @@ def _opened(path: Path) -> Iterator[tarfile.TarFile]:
     except (ValueError, EOFError) as error:  # a header with impossible numbers
         raise _damaged(path, str(error)) from error
     except OSError as error:
+        if error.filename == str(path):
+            raise InvalidSettings(f"{path} cannot be read: {error.strerror}") from error
         raise Unavailable(f"the backup cannot be unpacked ({error.strerror or error}): free disk space") from error
 
 

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from contracts.answers.registry import family_of
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings, Unsupported
+from contracts.files import read_small
 from services.inference.bounds import OWN_VARIABLES
 from services.inference.control_strings import ControlStrings, MarkedMessages
 from services.inference.plain_tokenizer import PlainTokenizer
@@ -32,6 +33,8 @@ from services.inference.template_texts import TemplateTexts, template_texts
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BRACKETED = re.compile(r"[^\w\s].*\w.*[^\w\s]")
+_MOST_FILE_BYTES = 2**28
+"""Large vocabularies have tokenizers of 40 MB."""
 _NOTHING: Mapping[str, Any] = {}
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _OPENS = "add_generation_prompt"
@@ -58,8 +61,8 @@ class ChatTemplate:
         self.source, sandbox = _template_of(folder, settings), make_sandbox()
         try:
             code, literals, variables = _compiled(self.source)
-        except jinja2.TemplateError as error:
-            raise InvalidSettings(f"{folder}: the chat template is not valid: {error}") from error
+        except Exception as error:  # its constants are computed here: it may divide by zero, or have no end
+            raise InvalidSettings(f"{folder}: the chat template is not valid: {_named(error)}") from error
         self._variables = variables - {*sandbox.globals, *_SPECIAL_TOKENS, *OWN_VARIABLES}
         # jinja2 reads all globals on every render, which is slow with its own chain of dicts.
         self._template = sandbox.template_class.from_code(sandbox, code, dict(sandbox.globals))
@@ -189,16 +192,25 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None,
         options: Mapping[str, Any] = _NOTHING,
     ) -> str:
-        return self._template.render(
+        return self._render(
             messages=messages, tools=tools, documents=None, **{_OPENS: True, **options, **self._special}
         )
 
     def _turn(self) -> str:
         """A turn of the user; empty if the template refuses a single turn."""
         try:
-            return self._template.render(messages=[{"role": "user", "content": ""}], tools=None, **self._special)
+            return self._render(messages=[{"role": "user", "content": ""}], tools=None, **self._special)
         except (jinja2.TemplateError, TypeError):
             return ""
+
+    def _render(self, **variables: Any) -> str:
+        """The template's text. Raises TemplateError or TypeError, whatever breaks in it."""
+        try:
+            return self._template.render(**variables)
+        except (jinja2.TemplateError, TypeError):
+            raise
+        except Exception as error:  # a program of somebody else: it fails in any way, and each is its own fault
+            raise jinja2.TemplateError(_named(error)) from error
 
     def bounded(self, text: str, param: str = "messages") -> str:
         """The text of a prompt. Raises ContextLengthExceeded if it has more characters than the context holds."""
@@ -243,10 +255,13 @@ def load_template(base: str) -> ChatTemplate:
 
 
 def _text(folder: Path, name: str) -> str:
+    path = folder / name
     try:
-        return (folder / name).read_text()
+        return read_small(path, _MOST_FILE_BYTES).decode()
     except OSError as error:
-        raise InvalidSettings(f"{folder / name}: {error.strerror}; is this the folder of a base policy?") from error
+        raise InvalidSettings(f"{path}: {error.strerror}; is this the folder of a base policy?") from error
+    except UnicodeDecodeError as error:
+        raise InvalidSettings(f"{path}: not UTF-8 ({error.reason})") from error
 
 
 def _tokenizer_of(folder: Path) -> Tokenizer:
@@ -262,9 +277,11 @@ def _tokenizer_of(folder: Path) -> Tokenizer:
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(_text(folder, name))
-    except ValueError as error:
+        content = json.loads(_text(folder, name))
+    except (ValueError, RecursionError) as error:
         raise InvalidSettings(f"{folder / name}: {error}") from error
+    if not isinstance(content, dict):
+        raise InvalidSettings(f"{folder / name}: it is a {type(content).__name__}, not an object")
     return content
 
 
@@ -274,6 +291,10 @@ def _context_of(config: dict[str, Any], folder: Path) -> int:
             if isinstance(part.get(name), int):
                 return int(part[name])
     raise InvalidSettings(f"{folder / 'config.json'}: max_position_embeddings is missing")
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _template_of(folder: Path, settings: dict[str, Any]) -> str:

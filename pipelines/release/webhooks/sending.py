@@ -1,15 +1,18 @@
 """One try to hand a message to a URL. In: a message. Out: whether it was accepted. Waits: for the answer's status, at most 10 s a step.
 
-Redirects are not followed: the URL is the operator's, and the place that it names next is not. The answer's body is not read.
+Redirects are not followed: the URL is the operator's, and the place that it names next is not. The answer's body is not read. Only public
+addresses are reached, and hosts that the operator names (`reaching.py`).
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Literal, NamedTuple
 
 import httpx
 
 from pipelines.release.webhooks.events import WebhookEvent
+from pipelines.release.webhooks.reaching import NotPublic, addresses_of
 from pipelines.release.webhooks.signing import signed_headers
 
 SEND_SECONDS = 10.0
@@ -25,6 +28,8 @@ class SignedUrl(NamedTuple):
 
     url: str
     secret: bytes
+    may_be_private: bool = False
+    """The operator says that its host may have an address that is not public."""
 
 
 class WebhookTry(NamedTuple):
@@ -46,10 +51,25 @@ def send(client: httpx.Client, to: SignedUrl, event: WebhookEvent, at: float) ->
     headers = signed_headers(to.secret, event.id, at, body)
     headers["content-type"] = "application/json"
     try:
-        with client.stream("POST", to.url, content=body, headers=headers) as answer:
-            return _read(answer)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        url = httpx.URL(to.url)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        headers["host"] = url.netloc.decode()
+        *others, last = addresses_of(url.host, port, may_be_private=to.may_be_private)
+        for address in others:
+            with suppress(httpx.ConnectError, httpx.ConnectTimeout):
+                return _post(client, url, address, body, headers)
+        return _post(client, url, last, body, headers)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError, NotPublic) as error:
         return WebhookTry("failed", f"{type(error).__name__}: {error}"[:300])
+
+
+def _post(client: httpx.Client, url: httpx.URL, address: str, body: bytes, headers: dict[str, str]) -> WebhookTry:
+    """Connect to an address; the certificate must be that of the URL's host."""
+    extensions = {"sni_hostname": url.host}
+    with client.stream(
+        "POST", url.copy_with(host=address), content=body, headers=headers, extensions=extensions
+    ) as answer:
+        return _read(answer)
 
 
 def _read(answer: httpx.Response) -> WebhookTry:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import Field, field_validator
 
+from pipelines.release.webhooks.sending import SignedUrl
 from runtime.settings import Section
 
 _MAX_URL = 2000
@@ -17,6 +18,12 @@ class WebhookSettings(Section):
 
     urls: tuple[str, ...] = Field(default=(), max_length=16)
     """Each gets every message, `http://` or `https://`, without a password in it."""
+    private_hosts: tuple[str, ...] = Field(default=(), max_length=16)
+    """Hosts of these URLs whose address may be on this machine or in a private network; all others must be public."""
+
+    def signed(self, url: str, secret: bytes) -> SignedUrl:
+        """Where messages for a URL go."""
+        return SignedUrl(url, secret, may_be_private=httpx.URL(url).host in self.private_hosts)
 
     @field_validator("urls")
     @classmethod

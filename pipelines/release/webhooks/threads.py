@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
-from pipelines.release.webhooks.sending import SignedUrl, make_client
+from pipelines.release.webhooks.sending import make_client
 from pipelines.release.webhooks.settings import WebhookSettings
 from pipelines.release.webhooks.signing import read_secret
 from pipelines.release.webhooks.teller import WebhookTeller
@@ -26,7 +26,7 @@ def tellers(
             settings.database(),
             policy=settings.policy,
             run=settings.run,
-            to=SignedUrl(url, secret),
+            to=webhooks.signed(url, secret),
             client=make_client(),
             clock=clock,
         ).run

@@ -17,7 +17,7 @@ from tests.unit.pipelines.release.webhooks.receiver import receiving
 
 
 def configure(home: Home, *urls: str) -> None:
-    write_settings(home.settings, {"webhooks": WebhookSettings(urls=urls)})
+    write_settings(home.settings, {"webhooks": WebhookSettings(urls=urls, private_hosts=("127.0.0.1",))})
 
 
 def test_a_test_says_what_came_back_and_wakes_a_receiver_that_was_gone(home: Home) -> None:

@@ -23,6 +23,7 @@ from pipelines.training.replay import score
 from pipelines.training.worker import Trainer
 from tests.command_line import run_here
 from tests.forked import run_forked
+from tests.hostile_files import HOSTILE_FILES
 from tests.unit.pipelines.training.breaking import NO_NUMBER, RAISES, answer, breaking_model
 from tests.unit.pipelines.training.builders import tiny_model
 from tests.unit.pipelines.training.world import World
@@ -347,6 +348,34 @@ def test_damaged_bundles_are_refused_by_name_and_nothing_is_written(poisoned: Pa
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "cut weights cannot be replayed" in ran.stderr
     assert "copy the whole folder" in ran.stderr
+
+
+def test_a_hostile_file_instead_of_a_bundle_is_refused_by_name(tmp_path: Path) -> None:
+    for number, hostile in enumerate(HOSTILE_FILES.values()):
+        (tmp_path / str(number)).mkdir()
+        hostile(tmp_path / str(number) / BUNDLE)
+        with pytest.raises(WeightsRefused, match=BUNDLE):
+            read_bundle(tmp_path / str(number))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"checkpoint": "../../checkpoints/checkpoint-000001-00000001"},
+        {"checkpoint": "/etc"},
+        *({"machine": {"device": "cpu", "threads": threads}} for threads in ("0", "-1", "1000000", "x", "9" * 5000)),
+        *({"machine": {"device": device, "threads": "1"}} for device in ("meta", "", "/dev/null")),
+    ],
+)
+def test_a_forged_bundle_leads_nowhere_else(poisoned: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
+    held = read_bundle(poisoned)[1]
+    assert isinstance(held, StepBundle)
+    if "machine" in changed:
+        changed = {"origin": msgspec.structs.replace(held.origin, machine=changed["machine"])}
+    (tmp_path / BUNDLE).write_bytes(encode_bundle(msgspec.structs.replace(held, **changed)))
+    with pytest.raises(WeightsRefused) as caught:
+        replay_bundle(tmp_path)
+    assert caught.value.code == "damaged_bundle"
 
 
 def test_another_base_is_refused_by_name(poisoned: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import random
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,8 @@ import msgspec
 import pytest
 
 from contracts.errors import Conflict, Damaged, InvalidSettings, Unavailable
-from runtime.backup.archive import FORMAT, HEADER, BackupHeader, read_header, unpack, writing
+from runtime.backup.archive import CONTENTS, FORMAT, HEADER, BackupHeader, read_header, unpack, writing
+from tests.hostile_files import SPARSE_BYTES
 
 OURS = BackupHeader(
     format=FORMAT, release="Millrace 1", schema="s1", policy="p", run="r", home="/h", taken_at=1.0, database="sqlite",
@@ -105,3 +107,56 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> Non
     with pytest.raises(Damaged, match="no file of a backup"):
         unpack(tmp_path / "b", tmp_path / "to" / "to")
     assert [path.name for path in tmp_path.rglob("out")] == []
+
+
+def sparse_of_gnu(name: str) -> bytes:
+    """A header that claims a file of 3 GB, and that all but a byte of it are holes."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = tarfile.GNUTYPE_SPARSE, 1
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[386:410] = f"{SPARSE_BYTES - 1:011o}\0{1:011o}\0".encode()
+    header[483:495] = f"{SPARSE_BYTES:011o}\0".encode()
+    header[148:156] = f"{sum(header[:148]) + 8 * 32 + sum(header[156:]):06o}\0 ".encode()
+    return bytes(header) + b"x".ljust(tarfile.BLOCKSIZE, b"\0")
+
+
+def sparse_of_pax(name: str, version: str) -> bytes:
+    """The same in the three forms of pax."""
+    pairs = f"{SPARSE_BYTES - 1},1"
+    heads = {
+        "0.0": {"GNU.sparse.size": str(SPARSE_BYTES), "GNU.sparse.numblocks": "1", "GNU.sparse.offset": str(SPARSE_BYTES - 1), "GNU.sparse.numbytes": "1"},
+        "0.1": {"GNU.sparse.size": str(SPARSE_BYTES), "GNU.sparse.numblocks": "1", "GNU.sparse.map": pairs},
+        "1.0": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(SPARSE_BYTES), "GNU.sparse.name": name},
+    }  # fmt: skip
+    content = b"x".ljust(tarfile.BLOCKSIZE, b"\0")
+    if version == "1.0":
+        content = f"1\n{SPARSE_BYTES - 1}\n1\n".encode().ljust(tarfile.BLOCKSIZE, b"\0") + content
+    info = tarfile.TarInfo(name)
+    info.size, info.pax_headers = len(content), heads[version]
+    return info.tobuf(tarfile.PAX_FORMAT) + content
+
+
+@pytest.mark.parametrize("kind", ["gnu", "0.0", "0.1", "1.0"])
+@pytest.mark.parametrize("name", [HEADER, CONTENTS, "home/log/big"])
+def test_a_sparse_member_is_refused_before_it_is_read_or_written(kind: str, name: str, tmp_path: Path) -> None:
+    member = sparse_of_gnu(name) if kind == "gnu" else sparse_of_pax(name, kind)
+    (tmp_path / "b").write_bytes(member + bytes(2 * tarfile.BLOCKSIZE))
+    with tarfile.open(tmp_path / "b") as archive:
+        assert archive.getmembers()[0].size == SPARSE_BYTES
+    tracemalloc.start()
+    with pytest.raises(Damaged, match=r"no file of a backup|no plain file"):
+        unpack(tmp_path / "b", tmp_path / "to")
+    if name == HEADER:
+        with pytest.raises(Damaged, match="no plain file"):
+            read_header(tmp_path / "b", "s1", "r")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50_000_000
+    assert not any(path.is_file() for path in (tmp_path / "to").rglob("*"))
+
+
+def test_a_long_header_is_refused(tmp_path: Path) -> None:
+    with writing(tmp_path / "b") as writer:
+        writer.add_bytes(HEADER, b" " * (2**20 + 1))
+    with pytest.raises(Damaged, match=f"{HEADER} is no plain file of at most"):
+        read_header(tmp_path / "b", "s1", "r")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ class Receiver:
     @property
     def to(self) -> SignedUrl:
         """Where to send, and with which secret."""
-        return SignedUrl(self.url, SECRET)
+        return SignedUrl(self.url, SECRET, may_be_private=True)
 
     def wait_for(self, num: int, seconds: float = 60.0) -> None:
         """Until so many POSTs came."""
@@ -54,9 +55,11 @@ class Receiver:
 
 
 @contextmanager
-def receiving() -> Iterator[Receiver]:
-    """A receiver, until the end of the block."""
+def receiving(context: ssl.SSLContext | None = None) -> Iterator[Receiver]:
+    """A receiver, until the end of the block. With a context it speaks TLS."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     server.daemon_threads = True
     receiver = Receiver(server.server_port)
     _Handler.receivers[server.server_port] = receiver

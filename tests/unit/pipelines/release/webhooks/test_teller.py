@@ -267,7 +267,7 @@ from runtime.database import Database
 from pipelines.release.webhooks.sending import SignedUrl, make_client
 from pipelines.release.webhooks.teller import WebhookTeller
 url, to = sys.argv[1:]
-teller = WebhookTeller(Database(url), policy="p", run="r", to=SignedUrl(to, bytes(range(32))), client=make_client())
+teller = WebhookTeller(Database(url), policy="p", run="r", to=SignedUrl(to, bytes(range(32)), may_be_private=True), client=make_client())
 teller.run(threading.Event())
 """
 
