@@ -162,9 +162,11 @@ def broken_promises(summary: Mapping[str, Any], *, learns: bool) -> list[str]:
     kept = {
         f"{summary['failed_requests']} requests failed": not summary["failed_requests"],
         "the ledger does not balance": summary["ledger_balanced"],
-        f"processes ended by themselves, and with which status: {summary['ended']}": not summary["ended"],
-        f"versions that learned have no verdict: {summary['unjudged']}": not summary["unjudged"],
-        f"versions answered users before the gate had accepted them: {summary['ungated']}": not summary["ungated"],
+        f"processes ended by themselves: {_endings(summary['ended'])}": not summary["ended"],
+        f"versions that learned have no verdict: {_numbers(summary['unjudged'])}": not summary["unjudged"],
+        f"versions answered users before the gate had accepted them: {_numbers(summary['ungated'])}": not summary[
+            "ungated"
+        ],
         "no version passed the gate": summary["versions_shipped"] > 0,
         "an engine computes with other weights than those that were published": summary.get("weights_exact")
         is not False,
@@ -173,3 +175,11 @@ def broken_promises(summary: Mapping[str, Any], *, learns: bool) -> list[str]:
     if learns:
         kept["the last version is not better than the base, on the same cases"] = summary["p_better"] <= _CERTAIN
     return [what for what, is_kept in kept.items() if not is_kept]
+
+
+def _endings(ended: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{name} with status {status}" for name, statuses in ended.items() for status in statuses)
+
+
+def _numbers(versions: Sequence[int]) -> str:
+    return ", ".join(map(str, versions))

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.slow
 MEETING = [attack for attack in sandbox.attacks() if not attack.name.startswith("leave ")]
 
 
-@pytest.mark.parametrize("attack", [*files.attacks(), *judge.attacks(), *MEETING, *verifiers.attacks()], ids=lambda attack: attack.name)
+@pytest.mark.parametrize(
+    "attack", [*files.attacks(), *judge.attacks(), *MEETING, *verifiers.attacks()], ids=lambda attack: attack.name
+)
 def test_nothing_gets_through(attack: Attack) -> None:
     assert attack.run() is None

@@ -50,6 +50,16 @@ def test_each_promise_can_be_broken(change: dict[str, Any]) -> None:
     assert len(broken_promises(WELL | change, learns=True)) == 1
 
 
+def test_a_broken_promise_is_said_in_words() -> None:
+    ended, ungated_too = WELL | {"ended": {"rewards": [-9, 1]}}, WELL | {"ungated": [3, 4]}
+    assert broken_promises(ended, learns=True) == [
+        "processes ended by themselves: rewards with status -9, rewards with status 1"
+    ]
+    assert broken_promises(ungated_too, learns=True) == [
+        "versions answered users before the gate had accepted them: 3, 4"
+    ]
+
+
 def test_a_run_of_half_a_minute_need_not_learn() -> None:
     assert broken_promises(WELL | {"p_better": 1.0}, learns=False) == []
 
