@@ -27,7 +27,7 @@ MillraceError
 │   ├── OtherSession             the URL names another session than the key
 │   └── OriginRefused            the request comes from a web page, which may not use this route
 ├── RateLimited (429)            more requests than the operator allows one key per minute
-│   └── Overloaded               the engine's queue is full; says when to retry
+│   └── Overloaded               the engine's queue is full, or a tenant has had too much compiled; says when to retry
 ├── EngineFailed (502)           the engine's answer is invalid
 │   └── EngineSilent (504)       the engine accepted a request and then stopped answering: the client must not retry
 ├── Unavailable (503)            temporary: storage full, server restarting

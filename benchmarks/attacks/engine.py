@@ -17,6 +17,7 @@ from benchmarks.attacks.attack import Attack
 from benchmarks.attacks.cases.broken_answers import CASES, Case
 from benchmarks.attacks.worlds.broken_engine import gateway
 from benchmarks.attacks.worlds.flood import overflow
+from benchmarks.attacks.worlds.slow_grammars import NUM_SLOW, hold_up
 from runtime.engine_key import authorization
 from services.engine.app import make_app
 from services.engine.engine import Engine
@@ -122,6 +123,7 @@ def attacks() -> list[Attack]:
         Attack("speak to any route of the engine", lambda: _through(doors), len(doors)),
         Attack("find pages and routes that nobody wrote", lambda: _through(hidden), len(hidden)),
         Attack("fill the queue, and with rollouts before users", overflow, 80),
+        Attack("hold up the grammars of others with slow ones, and leave", hold_up, NUM_SLOW),
         Attack("pass for an answer as a broken engine", lambda: _broken(CASES), 2 * len(CASES)),
         Attack("make an SDK that retries ask a slow engine again", lambda: _asked_again(silent), len(silent)),
     ]

@@ -9,6 +9,7 @@ the least that sampling with log-probs can cost; `unused` is our sampler when no
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -64,14 +65,14 @@ def main(arguments: Sequence[str]) -> None:
 def _measure(options: argparse.Namespace, grammars: Grammars) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = defaultdict(list)
     scores = torch.randn(options.rows, options.vocabulary, device=options.device)
-    text = json_grammar('{"type": "array", "items": {"type": "string"}}')
+    matcher = asyncio.run(grammars.matcher(json_grammar('{"type": "array", "items": {"type": "string"}}')))
 
     def plain(count: int) -> list[SequenceSampling]:
         return [SequenceSampling(SamplingOptions(), _PROMPT) for _ in range(count)]
 
     def used(name: str) -> SequenceSampling:
         if name == _GRAMMAR:
-            return SequenceSampling(SamplingOptions(), _PROMPT, matcher=grammars.matcher(text))
+            return SequenceSampling(SamplingOptions(), _PROMPT, matcher=matcher.deep_copy())
         return SequenceSampling(_OPTIONS[name], _PROMPT)
 
     for number in range((2 if options.quick else options.rounds) + 1):  # the first warms up

@@ -47,6 +47,7 @@ class ActiveRequest:
         request_id: str,
         num_prompt: int,
         num_reserved: int,
+        sampling: SequenceSampling,
         stops: frozenset[int],
         streaming: bool,
         prefix: PrefixUse | None = None,
@@ -58,8 +59,7 @@ class ActiveRequest:
         self.submitted_at = perf_counter()
         self.token_times: list[float] = []
         self.finished = False
-        self.sampling: SequenceSampling | None = None
-        """Given when the request enters the batch; before, its grammar may still be compiled."""
+        self.sampling = sampling
         self.stops = stops
         self.prefix = prefix
         self._streaming = streaming
@@ -87,7 +87,7 @@ class ActiveRequest:
             logprobs=logprobs[self._num_sent :],
             spans=self._spans[self._num_spans_sent :],
             finish_reason=("stop" if token_ids[-1] in self.stops else "length") if finished else None,
-            top_logprobs=self.sampling.tops[self._num_sent :] if self.sampling is not None else [],
+            top_logprobs=self.sampling.tops[self._num_sent :],
             num_cached=None if self._num_sent else self.prefix.num_cached if self.prefix is not None else 0,
         )
         self._num_sent, self._num_spans_sent = len(token_ids), len(self._spans)

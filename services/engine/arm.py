@@ -8,7 +8,6 @@ thread. So a token never has the wrong version.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from contracts.cache_salts import scope_of
 from contracts.errors import GrammarStuck, Unavailable
 from policy.weights import Patches, apply_patches
 from services.engine.active_requests import ActiveRequest, TokenChunk, hand_over
@@ -31,7 +31,6 @@ from services.engine.prefixes import PrefixStore, PrefixUse
 from services.engine.runners import Runner, StepOutput, runner_for
 from services.engine.sampling import (
     GenerateRequest,
-    StructuredOutputs,
     check_request,
     grammar_of,
     options_of,
@@ -118,7 +117,7 @@ class EngineArm:
         return len(self._active)
 
     async def open(self, request: GenerateRequest) -> ActiveRequest:
-        """Start a request, with a grammar or without.
+        """Start a request, with a grammar or without. One whose grammar is new is not among the open ones until that is compiled.
 
         Raises:
             InvalidSchema: the grammar cannot be used; see `Grammars.matcher`.
@@ -127,80 +126,60 @@ class EngineArm:
         outputs = request.sampling_params.structured_outputs
         if outputs is None:
             return self.submit(request)
-        active = self._reserve(request)
-        try:
-            matcher = await asyncio.get_running_loop().run_in_executor(
-                self._grammars.workers,
-                self._matcher,
-                outputs,
-                request.token_ids[len(request.token_ids) - request.num_made :],
-            )
-            self._enter(active, request, matcher)
-        except BaseException:
-            self.cancel(active)
-            raise
-        return active
+        check_request(request, self.limits)  # nothing is compiled for a request that is refused
+        made_ids = request.token_ids[len(request.token_ids) - request.num_made :]
+        tenant = scope_of(request.cache_salt or "")
+        return self.submit(request, await self._grammars.matcher(grammar_of(outputs), made_ids, tenant))
 
-    def submit(self, request: GenerateRequest) -> ActiveRequest:
-        """Start a request without a grammar. Call it on an event loop.
+    def submit(self, request: GenerateRequest, matcher: Matcher | None = None) -> ActiveRequest:
+        """Start a request; `matcher`: its grammar, advanced by the tokens so far. Call it on an event loop.
 
         Raises:
             InvalidRequest, ContextLengthExceeded: see `check_request`.
             Overloaded: too many requests or tokens are open.
             Unavailable: the runner is restarting or stopping.
         """
-        active = self._reserve(request)
-        self._enter(active, request, None)
-        return active
-
-    def _matcher(self, outputs: StructuredOutputs, made_ids: list[int]) -> Any:
-        return self._grammars.matcher(grammar_of(outputs), made_ids)
-
-    def _reserve(self, request: GenerateRequest) -> ActiveRequest:
-        """Count a request among the open ones; a grammar that is being compiled counts too."""
         check_request(request, self.limits)
         params = request.sampling_params
-        num_tokens = len(request.token_ids) + params.max_tokens
+        sampling = SequenceSampling(options_of(params), request.token_ids, num_made=request.num_made, matcher=matcher)
         with self._lock:
-            admit(
-                self._bounds,
-                [active.num_reserved for active in list(self._active.values())],
-                num_tokens,
-                tuple(self._recent_ends),
-                monotonic(),
-                background=request.priority > 0,
-            )
-            self._num_submitted += 1
-            active = ActiveRequest(
-                request_id=f"{self.name}-{self._num_submitted}",
-                num_prompt=len(request.token_ids),
-                num_reserved=num_tokens,
-                stops=stop_ids(params, self._end_ids),
-                streaming=request.stream,
-                prefix=PrefixUse(request.cache_salt) if self._prefixes is not None and request.cache_salt else None,
-            )
-            self._active[active.request_id] = active
-        return active
-
-    def _enter(self, active: ActiveRequest, request: GenerateRequest, matcher: Matcher | None) -> None:
-        params = request.sampling_params
-        active.sampling = SequenceSampling(
-            options_of(params), request.token_ids, num_made=request.num_made, matcher=matcher
-        )
-        with self._lock:
-            if active.request_id not in self._active:
-                return  # the runner died while the grammar was compiled, which the reader is told
+            active = self._admit(request, sampling)
+            self._active[active.request_id] = active  # before its first step can end
             accepted = self._runner.add(
                 active.request_id,
                 request.token_ids,
                 max_tokens=params.max_tokens,
                 stops=active.stops,
-                sampling=active.sampling,
+                sampling=sampling,
                 prefix=active.prefix,
             )
             if not accepted:
                 del self._active[active.request_id]
                 raise Unavailable("the engine is restarting; send the request again")
+        return active
+
+    def _admit(self, request: GenerateRequest, sampling: SequenceSampling) -> ActiveRequest:
+        """The request as one that is open, if it may be."""
+        params = request.sampling_params
+        num_tokens = len(request.token_ids) + params.max_tokens
+        admit(
+            self._bounds,
+            [active.num_reserved for active in list(self._active.values())],
+            num_tokens,
+            tuple(self._recent_ends),
+            monotonic(),
+            background=request.priority > 0,
+        )
+        self._num_submitted += 1
+        return ActiveRequest(
+            request_id=f"{self.name}-{self._num_submitted}",
+            num_prompt=len(request.token_ids),
+            num_reserved=num_tokens,
+            sampling=sampling,
+            stops=stop_ids(params, self._end_ids),
+            streaming=request.stream,
+            prefix=PrefixUse(request.cache_salt) if self._prefixes is not None and request.cache_salt else None,
+        )
 
     def cancel(self, active: ActiveRequest) -> None:
         """Cancel a request and free its cache; nothing happens if it has ended."""
@@ -270,7 +249,7 @@ class EngineArm:
         if output.error is not None:
             self._observer.forget(active.request_id)
             return active.restarted(output.error)
-        if active.sampling is not None and active.sampling.error:
+        if active.sampling.error:
             self._observer.forget(active.request_id)
             self._runner.cancel(active.request_id)
             return active.fail(GrammarStuck(active.sampling.error))

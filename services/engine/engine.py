@@ -38,6 +38,7 @@ from runtime.metrics import ENGINE_IN_FLIGHT, ENGINE_VERSION, SWAP_PAUSE_SECONDS
 from services.engine.arm import EngineArm
 from services.engine.experts import observer_of
 from services.engine.forwards import ForwardObserver
+from services.engine.grammar_queue import QueueBounds
 from services.engine.grammars import Grammars
 from services.engine.manager import end_ids, limits_of
 from services.engine.sampling import ABILITIES
@@ -242,8 +243,7 @@ class Engine:
         step = self._stager.stage(name, model, version, root, run)
         apply_patches(step.patches)
         if self._grammars is None:
-            num_ids, seconds = limits_of(model, self._settings).vocab_size, self._settings.grammar_seconds
-            self._grammars = Grammars(self._tokenizer, num_ids, end_ids(model), seconds)
+            self._grammars = self._make_grammars(model)
         arm = EngineArm(
             name,
             model,
@@ -260,6 +260,17 @@ class Engine:
         ENGINE_VERSION.labels(name).set(version)
         ENGINE_IN_FLIGHT.labels(name).set_function(lambda: float(arm.num_in_flight))
         _log.info("engine_arm_loaded", arm=name, version=version, seconds=round(perf_counter() - started, 3))
+
+    def _make_grammars(self, model: Any) -> Grammars:
+        settings = self._settings
+        return Grammars(
+            self._tokenizer,
+            limits_of(model, settings).vocab_size,
+            end_ids(model),
+            settings.grammar_seconds,
+            num_workers=settings.grammar_workers,
+            bounds=QueueBounds(settings.grammar_seconds_per_minute, max(1, settings.max_open_requests // 2)),
+        )
 
     def _pause(self) -> None:
         if not self._paused:

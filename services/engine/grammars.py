@@ -1,41 +1,45 @@
 """Grammars of requests: compiled once each, bounded in time and memory, and kept.
 
-In: what a request's `structured_outputs` says. Out: a matcher for its answer, or an error that names the problem. Waits for: the
-process that tries to compile a new grammar first (see grammar_check.py), for at most some seconds; so it is used on threads of
-its own, never on the event loop or the generation thread.
+    event loop: matcher() ── kept? ─▶ a copy, at once
+                   └─▶ GrammarQueue ─▶ worker thread: its GrammarChecker tries it, then it is compiled here ─▶ kept, all who wait are told
+
+In: what a request's `structured_outputs` says. Out: a matcher for its answer, or an error that names the problem. Waits for: a new
+grammar's turn, and the process that tries to compile it, for at most some seconds. What nobody waits for any more is dropped, and
+killed if it runs. llguidance gives up Python's lock while it compiles, so neither the event loop nor the generation thread waits.
 """
 
 from __future__ import annotations
 
-import json
-import selectors
-import subprocess
-import sys
+import asyncio
 import threading
-from collections import OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from time import monotonic
+from typing import Any, NamedTuple
 
 import structlog
 from llguidance import LLMatcher, LLTokenizer
 
-from contracts.errors import InvalidSchema, Unavailable, Unsupported
+from contracts.errors import InvalidSchema, MillraceError, Overloaded, Unavailable, Unsupported
 from services.engine.grammar_check import compile_grammar, open_tokenizer
+from services.engine.grammar_checker import GrammarChecker
+from services.engine.grammar_queue import Compilation, GrammarQueue, GrammarWaiter, QueueBounds
 
 MAX_GRAMMAR_BYTES = 2**20
 _NUM_KEPT = 256
 _MOST_MEMORY_BYTES = 2**30
-_START_SECONDS = 120.0
-_PROGRAM = "services.engine.grammar_check"
+_TURN_SECONDS = 15.0
+"""How long a request may wait in addition to the compilation itself."""
+_MADE_AT_ONCE = 256
+_BOUNDS = QueueBounds()
 _WHERE = "structured_outputs"
 _log = structlog.get_logger(__name__)
 
 
 def json_grammar(schema: str) -> str:
     """The grammar of a JSON schema, given as JSON text."""
+    _check_size(schema)
     try:
         return str(LLMatcher.grammar_from_json_schema(schema))
     except ValueError as error:
@@ -44,7 +48,15 @@ def json_grammar(schema: str) -> str:
 
 def lark_grammar(text: str) -> str:
     """The grammar of Lark text in llguidance's dialect."""
+    _check_size(text)
     return str(LLMatcher.grammar_from_lark(text))
+
+
+class _Kept(NamedTuple):
+    found: LLMatcher | str
+    """The compiled grammar, or why it is refused."""
+    tenant: str
+    """Who had it compiled."""
 
 
 class Grammars:
@@ -55,146 +67,194 @@ class Grammars:
         num_ids: the size of the model's vocabulary.
         end_ids: the tokens that end an answer of the model.
         seconds: the longest time that a grammar may take to compile.
+        num_workers: how many are compiled at once.
+        bounds: what each tenant may have.
     """
 
-    def __init__(self, tokenizer: Path | None, num_ids: int, end_ids: frozenset[int], seconds: float) -> None:
+    def __init__(
+        self,
+        tokenizer: Path | None,
+        num_ids: int,
+        end_ids: frozenset[int],
+        seconds: float,
+        *,
+        num_workers: int = 2,
+        bounds: QueueBounds = _BOUNDS,
+    ) -> None:
         self._path = tokenizer
         self._num_ids, self._end_ids = num_ids, sorted(end_ids)
         self._seconds = seconds
+        self._num_workers = num_workers
+        self._queue = GrammarQueue(bounds)
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._running: dict[Compilation, GrammarChecker] = {}
+        self._workers: list[threading.Thread] = []
+        self._is_closing = False
+        self._changed = threading.Condition()  # guards everything above
         self._tokenizer: LLTokenizer | None = None
-        self._kept: OrderedDict[str, LLMatcher | str] = OrderedDict()
-        self._checker: GrammarChecker | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+        self._opening = threading.Lock()
 
-    @property
-    def workers(self) -> ThreadPoolExecutor:
-        """The thread to call `matcher` on: one, so that compiling takes at most one core from the generation."""
-        return self._thread
-
-    def matcher(self, grammar: str, made_ids: Sequence[int] = ()) -> Any:
+    async def matcher(self, grammar: str, made_ids: Sequence[int] = (), tenant: str = "") -> Any:
         """A matcher of a grammar (see `json_grammar`), advanced by the tokens of the answer so far.
 
         Raises:
             InvalidSchema: it cannot be compiled, takes too long or too much memory, or no answer can meet it; or the tokens so
                 far do not follow it.
             Unsupported: the policy has no tokenizer.json or no end token, or its tokenizer cannot be read for grammars.
+            Overloaded: the tenant had too much compiled within a minute, or too many wait.
             Unavailable: the checking process does not start.
         """
         if self._path is None or not self._end_ids:
             raise Unsupported(
                 "this policy has no tokenizer.json or no end token, so grammars do not work", param=_WHERE
             )
-        if len(grammar) > MAX_GRAMMAR_BYTES:
-            raise InvalidSchema(f"a grammar takes up to {MAX_GRAMMAR_BYTES // 2**20} MiB", param=_WHERE)
-        found = self._kept.get(grammar)
-        if found is None:
-            found = self._compile(self._path, grammar)
-            self._kept[grammar] = found
-            if len(self._kept) > _NUM_KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(grammar)
+        found = await self._found(grammar, tenant)
         if isinstance(found, str):
             raise InvalidSchema(f"the grammar of this answer is refused: {found}", param=_WHERE)
         matcher = found.deep_copy()
-        if made_ids and not matcher.consume_tokens(list(made_ids)):
-            raise InvalidSchema("the tokens of the answer so far do not follow its grammar", param=_WHERE)
+        for start in range(0, len(made_ids), _MADE_AT_ONCE):
+            if not matcher.consume_tokens(list(made_ids[start : start + _MADE_AT_ONCE])):
+                raise InvalidSchema("the tokens of the answer so far do not follow its grammar", param=_WHERE)
+            await asyncio.sleep(0)
         return matcher
 
     def close(self) -> None:
-        """End the thread and the process."""
-        self._thread.shutdown()
-        if self._checker is not None:
-            self._checker.close()
+        """End the workers and their processes."""
+        with self._changed:
+            self._is_closing = True
+            waiters = self._queue.empty()
+            for checker in self._running.values():
+                checker.kill()
+            self._changed.notify_all()
+        _tell(waiters, Unavailable("the engine is stopping; send the request again"))
+        for worker in self._workers:
+            worker.join()
 
-    def _compile(self, path: Path, grammar: str) -> LLMatcher | str:
-        if self._checker is None:
-            ends = ",".join(map(str, self._end_ids))
-            self._checker = GrammarChecker(
-                [str(path), str(self._num_ids), ends, str(_MOST_MEMORY_BYTES)], self._seconds
-            )
-        if problem := self._checker.check(grammar):
-            return problem
-        if self._tokenizer is None:
-            self._tokenizer = open_tokenizer(str(path), self._num_ids, self._end_ids)
-        matcher, problem = compile_grammar(self._tokenizer, grammar)
+    async def _found(self, grammar: str, tenant: str) -> LLMatcher | str:
+        """The compiled grammar, or why it is refused: kept, or once its turn has come."""
+        with self._changed:
+            kept = self._kept.get(grammar)
+            if kept is not None:
+                self._kept.move_to_end(grammar)
+                return kept.found
+            if self._is_closing:
+                raise Unavailable("the engine is stopping; send the request again")
+            waiter = self._queue.join(grammar, tenant, monotonic())
+            self._start_workers()
+            self._changed.notify_all()
+        try:
+            async with asyncio.timeout(self._seconds + _TURN_SECONDS):
+                return await asyncio.wrap_future(waiter.told)  # type: ignore[no-any-return] # see `_tell`
+        except TimeoutError as error:
+            raise Overloaded("too many new schemas and grammars wait to be compiled; try again in 5 s", 5) from error
+        finally:
+            self._leave(waiter)
+
+    def _leave(self, waiter: GrammarWaiter) -> None:
+        with self._changed:
+            given_up = self._queue.leave(waiter)
+            if given_up is not None and given_up in self._running:
+                self._running[given_up].kill()
+
+    def _start_workers(self) -> None:
+        """Start all together: a second one that starts only when the first is held would let others wait for its start."""
+        if not self._workers:
+            names = [f"grammars-{number}" for number in range(self._num_workers)]
+            self._workers = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+            for worker in self._workers:
+                worker.start()
+
+    def _work(self) -> None:
+        """Compile one grammar after the other. Runs on each worker's thread."""
+        ends = ",".join(map(str, self._end_ids))
+        checker = GrammarChecker([str(self._path), str(self._num_ids), ends, str(_MOST_MEMORY_BYTES)], self._seconds)
+        self._prepare(checker)
+        while (compilation := self._take(checker)) is not None:
+            started = monotonic()
+            found = self._compile(checker, compilation)
+            told = self._answer(compilation, found)
+            _tell(told, found)
+            self._prepare(checker)  # whoever had it killed pays for its start, not the next one
+            is_our_fault = bool(told) and isinstance(found, MillraceError)
+            self._end(compilation, 0.0 if is_our_fault else monotonic() - started)
+        checker.close()
+
+    def _prepare(self, checker: GrammarChecker) -> None:
+        """Start its process; where that fails, the next grammar is told why."""
+        try:
+            if not self._is_closing:
+                checker.start()
+        except MillraceError as error:
+            _log.warning("engine_grammar_checker_does_not_start", error=error.message)
+
+    def _take(self, checker: GrammarChecker) -> Compilation | None:
+        """The next compilation; None at the end."""
+        with self._changed:
+            while not self._is_closing:
+                compilation = self._queue.take()
+                if compilation is not None:
+                    self._running[compilation] = checker
+                    return compilation
+                self._changed.wait()
+        return None
+
+    def _answer(self, compilation: Compilation, found: LLMatcher | str | MillraceError) -> list[GrammarWaiter]:
+        """Keep what was found. Returns who is to be told: nobody if it was given up, and may have been killed."""
+        with self._changed:
+            del self._running[compilation]
+            waiters = self._queue.answered(compilation)
+            if waiters and not isinstance(found, MillraceError):
+                self._kept[compilation.grammar] = _Kept(found, compilation.turn_of or "")
+                if len(self._kept) > _NUM_KEPT:
+                    self._forget()
+        return waiters
+
+    def _end(self, compilation: Compilation, seconds: float) -> None:
+        """Its worker is free. Refuse what else its tenant waits for, if that has spent its seconds."""
+        with self._changed:
+            now = monotonic()
+            refused = self._queue.end(compilation, seconds, now)
+            refusal = self._queue.refusal(compilation.turn_of or "", now)
+            self._changed.notify_all()
+        _tell(refused, refusal)
+
+    def _forget(self) -> None:
+        """Forget one grammar of the tenant that has the most: nobody's new grammars may drive out those that others use."""
+        [(tenant, _)] = Counter(kept.tenant for kept in self._kept.values()).most_common(1)
+        del self._kept[next(grammar for grammar, kept in self._kept.items() if kept.tenant == tenant)]
+
+    def _compile(self, checker: GrammarChecker, compilation: Compilation) -> LLMatcher | str | MillraceError:
+        """The compiled grammar, why it is refused, or why that could not be found out."""
+        try:
+            checker.start()
+            problem = checker.check(compilation.grammar) if compilation.waiters else "given up"
+            if problem or not compilation.waiters:
+                return problem
+            matcher, problem = compile_grammar(self._opened_tokenizer(), compilation.grammar)
+        except MillraceError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 a worker that ends would let everybody wait
+            _log.exception("engine_grammar_failed")
+            return Unavailable(f"the grammar could not be compiled: {type(error).__name__}: {error}")
         return problem or matcher
 
-
-class GrammarChecker:
-    """The process that tries to compile grammars; it is started when it is needed, and killed when it takes too long."""
-
-    def __init__(self, arguments: list[str], seconds: float) -> None:
-        self._command = [sys.executable, "-m", _PROGRAM, *arguments]
-        self._seconds = seconds
-        self._process: subprocess.Popen[str] | None = None
-        self._lock = threading.Lock()
-
-    def check(self, grammar: str) -> str:
-        """Why a grammar is refused; empty if it is not."""
-        with self._lock:
-            if self._process is not None and self._process.poll() is not None:
-                self._end()
-            process = self._process or self._start()
-            try:
-                self._write(process, grammar)
-                answer = self._read(process, self._seconds)
-            except TimeoutError:
-                self._end()
-                return f"it takes longer than {self._seconds:g} s to compile"
-            if answer is None:
-                self._end()
-                return "it takes too much memory or is nested too deep to compile"
-            return answer
-
-    def close(self) -> None:
-        """Kill the process."""
-        with self._lock:
-            self._end()
-
-    def _start(self) -> subprocess.Popen[str]:
-        self._process = process = subprocess.Popen(  # noqa: S603 our own program and numbers
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        try:
-            answer = self._read(process, _START_SECONDS)
-        except TimeoutError:
-            answer = None
-        if answer is None:
-            self._end()
-            raise Unavailable("the process that checks grammars does not start; try again")
-        if answer:
-            self._end()
-            raise Unsupported(f"grammars do not work with the tokenizer of this policy: {answer}", param=_WHERE)
-        _log.info("engine_grammar_checker_started", pid=process.pid)
-        return process
-
-    def _write(self, process: subprocess.Popen[str], grammar: str) -> None:
-        try:
-            _stream(process.stdin).write(json.dumps(grammar) + "\n")
-            _stream(process.stdin).flush()
-        except BrokenPipeError:
-            return  # it ended before this grammar; reading tells
-
-    def _read(self, process: subprocess.Popen[str], seconds: float) -> str | None:
-        """The next answer; None if the process ended."""
-        stream = _stream(process.stdout)
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(stream, selectors.EVENT_READ)
-            if not waiting.select(seconds):
-                raise TimeoutError
-        line = stream.readline()
-        return str(json.loads(line)) if line.endswith("\n") else None
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for stream in (self._process.stdin, self._process.stdout):
-                with suppress(OSError):  # what it did not read is flushed here
-                    _stream(stream).close()
-            self._process = None
+    def _opened_tokenizer(self) -> LLTokenizer:
+        with self._opening:
+            if self._tokenizer is None:
+                self._tokenizer = open_tokenizer(str(self._path), self._num_ids, self._end_ids)
+            return self._tokenizer
 
 
-def _stream(stream: IO[str] | None) -> IO[str]:
-    assert stream is not None  # noqa: S101 every process here has pipes
-    return stream
+def _tell(waiters: Iterable[GrammarWaiter], found: LLMatcher | str | MillraceError) -> None:
+    for waiter in waiters:
+        if not waiter.told.set_running_or_notify_cancel():
+            continue  # it left
+        if isinstance(found, MillraceError):
+            waiter.told.set_exception(found)
+        else:
+            waiter.told.set_result(found)
+
+
+def _check_size(text: str) -> None:
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise InvalidSchema(f"a grammar takes up to {MAX_GRAMMAR_BYTES // 2**20} MiB", param=_WHERE)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from contracts.errors import InvalidRequest, MillraceError
-from services.engine.active_requests import ActiveRequest, TokenChunk
+from services.engine.active_requests import ActiveRequest
 from services.engine.answers import GeneratedAnswer
 from services.engine.arm import EngineArm
 from services.engine.engine import ENGINE, Engine
@@ -19,6 +20,7 @@ from services.engine.sampling import GenerateRequest
 from services.http import CLIENT_LEFT, event, read_json, reply, wait_for_disconnect
 
 _OK, _UNAVAILABLE = 200, 503
+ResultType = TypeVar("ResultType")
 
 
 class _UpdateInfo(msgspec.Struct, frozen=True):
@@ -69,13 +71,15 @@ def _add_generate(router: APIRouter, engine: Engine) -> None:
     async def generate(client: Request) -> Response:
         request = read_json(GenerateRequest, await client.body())
         arm = engine.resolve(request.model, request.arm)
-        active = await arm.open(request)
+        active = await _unless_disconnected(client, arm.open(request))
+        if active is None:
+            return Response(status_code=CLIENT_LEFT)
         answer = GeneratedAnswer(engine, request, active)
         if request.stream:
             events = _events(arm, answer, active)
             return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
         try:
-            chunk = await _unless_disconnected(client, active)
+            chunk = await _unless_disconnected(client, anext(aiter(active.chunks())))
         finally:
             arm.cancel(active)
         return Response(status_code=CLIENT_LEFT) if chunk is None else reply(answer.part(chunk))
@@ -107,16 +111,16 @@ def _add_weights(router: APIRouter, engine: Engine) -> None:
         return reply({"arm": info.arm, "version": info.version, "swap": record})
 
 
-async def _unless_disconnected(client: Request, active: ActiveRequest) -> TokenChunk | None:
-    """The whole answer, or None if the client left first."""
-    answer = asyncio.ensure_future(anext(aiter(active.chunks())))
+async def _unless_disconnected(client: Request, wanted: Awaitable[ResultType]) -> ResultType | None:
+    """What is wanted, or None if the client left first: then it is cancelled."""
+    result = asyncio.ensure_future(wanted)
     left = asyncio.ensure_future(wait_for_disconnect(client))
     try:
-        await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
-        return answer.result() if answer.done() else None
+        await asyncio.wait({result, left}, return_when=asyncio.FIRST_COMPLETED)
+        return result.result() if result.done() else None
     finally:
         left.cancel()
-        answer.cancel()
+        result.cancel()
 
 
 async def _events(arm: EngineArm, answer: GeneratedAnswer, active: ActiveRequest) -> AsyncIterator[bytes]:

@@ -38,6 +38,10 @@ class EngineSettings(Section):
     """The same limit in tokens of prompts and longest possible answers; the default is four times `cache_tokens`."""
     grammar_seconds: float = Field(default=5.0, gt=0)
     """The longest time that the schema or grammar of a request may take to compile; a longer one is refused."""
+    grammar_workers: int = Field(default=2, ge=1)
+    """Processes that try new schemas and grammars, each at most one of a tenant, so that with two one is free for others."""
+    grammar_seconds_per_minute: float = Field(default=20.0, gt=0)
+    """Seconds of a worker that the new schemas and grammars of one tenant may take within a minute; then further ones get 429 and `Retry-After`."""
 
     @field_validator("slots")
     @classmethod

@@ -169,7 +169,9 @@ class EnginePool:
         slot, wire = slot_of(member.row, progress.request), wire_of(member.row.kind)
         progress.begin(wire.system(member.system, progress.request.sampling))
         is_alone = len(self._in_rotation()) < 2  # noqa: PLR2004 there must be another one
-        seconds = self._patience if is_alone else min(_ACCEPT_SECONDS, self._patience)
+        # An engine that compiles a grammar first is not silent: else one schema would take all replicas out of rotation.
+        is_patient = is_alone or progress.request.constraint is not None
+        seconds = self._patience if is_patient else min(_ACCEPT_SECONDS, self._patience)
         if "support" not in member.row.abilities:
             progress.request = progress.request._replace(with_support=False)
         request = progress.request.salted(slot.version if slot else None)

@@ -7,12 +7,12 @@ token in the last event only; our engine names it in each event that begins a sp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from contracts.assignments import LIVE, SLOTS
+from contracts.cache_salts import cache_salt
 from contracts.errors import EngineFailed
 from contracts.sampling import ExpertShape, Sampling, Span
 from contracts.support import MOST_IDS
@@ -99,11 +99,10 @@ class EngineRequest(NamedTuple):
     """The same for one version, as engines are told it: see `salted`."""
 
     def salted(self, version: int | None) -> EngineRequest:
-        """The request for an engine that holds a version. Engines take up to 128 characters without slashes, so it is a hash."""
+        """The request for an engine that holds a version."""
         if not self.cache_scope:
             return self
-        named = f"{version}\0{self.model.partition('@v')[0]}\0{self.cache_scope}"
-        return self._replace(cache_salt=blake2b(named.encode(), digest_size=24).hexdigest())
+        return self._replace(cache_salt=cache_salt(self.cache_scope, self.model.partition("@v")[0], version))
 
     @property
     def num_logprobs(self) -> int:

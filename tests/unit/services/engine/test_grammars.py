@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import jsonschema_rs
+import psutil
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from contracts.errors import GrammarStuck, InvalidRequest, InvalidSchema, Unsupported
+from contracts.errors import GrammarStuck, InvalidRequest, InvalidSchema, Overloaded, Unavailable, Unsupported
 from services.engine.engine import Engine
+from services.engine.grammar_queue import QueueBounds
 from services.engine.grammars import Grammars, json_grammar
 from services.engine.sampling import GenerateRequest
 from services.engine.settings import EngineSettings
@@ -38,6 +41,8 @@ PERSON = {
 CHOICE = {"anyOf": [{"const": "yes"}, {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}]}
 ENDLESS: dict[str, Any] = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
 CHAIN = "start: r0\n" + "\n".join(f'r{i}: r{i + 1} | r{i * 7 % 5000} "{i}"' for i in range(5000)) + '\nr5000: "x"'
+SLOW = {"type": "string", "allOf": [{"pattern": f"[{chr(97 + place)}0].{{{place}}}$"} for place in range(24)]}
+"""It takes minutes."""
 QUICK = 1.0
 
 
@@ -83,7 +88,7 @@ async def test_an_answer_under_a_schema_parses_and_is_valid(engine: Engine, sche
         ({"json": ENDLESS}, "refused"),
         ({"json": {"not": {"type": "string"}}}, "not"),
         ({"json": {"$ref": "http://127.0.0.1/x"}}, "not present"),
-        ({"json": {"type": "integer", "multipleOf": 999983}}, "longer than"),
+        ({"json": SLOW}, "longer than"),
         ({"grammar": CHAIN}, "nested too deep"),
         ({"grammar": "start: nothing"}, "nothing"),
         ({"grammar": "start: start"}, "refused"),
@@ -138,12 +143,12 @@ async def test_a_policy_without_a_tokenizer_refuses_grammars_by_name() -> None:
     engine.close()
 
 
-def test_a_tokenizer_that_cannot_be_read_for_grammars_is_refused_by_name(tmp_path: Path) -> None:
+async def test_a_tokenizer_that_cannot_be_read_for_grammars_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(path))  # noqa: S106 not a secret
     grammars = Grammars(path, 2, frozenset({1}), QUICK)
     with pytest.raises(Unsupported, match="tokenizer"):
-        grammars.matcher(json_grammar("{}"))
+        await grammars.matcher(json_grammar("{}"))
     grammars.close()
 
 
@@ -168,9 +173,7 @@ async def test_a_grammar_that_gets_stuck_ends_its_answer_alone(engine: Engine) -
     arm = engine.resolve(POLICY)
     restarts = arm.restarts
     beside = asyncio.create_task(complete(engine, request(PROMPT, max_tokens=60, seed=1)))
-    asked = request(PROMPT, max_tokens=60, stream=True)
-    active = arm._reserve(asked)
-    arm._enter(active, asked, _Stuck())
+    active = arm.submit(request(PROMPT, max_tokens=60, stream=True), _Stuck())
     with pytest.raises(GrammarStuck, match="ParserTooComplex") as caught:
         async for _ in active.chunks():
             pass
@@ -180,29 +183,98 @@ async def test_a_grammar_that_gets_stuck_ends_its_answer_alone(engine: Engine) -
     await until(lambda: arm.num_in_flight == 0)
 
 
-def test_a_grammar_is_compiled_once(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    grammar = json_grammar(json.dumps(PERSON))
-    first = grammars.matcher(grammar)
-    assert first.consume_token(first.compute_ff_tokens()[0]) if first.compute_ff_tokens() else True
-    assert grammars._checker is not None
-    monkeypatch.setattr(grammars._checker, "check", lambda _grammar: pytest.fail("compiled a second time"))
-    assert grammars.matcher(grammar).compute_bitmask() != b""
+async def test_a_kept_grammar_needs_no_worker() -> None:
+    grammars = Grammars(TOKENIZER, 704, frozenset({END_ID}), QUICK)
+    grammar, refused = json_grammar(json.dumps(PERSON)), json_grammar(json.dumps(SLOW))
+    first = await grammars.matcher(grammar)
+    assert first.consume_tokens(Tokenizer.from_file(str(TOKENIZER)).encode("{", add_special_tokens=False).ids)
+    with pytest.raises(InvalidSchema, match="longer than 1 s"):
+        await grammars.matcher(refused)
+    grammars.close()
+    assert (await grammars.matcher(grammar)).compute_bitmask() != first.compute_bitmask(), "each answer has its own"
+    with pytest.raises(InvalidSchema, match="longer than 1 s"):
+        await grammars.matcher(refused)
+    with pytest.raises(Unavailable, match="stopping"):
+        await grammars.matcher(json_grammar("{}"))
 
 
-def test_a_checker_that_died_is_started_again(grammars: Grammars) -> None:
-    grammars.matcher(json_grammar('{"type": "boolean"}'))
-    checker = grammars._checker
-    assert checker is not None
-    assert checker._process is not None
-    checker._process.kill()
-    checker._process.wait()
-    grammars.matcher(json_grammar('{"type": "null"}'))
+async def test_a_tenants_slow_grammars_hold_nobody_else_up_and_end_when_it_leaves() -> None:
+    others = set(_checkers())
+    grammars = Grammars(TOKENIZER, 704, frozenset({END_ID}), seconds=600.0)
+    known = json_grammar('{"type": "boolean"}')
+    await grammars.matcher(known, tenant="other")
+    slow = [json_grammar(json.dumps({"type": "object", "properties": {f"a{number}": SLOW}})) for number in range(6)]
+    asked = [asyncio.create_task(grammars.matcher(grammar, tenant="one")) for grammar in slow]
+    await until(lambda: len(grammars._running) == 1)
+    await until(lambda: len(set(_checkers()) - others) == 2)
+    held = set(_checkers()) - others
+    await grammars.matcher(known, tenant="other")
+    await grammars.matcher(json_grammar('{"type": "null"}'), tenant="other")
+    assert not any(task.done() for task in asked)
+
+    for task in asked[1:]:
+        task.cancel()
+    joined = asyncio.create_task(grammars.matcher(slow[0], tenant="other"))
+    await until(lambda: [len(one.waiters) for one in list(grammars._running)] == [2])
+    asked[0].cancel()
+    await asyncio.wait(asked)
+    assert set(_checkers()) - others == held, "another tenant waits for the one that runs"
+    joined.cancel()
+    await until(lambda: not grammars._running and len(held & set(_checkers())) == 1)
+    assert not grammars._queue._open
+    await grammars.matcher(json_grammar('{"type": "string"}'), tenant="one")
+    grammars.close()
 
 
-def test_several_end_tokens_all_end_an_answer() -> None:
+async def test_a_tenant_beyond_its_seconds_is_refused_and_what_is_kept_works() -> None:
+    grammars = Grammars(TOKENIZER, 704, frozenset({END_ID}), QUICK, bounds=QueueBounds(seconds_per_minute=QUICK))
+    with pytest.raises(InvalidSchema):
+        await grammars.matcher(json_grammar(json.dumps(SLOW)), tenant="one")
+    await until(lambda: not grammars._queue._working)
+    small = json_grammar('{"type": "boolean"}')
+    with pytest.raises(Overloaded, match="your new schemas and grammars took more than 1 s") as caught:
+        await grammars.matcher(small, tenant="one")
+    assert 50 < int(caught.value.headers["retry-after"]) <= 60
+    await grammars.matcher(small, tenant="other")
+    await grammars.matcher(small, tenant="one")
+    grammars.close()
+
+
+async def test_one_tenants_grammars_do_not_drive_out_anothers() -> None:
+    grammars = Grammars(TOKENIZER, 704, frozenset({END_ID}), 30.0, bounds=QueueBounds(600.0, num_requests=300))
+    known, first = json_grammar('{"type": "boolean"}'), json_grammar('{"const": 0}')
+    await grammars.matcher(known, tenant="other")
+    await asyncio.gather(
+        *(grammars.matcher(json_grammar(json.dumps({"const": number})), tenant="one") for number in range(300))
+    )
+    grammars.close()
+    await grammars.matcher(known, tenant="other")
+    with pytest.raises(Unavailable):
+        await grammars.matcher(first, tenant="one")
+
+
+async def test_a_checker_that_died_is_started_again(grammars: Grammars) -> None:
+    await grammars.matcher(json_grammar('{"type": "boolean"}'))
+    for pid in _checkers():
+        psutil.Process(pid).kill()
+    await until(lambda: not _checkers())
+    await grammars.matcher(json_grammar('{"type": "null"}'))
+
+
+async def test_several_end_tokens_all_end_an_answer() -> None:
     grammars = Grammars(Path(TOKENIZER), 704, frozenset({END_ID, 0}), QUICK)
-    matcher = grammars.matcher(json_grammar('{"enum": [1]}'))
+    matcher = await grammars.matcher(json_grammar('{"enum": [1]}'))
     assert matcher.consume_tokens(Tokenizer.from_file(str(TOKENIZER)).encode("1", add_special_tokens=False).ids)
     mask = matcher.compute_bitmask()
     assert mask[0] & 0b11 == 0b11
     grammars.close()
+
+
+def _checkers() -> list[int]:
+    """The checking processes of this process."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if child.status() != psutil.STATUS_ZOMBIE and "services.engine.grammar_check" in child.cmdline():
+                found.append(child.pid)
+    return found

@@ -20,7 +20,9 @@ from services.engine.__main__ import check_ready
 from services.engine.app import make_app
 from services.engine.engine import ENGINE, Engine
 from services.engine.follower import AssignedVersion, Follower
+from services.engine.settings import EngineSettings
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
+from tests.unit.services.engine.policy_world import policy_engine, policy_store
 from tests.unit.services.engine.world import logprobs_of, make_engine, reference, rounding, until
 
 PROMPT = [5, 9, 33, 12]
@@ -36,8 +38,8 @@ ASSIGNED: dict[str, AssignedVersion] = {
 class Served:
     """An engine behind uvicorn in a thread."""
 
-    def __init__(self, store: MemoryStore) -> None:
-        self.engine: Engine = make_engine(store)
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
         app = make_app(self.engine, Follower(self.engine, lambda: ASSIGNED, on_exit=lambda: None), KEY)
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -60,7 +62,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(store: MemoryStore) -> Iterator[Served]:
-    served = Served(store)
+    served = Served(make_engine(store))
     served.start()
     yield served
     served.stop()
@@ -72,6 +74,17 @@ def body(**fields: Any) -> dict[str, Any]:
     }
     params = {"max_tokens": 10, "ignore_eos": True, **fields}
     return {"model": POLICY, "token_ids": PROMPT, "sampling_params": params, **head}
+
+
+async def post_and_go_on(served: Served, content: dict[str, Any]) -> asyncio.StreamWriter:
+    """Send a request and do not wait for its answer."""
+    sent = json.dumps(content).encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(
+        b"POST /inference/v1/generate HTTP/1.1\r\nhost: engine\r\nauthorization: Bearer %b\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % (KEY.encode(), len(sent)) + sent
+    )
+    return writer
 
 
 def logprobs_in(choice: Any) -> list[float]:
@@ -117,18 +130,32 @@ def test_a_stream_says_the_same_in_parts(served: Served, store: MemoryStore) -> 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_cancels_its_request(served: Served, stream: bool) -> None:
     live = served.engine.arms["live"]
-    content = json.dumps(body(max_tokens=500, stream=stream)).encode()
-    _, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(
-        b"POST /inference/v1/generate HTTP/1.1\r\nhost: engine\r\nauthorization: Bearer %b\r\n"
-        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % (KEY.encode(), len(content)) + content
-    )
+    writer = await post_and_go_on(served, body(max_tokens=500, stream=stream))
     await until(lambda: live.num_in_flight == 1)
     (active,) = live._active.values()
     writer.close()
     await writer.wait_closed()
     await until(lambda: live.num_in_flight == 0)
     assert not active.finished, "it ran to its end"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_ends_the_compilation_of_its_grammar(stream: bool) -> None:
+    settings = EngineSettings(max_batch_tokens=256, cache_tokens=8192, grammar_seconds=600.0)
+    served = Served(policy_engine("llama", policy_store("llama", 1), settings=settings))
+    served.start()
+    slow = {"json": {"type": "integer", "multipleOf": 999983}}
+    writer = await post_and_go_on(served, body(stream=stream, structured_outputs=slow))
+    grammars = served.engine._grammars
+    assert grammars is not None
+    await until(lambda: len(grammars._running) == 1)
+    writer.close()
+    await writer.wait_closed()
+    await until(lambda: not grammars._running)
+    assert served.engine.arms["live"].num_in_flight == 0
+    answer = served.client.post("/inference/v1/generate", json=body(structured_outputs={"json_object": True}))
+    assert answer.status_code == httpx.codes.OK
+    served.stop()
 
 
 def test_mistakes_are_openai_errors(served: Served) -> None:

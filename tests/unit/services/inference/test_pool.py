@@ -154,6 +154,20 @@ def text_of(answer: Any, *, stream: bool) -> str:
     return str(answer.choices[0].message.content)
 
 
+def test_replicas_that_compile_a_schema_are_not_taken_for_silent(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_ACCEPT_SECONDS", 0.05)
+    for name, engine in replicas.engines.items():
+        replicas.tell(name, abilities=frozenset({"spans", "logprobs", "constraints"}))
+        engine.mute = True
+    compiled = threading.Timer(0.5, lambda: [setattr(engine, "mute", False) for engine in replicas.engines.values()])
+    compiled.start()
+    assert text_of(replicas.ask(response_format={"type": "json_object"}), stream=False) == TEXT
+    assert sum(replicas.asked().values()) == 1
+    assert replicas.out() == {}
+
+
 def test_what_vllm_says_behind_the_last_token_is_read_and_nothing_waits_for_it(replicas: Replicas) -> None:
     for name, engine in replicas.engines.items():
         engine.tells_cached_last = True

@@ -271,6 +271,19 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing(inference: I
     assert inference.logged() == []
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_has_not_answered_yet_hears_that_the_client_left(inference: Inference, stream: bool) -> None:
+    inference.engine.mute = True
+    with pytest.raises(openai.APITimeoutError):
+        inference.client.with_options(timeout=0.5).chat.completions.create(
+            model="demo", messages=[{"role": "user", "content": "hi"}], stream=stream
+        )
+
+    wait_until(lambda: inference.engine.num_closed == 1)
+    inference.engine.mute = False
+    assert inference.logged() == []
+
+
 def _text(lines: list[str]) -> str:
     return "".join(json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in lines)
 

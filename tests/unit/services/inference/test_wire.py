@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from contracts.cache_salts import scope_of
 from contracts.errors import EngineFailed, InvalidRequest
 from contracts.sampling import ExpertShape, Sampling, Span
 from services.inference.engine.events import Lines, read_event
@@ -68,6 +69,9 @@ def test_a_salt_parts_scopes_versions_and_policies_and_says_none_of_them() -> No
     assert len(set(salts)) == 5
     assert request._replace(model="demo@v3").salted(3).cache_salt == salts[0], "one name of the version or another"
     assert all(salt is not None and salt.isalnum() and len(salt) <= 128 for salt in salts)  # as vLLM takes them
+    scopes = [scope_of(salt) for salt in salts if salt is not None]
+    assert len(set(scopes)) == 3, "an engine sees which are of one scope, whatever the version"
+    assert len(set(scopes[:3])) == 1
     body = json.loads(request_body(request.salted(3), tells_usage=True))
     assert (body["cache_salt"], body["stream_options"]) == (salts[0], {"include_usage": True})
 

@@ -118,8 +118,11 @@ class FakeEngine:
             return _error(429, "engine_overloaded", "full")
         if self.refusal is not None:
             return JSONResponse({"error": self.refusal}, status_code=400)
-        while self.mute:  # noqa: ASYNC110 tests set it from their thread
+        while self.mute:
             await asyncio.sleep(0.005)
+            if await request.is_disconnected():
+                self.num_closed += 1
+                return Response()
         return StreamingResponse(self._stream(asked), media_type="text/event-stream")
 
     async def _stream(self, asked: dict[str, Any]) -> AsyncIterator[str]:

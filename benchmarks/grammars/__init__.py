@@ -1,0 +1,1 @@
+"""What one tenant's slow schemas cost the structured output of others."""

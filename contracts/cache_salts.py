@@ -1,0 +1,25 @@
+"""Salts of prefix caches: only requests with the same salt may share the computed beginnings of their prompts. Pure.
+
+Engines take up to 128 characters without slashes, so both halves of a salt are hashes. The first half is the same for all versions:
+an engine can be fair between tenants by it, without learning their names.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+_HALF_BYTES = 24
+
+
+def cache_salt(scope: str, policy: str, version: int | None) -> str:
+    """The salt of a request. `scope`: who may share with it; `version`: None if it is not known which one answers."""
+    return _hashed(f"{policy}\0{scope}") + _hashed(str(version))
+
+
+def scope_of(salt: str) -> str:
+    """The half of a salt that names its scope."""
+    return salt[: 2 * _HALF_BYTES]
+
+
+def _hashed(text: str) -> str:
+    return blake2b(text.encode(), digest_size=_HALF_BYTES).hexdigest()
