@@ -84,9 +84,10 @@ class Attacker:
         """So many requests while the canary has this share."""
         return self._choose(self, num, share)
 
-    def new(self) -> Known:
-        """A unit that was never seen."""
-        self.tried.append(Known(f"x{len(self.tried)}", *self.random.random(2).tolist()))
+    def new(self, below: float = 1.0) -> Known:
+        """A unit that was never seen. `below`: of its place, if it could be computed."""
+        place, control = self.random.random(2).tolist()
+        self.tried.append(Known(f"x{len(self.tried)}", below * place, control))
         return self.tried[-1]
 
     def of_canary(self, share: float) -> list[Known]:
@@ -124,6 +125,13 @@ def _skewing(attacker: Attacker, num: int, share: float) -> Iterator[Ask]:
         yield Ask(known[number % len(known)] if known else attacker.new(), {True: 0.8, False: 0.8}, _NO_FAULT)
 
 
+def _computing(attacker: Attacker, num: int, share: float) -> Iterator[Ask]:
+    """It knows the draw, as everybody did while salts were public: all its units are of the canary from the first stage on."""
+    del share
+    for _ in range(num):
+        yield Ask(attacker.new(SETTINGS.stages[0]), {True: 0.8, False: 0.8}, _NO_FAULT)
+
+
 def _filling(attacker: Attacker, num: int, share: float) -> Iterator[Ask]:
     """All requests come from the first three units that the canary answered."""
     for _ in range(num):
@@ -148,6 +156,7 @@ STRATEGIES: Mapping[str, tuple[Product, Choose]] = {
     "makes faults with a good canary": (GOOD, _judging(_AGAINST, _FAULT)),
     "votes for a bad canary": (BAD, _judging(_FOR, _NO_FAULT)),
     "comes back with one arm alone": (GOOD, _skewing),
+    "knows the draw, comes with one arm alone": (GOOD, _computing),
     "fills a good canary": (GOOD, _filling),
     "whispers against a good canary": (GOOD, _whispering({True: 0.72, False: 0.87})),
     "whispers for a bad canary": (BAD, _whispering({True: 0.87, False: 0.72})),

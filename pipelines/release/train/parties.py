@@ -25,7 +25,7 @@ from pipelines.release.train.compare import Aside, Codes, Contrast
 from pipelines.release.train.sequences import two_sided
 
 PRODUCT = 0.4
-_EARLY = 20.0
+_EARLY, _LEAST_TUNED = 20.0, 20.0
 """A party is judged early: its sequences are narrowest at this part of the settings' units."""
 LEVEL = 0.01
 """Chance that any party of a train is ever left out although it is like the others, divided among parties and metrics."""
@@ -85,7 +85,7 @@ def contradiction(aside: Aside, num_comparisons: int, tuned_units: int) -> float
         return 0.0
     variance = sum(max(one.variance, one.variance_if_equal) for one in (own, others))
     time = (own.spread + others.spread) / variance
-    allowed = math.sqrt(variance) * two_sided(time, LEVEL / num_comparisons, tuned_units / _EARLY)
+    allowed = math.sqrt(variance) * two_sided(time, LEVEL / num_comparisons, max(_LEAST_TUNED, tuned_units / _EARLY))
     return (own.difference - others.difference) / allowed
 
 
