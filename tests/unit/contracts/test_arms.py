@@ -8,6 +8,7 @@ import pytest
 
 from contracts.arms import control_fraction, draw_arm, is_control, unit_of
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, Assignment
+from contracts.draws import hash_of
 
 SECRET = b"of a home"
 UNITS = [f"acme/user{number}" for number in range(6_000)]
@@ -64,6 +65,23 @@ def test_controls_are_independent_of_the_canary_and_only_grow() -> None:
     assert len(large) / len(UNITS) == pytest.approx(control_fraction(0.05, 4.0), abs=0.02)
     canary = {unit for unit in UNITS if draw_arm(arms(), unit, SECRET).arm == CANARY}
     assert len(large & canary) / len(large) == pytest.approx(len(canary) / len(UNITS), abs=0.04)
+
+
+def test_names_that_were_chosen_with_another_secret_land_in_the_canary_no_more_often() -> None:
+    """Salts are in the code, so a client that has it computes all but the home's secret."""
+    for guess in (b"", b"of another home"):
+        chosen = [unit for unit in UNITS if draw_arm(arms(), unit, guess).arm == CANARY]
+        landed = sum(draw_arm(arms(), unit, SECRET).arm == CANARY for unit in chosen) / len(chosen)
+        assert landed == pytest.approx(0.2 * 0.95 * 0.98, abs=0.06)
+        controls = [unit for unit in UNITS if is_control(unit, 7, 0.05, 4.0, guess)]
+        assert sum(is_control(unit, 7, 0.05, 4.0, SECRET) for unit in controls) / len(controls) < 0.3
+
+
+def test_the_hash_in_the_log_tells_nothing_of_the_draw() -> None:
+    low = [unit for unit in UNITS if hash_of(unit) < "4"]
+    assert sum(draw_arm(arms(), unit, SECRET).arm == CANARY for unit in low) / len(low) == pytest.approx(
+        0.186, abs=0.05
+    )
 
 
 def test_a_request_without_the_wanted_unit_is_drawn_by_the_next_smaller_one() -> None:

@@ -203,6 +203,7 @@ def test_the_record_keeps_all_of_the_draw_as_it_was_made(drawn: Inference) -> No
     assert (first.draw.unit, first.draw.unit_kind) == (hash_of("default/anna"), "user")
     assert (first.draw.canary, first.draw.holdout) == (DrawnVersion(5, 0.5), DrawnVersion(1, 0.2))
     assert first.draw.version == SLOTS[first.arm]
+    assert first.draw.api_key == drawn.key.split("-")[2], "its id, not its secret"
     assert named.draw is None
 
 
