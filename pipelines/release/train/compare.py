@@ -129,14 +129,14 @@ class Contrast:
         values = values[self.kept]
         residuals = self.residuals(values)
         whole, each = self._sums(values, residuals), self._sums_of_parties(values, residuals)
-        shared = _lost_with_each(self._pairs, np.bincount(self._pairs.place, self.signed * residuals))
+        shared = _lost_with_each(self._pairs, _sums_by(self._pairs.place, self.signed * residuals))
         found = []
         for party in range(len(each.num)):
             own = _Sums(*(column[party] for column in each))
             rest = _Sums(*(all_of - part for all_of, part in zip(whole, own, strict=True)))
             without = rest._replace(clustered=whole.clustered - shared[party])
-            pair = (_difference(part, self.weight, is_log=is_log) for part in (own, without))
-            found.append(Aside(*pair, float(self._live_shares[party])))
+            alone, others = (_difference(part, self.weight, is_log=is_log) for part in (own, without))
+            found.append(Aside(alone, others, float(self._live_shares[party])))
         return found
 
     def concentrations(self) -> list[float]:
@@ -147,7 +147,7 @@ class Contrast:
         """
         if not self.weight:
             return []
-        by_pair = np.bincount(self._pairs.place, self.signed)
+        by_pair = _sums_by(self._pairs.place, self.signed)
         by_unit = np.bincount(self._pairs.unit, by_pair)
         rest = float(by_unit @ by_unit) - _lost_with_each(self._pairs, by_pair)
         left = 1.0 - np.bincount(self._party_of_stratum, self._weight, len(rest)) / self.weight
@@ -178,7 +178,7 @@ class Contrast:
         of_pair = np.bincount(pairs.place, influence)
 
         def by_party(numbers: Floats) -> Floats:
-            return np.bincount(self.parties, numbers, num)
+            return _sums_by(self.parties, numbers, num)
 
         canary, live = (
             np.bincount(pairs.party[np.bincount(pairs.place, arm) > 0], minlength=num)
@@ -231,7 +231,11 @@ class _Pairs(NamedTuple):
 def _lost_with_each(pairs: _Pairs, by_pair: Floats) -> Floats:
     """By how much the sum of squares over units falls without each party."""
     by_unit = np.bincount(pairs.unit, by_pair)
-    return np.bincount(pairs.party, 2.0 * by_unit[pairs.unit] * by_pair - by_pair**2)
+    return _sums_by(pairs.party, 2.0 * by_unit[pairs.unit] * by_pair - by_pair**2)
+
+
+def _sums_by(codes: Codes, numbers: Floats, num: int = 0) -> Floats:
+    return np.bincount(codes, numbers, num).astype(np.float64)
 
 
 def _difference(found: _Sums, weight: float, *, is_log: bool) -> Difference | None:

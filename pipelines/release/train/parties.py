@@ -8,8 +8,8 @@ same party's answers are compared with each other, and one party is left out of 
     a few of its units outweigh all others     without it, the comparison knows more
     it contradicts all others beyond chance    its arms differ otherwise than theirs, in any metric
 
-Who asks for more than `PRODUCT` of live's answers is the product: nobody could say that the others are right. So a party without rivals
-decides alone, as before. Shares are of live's answers, because no client knows which units of live are compared.
+A party with more than `PRODUCT` of live's answers is the product: the others cannot be called right. So a party without rivals decides
+alone. Shares are of live's answers, because no client knows which units of live are compared.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def parties_of(
 
 
 def contradiction(aside: Aside, num_comparisons: int, tuned_units: int) -> float:
-    """How far a party differs from all others, as a part of what chance allows at any look; above 1 it is no chance. Negative: downwards."""
+    """How far a party differs from all others, divided by the most that chance allows at any look: above 1 it is no chance. Negative: downwards."""
     own, others = aside.alone, aside.without
     if own is None or others is None:
         return 0.0

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipelines.release.train.answers import Answers, TaskRule, grace_seconds
 from pipelines.release.train.compare import Contrast
-from pipelines.release.train.parties import parties_of
+from pipelines.release.train.parties import PRODUCT, parties_of
 from pipelines.release.train.ratio import LEVEL, UnitRatio, expected_share, sample_ratio, share_groups, units_of
 from runtime.train_settings import TrainSettings
 
@@ -169,13 +169,21 @@ class Strata:
         return np.where(self.all.cluster == self._no_cluster, -1, codes)
 
     def sample_ratio(self) -> UnitRatio:
-        """The worst of the stages so far: each is tested alone, because people of an earlier one come back."""
-        settled = self.counts & (self.all.at <= self.now - self._settle_seconds)
+        """The worst of the stages so far. It is broken only if it is without each party that is not most of the product, too."""
+        found = self._worst_ratio(np.ones_like(self.counts))
+        others = [party for party, share in enumerate(self.parties.share) if share <= PRODUCT]
+        if found.is_broken and not all(self._worst_ratio(self.parties.of != party).is_broken for party in others):
+            return found._replace(is_broken=False, is_proven=False)
+        return found
+
+    def _worst_ratio(self, kept: Mask) -> UnitRatio:
+        """Each stage is tested alone, because people of an earlier one come back."""
+        settled = self.counts & kept & (self.all.at <= self.now - self._settle_seconds)
         found = list[UnitRatio]()
         for number, share in enumerate(self.shares):
             mine = settled & (self._stage_of == number)
             found.append(self._ratio(units_of(self.all.unit[mine], self.all.is_canary[mine]), share))
-        found += self._arms_without_the_other()
+        found += self._arms_without_the_other(kept)
         return max(found, key=lambda ratio: (ratio.is_broken, ratio.num), default=self._ratio((0, 0), self._share))
 
     def broken_parties(self) -> list[int]:
@@ -195,9 +203,9 @@ class Strata:
             }
         return sorted(found)
 
-    def _arms_without_the_other(self) -> list[UnitRatio]:
+    def _arms_without_the_other(self, kept: Mask) -> list[UnitRatio]:
         """Broken ratios of answers that were drawn by a share at which nothing of the other arm reached us."""
-        settled = self._unpaired & (self.all.at <= self.now - self._settle_seconds)
+        settled = self._unpaired & kept & (self.all.at <= self.now - self._settle_seconds)
         found = list[UnitRatio]()
         for code in np.flatnonzero(np.bincount(self.all.probability[settled])):
             mine = settled & (self.all.probability == code)

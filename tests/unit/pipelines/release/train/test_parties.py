@@ -164,6 +164,22 @@ def test_records_that_everybody_loses_withdraw_the_version() -> None:
     assert move_of(lost).reason.startswith("Records are lost")
 
 
+def test_a_ratio_that_one_party_breaks_before_its_own_is_broken_is_nobodys_loss() -> None:
+    """Chance helps it, and its own units are too few to be told."""
+    arms = ["canary", "live", "canary", "live", "canary", "live", "canary", "live", "canary"]
+    honest = [
+        answer(number, arm, share=0.05)._replace(tenant=f"t{number % 3}", api_key=f"k{number % 3}")
+        for number, arm in enumerate(arms)
+    ]
+    attack = [
+        answer(100 + number, "canary", share=0.05)._replace(tenant="x", api_key="key of x") for number in range(12)
+    ]
+    early = standing(stage=1)
+    seen = [found_in(rows, early).facts for rows in (without_parties([*honest, *attack]), [*honest, *attack])]
+    assert [facts["sample_ratio"]["verdict"] for facts in seen] == ["broken", "unknown"]
+    assert seen[1]["left_out"] == {}
+
+
 def test_what_more_than_a_part_of_the_product_says_is_no_exception() -> None:
     """Two halves that contradict each other: nobody knows who is right, so both count."""
     bad = product(0, 8000, reward=(0.8, 0.3))
