@@ -7,6 +7,9 @@
 
 The draws are nested in this order, so the probabilities of one unit add up to 1. The *unit* is what is drawn: a person if the app
 names one, else a session, else an answer. A unit keeps its arm as long as the shares stay, and a growing share only adds units.
+
+Clients choose the names of units. So the draw is keyed with a secret of the home (`contracts/arm_secret.py`): nobody computes beforehand which
+name gets which arm. Who tries names still sees it in the answers: `pipelines/release/train/parties.py` bounds what that gains.
 """
 
 from __future__ import annotations
@@ -46,20 +49,20 @@ def unit_of(wanted: UnitKind, *, tenant: str, person: str | None, session_id: st
     return Unit("answer", completion_id)
 
 
-def draw_arm(arms: Mapping[str, Assignment], unit: str, served: Collection[str] = DRAWN) -> Draw:
-    """The arm of a unit. `served`: arms that some engine has a slot for; nothing is drawn for the others."""
+def draw_arm(arms: Mapping[str, Assignment], unit: str, secret: bytes, served: Collection[str] = DRAWN) -> Draw:
+    """The arm of a unit. `secret`: of the home; `served`: arms that some engine has a slot for; nothing is drawn for the others."""
     rest = 1.0
     for name, arm in _with_share(arms, served).items():
-        if position_of(unit, salt_of(arm)) < arm.share:
+        if position_of(unit, salt_of(arm), secret) < arm.share:
             return Draw(name, rest * arm.share)
         rest *= 1.0 - arm.share
     return Draw(LIVE, rest)
 
 
 def logged_draw(
-    arms: Mapping[str, Assignment], drawn: str, unit: Unit, served: Collection[str] = DRAWN
+    arms: Mapping[str, Assignment], drawn: str, unit: Unit, served: Collection[str] = DRAWN, *, api_key: str = ""
 ) -> LoggedDraw | None:
-    """What the log keeps of a draw whose arm was `drawn`; None if there was only one arm to draw."""
+    """What the log keeps of a draw whose arm was `drawn`; None if there was only one arm to draw. `api_key`: the id of the caller's."""
     found = {name: DrawnVersion(arm.version or 0, arm.share) for name, arm in _with_share(arms, served).items()}
     if not found:
         return None
@@ -68,7 +71,9 @@ def logged_draw(
     learning, live = found.get(LEARNING), arms.get(LIVE)
     if learning is not None and live is not None and learning.version == live.version:
         learning = None
-    return LoggedDraw(hash_of(unit.name), unit.kind, version, found.get(CANARY), found.get(HOLDOUT), learning)
+    return LoggedDraw(
+        hash_of(unit.name), unit.kind, version, found.get(CANARY), found.get(HOLDOUT), learning, api_key=api_key
+    )
 
 
 def _with_share(arms: Mapping[str, Assignment], served: Collection[str]) -> dict[str, Assignment]:
@@ -82,19 +87,19 @@ def salt_of(arm: Assignment) -> str:
     return f"canary v{arm.version}" if arm.arm == CANARY else arm.arm
 
 
-def position_of(unit: str, salt: str) -> float:
-    """A number in [0, 1) that depends on both, uniform over units and independent between salts."""
-    digest = hashlib.blake2b(unit.encode(), digest_size=_NUM_BYTES, person=b"arm", key=salt.encode()[:64]).digest()
+def position_of(unit: str, salt: str, secret: bytes) -> float:
+    """A number in [0, 1) that depends on all three, uniform over units and independent between salts. `secret`: 64 bytes at most."""
+    digest = hashlib.blake2b(f"{salt}\0{unit}".encode(), digest_size=_NUM_BYTES, person=b"arm", key=secret).digest()
     # 53 bits fit a float exactly, so the number stays below 1.
     return (int.from_bytes(digest) >> 11) / 2.0**53
 
 
-def is_control(unit: str, version: int, canary_share: float, ratio: float) -> bool:
+def is_control(unit: str, version: int, canary_share: float, ratio: float, secret: bytes) -> bool:
     """Whether a unit of `live` is compared with the canary: a sample with `ratio` times as many units as the canary.
 
-    A growing share only adds units.
+    A growing share only adds units. No answer shows a client whether its unit is one.
     """
-    return position_of(unit, f"control v{version}") < control_fraction(canary_share, ratio)
+    return position_of(unit, f"control v{version}", secret) < control_fraction(canary_share, ratio)
 
 
 def control_fraction(canary_share: float, ratio: float) -> float:

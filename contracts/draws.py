@@ -35,10 +35,12 @@ class LoggedDraw(msgspec.Struct, frozen=True):
     holdout: DrawnVersion | None = None
     learning: DrawnVersion | None = None
     """None also if everybody had its version."""
+    api_key: str = ""
+    """Id of the key that asked: a client chooses its units, an operator gives it its key. Empty in records of older releases."""
 
 
 def hash_of(text: str) -> str:
-    """16 hex digits, so that no name of a person stands in a table."""
+    """16 hex digits, so that no name of a person stands in a table. It tells nothing of a draw, which is keyed."""
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=_NUM_BYTES).hexdigest()
 
 

@@ -30,6 +30,8 @@ class TrainSettings(Section):
     """A ceiling: a train that proved nothing after this time is withdrawn, not revoked, and the next version gets the track."""
     silence_seconds: float = Field(default=300.0, gt=0)
     """Without new evidence for so long the train stops; after as long again it is withdrawn."""
+    harmed_seconds: float = Field(default=HOUR, ge=0)
+    """The shortest time in the last stage if the version seems worse for one tenant alone: until then somebody can withdraw it."""
     shadow_prompts: int = Field(default=500, ge=0)
     """Recent prompts that both versions answer before any user meets the new one. 0: no shadow."""
     shadow_seconds: float = Field(default=HOUR, gt=0)

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, update
 from sqlalchemy.dialects import registry
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.util import LRUCache
 
+from contracts.tables import home_secret
 from runtime import schema
 from runtime.database import Database
 
@@ -91,6 +92,8 @@ def _migrated() -> _Migrated:
         database = Database(f"sqlite:///{path}")
         with database.transaction() as connection:
             schema.upgrade(connection)
+            # The same people get the same arms in every run.
+            connection.execute(update(home_secret).values(value="5e" * 32))
         database.close()
         with closing(sqlite3.connect(path)) as made:
             statements = tuple(line for line in made.iterdump() if line not in {"BEGIN TRANSACTION;", "COMMIT;"})

@@ -205,4 +205,4 @@ def _is_compared(row: AnswerRow, share: float, ratio: float) -> bool:
         dtype="",
         body=b"",
     )
-    return isinstance(evidence_of(record, {row.task}, ratio), Evidence)
+    return isinstance(evidence_of(record, {row.task}, ratio, b""), Evidence)

@@ -5,6 +5,7 @@ every process at its start,  log_topic: which log the database was written with,
   and episodes               minute; the command line adds how many unread records an accepted loss cost
 every process, its own row   process_beat: its newest sign of life
 command line                 api_key
+migrations                   home_secret: the secret of the draw of arms, made once
 dashboard                    dashboard_session
 engine                       swap; engine_replica: its own row, or that of the vLLM server that the process follows
 inference                    agent_session: keys of single sessions, and what their calls used of their budgets
@@ -68,6 +69,7 @@ from contracts.tables.serving import (
     engine_replica as engine_replica,
     error_budget as error_budget,
     gate_anchor as gate_anchor,
+    home_secret as home_secret,
     process_beat as process_beat,
     revocation as revocation,
     sentinel_answer as sentinel_answer,

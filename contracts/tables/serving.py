@@ -83,6 +83,8 @@ train_answer = table(
     Column("scored_at", Float),
     Column("revision", Integer, nullable=False, server_default="0"),
     Column("changed", BigInteger, nullable=False),
+    Column("tenant", String(64), nullable=False, server_default=""),
+    Column("api_key", String(32), nullable=False, server_default=""),
     Index("ix_train_answer_changed", "policy", "changed"),
     Index("ix_train_answer_at", "at"),
 )
@@ -309,4 +311,10 @@ api_key = table(
     Column("name", String(64), nullable=False, server_default=""),
     Column("expires_at", Float),
     Column("revoked_at", Float),
+)
+
+home_secret = table(
+    "home_secret",
+    Column("name", String(16), primary_key=True),
+    Column("value", String(64), nullable=False),
 )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import structlog
 
 from contracts import revocations
+from contracts.arm_secret import read_arm_secret
 from contracts.arms import DRAWN, draw_arm
 from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS, Assignment, read
 from contracts.errors import Unavailable, UnknownModel, VersionRevoked
@@ -70,6 +71,7 @@ def choose_arm(
     policy: str,
     *,
     unit: str | None = None,
+    secret: bytes = b"",
     version: int | None = None,
     minimum: int | None = None,
     served: Collection[str] = SLOTS,
@@ -80,6 +82,7 @@ def choose_arm(
         assignments: all arms of the policy.
         policy: its name.
         unit: what is drawn, see `contracts.arms`; None: nothing is drawn, so the answer is live's.
+        secret: of the home, which keys the draw.
         version: the only one that may answer.
         minimum: the oldest one that may answer. Live answers, unless only another arm is known to be new enough.
         served: arms that an engine can answer for now, see `served_arms`; nothing is drawn for the others.
@@ -97,7 +100,7 @@ def choose_arm(
         return ChosenArm(LIVE, 1.0, policy)
     if unit is None:
         return ChosenArm(LIVE, 1.0, policy)
-    drawn = draw_arm(assignments, unit, served)
+    drawn = draw_arm(assignments, unit, secret, served)
     model = policy if drawn.arm == LIVE else f"{policy}@v{versions[drawn.arm]}"
     return ChosenArm(drawn.arm, drawn.probability, model)
 
@@ -136,6 +139,7 @@ class Assignments:
         learned: the versions of the learning arm since it was last empty, oldest first, as far as they were seen. It moves often, so the
             version before answers while an engine loads the next one. A rollback empties the arm, so that no revoked version does.
         revoked: versions that nobody gets any more, also not by name; a slot may hold one until its arm names another.
+        secret: keys the draw; read once, with the first arms, without which nothing is drawn.
     """
 
     def __init__(self, database: Database, policy: str) -> None:
@@ -145,6 +149,7 @@ class Assignments:
         self._read_at = float("-inf")
         self.learned: tuple[int, ...] = ()
         self.revoked: frozenset[int] = frozenset()
+        self.secret = b""
 
     async def held(self) -> Mapping[str, Assignment]:
         """All arms by name. While the database is unreachable, the last known ones: users do not wait for it."""
@@ -181,6 +186,7 @@ class Assignments:
 
     def _read(self) -> tuple[dict[str, Assignment], frozenset[int]]:
         with self._database.snapshot() as connection:
+            self.secret = self.secret or read_arm_secret(connection)
             found = read(connection, self._policy)
             if found == self._held:  # whoever revokes a version moves an arm in the same transaction
                 return found, self.revoked

@@ -50,6 +50,9 @@ class AnswerRow(NamedTuple):
     status: str
     """Of that experience: scored, unlabelled or unscored; empty if there was none yet."""
     scored_at: float | None
+    tenant: str = ""
+    api_key: str = ""
+    """Id of the key that asked; empty in rows of older releases."""
 
 
 class TaskRule(NamedTuple):
@@ -72,13 +75,15 @@ class Columns(NamedTuple):
     cluster: NDArray[np.int64]
     sampling: NDArray[np.int64]
     probability: NDArray[np.int64]
+    tenant: NDArray[np.int64]
+    api_key: NDArray[np.int64]
     metrics: NDArray[np.float64]
     """[rows, names of `NAMES`]; NaN where absent."""
     reward: NDArray[np.float64]
     status: NDArray[np.int64]
 
 
-_CODED = ("task", "unit", "unit_kind", "cluster", "sampling", "probability")
+_CODED = ("task", "unit", "unit_kind", "cluster", "sampling", "probability", "tenant", "api_key")
 _FACTS = Columns._fields.index("metrics")
 
 
@@ -124,14 +129,15 @@ class Answers:
         facts = array("d")
         codes = [self._codes[name] for name in _CODED]
         for row in rows:
-            key, arm, task, unit, unit_kind, cluster, sampling, probability, at, metrics, reward, status, _ = row
+            key, arm, task, unit, unit_kind, cluster, sampling, probability, at, metrics, reward, status, *_ = row
             if reason := _problem_of(row):
                 if key not in self._places:
                     self._rejected[key] = reason
                 continue
             self._rejected.pop(key, None)
             places.append(self._places.setdefault(key, len(self._places)))
-            named = (task, unit, unit_kind, cluster, sampling, round(probability, _DIGITS))
+            asked = (sampling, round(probability, _DIGITS), row.tenant, row.api_key)
+            named = (task, unit, unit_kind, cluster, *asked)
             coded = [code.setdefault(name, len(code)) for code, name in zip(codes, named, strict=True)]
             values.append((at, arm == CANARY, *coded, math.nan if reward is None else reward, _STATUS[status]))
             facts.extend([metrics.get(name, math.nan) for name in NAMES])
@@ -176,5 +182,6 @@ def _room(num: int) -> Columns:
 
     return Columns(
         numbers(), np.zeros(num, np.bool_), codes(), codes(), codes(), codes(), codes(), codes(),
+        codes(), codes(),
         np.zeros((num, len(NAMES))), numbers(), codes(),
     )  # fmt: skip

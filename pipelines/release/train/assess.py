@@ -1,6 +1,6 @@
 """What the answers of a train say now: every metric of every task, the sample ratio, silence. Pure.
 
-    Answers ─▶ Strata: who counts, in which stratum ─▶ a Contrast per task ─▶ Difference per metric ─▶ verdict and sentence
+    Answers ─▶ Strata: who counts, in which stratum ─▶ less the strangers ─▶ a Contrast per task ─▶ Difference per metric ─▶ verdict and sentence
                        ├▶ units per stage ─▶ sample ratio
                        └▶ answers per unit ─▶ are records lost, or do people stay away?
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.release.train.answers import SCORED, UNSCORED, Answers, TaskRule, known_until
-from pipelines.release.train.compare import Contrast, adjusted
+from pipelines.release.train.compare import Contrast, Floats, adjusted
 from pipelines.release.train.metrics import (
     ANSWERS,
     GUARDRAILS,
@@ -30,7 +30,9 @@ from pipelines.release.train.metrics import (
     canary_level,
     levels,
 )
+from pipelines.release.train.parties import others_of
 from pipelines.release.train.ratio import UnitRatio, expected_share, units_for_ratio
+from pipelines.release.train.strangers import leave_out_strangers
 from pipelines.release.train.strata import Mask, Strata
 from pipelines.release.train.verdicts import LEAST_UNITS, POWER, Question, fact_of, needed_units
 from pipelines.release.train.words import in_words, promise
@@ -76,6 +78,7 @@ def assess(
 ) -> Assessment:
     """Compare canary and live. Answers from before `standing.started_at` or from the future are left out, by name."""
     seen = Strata(answers, tasks, settings, now, started_at=standing.started_at, stage=standing.stage)
+    harmed = leave_out_strangers(seen)
     num_primaries, pooled = sum(rule.has_primary for rule in tasks.values()), len(tasks) > 1
     allowed = levels(
         canary_level(settings),
@@ -97,6 +100,8 @@ def assess(
         "metrics": metrics,
         "sample_ratio": _ratio_fact(seen.sample_ratio(), settings),
         "left_out": seen.left_out,
+        "harmed": harmed,
+        "harmed_until": standing.stage_at + settings.harmed_seconds if harmed else None,
         "guardrails_only": not num_primaries,
         "first": _first(settings, allowed, has_primary=num_primaries > 0),
         "age_seconds": max(
@@ -143,7 +148,7 @@ def _parts(seen: Strata, tasks: Mapping[str, TaskRule]) -> list[_Part]:
 
 def _part_facts(seen: Strata, part: _Part, allowed: Levels) -> list[dict[str, Any]]:
     rows = part.rows
-    plan = _plan(seen, rows)
+    plan = seen.plan(rows)
     facts = []
     for place, metric in enumerate(GUARDRAILS.values()):
         values = seen.all.metrics[rows, place]
@@ -153,10 +158,9 @@ def _part_facts(seen: Strata, part: _Part, allowed: Levels) -> list[dict[str, An
         # A task without a reward: an answer that became much shorter is as suspicious as a longer one.
         better = "same" if metric.name == "tokens" and not part.has_primary else metric.better
         question = Question(metric, part.name, better, allowed.guardrail, part.is_required)
-        chosen, found = (plan, values) if present.all() else (_plan(seen, rows[present]), values[present])
-        difference = chosen.compare(found, is_log=metric.is_log)
+        chosen, found = (plan, values) if present.all() else (seen.plan(rows[present]), values[present])
         missing = _is_missing(seen, rows, present)
-        facts.append(fact_of(question, difference, seen.settings, missing=missing))
+        facts.append(_fact(seen, question, chosen, found, missing=missing))
     return [*_reward_facts(seen, part, allowed), *facts] if part.has_primary else facts
 
 
@@ -173,15 +177,13 @@ def _reward_facts(seen: Strata, part: _Part, allowed: Levels) -> list[dict[str, 
     known = (seen.all.status[aged] == SCORED) & ~np.isnan(seen.all.reward[aged])
     told = seen.all.metrics[aged, NAMES.index(HEARD)]
     heard = np.where(np.isnan(told), known, told)
-    response = _plan(seen, aged).compare(heard, is_log=False)
     spoken = aged[known]
     rewards = seen.all.reward[spoken]
     values = adjusted(rewards, seen.clusters()[spoken], seen.all.unit[spoken]) if len(spoken) else rewards
-    reward = _plan(seen, spoken).compare(values, is_log=False)
     missing = _is_missing(seen, aged, known)
     return [
-        fact_of(questions[0], reward, seen.settings, missing=missing, trouble=trouble),
-        fact_of(questions[1], response, seen.settings, trouble=trouble),
+        _fact(seen, questions[0], seen.plan(spoken), values, missing=missing, trouble=trouble),
+        _fact(seen, questions[1], seen.plan(aged), heard, trouble=trouble),
     ]
 
 
@@ -189,12 +191,16 @@ def _answers_fact(seen: Strata, name: str, allowed: Levels) -> dict[str, Any]:
     """Whether each unit has as many answers in both arms: a unit of which only some records are lost is missing in no sample ratio."""
     visits = seen.visits()
     question = Question(ANSWERS, name, ANSWERS.better, allowed.guardrail, is_required=True)
-    found = Contrast(visits.is_canary, visits.share, visits.unit).compare(visits.log_answers, is_log=True)
-    return fact_of(question, found, seen.settings)
+    plan = Contrast(visits.is_canary, seen.strata_of(visits), visits.unit, visits.party)
+    return _fact(seen, question, plan, visits.log_answers)
 
 
-def _plan(seen: Strata, rows: NDArray[np.int64]) -> Contrast:
-    return Contrast(seen.all.is_canary[rows], seen.strata[rows], seen.all.unit[rows])
+def _fact(seen: Strata, question: Question, plan: Contrast, values: Floats, **said: Any) -> dict[str, Any]:
+    """The verdict on one metric: it must hold without each party that is not most of the product."""
+    is_log = question.metric.is_log
+    asides = plan.compare_parties(values, is_log=is_log) if len(seen.parties.names) > 1 else []
+    others = [aside.without for aside in others_of(asides)]
+    return fact_of(question, plan.compare(values, is_log=is_log), seen.settings, others=others, **said)
 
 
 def _is_missing(seen: Strata, rows: NDArray[np.int64], present: Mask) -> bool:

@@ -14,7 +14,9 @@ To both is added what one more answer at either end would add (half a success an
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 _CLUSTER_WEIGHT = 2.0
 """A cluster's mean counts as many answers, and this many at the mean of all."""
+_NO_WEIGHT = 1e-9
 
 
 class Difference(NamedTuple):
@@ -49,10 +52,42 @@ class Difference(NamedTuple):
         return 2.0 * self.spread / self.variance_if_equal
 
 
-class Contrast:
-    """What does not depend on the metric: who is compared with whom, and with which weight. All arrays have one length."""
+class Aside(NamedTuple):
+    """One party of a comparison by itself, and all the others. None: nothing can be compared there."""
 
-    def __init__(self, is_canary: NDArray[np.bool_], strata: Codes, units: Codes) -> None:
+    alone: Difference | None
+    without: Difference | None
+    share: float
+    """Of live's answers, which nobody can make more by choosing units: no answer shows which units of live are compared."""
+
+
+class _Sums(NamedTuple):
+    """Of some of the answers; numbers, or arrays with one for each party."""
+
+    weight: Any
+    effect: Any
+    """Of signed weights and values."""
+    live: Any
+    """The same over live's answers alone."""
+    plain: Any
+    """Of squared influences; `clustered`: of those of units."""
+    clustered: Any
+    squares: Any
+    """Of residuals."""
+    total: Any
+    num: Any
+    units: Any
+    canary_units: Any
+    live_units: Any
+
+
+class Contrast:
+    """What does not depend on the metric: who is compared with whom, and with which weight. All arrays have one length.
+
+    `parties`: who asked for each answer; each stratum is of one party. None: all are one.
+    """
+
+    def __init__(self, is_canary: NDArray[np.bool_], strata: Codes, units: Codes, parties: Codes | None = None) -> None:
         num, num_canary = np.bincount(strata), np.bincount(strata, is_canary)
         num_live = num - num_canary
         weight = num_canary * num_live / np.maximum(num, 1)
@@ -60,7 +95,9 @@ class Contrast:
         """The answers in strata that have both arms: the others can be compared with nothing."""
         self.strata, self.units = strata[self.kept], units[self.kept]
         self.is_canary = is_canary[self.kept]
+        self.parties = np.zeros_like(self.strata) if parties is None else parties[self.kept]
         self.weight = float(weight.sum())
+        self._weight = weight
         self._num = np.maximum(num, 1)
         self._inflation = np.sqrt(self._num / np.maximum(num - 1, 1))[self.strata]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -83,26 +120,144 @@ class Contrast:
         if not self.weight:
             return None
         values = values[self.kept]
+        return _difference(self._sums(values, self.residuals(values)), self.weight, is_log=is_log)
+
+    def compare_parties(self, values: Floats, *, is_log: bool) -> list[Aside]:
+        """The same for each party, in the order of their codes, without and against all others."""
+        if not self.weight:
+            return []
+        values = values[self.kept]
         residuals = self.residuals(values)
-        influence = self.signed * residuals
-        plain = float(influence @ influence)
+        whole, each = self._sums(values, residuals), self._sums_of_parties(values, residuals)
+        shared = _lost_with_each(self._pairs, _sums_by(self._pairs.place, self.signed * residuals))
+        found = []
+        for party in range(len(each.num)):
+            own = _Sums(*(column[party] for column in each))
+            rest = _Sums(*(all_of - part for all_of, part in zip(whole, own, strict=True)))
+            without = rest._replace(clustered=whole.clustered - shared[party])
+            alone, others = (_difference(part, self.weight, is_log=is_log) for part in (own, without))
+            found.append(Aside(alone, others, float(self._live_shares[party])))
+        return found
+
+    def concentrations(self) -> list[float]:
+        """For each party, how much of the variance would be left without it if all answers of a unit were alike.
+
+        Below 1 the comparison knows less with the party than without it: a few of its units have very many answers. What these
+        answers say does not matter.
+        """
+        if not self.weight:
+            return []
+        by_pair = _sums_by(self._pairs.place, self.signed)
+        by_unit = np.bincount(self._pairs.unit, by_pair)
+        rest = float(by_unit @ by_unit) - _lost_with_each(self._pairs, by_pair)
+        left = 1.0 - np.bincount(self._party_of_stratum, self._weight, len(rest)) / self.weight
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = np.where(left > 0.0, rest / left**2, math.inf) / float(by_unit @ by_unit)
+        return [float(value) for value in found]
+
+    def _sums(self, values: Floats, residuals: Floats) -> _Sums:
+        influence, weighted = self.signed * residuals, self.signed * values
         by_unit = np.bincount(self.units, influence)
-        clustered = float(by_unit @ by_unit) * self._num_units / max(self._num_units - 1, 1)
-        mean = float(values.mean())
-        further = (1.0 if is_log else 0.5 * (mean * mean + (1.0 - mean) ** 2)) / (self._num_units + 1)
-        floor = further * (1.0 / self._canary_units + 1.0 / self._live_units)
-        spread = float(residuals @ residuals) / len(residuals)
-        effect = max(1.0, clustered / plain) if plain > 0.0 else 1.0
-        weighted = self.signed * values
-        return Difference(
-            difference=float(weighted.sum()),
+        return _Sums(
+            weight=self.weight,
+            effect=float(weighted.sum()),
             live=-float(weighted[~self.is_canary].sum()),
-            variance=clustered + floor,
-            variance_if_equal=spread / self.weight * effect + floor,
-            spread=spread + further,
+            plain=float(influence @ influence),
+            clustered=float(by_unit @ by_unit),
+            squares=float(residuals @ residuals),
+            total=float(values.sum()),
+            num=len(values),
+            units=self._num_units,
             canary_units=self._canary_units,
             live_units=self._live_units,
         )
+
+    def _sums_of_parties(self, values: Floats, residuals: Floats) -> _Sums:
+        pairs, num = self._pairs, self._num_parties
+        influence, weighted = self.signed * residuals, self.signed * values
+        of_pair = np.bincount(pairs.place, influence)
+
+        def by_party(numbers: Floats) -> Floats:
+            return _sums_by(self.parties, numbers, num)
+
+        canary, live = (
+            np.bincount(pairs.party[np.bincount(pairs.place, arm) > 0], minlength=num)
+            for arm in (self.is_canary, ~self.is_canary)
+        )
+        return _Sums(
+            weight=np.bincount(self._party_of_stratum, self._weight, num),
+            effect=by_party(weighted),
+            live=-by_party(np.where(self.is_canary, 0.0, weighted)),
+            plain=by_party(influence**2),
+            clustered=np.bincount(pairs.party, of_pair**2, num),
+            squares=by_party(residuals**2),
+            total=by_party(values),
+            num=np.bincount(self.parties, minlength=num),
+            units=np.bincount(pairs.party, minlength=num),
+            canary_units=canary,
+            live_units=live,
+        )
+
+    @functools.cached_property
+    def _pairs(self) -> _Pairs:
+        codes, place = np.unique(self.units * self._num_parties + self.parties, return_inverse=True)
+        return _Pairs(place, codes // self._num_parties, codes % self._num_parties)
+
+    @functools.cached_property
+    def _num_parties(self) -> int:
+        return int(self.parties.max(initial=-1)) + 1
+
+    @functools.cached_property
+    def _party_of_stratum(self) -> Codes:
+        found = np.zeros(len(self._weight), np.int64)
+        found[self.strata] = self.parties
+        return found
+
+    @functools.cached_property
+    def _live_shares(self) -> Floats:
+        live = np.bincount(self.parties[~self.is_canary], minlength=self._num_parties)
+        return live / max(1, int(live.sum()))
+
+
+class _Pairs(NamedTuple):
+    """Units as they come with each party: people of one tenant may come with two of its keys."""
+
+    place: Codes
+    """The pair of each answer."""
+    unit: Codes
+    party: Codes
+
+
+def _lost_with_each(pairs: _Pairs, by_pair: Floats) -> Floats:
+    """By how much the sum of squares over units falls without each party."""
+    by_unit = np.bincount(pairs.unit, by_pair)
+    return _sums_by(pairs.party, 2.0 * by_unit[pairs.unit] * by_pair - by_pair**2)
+
+
+def _sums_by(codes: Codes, numbers: Floats, num: int = 0) -> Floats:
+    return np.bincount(codes, numbers, num).astype(np.float64)
+
+
+def _difference(found: _Sums, weight: float, *, is_log: bool) -> Difference | None:
+    """What the sums say. `weight`: by which the signed weights were divided."""
+    if found.weight <= _NO_WEIGHT * weight or not (found.canary_units > 0 and found.live_units > 0):
+        return None
+    scale = weight / found.weight
+    plain, clustered = scale**2 * found.plain, scale**2 * found.clustered * found.units / max(found.units - 1, 1)
+    mean = found.total / found.num
+    further = (1.0 if is_log else 0.5 * (mean * mean + (1.0 - mean) ** 2)) / (found.units + 1)
+    floor = further * (1.0 / found.canary_units + 1.0 / found.live_units)
+    spread = found.squares / found.num
+    effect = max(1.0, clustered / plain) if plain > 0.0 else 1.0
+    return Difference(
+        difference=scale * found.effect,
+        live=scale * found.live,
+        variance=max(0.0, clustered) + floor,
+        variance_if_equal=max(0.0, spread) / found.weight * effect + floor,
+        spread=max(0.0, spread) + further,
+        canary_units=int(found.canary_units),
+        live_units=int(found.live_units),
+    )
 
 
 def adjusted(values: Floats, clusters: Codes, units: Codes) -> Floats:

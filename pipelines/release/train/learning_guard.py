@@ -19,6 +19,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from contracts import assignments, error_budget, holds
+from contracts.arm_secret import read_arm_secret
 from contracts.arms import is_control
 from contracts.assignments import LEARNING, LIVE
 from contracts.errors import StaleWrite
@@ -68,6 +69,7 @@ class LearningGuard:
         self._with_primary = primary | ({ALL_TASKS} if primary else set())
         self._settings = settings
         self._monotonic = monotonic
+        self._secret = b""
         self._guarded: Guarded | None = None
         self._evidence: TrainEvidence | None = None
         self._look_at = float("-inf")
@@ -108,14 +110,19 @@ class LearningGuard:
 
         def read(connection: Connection, since_ms: int) -> list[tuple[AnswerRow, int]]:
             rows = repository.read_learning(connection, self._policy, guarded.version, guarded.blessed, since_ms)
-            return [(_as_compared(row, guarded), changed) for row, changed in rows if _is_compared(row, guarded)]
+            return [
+                (_as_compared(row, guarded), changed)
+                for row, changed in rows
+                if _is_compared(row, guarded, self._secret)
+            ]
 
         return TrainEvidence(read, self._tasks, self._settings.model_copy(update=changes), self._monotonic)
 
     def _spend(self, guarded: Guarded, now: float) -> float:
-        """The level of this comparison: less than `learning_level` if little is left of the year's budget."""
+        """The level of this comparison, with whose start the secret of the sample is read: less than `learning_level` if little is left of the year's budget."""
         settings = self._settings
         with self._database.transaction() as connection:
+            self._secret = read_arm_secret(connection)
             return error_budget.spend(
                 connection,
                 self._policy,
@@ -149,9 +156,9 @@ def guarded_of(seen: TrackView) -> Guarded | None:
     return Guarded(learning.version, live.version, learning.share)
 
 
-def _is_compared(row: AnswerRow, guarded: Guarded) -> bool:
+def _is_compared(row: AnswerRow, guarded: Guarded, secret: bytes) -> bool:
     """Of live, always the same units, whatever else they are compared with."""
-    return row.arm == LEARNING or is_control(row.unit, guarded.version, guarded.share, LEARNING_RATIO)
+    return row.arm == LEARNING or is_control(row.unit, guarded.version, guarded.share, LEARNING_RATIO, secret)
 
 
 def _as_compared(row: AnswerRow, guarded: Guarded) -> AnswerRow:

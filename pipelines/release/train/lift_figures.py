@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.release.train.answers import TaskRule, grace_seconds
-from pipelines.release.train.compare import Contrast
+from pipelines.release.train.compare import Contrast, Floats
+from pipelines.release.train.parties import Parties, contradiction, may_leave, outweighing, parties_of
 from pipelines.release.train.sequences import two_sided
 from runtime.train_settings import TrainSettings
 
@@ -31,6 +32,8 @@ class LiftRow(NamedTuple):
     """UTC epoch seconds."""
     reward: float
     """In [0, 1]."""
+    tenant: str = ""
+    api_key: str = ""
 
 
 def lift_of(
@@ -38,7 +41,7 @@ def lift_of(
 ) -> dict[str, Any]:
     """Difference live - hold-out of the mean reward, with its interval, over all tasks and for each.
 
-    The arms are compared within the same time, task and sampling. An answer counts when it is old enough.
+    The arms are compared within the same time, task, sampling and party (`parties.py`). An answer counts when it is old enough.
     """
     until = {name: now - rule.age_seconds - grace_seconds(rule.age_seconds) for name, rule in tasks.items()}
     kept = [row for row in rows if row.at <= until.get(row.task, -math.inf)]
@@ -58,15 +61,55 @@ def _compared(rows: Sequence[LiftRow], settings: TrainSettings) -> dict[str, Any
     facts |= {"num_holdout": nums["holdout"], "num_live": nums["live"]}
     if not all(nums.values()):
         return facts
-    strata = _codes([(row.at // settings.stratum_seconds, row.task, row.sampling) for row in rows])
-    is_live = np.array([row.arm == "live" for row in rows], np.bool_)
-    contrast = Contrast(is_live, strata, _codes([row.unit for row in rows]))
-    found = contrast.compare(np.array([row.reward for row in rows], np.float64), is_log=False)
+    rewards = np.array([row.reward for row in rows], np.float64)
+    contrast, kept, left_out = _without_strangers(rows, rewards, settings)
+    found = contrast.compare(rewards[kept], is_log=False)
+    if left_out:
+        facts["left_out"] = left_out
     if found is None:
         return facts
     half = math.sqrt(found.variance) * two_sided(found.time, LEVEL, float(settings.tuned_units))
     low, high = found.difference - half, found.difference + half
     return facts | {"difference": found.difference, "low": max(-1.0, low), "high": min(1.0, high)}
+
+
+def _without_strangers(
+    rows: Sequence[LiftRow], rewards: Floats, settings: TrainSettings
+) -> tuple[Contrast, NDArray[np.bool_], list[str]]:
+    """How the answers are compared, which of them, and who is left out: see `parties.py`."""
+    is_live = np.array([row.arm == "live" for row in rows], np.bool_)
+    units, kept = _codes([row.unit for row in rows]), np.ones(len(rows), np.bool_)
+    tenants, keys = [row.tenant for row in rows], [row.api_key for row in rows]
+    names = (list(dict.fromkeys(tenants)), list(dict.fromkeys(keys)))
+    parties = parties_of((_codes(tenants), _codes(keys)), names, kept, is_live)
+    strata = _codes(
+        [
+            (row.at // settings.stratum_seconds, row.task, row.sampling, party)
+            for row, party in zip(rows, parties.of.tolist(), strict=True)
+        ]
+    )
+    out = dict[int, None]()
+    while True:
+        contrast = Contrast(is_live[kept], strata[kept], units[kept], parties.of[kept])
+        odd = _oddest(contrast, rewards[kept], parties, out, settings) if len(parties.names) > 1 else None
+        if odd is None:
+            return contrast, kept, [parties.names[party] for party in out]
+        out[odd] = None
+        kept &= parties.of != odd
+
+
+def _oddest(
+    contrast: Contrast, rewards: Floats, parties: Parties, out: Collection[int], settings: TrainSettings
+) -> int | None:
+    may_go = may_leave(parties, out)
+    if (few := outweighing(contrast, may_go)) is not None:
+        return few
+    far = {
+        party: distance
+        for party, aside in enumerate(contrast.compare_parties(rewards, is_log=False))
+        if party in may_go and (distance := abs(contradiction(aside, len(parties.names), settings.tuned_units))) > 1.0
+    }
+    return max(far, key=lambda party: far[party], default=None)
 
 
 def _codes(names: Sequence[Any]) -> NDArray[np.int64]:

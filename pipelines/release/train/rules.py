@@ -118,6 +118,8 @@ def _end_of_stage(
         )
     required = [fact for fact in facts["metrics"] if fact["required"]]
     is_complete = facts["sample_ratio"]["verdict"] == "fine"
+    if facts.get("harmed") and now < facts["harmed_until"]:
+        return None
     if is_complete and required and all(fact["verdict"] == "proven" for fact in required):
         return TrainMove("arrive", str(facts["says"]))
     return None

@@ -1,7 +1,7 @@
 """Which answers of a train count, and with which of the other arm they are compared. Pure.
 
-A stratum is a time (`stratum_seconds`), the share that the canary had, the sampling and the task: inside it the draw alone decides who
-gets which arm. The share is told by the logged probabilities, not by clocks, so a slow clock or gateway mixes nothing.
+A stratum is a time (`stratum_seconds`), the share that the canary had, the sampling, the task and who asked (`parties.py`): inside it the
+draw alone decides who gets which arm. The share is told by the logged probabilities, not by clocks, so a slow clock or gateway mixes nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.release.train.answers import Answers, TaskRule, grace_seconds
+from pipelines.release.train.compare import Contrast
+from pipelines.release.train.parties import PRODUCT, parties_of
 from pipelines.release.train.ratio import LEVEL, UnitRatio, expected_share, sample_ratio, share_groups, units_of
 from runtime.train_settings import TrainSettings
 
@@ -27,11 +29,12 @@ Mask = NDArray[np.bool_]
 
 
 class UnitVisits(NamedTuple):
-    """A unit at one share of the canary, each in the same place of all three."""
+    """A unit at one share of the canary, each in the same place of all."""
 
     is_canary: Mask
     share: NDArray[np.int64]
     unit: NDArray[np.int64]
+    party: NDArray[np.int64]
     log_answers: NDArray[np.float64]
     """Logarithm of the number of its answers, so that no single unit outweighs the others."""
 
@@ -69,9 +72,13 @@ class Strata:
         waits = np.array([age + grace_seconds(age) for age in ages])
         self.is_aged: Mask = self.counts & (self.all.at <= now - waits[self.all.task]) if names else self.counts
         """The answers of tasks with a reward that are old enough for it to be compared."""
+        arm = self.all.is_canary
+        asked_by = (answers.names("tenant"), answers.names("api_key"))
+        self.parties = parties_of((self.all.tenant, self.all.api_key), asked_by, self.counts, self.counts & ~arm)
         bucket = np.floor_divide(self.all.at, settings.stratum_seconds)
         self.bucket = (bucket - (bucket[self.counts].min() if self.counts.any() else 0.0)).astype(np.int64)
-        self.strata = _dense((self.bucket, groups, self.all.sampling, self.all.task), self.counts)
+        places = (self.bucket, groups, self.all.sampling, self.all.task, self.parties.of)
+        self.strata = _dense(places, self.counts)
         self.left_out = {
             reason: num
             for reason, num in (
@@ -83,9 +90,23 @@ class Strata:
             )
             if num
         }
-        self.num_units = units_of(self.all.unit[self._valid], self.all.is_canary[self._valid])
-        self.unit_kinds = self._kinds(answers.names("unit_kind"))
-        self.newest_at = float(self.all.at[self._valid].max()) if self._valid.any() else None
+        self._count(answers.names("unit_kind"))
+
+    def _count(self, kinds: list[str]) -> None:
+        valid = self._valid
+        self.num_units = units_of(self.all.unit[valid], self.all.is_canary[valid])
+        self._kind_names, self.unit_kinds = kinds, self._kinds(kinds)
+        self.newest_at = float(self.all.at[valid].max()) if valid.any() else None
+
+    def leave_out(self, party: int, why: str) -> None:
+        """No answer of a party counts any more. `why`: after its name."""
+        gone = self._valid & (self.parties.of == party)
+        self.left_out[f"of {self.parties.names[party]}, {why}"] = int(gone.sum())
+        self._valid &= ~gone
+        self.counts &= ~gone
+        self.is_aged &= ~gone
+        self._unpaired &= ~gone
+        self._count(self._kind_names)
 
     def _kinds(self, names: list[str]) -> dict[str, int]:
         """How many units there are of each kind."""
@@ -127,9 +148,20 @@ class Strata:
         """How many answers of each unit have reached us."""
         settled = np.flatnonzero(self.counts & (self.all.at <= self.now - self._settle_seconds))
         places = self.all.unit[settled] * (len(self.shares) + 1) + self._stage_of[settled]
+        places = places * len(self.parties.names) + self.parties.of[settled]
         _, first, num = np.unique(places, return_index=True, return_counts=True)
         rows = settled[first]
-        return UnitVisits(self.all.is_canary[rows], self._stage_of[rows], self.all.unit[rows], np.log(num))
+        return UnitVisits(
+            self.all.is_canary[rows], self._stage_of[rows], self.all.unit[rows], self.parties.of[rows], np.log(num)
+        )
+
+    def strata_of(self, visits: UnitVisits) -> NDArray[np.int64]:
+        """Units are compared with those of the same party at the same share."""
+        return visits.share * len(self.parties.names) + visits.party
+
+    def plan(self, rows: NDArray[np.int64]) -> Contrast:
+        """How some answers are compared."""
+        return Contrast(self.all.is_canary[rows], self.strata[rows], self.all.unit[rows], self.parties.of[rows])
 
     def clusters(self) -> NDArray[np.int64]:
         """The codes of the clusters of each task, -1 for none."""
@@ -137,18 +169,43 @@ class Strata:
         return np.where(self.all.cluster == self._no_cluster, -1, codes)
 
     def sample_ratio(self) -> UnitRatio:
-        """The worst of the stages so far: each is tested alone, because people of an earlier one come back."""
-        settled = self.counts & (self.all.at <= self.now - self._settle_seconds)
+        """The worst of the stages so far. It is broken only if it is without each party that is not most of the product, too."""
+        found = self._worst_ratio(np.ones_like(self.counts))
+        others = [party for party, share in enumerate(self.parties.share) if share <= PRODUCT]
+        if found.is_broken and not all(self._worst_ratio(self.parties.of != party).is_broken for party in others):
+            return found._replace(is_broken=False, is_proven=False)
+        return found
+
+    def _worst_ratio(self, kept: Mask) -> UnitRatio:
+        """Each stage is tested alone, because people of an earlier one come back."""
+        settled = self.counts & kept & (self.all.at <= self.now - self._settle_seconds)
         found = list[UnitRatio]()
         for number, share in enumerate(self.shares):
             mine = settled & (self._stage_of == number)
             found.append(self._ratio(units_of(self.all.unit[mine], self.all.is_canary[mine]), share))
-        found += self._arms_without_the_other()
+        found += self._arms_without_the_other(kept)
         return max(found, key=lambda ratio: (ratio.is_broken, ratio.num), default=self._ratio((0, 0), self._share))
 
-    def _arms_without_the_other(self) -> list[UnitRatio]:
+    def broken_parties(self) -> list[int]:
+        """The parties whose own units break the ratio of some stage."""
+        settled = self.counts & (self.all.at <= self.now - self._settle_seconds)
+        num, found = len(self.parties.names), set[int]()
+        for number, share in enumerate(self.shares):
+            mine = settled & (self._stage_of == number)
+            canary, live = (
+                np.bincount(np.unique(self.all.unit[arm] * num + self.parties.of[arm]) % num, minlength=num)
+                for arm in (mine & self.all.is_canary, mine & ~self.all.is_canary)
+            )
+            found |= {
+                party
+                for party in range(num)
+                if self._ratio((int(canary[party]), int(live[party])), share, num).is_broken
+            }
+        return sorted(found)
+
+    def _arms_without_the_other(self, kept: Mask) -> list[UnitRatio]:
         """Broken ratios of answers that were drawn by a share at which nothing of the other arm reached us."""
-        settled = self._unpaired & (self.all.at <= self.now - self._settle_seconds)
+        settled = self._unpaired & kept & (self.all.at <= self.now - self._settle_seconds)
         found = list[UnitRatio]()
         for code in np.flatnonzero(np.bincount(self.all.probability[settled])):
             mine = settled & (self.all.probability == code)
@@ -156,11 +213,11 @@ class Strata:
             found += [self._ratio((num_canary, 0), self._share), self._ratio((0, num_live), self._share)]
         return [ratio for ratio in found if ratio.is_broken]
 
-    def _ratio(self, num: tuple[int, int], share: float) -> UnitRatio:
+    def _ratio(self, num: tuple[int, int], share: float, num_tests: int = 1) -> UnitRatio:
         return sample_ratio(
             *num,
             expected=expected_share(share, self.settings.control_ratio),
-            level=LEVEL / (2 * len(self.settings.stages)),
+            level=LEVEL / (2 * len(self.settings.stages)) / num_tests,
             tuned_units=self.settings.tuned_units,
         )
 

@@ -44,6 +44,7 @@ _GAP_SECONDS = 60.0
 ABSENT_SECONDS = 30.0
 """A train stops when no engine held its version for so long: a restart takes less."""
 NO_USERS = "No answer of a user was joined in the last 30 s: the train waits for users, or for episodes."
+_HARMED = "their answers are left out; the last stage lasts at least harmed_seconds, so that somebody can withdraw the version"
 _VETO = "Nobody else gets it by itself; who wants the habit promotes the version by hand."
 _ENDED = {"arrive": SHIPPED, "revoke": REVOKED, "withdraw": WITHDRAWN, "change_over": WITHDRAWN}
 _TOLD = {"advance": "train advanced", "stop": "train stopped", "go_on": "train goes on"}
@@ -104,6 +105,7 @@ class Trip:
         self._stopped_since: float | None = None
         self._noted_at = float("-inf")
         self._has_promised = self._is_hopeless = False
+        self._harmed = frozenset[str]()
 
     def look(
         self, seen: TrackView, train: Train, now: float, stop: threading.Event, *, change: TrainMove | None = None
@@ -115,6 +117,7 @@ class Trip:
             self._evidence.read(connection, now)
         where = Standing(train.stage, train.stage_at, train.since, train.state)
         found = self._evidence.assess(now, where)
+        self._tell_harmed(train, found)
         # The start by which patience ends: later, if a time did not count.
         due = where._replace(started_at=train.started_at + train.paused_seconds)
         decided = decide(due, found, self._settings, now)
@@ -134,6 +137,13 @@ class Trip:
             move, facts = self._cast_shadow(train, facts, stop)
         if move.kind != "stay":
             self._make(train, move, facts)
+
+    def _tell_harmed(self, train: Train, found: Assessment) -> None:
+        """Log it when the version begins to seem worse for somebody alone: an operator knows whether that is so, or is said."""
+        harmed = frozenset(found.facts["harmed"])
+        if new := sorted(harmed - self._harmed):
+            log.warning("worse for one alone", version=train.version, harmed=new, effect=_HARMED)
+        self._harmed |= harmed
 
     def _promise(self, train: Train, found: Assessment, where: Standing, now: float) -> str:
         """What a proof takes; logged when it becomes known whether there is time for it."""

@@ -10,7 +10,7 @@ missing    live has the metric and the canary does not
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from pipelines.release.train.compare import Difference
@@ -80,12 +80,16 @@ class NeededUnits(NamedTuple):
     """A loss as large as the margin."""
 
 
-def needed_units(question: Question, found: Difference | None, settings: TrainSettings) -> NeededUnits:
-    """As the data say; before there are any, the most that it can be."""
+def needed_units(
+    question: Question, found: Difference | None, settings: TrainSettings, others: Sequence[Difference | None] = ()
+) -> NeededUnits:
+    """As the data say; before there are any, the most that it can be. `others`: see `fact_of`."""
     metric = question.metric
     spread = found.spread if found is not None else 1.0 if metric.is_log else _LARGEST_SPREAD
     margin, tuned = _own_scale(metric, margin_of(metric, settings)), _tuned(metric, settings)
-    per_time = found.canary_units / found.time if found is not None else 1.0
+    per_time = 1.0
+    if found is not None:
+        per_time = found.canary_units / min(one.time for one in (found, *others) if one is not None)
     return NeededUnits(
         *(
             math.ceil(per_time * time_for(margin, spread, level=level, tuned=tuned, power=POWER))
@@ -95,10 +99,20 @@ def needed_units(question: Question, found: Difference | None, settings: TrainSe
 
 
 def fact_of(
-    question: Question, found: Difference | None, settings: TrainSettings, *, missing: bool = False, trouble: str = ""
+    question: Question,
+    found: Difference | None,
+    settings: TrainSettings,
+    *,
+    others: Sequence[Difference | None] = (),
+    missing: bool = False,
+    trouble: str = "",
 ) -> dict[str, Any]:
-    """The verdict as JSON. `trouble`: why nothing can be concluded, in words."""
-    metric, needed = question.metric, needed_units(question, found, settings)
+    """The verdict as JSON.
+
+    `others`: the same without one of those who asked, for each: the verdict must hold there too. `trouble`: why nothing can be
+    concluded, in words.
+    """
+    metric, needed = question.metric, needed_units(question, found, settings, others)
     fact: dict[str, Any] = {
         "name": metric.name,
         "task": question.task,
@@ -121,7 +135,7 @@ def fact_of(
     }
     if found is not None:
         bounds = bounds_of(question, found, settings)
-        fact["verdict"] = "worse" if bounds.is_worse else "proven" if bounds.is_proven else "fine"
+        fact["verdict"] = _verdict_of(question, [found, *others], settings)
         limit = math.inf if metric.is_log else 1.0
         shown = (found.difference, max(bounds.low, -limit), min(bounds.high, limit))
         fact |= dict(zip(("difference", "low", "high"), (_natural(metric, value) for value in shown), strict=True))
@@ -132,6 +146,13 @@ def fact_of(
     if missing:
         fact["verdict"] = "missing"
     return fact | {"says": _sentence(question, fact, trouble)}
+
+
+def _verdict_of(question: Question, found: Sequence[Difference | None], settings: TrainSettings) -> MetricVerdict:
+    bounds = [None if one is None else bounds_of(question, one, settings) for one in found]
+    if all(one is not None and one.is_worse for one in bounds):
+        return "worse"
+    return "proven" if all(one is not None and one.is_proven for one in bounds) else "fine"
 
 
 def _sentence(question: Question, fact: Mapping[str, Any], trouble: str) -> str:

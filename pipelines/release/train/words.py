@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.release.train.ratio import lost_part
@@ -38,7 +38,20 @@ def _progress(facts: Mapping[str, Any], settings: TrainSettings) -> str:
             f"All metrics are proven, but not yet that fewer than {lost_part(settings.tuned_units):.0%} of the records are lost: that needs"
             f" about {missing:,} more units of the canary in the last stage."
         )
-    return f"Proven: none of {len(required)} metrics is worse by more than its margin."
+    proven = f"Proven: none of {len(required)} metrics is worse by more than its margin."
+    if not (harmed := facts.get("harmed")):
+        return proven
+    if facts["at"] >= facts["harmed_until"]:
+        return f"{proven} For {_listed(harmed)} alone it seems worse: nobody withdrew it for {settings.harmed_seconds:,.0f} s."
+    left = facts["harmed_until"] - facts["at"]
+    return (
+        f"{proven} But for {_listed(harmed)} alone it seems worse, which may be so, or be said: the version arrives in {left:,.0f} s unless"
+        " somebody withdraws it."
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
 
 
 def promise(facts: Mapping[str, Any], settings: TrainSettings) -> str:

@@ -121,6 +121,8 @@ class LiftNow(msgspec.Struct, frozen=True, kw_only=True):
     num_live: int = 0
     unit_kinds: dict[str, int] = {}
     tasks: dict[str, dict[str, float | None]] = {}
+    left_out: list[str] = []
+    """Who asked for answers that stand against all others', see `pipelines/release/train/parties.py`."""
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):

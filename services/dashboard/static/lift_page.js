@@ -42,6 +42,7 @@ function drawLift({ lift, live }) {
       fact("Compared with", live == null ? "nothing is live" : `${version(live)} and what was live before it`),
       fact("Compared", `${count(lift.num_holdout)} ${units} of the hold-out`, element("small", {}, ` with ${count(lift.num_live)} others`)),
       fact("Measured", lift.at == null ? "not yet" : moment(lift.at), ...(lift.oldest_at == null ? [] : [element("small", {}, ` by answers since ${moment(lift.oldest_at)}`)])),
+      ...((lift.left_out ?? []).length ? [fact("Left out", `the answers of ${lift.left_out.join(", ")}, against all others'`)] : []),
     ),
   );
 }

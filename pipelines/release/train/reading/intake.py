@@ -24,6 +24,7 @@ import structlog
 from sqlalchemy import Connection
 
 from contracts import assignments, holds
+from contracts.arm_secret import read_arm_secret
 from contracts.assignments import CANARY, HOLDOUT, LEARNING
 from contracts.clusters import Clusters, words_of
 from contracts.errors import InvalidRecord, InvalidRequest, MillraceError, NewerSchema
@@ -91,6 +92,7 @@ class TrainIntake:
         self._settings = settings
         self._clock = clock
         self._clusters = {name: Clusters(task.curation.topics) for name, task in tasks.items()}
+        self._arm_secret = b""
         self._compared, self._read_at = frozenset[int](), float("-inf")
         """The versions that answers are compared with now, and when that was read."""
         self.passed: dict[str, None] = {}
@@ -142,6 +144,7 @@ class TrainIntake:
     def _look(self) -> None:
         if time.monotonic() - self._read_at >= _LOOK_SECONDS:
             with self._database.snapshot() as connection:
+                self._arm_secret = self._arm_secret or read_arm_secret(connection)
                 arms = assignments.read(connection, self._policy)
                 self._is_held = holds.read(connection, self._policy, self._clock()) is not None
                 self._room.look(lambda: repository.count(connection, self._policy))
@@ -193,7 +196,7 @@ class TrainIntake:
 
     def _row(self, record: Generation, *, again: bool = False) -> dict[str, Any] | None:
         """The row of an answer; None if it is not compared. `again`: it was counted or will be."""
-        found = evidence_of(record, self._tasks, self._settings.control_ratio)
+        found = evidence_of(record, self._tasks, self._settings.control_ratio, self._arm_secret)
         if found is None or isinstance(found, str):
             if found is not None and not again:
                 _leave_out(found)
@@ -236,6 +239,8 @@ class TrainIntake:
             "scored_at": None,
             "revision": 0,
             "changed": self._now_ms(),
+            "tenant": record.tenant,
+            "api_key": record.draw.api_key if record.draw is not None else "",
         }
 
     def _now_ms(self) -> int:

@@ -6,11 +6,11 @@
     learning  all of them                  compared_with: its own version
     control   of live, of sampled units    compared_with: the version of the learning arm; these are compared with nothing else
 
-Units of `live` are sampled by hash, never by what was answered: `control_ratio` times as many as the canary has, and while there is no
+Units of `live` are sampled by a hash that is keyed with the home's secret, never by what was answered: `control_ratio` times as many as the canary has, and while there is no
 canary as many as the hold-out has. A reader of the lift takes every row of `live`, whatever it is compared with. The learning arm has
 four times as many units of `live` as its own: rows of `control`, and those among the rows of `live` that its hash chooses. All of this is
-in the logged draw, so neither clocks nor a late reader change the sample. The hash is the column `unit`: the sample can be checked by the
-table.
+in the logged draw, so neither clocks nor a late reader change the sample. What is hashed is the column `unit`: whoever has the secret can check the sample
+by the table.
 
 A drawn arm that did not answer counts as failed, whoever helped its user: an answer without tokens is an error, and one with tokens of
 another version, because live answered for the arm. Left out, with a reason: an answer that was not drawn (its request named a version),
@@ -60,15 +60,17 @@ class Evidence(NamedTuple):
     """Live answered for its arm, wholly or in part."""
 
 
-def evidence_of(record: Generation, tasks: Collection[str], control_ratio: float) -> Evidence | LeftOut | None:
-    """Whether an answer is compared; None if it is not sampled, or if there is nothing to compare."""
+def evidence_of(
+    record: Generation, tasks: Collection[str], control_ratio: float, secret: bytes
+) -> Evidence | LeftOut | None:
+    """Whether an answer is compared; None if it is not sampled, or if there is nothing to compare. `secret`: keys the sample."""
     draw = record.draw
     if record.purpose != "user" or record.arm not in {CANARY, HOLDOUT, LEARNING, LIVE}:
         return None
     if draw is None:
         return None if record.arm == LIVE else "not_drawn"
-    compared_with = _compared_with(record.arm, draw, control_ratio)
-    only_learning = compared_with is None and _is_sampled(draw, draw.learning, LEARNING_RATIO)
+    compared_with = _compared_with(record.arm, draw, control_ratio, secret)
+    only_learning = compared_with is None and _is_sampled(draw, draw.learning, LEARNING_RATIO, secret)
     if only_learning and draw.learning is not None:
         compared_with = draw.learning.version
     if compared_with is None:
@@ -132,17 +134,17 @@ def heard_row(row: Mapping[str, Any], said: Experience, task: Task, age: float) 
     }
 
 
-def _compared_with(arm: str, draw: LoggedDraw, control_ratio: float) -> int | None:
+def _compared_with(arm: str, draw: LoggedDraw, control_ratio: float, secret: bytes) -> int | None:
     """The version that an answer is compared with; None: with none, or with that of the learning arm alone."""
     if arm == LEARNING:
         return draw.version if draw.learning is not None else None
     if arm != LIVE:
         return draw.version
     for other, ratio in ((draw.canary, control_ratio), (draw.holdout, _LIFT_RATIO)):
-        if other is not None and _is_sampled(draw, other, ratio):
+        if other is not None and _is_sampled(draw, other, ratio, secret):
             return other.version
     return None
 
 
-def _is_sampled(draw: LoggedDraw, other: DrawnVersion | None, ratio: float) -> bool:
-    return other is not None and is_control(draw.unit, other.version, other.share, ratio)
+def _is_sampled(draw: LoggedDraw, other: DrawnVersion | None, ratio: float, secret: bytes) -> bool:
+    return other is not None and is_control(draw.unit, other.version, other.share, ratio, secret)

@@ -29,7 +29,7 @@ FOUR = arms(holdout=2, learning=9, canary=8, live=7, candidate=10, training=50)
 def test_a_unit_gets_the_arm_and_the_probability_of_the_nested_draw() -> None:
     found = Counter[ChosenArm]()
     for number in range(4000):
-        chosen, drawn = choose_arm(FOUR, "demo", unit=f"t/{number}"), draw_arm(FOUR, f"t/{number}")
+        chosen, drawn = choose_arm(FOUR, "demo", unit=f"t/{number}", secret=b"s"), draw_arm(FOUR, f"t/{number}", b"s")
         assert (chosen.name, chosen.probability) == drawn
         found[chosen] += 1
     assert {(arm.name, arm.model): round(arm.probability, 3) for arm in found} == {

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from contracts import revocations
+from contracts.arm_secret import read_arm_secret
 from contracts.arms import draw_arm, unit_of
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, move, read
 from contracts.draws import DrawnVersion, hash_of
@@ -56,16 +57,17 @@ def newest(inference: Inference, number: int = 1) -> list[Generation]:
 
 def test_people_keep_the_arm_of_the_draw_and_its_version_answers(drawn: Inference, database: Database) -> None:
     with database.snapshot() as connection:
-        assigned = read(connection, "demo")
+        assigned, secret = read(connection, "demo"), read_arm_secret(connection)
+    names = [f"person {number}" for number in range(200)]
+    by_arm = {draw_arm(assigned, f"default/{name}", secret).arm: name for name in names}
     found = Counter[str]()
-    for number in range(10):
-        person = f"person {number}"
+    for person in [*names[:6], *by_arm.values()]:
         drawn.ask(user=person)
         drawn.ask(extra_body={"safety_identifier": person})
         first, second = newest(drawn, 2)
         assert (first.arm, first.arm_probability) == (second.arm, second.arm_probability)
         unit = unit_of("user", tenant=first.tenant, person=person, session_id=None, completion_id=first.completion_id)
-        assert (first.arm, first.arm_probability) == draw_arm(assigned, unit.name)
+        assert (first.arm, first.arm_probability) == draw_arm(assigned, unit.name, secret)
         held = SLOTS[first.arm]
         assert held is not None
         assert first.spans == (Span(0, held),)
@@ -201,6 +203,7 @@ def test_the_record_keeps_all_of_the_draw_as_it_was_made(drawn: Inference) -> No
     assert (first.draw.unit, first.draw.unit_kind) == (hash_of("default/anna"), "user")
     assert (first.draw.canary, first.draw.holdout) == (DrawnVersion(5, 0.5), DrawnVersion(1, 0.2))
     assert first.draw.version == SLOTS[first.arm]
+    assert first.draw.api_key == drawn.key.split("-")[2], "its id, not its secret"
     assert named.draw is None
 
 

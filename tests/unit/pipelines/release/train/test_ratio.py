@@ -24,9 +24,9 @@ def test_the_draw_gives_what_is_expected(share: float, expected: float) -> None:
     canary = live = 0
     for number in range(10_000):
         unit = f"person-{number}"
-        arm = draw_arm(arms, unit).arm
+        arm = draw_arm(arms, unit, b"secret").arm
         canary += arm == CANARY
-        live += arm == LIVE and is_control(unit, 7, share, 4.0)
+        live += arm == LIVE and is_control(unit, 7, share, 4.0, b"secret")
     assert expected_share(share, 4.0) == pytest.approx(expected)
     assert abs(canary / (canary + live) - expected) < 4 * math.sqrt(0.25 / (canary + live))
 

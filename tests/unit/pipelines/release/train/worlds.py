@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import delete, insert, select
 
 from contracts import assignments
+from contracts.arm_secret import read_arm_secret
 from contracts.arms import is_control
 from contracts.assignments import LIVE, SLOTS, Assignment
 from contracts.tables import (
@@ -240,12 +241,14 @@ class TrackWorld:
         learning, live = arms["learning"], arms[LIVE]
         if learning.version is None or live.version is None:
             return
+        with self.database.snapshot() as connection:
+            secret = read_arm_secret(connection)
         for arm, version in (("learning", learning.version), ("control", live.version)):
             units = list[str]()
             while len(units) < (num if arm == "learning" else round(num * LEARNING_RATIO)):
                 self.num_answers += 1
                 unit = f"u{self.num_answers}"
-                if arm == "learning" or is_control(unit, learning.version, learning.share, LEARNING_RATIO):
+                if arm == "learning" or is_control(unit, learning.version, learning.share, LEARNING_RATIO, secret):
                     units.append(unit)
             self._put(arm, version, learning.version, units, delay)
 

@@ -138,6 +138,14 @@ def test_an_answer_and_its_score_become_one_row(world: EvidenceWorld) -> None:
     assert heard.metrics.keys() > row.metrics.keys()
 
 
+def test_a_row_keeps_the_tenant_and_the_key_that_asked(world: EvidenceWorld) -> None:
+    record = an_answer(tenant="acme", draw=replace(a_draw(5, canary=(5, 0.5)), api_key="a1b2c3"))
+    world.append(record)
+    world.run()
+    row = world.rows()[record.key]
+    assert (row.tenant, row.api_key) == ("acme", "a1b2c3")
+
+
 def test_units_of_live_are_controls_and_the_rest_of_the_traffic_leaves_no_row(world: EvidenceWorld) -> None:
     world.worker = world.restarted(control_ratio=1.0)
     records = [an_answer(LIVE, 4, share=0.05, person=f"p{number}") for number in range(400)]

@@ -25,6 +25,7 @@ from tests.fakes import BOOKING_TASK, a_draw, a_generation
 from tests.hostile import an_experience
 
 TASKS = {"booking": BOOKING_TASK}
+SECRET = b"of a home"
 
 
 def an_answer(
@@ -43,7 +44,7 @@ def an_answer(
 
 
 def found(record: Generation, ratio: float = 4.0) -> Evidence | str | None:
-    return evidence_of(record, TASKS, ratio)
+    return evidence_of(record, TASKS, ratio, SECRET)
 
 
 def test_every_answer_of_the_canary_is_compared_whatever_its_gateway_took_for_the_time() -> None:
@@ -86,7 +87,7 @@ def test_a_drawn_answer_without_a_token_counts_in_both_arms() -> None:
 def test_controls_are_sampled_by_unit_alone_and_four_times_as_many_as_the_canary() -> None:
     arms = {arm: Assignment("p", arm, version, share, 1) for arm, version, share in ((LIVE, 4, 1.0), (CANARY, 5, 0.05))}
     people = [f"default/person {number}" for number in range(20_000)]
-    live = [name for name in people if draw_arm(arms, name).arm == LIVE]
+    live = [name for name in people if draw_arm(arms, name, SECRET).arm == LIVE]
     controls = {name for name in live if found(an_answer(LIVE, 4, unit=name)) == Evidence(4, 5, hash_of(name), "user")}
     wanted = control_fraction(0.05, 4.0)
     assert len(controls) / len(live) == pytest.approx(wanted, abs=4 * math.sqrt(wanted / len(live)))
@@ -197,7 +198,7 @@ ARMS = {arm: Assignment("p", arm, version, share, 1) for arm, version, share in 
 def drawn_of(person: str, arms: dict[str, Assignment] = ARMS) -> Generation:
     """The answer that a person gets."""
     unit = Unit("user", f"default/{person}")
-    arm, probability = draw_arm(arms, unit.name)
+    arm, probability = draw_arm(arms, unit.name, SECRET)
     spans = (Span(0, arms[arm].version or 0),)
     return a_generation(arm=arm, arm_probability=probability, spans=spans, draw=logged_draw(arms, arm, unit))
 
