@@ -12,6 +12,7 @@ from fastapi import Response, Security
 from fastapi.routing import APIRoute
 
 from benchmarks.attacks import keys as attacks
+from benchmarks.attacks import sessions
 from benchmarks.attacks.worlds.tenants import Route, World, a_world, routes_of
 from contracts.keys import SCOPES, Caller
 from services.http import InferenceCaller, reply
@@ -62,6 +63,9 @@ def held() -> Iterator[Held]:
         attacks.speak_as_others,
         attacks.other_purposes,
         attacks.after_the_end,
+        sessions.every_route,
+        sessions.others_responses,
+        sessions.after_its_end,
     ],
 )
 @pytest.mark.slow
@@ -93,6 +97,30 @@ def test_a_new_route_without_a_right_fails_by_name(held: Held, monkeypatch: pyte
             if not (isinstance(route, APIRoute) and route.path_format == "/v1/unguarded")
         ]
     assert found == ["GET /v1/unguarded has no right in its signature, and is not in the list of open routes"]
+
+
+def test_a_new_route_that_does_not_say_what_a_session_may_do_fails_by_name(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(_caller: InferenceCaller) -> Response:
+        return reply({})
+
+    child = held.world.children["/v1/"]
+    child.add_api_route("/v1/silent", show)
+    few = {name: reach for name, reach in sessions.MAY.items() if name == "GET /v1/models"}
+    known = {*few, "GET /v1/silent"}
+    monkeypatch.setattr(sessions, "MAY", few)
+    monkeypatch.setattr(
+        sessions, "routes_of", lambda world: [route for route in routes_of(world) if route.name in known]
+    )
+    try:
+        found = held.run(sessions.every_route(held.world))
+    finally:
+        child.router.routes[:] = [
+            route for route in child.routes if not (isinstance(route, APIRoute) and route.path_format == "/v1/silent")
+        ]
+    assert found[0] == "GET /v1/silent does not say what a session's key may do: add it to MAY"
+    assert any("not refused" in line for line in found)
 
 
 def test_every_scope_opens_a_route_and_every_open_route_exists(held: Held) -> None:
