@@ -21,7 +21,7 @@ ITEM_EXAMPLE: dict[str, Any] = {"name": "accepted", "value": True, "session_id":
 
 
 class _Batch(msgspec.Struct):
-    items: list[Any]
+    items: list[msgspec.Raw]
 
 
 class FeedbackBatch(msgspec.Struct):

@@ -96,7 +96,12 @@ class Endpoint:
         plan = await self._plan(
             prompt.request, caller, purpose_header, attempt, lambda _logged, _task: self._encode_prompt(prompt)
         )
-        return plan._replace(request=with_text(prompt, self.template.tokenizer), new_parser=None)
+        request = (
+            prompt.request
+            if prompt.ids is None
+            else await asyncio.to_thread(with_text, prompt, self.template.tokenizer)
+        )
+        return plan._replace(request=request, new_parser=None)
 
     async def _plan(
         self,
@@ -118,7 +123,11 @@ class Endpoint:
         prompt_ids = encoded.prompt_ids if isinstance(encoded, Turn) else encoded
         template = self.template
         sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), template.context)
-        answering = decide_answering(request, template.family, template.tokenizer, prompt_ids, sampling.max_tokens)
+        decide = partial(
+            decide_answering, request, template.family, template.tokenizer, prompt_ids, sampling.max_tokens
+        )
+        has_schemas = request.tools or request.response_format
+        answering = await asyncio.to_thread(decide) if has_schemas else decide()
         if answering.constraint:
             sampling = msgspec.structs.replace(sampling, constraint=answering.constraint)
         session_id = request.labels.get("session_id")
@@ -219,6 +228,7 @@ class Endpoint:
     async def _turn(self, request: ChatRequest, tenant: str, *, logged: bool, task: str) -> list[int] | Turn:
         if not ((session_id := request.labels.get("session_id")) and request.messages):
             return await self.encode(request)
+        self.template.check_length(request.messages)
         options = self.template.options_of(request.template_variables, request.reasoning_effort)
         return await self.turns.next(request, tenant, session_id, options, logged=logged, task=task)
 

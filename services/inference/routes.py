@@ -8,7 +8,7 @@ import time
 from fastapi import FastAPI, Request, Response
 
 from contracts.errors import UnknownModel
-from services.http import InferenceCaller, OperatorReader, OperatorWriter, read_json, reply, with_caller
+from services.http import InferenceCaller, OperatorReader, OperatorWriter, off_loop, read_json, reply, with_caller
 from services.inference.attempts import attempt_of
 from services.inference.field_notes import CHAT_EXAMPLE, PROMPT_EXAMPLE, chat_notes, prompt_notes
 from services.inference.fields import Body
@@ -39,7 +39,7 @@ def add_routes(service: FastAPI, responder: Responder) -> None:
         """
 
         async def read(body: bytes) -> Asked:
-            return Asked(parse_chat_request(body))
+            return Asked(await off_loop(parse_chat_request, body))
 
         return await responder.respond(client, caller, read)
 
@@ -52,7 +52,7 @@ def add_routes(service: FastAPI, responder: Responder) -> None:
         """
         headers, body = await limit.check(caller), await client.body()
         scope, asked = identity_of(client, caller, body)
-        prompts, attempt = parse_prompts(body), attempt_of(client.headers, asked)
+        prompts, attempt = await off_loop(parse_prompts, body), attempt_of(client.headers, asked)
         prompts = [one._replace(request=with_labels(one.request, client.headers, caller)) for one in prompts]
         purpose = client.headers.get(PURPOSE_HEADER)
         plans = [await endpoint.plan_prompt(prompt, caller, purpose, attempt) for prompt in prompts]

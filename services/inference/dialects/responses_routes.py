@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from contracts.errors import InvalidRequest, NotFound, Unsupported
 from contracts.ids import response_id_of
 from contracts.keys import Caller
-from services.http import InferenceCaller, reply, with_caller
+from services.http import InferenceCaller, off_loop, reply, with_caller
 from services.inference.bounds import MAX_NAME
 from services.inference.dialects.responses_fields import ResponsesBody
 from services.inference.dialects.responses_items import Item, needs_look_up, resolved, turn_of
@@ -27,6 +28,7 @@ from services.inference.stored.pages import listed, read_limit, read_order
 from services.openapi import takes
 
 _ONE = "/v1/responses/{response_id}"
+_MANY_ITEMS = 256
 
 
 def add_responses_routes(service: FastAPI, responder: Responder, store: ResponseStore) -> None:
@@ -48,10 +50,15 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
         """
 
         async def read(body: bytes) -> Asked:
-            request = parse_responses_request(body)
+            request = await off_loop(parse_responses_request, body)
             earlier, items = await _conversation(request, caller, store)
             replies = partial(ResponsesReplies, request=request, earlier=earlier, items=items, store=store)
-            return Asked(request.lowered([*earlier, *items]), replies)
+            conversation = [*earlier, *items]
+            is_long = len(conversation) > _MANY_ITEMS
+            lowered = (
+                await asyncio.to_thread(request.lowered, conversation) if is_long else request.lowered(conversation)
+            )
+            return Asked(lowered, replies)
 
         with in_its_words():
             return await responder.respond(client, caller, read)

@@ -14,6 +14,8 @@ from fastapi.routing import APIRoute
 from benchmarks.attacks import keys as attacks
 from benchmarks.attacks import sessions
 from benchmarks.attacks.worlds.tenants import Route, World, a_world, routes_of
+from benchmarks.gateway import bodies
+from benchmarks.gateway import held as loop_held
 from contracts.keys import SCOPES, Caller
 from services.http import InferenceCaller, reply
 from services.rights import scopes_of
@@ -144,3 +146,8 @@ def test_rights_are_read_from_a_signature() -> None:
     def known(caller: Annotated[Caller, Security()]) -> None: ...
 
     assert [scopes_of(handle) for handle in (none, one, known)] == [[], [("inference",)], [()]]
+
+
+def test_every_route_has_its_largest_request_in_the_benchmark_of_the_loop(held: Held) -> None:
+    kept = bodies.Kept(["resp_x"], "chatcmpl-x", "fb-x", "s")
+    assert set(bodies.cases_of(kept)) == set(loop_held.routes_of(dict(held.world.children)))

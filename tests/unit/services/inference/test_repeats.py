@@ -92,7 +92,8 @@ def test_path_labels_and_purpose_tell_one_request_from_another(
     body = {"model": "demo", "max_tokens": 30, "messages": [{"role": "user", "content": "table for 4"}]}
 
     def send(path: str, **more: str) -> httpx.Response:
-        sent = {"authorization": f"Bearer {key}", "x-millrace-join-key": "mine", **KEY, **more}
+        sent = httpx.Headers({"authorization": f"Bearer {key}", "x-millrace-join-key": "mine", **KEY})
+        sent.update(more)
         return httpx.post(f"{inference.url}{path}", json=body, headers=sent, timeout=10)
 
     assert send("/v1/chat/completions").status_code == 200
