@@ -62,6 +62,9 @@ from services.inference.streams import ClientPresence, CompletionStream, complet
 from services.inference.template import ChatTemplate
 from services.inference.versions import version_requirement
 
+_MANY_LISTED = 1000
+"""Tokens with their log-probs; a thread costs as much as a few hundred."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
@@ -186,7 +189,7 @@ class Endpoint:
         if logged is None:
             return Response(status_code=CLIENT_LEFT)
         made = replies(completion, self.template.tokenizer)
-        body = made.body()
+        body = await asyncio.to_thread(made.body) if _is_long(completion) else made.body()
         await made.keep()
         return reply(body, headers=_headers(plans) | ({} if logged else {"x-millrace-logged": "false"}))
 
@@ -248,6 +251,13 @@ class Endpoint:
             plans = [plan.shortened(most) for plan in plans]
         new_parser = plans[0].new_parser or partial(PlainParser, self.template.tokenizer)
         return Completion(plans, self.engine, self.recorder, new_parser, self.turns, budgets=self.budgets)
+
+
+def _is_long(completion: Completion) -> bool:
+    """Whether an answer lists so many tokens that it is put together on another thread."""
+    request = completion.plan.request
+    each = 1 + (request.top_logprobs or 0) if request.logprobs else int(bool(request.return_token_ids))
+    return each * sum(len(choice.tokens) for choice in completion.choices) > _MANY_LISTED
 
 
 def _headers(plans: Sequence[RequestPlan]) -> dict[str, str]:
