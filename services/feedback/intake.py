@@ -24,7 +24,8 @@ from services.feedback.writer import Submission, Writer
 from services.http import read_json
 
 _MANY_ITEMS = 20
-_ANYTHING: type[Any] = Any  # type: ignore[assignment] # its shape is checked later
+_ANYTHING: type[Any] = Any
+"""The shape of an item is checked later."""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True):
