@@ -100,7 +100,12 @@ def get_session(connection: Connection, tenant: str, session_id: str) -> AgentSe
 
 
 def caller_of_key(connection: Connection, authorization: str | None, now: float) -> Caller:
-    """The caller of an `Authorization: Bearer ...` header with any key. Raises Unauthorized, see `check_key`."""
+    """The caller of an `Authorization: Bearer ...` header with any key.
+
+    Raises:
+        Unauthorized: see `check_key`.
+        SessionOver: it is the key of a session that was ended, or whose time is over.
+    """
     scheme, _, text = (authorization or "").partition(" ")
     parts = text.strip().split("-")
     if scheme.lower() == "bearer" and len(parts) == _PARTS and parts[:2] == ["mr", ROLE] and parts[2].isalnum():
@@ -114,7 +119,7 @@ def _caller_of_session(connection: Connection, session_id: str, secret: str, now
     if row is None or not hmac.compare_digest(row.secret_hash, _digest(secret)):
         raise Unauthorized("this session key is not known here; POST /v1/sessions makes one")
     maker = find_key(connection, row.key_id, now)
-    return _bound(maker._replace(role="app", scopes=maker.scopes & {"inference"}), row)
+    return _bound(maker._replace(role="app", scopes=maker.scopes & {"inference"}), row, now)
 
 
 def may_be_made(session_id: str) -> bool:
@@ -122,12 +127,16 @@ def may_be_made(session_id: str) -> bool:
     return len(session_id) == 2 * _ID_BYTES and set(session_id) <= set("0123456789abcdef")
 
 
-def in_session(connection: Connection, caller: Caller, session_id: str) -> Caller:
-    """The caller bound to a session of its tenant, as if with its key; unchanged if there is no such session."""
+def in_session(connection: Connection, caller: Caller, session_id: str, now: float) -> Caller:
+    """The caller bound to a session of its tenant, as if with its key; unchanged if there is no such session.
+
+    Raises:
+        SessionOver: it was ended, or its time is over.
+    """
     row = _row(connection, session_id)
     if row is None or row.tenant != caller.tenant:
         return caller
-    return _bound(caller, row)
+    return _bound(caller, row, now)
 
 
 def reserve_call(connection: Connection, session_id: str, now: float) -> int | None:
@@ -166,8 +175,10 @@ def end_session(connection: Connection, tenant: str, session_id: str, now: float
     return get_session(connection, tenant, session_id)
 
 
-def _bound(caller: Caller, row: Row[Any]) -> Caller:
-    return caller._replace(session=row.id, task=row.task, group=row.group_name)
+def _bound(caller: Caller, row: Row[Any], now: float) -> Caller:
+    if row.ended_at is not None or row.expires_at <= now:
+        raise SessionOver(_why_over(row, now))
+    return caller._replace(session=row.id, task=row.task, group=row.group_name, session_until=row.expires_at)
 
 
 def _row(connection: Connection, session_id: str) -> Row[Any] | None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from contracts.errors import Forbidden, InvalidSettings, MissingScope, Unauthorized
+from contracts.errors import Forbidden, InvalidSettings, MissingScope, SessionOver, Unauthorized
 from contracts.record_checks import MAX_NAME
 from contracts.tables import api_key
 
@@ -31,8 +31,18 @@ _PARTS, _ID_BYTES, _SECRET_BYTES = 4, 6, 24
 _NEW_TEXT = re.compile(rf"mr-[a-z]+-[0-9a-f]{{{2 * _ID_BYTES}}}-[0-9a-f]{{{2 * _SECRET_BYTES}}}")
 
 
+class Owner(NamedTuple):
+    """To whom something that is kept belongs: a session of a tenant, or, with `session` None, the tenant's apps."""
+
+    tenant: str
+    session: str | None = None
+
+
 class Caller(NamedTuple):
-    """Who makes a request. `expires_at`: UTC epoch seconds; None: never. `session`, `task`, `group`: those of a session's key or URL."""
+    """Who makes a request. `expires_at`: UTC epoch seconds; None: never.
+
+    `session`, `task`, `group` and `session_until`, the end of its time, are those of a session's key or URL.
+    """
 
     key_id: str
     role: Role
@@ -42,6 +52,18 @@ class Caller(NamedTuple):
     session: str | None = None
     task: str | None = None
     group: str | None = None
+    session_until: float | None = None
+
+    def may_read(self, owner: Owner) -> bool:
+        """Whether this caller may see what belongs to `owner`: an app all of its tenant, a session only its own."""
+        return owner.tenant == self.tenant and self.session in {None, owner.session}
+
+    def check_time(self, now: float) -> None:
+        """Raises Unauthorized if the key has expired, and SessionOver if the time of the session is over."""
+        if self.expires_at is not None and self.expires_at <= now:
+            raise Unauthorized(f"the key {self.key_id} has expired; make another with: millrace keys api new")
+        if self.session_until is not None and self.session_until <= now:
+            raise SessionOver("the time of this session is over; POST /v1/sessions makes another")
 
     def require(self, scope: Scope) -> None:
         """Raises MissingScope unless the key has this scope."""
@@ -177,11 +199,11 @@ def caller_of(row: Row[Any], now: float) -> Caller:
     """The caller of a key's row. Raises Unauthorized if the key was revoked or has expired."""
     if row.revoked_at is not None:
         raise Unauthorized(f"the key {row.id} was revoked; make another with: millrace keys api new")
-    if row.expires_at is not None and row.expires_at <= now:
-        raise Unauthorized(f"the key {row.id} has expired; make another with: millrace keys api new")
     # A row that was edited by hand still allows no more than its role.
     scopes = frozenset(row.scopes.split()) & ROLE_SCOPES.get(row.role, frozenset())
-    return Caller(row.id, row.role, row.tenant, scopes, row.expires_at)
+    caller = Caller(row.id, row.role, row.tenant, scopes, row.expires_at)
+    caller.check_time(now)
+    return caller
 
 
 def list_keys(connection: Connection) -> list[Row[Any]]:

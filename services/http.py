@@ -24,13 +24,25 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.agent_sessions import caller_of_key, in_session, may_be_made
-from contracts.errors import InvalidRequest, MillraceError, NotFound, OtherSession, Unauthorized, Unavailable
+from contracts.errors import (
+    Forbidden,
+    InvalidRequest,
+    MillraceError,
+    NotFound,
+    OtherSession,
+    SessionOver,
+    Unauthorized,
+    Unavailable,
+)
 from contracts.keys import Caller
 from contracts.keys import Scope as KeyScope
 from runtime.database import Database
-from services.rights import scopes_of
+from services.rights import rights_of
 
-MAX_BODY_BYTES = 8 * 2**20
+MAX_BODY_BYTES = 4 * 2**20
+"""What is decoded in one go holds the event loop: this much takes up to 20 ms, whatever is in it."""
+_SHORT = 2**14
+"""Bytes of a body that is read faster than a thread is asked to do it."""
 _KEY_SECONDS = 2.0
 _MAX_KEYS = 4096
 _SERVER_ERROR = 500
@@ -49,6 +61,7 @@ _MAX_IN_URL = 128
 _MAX_KEY_SHOWN = 64
 
 ShapeType = TypeVar("ShapeType")
+ReadType = TypeVar("ReadType")
 
 
 class BodyTooLarge(InvalidRequest):
@@ -156,6 +169,11 @@ def read_json(shape: type[ShapeType], body: bytes) -> ShapeType:
         raise InvalidRequest("the body is nested too deep; send fewer levels") from error
 
 
+async def off_loop(read: Callable[[bytes], ReadType], body: bytes) -> ReadType:
+    """What `read` makes of a body; of a large one in a thread, so that other requests take turns with it."""
+    return read(body) if len(body) <= _SHORT else await asyncio.to_thread(read, body)
+
+
 def read_shape(shape: type[ShapeType], content: Any) -> ShapeType:
     """Like `read_json`, for content that is decoded already."""
     try:
@@ -187,8 +205,8 @@ def _with_key(message: str, content: Any) -> str:
 class KeyRing:
     """Finds the caller of a request by its key.
 
-    A key is looked up once in two seconds, so a revoked key works that much longer; an expired key is refused at once. While
-    the database is unreachable, keys that worked at their last look-up keep working until they expire.
+    A key is looked up once in two seconds, so a revoked key, or that of an ended session, works that much longer; an expired one is
+    refused at once. While the database is unreachable, keys that worked at their last look-up keep working until they expire.
     """
 
     def __init__(
@@ -205,6 +223,7 @@ class KeyRing:
 
         Raises:
             Unauthorized: there is no key, or it is unknown, revoked or expired.
+            SessionOver: it is the key of a session that was ended, or whose time is over.
             Unavailable: the database is unreachable, and this key was not seen before.
         """
         until, caller = self._known.get(authorization, (0.0, None))
@@ -212,7 +231,7 @@ class KeyRing:
         if caller is None or until < asked_at:
             try:
                 caller = await asyncio.to_thread(self._look_up, authorization)
-            except Unauthorized:
+            except (Unauthorized, SessionOver):
                 self._known.pop(authorization, None)  # or it would work again while the database is unreachable
                 raise
             except Unavailable:
@@ -222,14 +241,14 @@ class KeyRing:
             if len(self._known) >= _MAX_KEYS:
                 self._known.clear()
             self._known[authorization] = (asked_at + self._keep, caller)
-        if caller.expires_at is not None and caller.expires_at <= self._clock():
-            raise Unauthorized(f"the key {caller.key_id} has expired; make another with: millrace keys api new")
+        caller.check_time(self._clock())
         return caller
 
     async def caller_in(self, caller: Caller, session: str) -> Caller:
         """The caller with the task and budget of the session that a URL names, if it was made for the caller's tenant.
 
         Raises:
+            SessionOver: it was ended, or its time is over.
             Unavailable: the database is unreachable, and the session was not seen a moment ago.
         """
         if not may_be_made(session):
@@ -241,6 +260,7 @@ class KeyRing:
             if len(self._in_sessions) >= _MAX_KEYS:
                 self._in_sessions.clear()
             self._in_sessions[caller, session] = (asked_at + self._keep, found)
+        found.check_time(self._clock())
         return found
 
     def _look_up(self, authorization: str) -> Caller:
@@ -249,7 +269,7 @@ class KeyRing:
 
     def _look_up_session(self, caller: Caller, session: str) -> Caller:
         with self._database.snapshot() as connection:
-            return in_session(connection, caller, session)
+            return in_session(connection, caller, session, self._clock())
 
 
 def authorization_of(headers: Mapping[str, str]) -> str:
@@ -299,19 +319,33 @@ async def _find_caller(request: Request, needed: SecurityScopes) -> Caller:
     return await find_caller(request, scope)  # type: ignore[arg-type] # one of the aliases below
 
 
+async def _find_app(request: Request, needed: SecurityScopes) -> Caller:
+    caller = await _find_caller(request, needed)
+    if caller.session is not None:
+        raise Forbidden(
+            "the key or URL of a session may only ask: it makes, shows and ends no sessions, and shows no stored completions; use "
+            "an app key at the plain URL"
+        )
+    return caller
+
+
 InferenceCaller = Annotated[Caller, Security(_find_caller, scopes=["inference"])]
 """In a route's signature: its caller, who needs this scope. The application keeps its `KeyRing` in `state.keys`."""
+AppCaller = Annotated[Caller, Security(_find_app, scopes=["inference"])]
+"""The same without the keys and URLs of sessions: an agent must not see what others of its tenant do."""
 FeedbackCaller = Annotated[Caller, Security(_find_caller, scopes=["feedback"])]
 OperatorReader = Annotated[Caller, Security(_find_caller, scopes=["operator:read"])]
 OperatorWriter = Annotated[Caller, Security(_find_caller, scopes=["operator:write"])]
 
 
 def with_caller(handle: Callable[[Request, Caller], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """A route for `add_route`, without FastAPI's dependencies and their cost; its `caller` parameter names the scope."""
-    [[scope]] = scopes_of(handle)
+    """A route for `add_route`, without FastAPI's dependencies and their cost; its `caller` parameter is one of the aliases above."""
+    [right] = rights_of(handle)
+    find: Callable[[Request, SecurityScopes], Awaitable[Caller]] = right.dependency  # type: ignore[assignment] # one of ours
+    needed = SecurityScopes(list(right.scopes or ()))
 
     @wraps(handle)
     async def handle_known(request: Request) -> Response:
-        return await handle(request, await find_caller(request, scope))  # type: ignore[arg-type] # one of the aliases above
+        return await handle(request, await find(request, needed))
 
     return handle_known

@@ -12,8 +12,13 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from fastapi.params import Security
 
 
-def scopes_of(handle: Callable[..., Any]) -> list[tuple[str, ...]]:
-    """The scopes of each right that a route's function requires; empty if the route is open."""
+def rights_of(handle: Callable[..., Any]) -> list[Security]:
+    """Each right that a route's function requires; empty if the route is open."""
     hints = get_type_hints(handle, include_extras=True).values()
     marks = [mark for hint in hints if get_origin(hint) is Annotated for mark in get_args(hint)[1:]]
-    return [tuple(mark.scopes or ()) for mark in marks if isinstance(mark, Security)]
+    return [mark for mark in marks if isinstance(mark, Security)]
+
+
+def scopes_of(handle: Callable[..., Any]) -> list[tuple[str, ...]]:
+    """The scopes of each of these rights."""
+    return [tuple(right.scopes or ()) for right in rights_of(handle)]

@@ -60,7 +60,7 @@ class RequestClaim(msgspec.Struct, frozen=True, array_like=True):
     """The value under an idempotency key: which run of the request holds it, and the answer once there is one."""
 
     digest: bytes
-    """Of the request's body: another body under the same key is a mistake of the client."""
+    """Of the request: another request under the same key is a mistake of the client."""
     holder: bytes
     """Random; tells two runs of the same request apart."""
     answer: bytes | None = None

@@ -21,8 +21,11 @@ from services.feedback import repository
 from services.feedback.repository import ItemResult, Retraction
 from services.feedback.requests import ReceivedItem, TargetKey, read_item
 from services.feedback.writer import Submission, Writer
+from services.http import read_json
 
 _MANY_ITEMS = 20
+_ANYTHING: type[Any] = Any
+"""The shape of an item is checked later."""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True):
@@ -44,7 +47,7 @@ class SignalIntake:
     async def submit(
         self, items: Sequence[Any], caller: Caller, num_bytes: int
     ) -> list[Acknowledgement | MillraceError]:
-        """Take items in. A refused item does not affect the others. `num_bytes`: of all items together.
+        """Take items in, as JSON or decoded. A refused item does not affect the others. `num_bytes`: of all items together.
 
         Raises:
             Unavailable: no item was stored.
@@ -117,7 +120,8 @@ class SignalIntake:
 
     def _read_item(self, item: Any, caller: Caller, now: float) -> ReceivedItem | MillraceError:
         try:
-            return read_item(item, self._tasks, caller.tenant, now, caller.role)
+            content = read_json(_ANYTHING, bytes(item)) if isinstance(item, msgspec.Raw) else item
+            return read_item(content, self._tasks, caller.tenant, now, caller.role)
         except (InvalidRequest, Forbidden) as error:
             return error
 

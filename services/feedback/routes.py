@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request, Response
 from contracts.errors import InvalidRequest, MillraceError
 from services.feedback.intake import Acknowledgement, SignalIntake
 from services.feedback.requests import FeedbackItem
-from services.http import FeedbackCaller, ShapeType, read_json, reply, with_caller
+from services.http import FeedbackCaller, off_loop, read_json, reply, with_caller
 from services.limits import Limit
 from services.openapi import takes
 
@@ -21,7 +21,7 @@ ITEM_EXAMPLE: dict[str, Any] = {"name": "accepted", "value": True, "session_id":
 
 
 class _Batch(msgspec.Struct):
-    items: list[Any]
+    items: list[msgspec.Raw]
 
 
 class FeedbackBatch(msgspec.Struct):
@@ -40,7 +40,11 @@ def add_routes(service: FastAPI, intake: SignalIntake, limit: Limit) -> None:
         """Submit one signal. 202 means that it is durable."""
         headers = await limit.check(caller)
         body = await request.body()
-        item = await _read(intake, dict[str, Any], body)
+        try:
+            item = read_json(dict[str, Any], body)
+        except InvalidRequest:
+            await intake.reject(1)
+            raise
         [result] = await intake.submit([item], caller, len(body))
         if isinstance(result, MillraceError):
             raise result
@@ -57,12 +61,16 @@ def add_routes(service: FastAPI, intake: SignalIntake, limit: Limit) -> None:
         The answer, 207, lists `successes` and `errors`, each with the `index` of its item and a status of its own.
         """
         body = await request.body()
-        batch = await _read(intake, _Batch, body)
-        if len(batch.items) > MAX_ITEMS:
-            await intake.reject(len(batch.items))
-            raise InvalidRequest(f"a batch takes up to {MAX_ITEMS} items, not {len(batch.items)}", param="items")
-        headers = await limit.check(caller, len(batch.items))
-        results = await intake.submit(batch.items, caller, len(body))
+        try:
+            items, num = await off_loop(_items_of, body)
+        except InvalidRequest:
+            await intake.reject(1)
+            raise
+        if num > MAX_ITEMS:
+            await intake.reject(num)
+            raise InvalidRequest(f"a batch takes up to {MAX_ITEMS} items, not {num}", param="items")
+        headers = await limit.check(caller, num)
+        results = await intake.submit(items, caller, len(body))
         return reply(_answers(results), _MULTIPLE, headers)
 
     @service.get("/v1/feedback/{signal_id:path}")
@@ -76,12 +84,10 @@ def add_routes(service: FastAPI, intake: SignalIntake, limit: Limit) -> None:
         return reply(await intake.retract(signal_id, caller.tenant), _ACCEPTED)
 
 
-async def _read(intake: SignalIntake, shape: type[ShapeType], body: bytes) -> ShapeType:
-    try:
-        return read_json(shape, body)
-    except InvalidRequest:
-        await intake.reject(1)
-        raise
+def _items_of(body: bytes) -> tuple[list[msgspec.Raw], int]:
+    """The items of a batch and their number; of too many the number alone."""
+    items = read_json(_Batch, body).items
+    return (items if len(items) <= MAX_ITEMS else []), len(items)
 
 
 def _answers(results: list[Acknowledgement | MillraceError]) -> dict[str, list[dict[str, Any]]]:

@@ -27,6 +27,9 @@ from services.inference.recorder import Recorder, failure_of, generation_of
 from services.inference.sessions.budgets import SessionBudgets
 from services.inference.sessions.turns import Turns
 
+_LONG_PROMPTS = 4096
+"""Tokens of the prompts of all choices."""
+
 
 class Completion:
     """See the module. Starts at once. Belongs to one event loop.
@@ -96,8 +99,9 @@ class Completion:
 
     async def record(self) -> bool:
         """Make the ended choices durable. False if the log could not take them; True also if consent forbids logging."""
-        self._recorded = True
-        plan, recording = self.plan, self._recorder.record(self._generations())
+        made = await self._made()
+        self._recorded = True  # not before: a client that leaves meanwhile is recorded by `abandon`
+        plan, recording = self.plan, self._recorder.record(made)
         if plan.turn is None and plan.budget is None:
             return await recording
         # Before the answer ends: the next call may come at once, and at another replica.
@@ -118,9 +122,15 @@ class Completion:
         for choice in self.choices:
             choice.cut(reason)
         # A request that no arm can answer says nothing about the arms.
-        self._recorder.record_later(self._generations(with_failed=not isinstance(error, InvalidRequest)))
+        self._recorder.record_later(self._made(with_failed=not isinstance(error, InvalidRequest)))
         if self.plan.budget is not None:
             self._budgets.spend_later(self.plan.budget, self._num_tokens)
+
+    async def _made(self, *, with_failed: bool = False) -> list[Generation]:
+        """The records; those of long prompts are made on another thread, because each is packed and compressed."""
+        if sum(len(plan.prompt_ids) for plan in self.plan_of) <= _LONG_PROMPTS:
+            return self._generations(with_failed=with_failed)
+        return await asyncio.to_thread(self._generations, with_failed=with_failed)
 
     @property
     def _num_tokens(self) -> int:

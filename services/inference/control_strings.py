@@ -11,7 +11,7 @@ string.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from contracts.errors import InvalidRequest
@@ -234,16 +234,18 @@ def _said(message: dict[str, Any]) -> list[str]:
     return said
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from value
-        for part in value.values():
-            yield from _texts(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _texts(part)
+def _texts(value: Any) -> list[str]:
+    """All texts and names in a value, in no order."""
+    found, level = list[str](), [value]
+    while level:
+        found += [part for part in level if isinstance(part, str)]
+        objects = [part for part in level if isinstance(part, Mapping)]
+        found += [name for part in objects for name in part]
+        level = [
+            *(inner for part in objects for inner in part.values()),
+            *(inner for part in level if isinstance(part, list | tuple) for inner in part),
+        ]
+    return found
 
 
 def _each(value: Any, change: Callable[[str], str], change_name: Callable[[str], str]) -> Any:

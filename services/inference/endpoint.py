@@ -62,6 +62,9 @@ from services.inference.streams import ClientPresence, CompletionStream, complet
 from services.inference.template import ChatTemplate
 from services.inference.versions import version_requirement
 
+_MANY_LISTED = 1000
+"""Tokens with their log-probs; a thread costs as much as a few hundred."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
@@ -96,7 +99,12 @@ class Endpoint:
         plan = await self._plan(
             prompt.request, caller, purpose_header, attempt, lambda _logged, _task: self._encode_prompt(prompt)
         )
-        return plan._replace(request=with_text(prompt, self.template.tokenizer), new_parser=None)
+        request = (
+            prompt.request
+            if prompt.ids is None
+            else await asyncio.to_thread(with_text, prompt, self.template.tokenizer)
+        )
+        return plan._replace(request=request, new_parser=None)
 
     async def _plan(
         self,
@@ -118,7 +126,11 @@ class Endpoint:
         prompt_ids = encoded.prompt_ids if isinstance(encoded, Turn) else encoded
         template = self.template
         sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), template.context)
-        answering = decide_answering(request, template.family, template.tokenizer, prompt_ids, sampling.max_tokens)
+        decide = partial(
+            decide_answering, request, template.family, template.tokenizer, prompt_ids, sampling.max_tokens
+        )
+        has_schemas = request.tools or request.response_format
+        answering = await asyncio.to_thread(decide) if has_schemas else decide()
         if answering.constraint:
             sampling = msgspec.structs.replace(sampling, constraint=answering.constraint)
         session_id = request.labels.get("session_id")
@@ -178,7 +190,7 @@ class Endpoint:
         if logged is None:
             return Response(status_code=CLIENT_LEFT)
         made = replies(completion, self.template.tokenizer)
-        body = made.body()
+        body = await asyncio.to_thread(made.body) if _is_long(completion) else made.body()
         await made.keep()
         return reply(body, headers=_headers(plans) | ({} if logged else {"x-millrace-logged": "false"}))
 
@@ -220,6 +232,7 @@ class Endpoint:
     async def _turn(self, request: ChatRequest, tenant: str, *, logged: bool, task: str) -> list[int] | Turn:
         if not ((session_id := request.labels.get("session_id")) and request.messages):
             return await self.encode(request)
+        self.template.check_length(request.messages)
         options = self.template.options_of(request.template_variables, request.reasoning_effort)
         return await self.turns.next(request, tenant, session_id, options, logged=logged, task=task)
 
@@ -239,6 +252,13 @@ class Endpoint:
             plans = [plan.shortened(most) for plan in plans]
         new_parser = plans[0].new_parser or partial(PlainParser, self.template.tokenizer)
         return Completion(plans, self.engine, self.recorder, new_parser, self.turns, budgets=self.budgets)
+
+
+def _is_long(completion: Completion) -> bool:
+    """Whether an answer lists so many tokens that it is put together on another thread."""
+    request = completion.plan.request
+    each = 1 + (request.top_logprobs or 0) if request.logprobs else int(bool(request.return_token_ids))
+    return each * sum(len(choice.tokens) for choice in completion.choices) > _MANY_LISTED
 
 
 def _headers(plans: Sequence[RequestPlan]) -> dict[str, str]:

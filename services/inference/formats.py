@@ -16,9 +16,13 @@ from contracts.errors import InvalidRequest, InvalidSchema, Unsupported
 MAX_TOOLS = 128
 MAX_SCHEMA_BYTES = 2**16
 MAX_SCHEMA_DEPTH = 64
+MAX_VALUES = 2**14
+"""Values in all schemas of a request, and in one call's arguments: objects, lists, texts, numbers. Each is walked several times."""
 MAX_DESCRIPTION = 2**14
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NUM_SHOWN = 64
+_TOOL_DEPTH = 2
+"""Levels of a tool around its parameters."""
 Json = msgspec.Raw | msgspec.UnsetType
 """A field that is kept as undecoded JSON, or is absent."""
 ToolMode = Literal["none", "auto", "required"]
@@ -134,7 +138,15 @@ def check_tools(tools: list[OfferedTool] | None) -> list[dict[str, Any]]:
         return []
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools takes up to {MAX_TOOLS} functions, not {len(tools)}", param="tools")
-    plain = [_plain_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    plain, left = list[dict[str, Any]](), MAX_VALUES
+    for index, tool in enumerate(tools):
+        made = _plain_tool(tool, f"tools[{index}]")
+        left -= num_values(made, MAX_SCHEMA_DEPTH + _TOOL_DEPTH, left) or 0
+        if left < 0:
+            raise InvalidSchema(
+                f"tools take up to {MAX_VALUES:,} values in all schemas; send fewer or simpler ones", param="tools"
+            )
+        plain.append(made)
     names = [tool["function"]["name"] for tool in plain]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -200,7 +212,7 @@ def read_schema(written: Json, where: str) -> dict[str, Any] | None:
     """A JSON schema within the bounds; None if it is absent or null.
 
     Raises:
-        InvalidSchema: it is not an object, too long, or nested too deep.
+        InvalidSchema: it is not an object, too long, nested too deep, or has too many values.
     """
     if isinstance(written, msgspec.UnsetType) or bytes(written) == b"null":
         return None
@@ -210,19 +222,40 @@ def read_schema(written: Json, where: str) -> dict[str, Any] | None:
         schema = msgspec.json.decode(written)
     except RecursionError:
         schema = None
-    if schema is None or is_deeper(schema, MAX_SCHEMA_DEPTH):
+    num = None if schema is None else num_values(schema, MAX_SCHEMA_DEPTH, MAX_VALUES)
+    if num is None:
         raise InvalidSchema(f"{where} is nested more than {MAX_SCHEMA_DEPTH} levels deep", param=where)
+    if num > MAX_VALUES:
+        raise InvalidSchema(f"{where} takes up to {MAX_VALUES:,} values; send fewer or simpler ones", param=where)
     if not isinstance(schema, dict):
         raise InvalidSchema(f"{where} is a JSON schema: an object, not {type(schema).__name__}", param=where)
     return schema
 
 
-def is_deeper(value: Any, num_levels: int) -> bool:
-    """True if arrays and objects nest more than `num_levels` levels deep."""
-    if not isinstance(value, dict | list):
-        return False
-    parts = value.values() if isinstance(value, dict) else value
-    return num_levels == 0 or any(is_deeper(part, num_levels - 1) for part in parts)
+def num_values(value: Any, num_levels: int, most: int) -> int | None:
+    """How many values there are in a value, itself included; None if arrays and objects nest more than `num_levels` levels deep.
+
+    It stops counting above `most`.
+    """
+    level, num = [value], 1
+    for _ in range(num_levels + 1):
+        level = [one for one in level if one.__class__ is dict or one.__class__ is list]
+        if not level or num > most:
+            return num
+        level = [part for one in level for part in (one.values() if one.__class__ is dict else one)]
+        num += len(level)
+    return None
+
+
+def check_values(arguments: Any, where: str) -> None:
+    """Raises InvalidRequest if the arguments of a call have too many values, or are nested too deep."""
+    num = num_values(arguments, MAX_SCHEMA_DEPTH, MAX_VALUES)
+    if num is None or num > MAX_VALUES:
+        raise InvalidRequest(
+            f"{where}: arguments that are objects are nested up to {MAX_SCHEMA_DEPTH} levels deep and have up to {MAX_VALUES:,} values "
+            "in all",
+            param=where,
+        )
 
 
 def _plain_tool(tool: OfferedTool, where: str) -> dict[str, Any]:

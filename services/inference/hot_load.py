@@ -150,7 +150,7 @@ def version_of(identity: str, param: str) -> int:
     """
     if found := re.fullmatch(f"v({NUMBER})", identity):
         return int(found[1])
-    raise InvalidRequest(f'an identity is the name of a version, "v7", not {identity!r}', param=param)
+    raise InvalidRequest(f'an identity is the name of a version, "v7", not {identity[:64]!r}', param=param)
 
 
 def identity_of(version: int | None) -> str | None:

@@ -1,6 +1,6 @@
 """Idempotency keys: a request that is sent again under the same `Idempotency-Key` gets the first request's answer.
 
-In: a request's key and body, and how to run it. Out: its response, or the stored one with `x-millrace-replayed`. Waits for: a
+In: a request's key and identity (path, body, labels, purpose), and how to run it. Out: its response, or the stored one with `x-millrace-replayed`. Waits for: a
 first request that is still running, some seconds. Only complete answers with status 200 are stored, streamed ones as their
 events. Any other request runs again, also if the stored answer was lost.
 """
@@ -47,20 +47,22 @@ class IdempotentRequests:
         self._patience = patience_seconds
         self._running: set[asyncio.Task[None]] = set()
 
-    async def once(self, key: str | None, tenant: str, body: bytes, run: Callable[[], Awaitable[Response]]) -> Response:
-        """The response to a request; without a key the request always runs.
+    async def once(self, key: str | None, scope: str, asked: bytes, run: Callable[[], Awaitable[Response]]) -> Response:
+        """The response to a request; without a key the request always runs. `scope`, `asked`: see `identity_of`.
 
         Raises:
-            Conflict: the key was used with another body.
+            Conflict: the key was used with another request.
             StillRunning: the first request has not ended in time.
         """
         if not key:
             return await run()
-        name = hashlib.blake2b(f"{tenant}\0{key}".encode(), digest_size=16).hexdigest()
-        claim = RequestClaim(hashlib.blake2b(body, digest_size=16).digest(), secrets.token_bytes(8))
+        name = hashlib.blake2b(f"{scope}\0{key}".encode(), digest_size=16).hexdigest()
+        claim = RequestClaim(hashlib.blake2b(asked, digest_size=16).digest(), secrets.token_bytes(8))
         held = await self._claim(name, claim)
         if held.digest != claim.digest:
-            error = Conflict("this idempotency key was used with another body; use a new key for a new request")
+            error = Conflict(
+                "this idempotency key was used with another body, path, label or purpose; use a new key for a new request"
+            )
             error.headers = MappingProxyType({"x-should-retry": "false"})
             raise error
         if held.answer is not None:

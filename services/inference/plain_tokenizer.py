@@ -11,11 +11,13 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from contracts.errors import InvalidRequest
+from contracts.errors import ContextLengthExceeded, InvalidRequest
 
 _Content = dict[str, Any]
+_LISTED = 2**18
+"""Tokens of which the ids are listed, however small the context is."""
 
 
 class PlainTokenizer:
@@ -24,9 +26,11 @@ class PlainTokenizer:
     Args:
         content: the content of tokenizer.json.
         controls: the control strings, each an added token.
+        context: of the policy, see `bounded_ids`.
     """
 
-    def __init__(self, content: _Content, controls: Collection[str]) -> None:
+    def __init__(self, content: _Content, controls: Collection[str], context: int = 2**20) -> None:
+        self._context = context
         secret = secrets.token_hex(8)
         self._names = {text: f"\ufdee{secret}:{place}\ufdef" for place, text in enumerate(sorted(controls))}
         self._tokenizer = Tokenizer.from_str(json.dumps(_renamed(content, self._names), ensure_ascii=False))
@@ -41,14 +45,16 @@ class PlainTokenizer:
 
         Raises:
             InvalidRequest: the result has other control tokens, because of the text around a control string.
+            ContextLengthExceeded: see `bounded_ids`.
         """
         parts, end = list[str](), 0
         for start, stop in spans:
             parts += [restore(text[end:start]), self._names[text[start:stop]]]
             end = stop
         parts.append(restore(text[end:]))
-        ids = self._tokenizer.encode_batch_fast(["".join(parts)], add_special_tokens=False)[0].ids
-        own = [self._own_ids.get(number, number) for number in ids] if self._own_ids else list(ids)
+        encoded = self._tokenizer.encode_batch_fast(["".join(parts)], add_special_tokens=False)[0]
+        ids = bounded_ids(encoded, self._context)
+        own = [self._own_ids.get(number, number) for number in ids] if self._own_ids else ids
         if self.num_controls(own) != len(spans):
             raise InvalidRequest(
                 "the messages contain control strings that this policy's tokenizer cannot tell from its own; leave them out",
@@ -59,6 +65,19 @@ class PlainTokenizer:
     def num_controls(self, ids: Sequence[int]) -> int:
         """The number of control tokens among these ids."""
         return sum(number in self._control_ids for number in ids)
+
+
+def bounded_ids(encoded: Encoding, context: int, param: str = "messages") -> list[int]:
+    """The ids of a prompt. One that is a little too long still has them, for those who count.
+
+    Raises:
+        ContextLengthExceeded: it has far more tokens than the context. To list millions of ids would hold every other request.
+    """
+    if len(encoded) > max(2 * context, _LISTED):
+        raise ContextLengthExceeded(
+            f"the prompt has {len(encoded)} tokens; this policy's context is {context}, answer included", param=param
+        )
+    return list(encoded.ids)
 
 
 def _unknown(model: _Content) -> str:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from contracts.draws import LoggedDraw, is_asked, is_exploring
 from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotServed
-from contracts.keys import Caller
+from contracts.keys import Caller, Owner
 from contracts.records import Attempt, Purpose
 from contracts.sampling import Sampling
 from contracts.tasks import SamplingRule, Task
@@ -54,6 +54,11 @@ class RequestPlan(NamedTuple):
     """Whose prompts an engine may answer from the same computed beginnings; empty: nobody else's."""
     budget: str | None = None
     """The session whose budget pays for it; None: its key is not that of a session."""
+
+    @property
+    def owner(self) -> Owner:
+        """To whom belongs what is kept of it."""
+        return Owner(self.tenant, self.budget)
 
     def sampling_of(self, choice: int) -> Sampling:
         """How one choice is sampled: like the request, with a seed for each choice."""

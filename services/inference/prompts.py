@@ -25,6 +25,7 @@ from services.inference.bounds import (
     check_stops,
 )
 from services.inference.fields import StreamOptions, explain
+from services.inference.plain_tokenizer import bounded_ids
 from services.inference.requests import ChatRequest
 
 _IDS = 2**31
@@ -32,6 +33,8 @@ _LARGE = 2**18
 """Bytes; a larger body is checked before it is decoded."""
 _MAX_LISTED = 2**20
 """Bytes of a prompt that is a list."""
+_MAX_IDS = 2**18
+"""Its elements; commas in texts count too."""
 
 
 class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,15 +132,15 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, context: int, most_chara
                 f"{most_characters}",
                 param="prompt",
             )
-        ids = list(tokenizer.encode_batch_fast([text], add_special_tokens=True)[0].ids)
+        ids = bounded_ids(tokenizer.encode_batch_fast([text], add_special_tokens=True)[0], context, "prompt")
     else:
-        ids = prompt.ids
+        ids = prompt.ids[:context]
         unknown = next((token_id for token_id in ids if tokenizer.id_to_token(token_id) is None), None)
         if unknown is not None:
             raise InvalidRequest(f"prompt: {unknown} is not a token of this policy", param="prompt")
-    if len(ids) >= context:
+    if (num := len(ids if prompt.ids is None else prompt.ids)) >= context:
         raise ContextLengthExceeded(
-            f"the prompt has {len(ids)} tokens; this policy's context is {context}, answer included", param="prompt"
+            f"the prompt has {num} tokens; this policy's context is {context}, answer included", param="prompt"
         )
     if not ids:
         raise InvalidRequest("prompt has no token; send at least one", param="prompt")
@@ -145,10 +148,10 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, context: int, most_chara
 
 
 def with_text(prompt: Prompt, tokenizer: Tokenizer) -> ChatRequest:
-    """The request with the text of its prompt, for those who read it later."""
+    """The request with the text of its prompt, for those who read it later. Releases the GIL while it decodes."""
     if prompt.ids is None:
         return prompt.request
-    text = tokenizer.decode(prompt.ids, skip_special_tokens=False)
+    [text] = tokenizer.decode_batch([prompt.ids], skip_special_tokens=False)
     return msgspec.structs.replace(prompt.request, messages=[{"role": "user", "content": text}])
 
 
@@ -156,6 +159,8 @@ def _check_size(body: bytes) -> None:
     prompt = bytes(read_json(_Outline, body).prompt)
     if len(prompt) > _MAX_LISTED and not prompt.startswith(b'"'):
         raise InvalidRequest(f"a list of prompts takes up to {_MAX_LISTED // 2**20} MiB; send fewer", param="prompt")
+    if not prompt.startswith(b'"') and prompt.count(b",") > _MAX_IDS:
+        raise InvalidRequest(f"a list of prompts takes up to {_MAX_IDS:,} token ids; send fewer", param="prompt")
     if len(body) - len(prompt) > _LARGE:
         raise InvalidRequest(f"everything but `prompt` takes up to {_LARGE // 2**10} KiB", param=None)
 
@@ -163,7 +168,7 @@ def _check_size(body: bytes) -> None:
 def _several(prompt: str | Sequence[Any]) -> list[Any]:
     if isinstance(prompt, str):
         return [prompt]
-    kinds = {type(part) for part in prompt}
+    kinds = set(map(type, prompt))
     if kinds == {int}:
         return [list(prompt)]
     if len(kinds) != 1:
@@ -174,7 +179,7 @@ def _several(prompt: str | Sequence[Any]) -> list[Any]:
 def _prompt(prompt: str | list[int], given: dict[str, Any]) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(ChatRequest(messages=[{"role": "user", "content": prompt}], **given), None)
-    if any(not 0 <= token_id < _IDS for token_id in prompt):
+    if prompt and not 0 <= min(prompt) <= max(prompt) < _IDS:
         raise InvalidRequest("prompt: token ids are not negative", param="prompt")
     return Prompt(ChatRequest(messages=[], **given), prompt)
 

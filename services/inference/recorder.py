@@ -10,7 +10,7 @@ during an append share the next one, so that many requests share one fsync.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -71,11 +71,14 @@ class Recorder:
         NOT_LOGGED.inc(len(lost))
         return not lost
 
-    def record_later(self, generations: Sequence[Generation]) -> None:
-        """Append in the background: the client has left."""
-        task = asyncio.create_task(self.record(generations))
+    def record_later(self, made: Awaitable[Sequence[Generation]]) -> None:
+        """Append in the background, once they are made: the client has left."""
+        task = asyncio.create_task(self._record(made))
         self._left_behind.add(task)
         task.add_done_callback(self._left_behind.discard)
+
+    async def _record(self, made: Awaitable[Sequence[Generation]]) -> bool:
+        return await self.record(await made)
 
     async def close(self) -> None:
         """Append what is waiting, then end the thread."""

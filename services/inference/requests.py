@@ -1,7 +1,7 @@
 """Reads and checks the body of `POST /v1/chat/completions`. Pure.
 
-`services/inference/fields.py` lists the fields. Reading even the largest body takes only milliseconds of the event loop: the
-number of messages and parts is limited, and everything else is small.
+`services/inference/fields.py` lists the fields. Reading a body is bounded before it begins: the number of messages and parts and the
+bytes of all else are limited, and so are the values of schemas.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ from services.inference.fields import (
     unserved_of,
 )
 from services.inference.formats import (
-    MAX_SCHEMA_DEPTH,
     ResponseFormat,
     ToolChoice,
     check_response_format,
     check_tool_choice,
     check_tools,
-    is_deeper,
+    check_values,
 )
 
 _LARGE = 2**18
@@ -204,7 +203,12 @@ def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
         raise too_many(f"up to {MAX_PARTS:,} parts and tool calls in all messages")
     if calls:
         _check_arguments(calls)
-    return [_plain_message(message, index) for index, message in enumerate(messages)]
+    plain = [_plain_message(message, index) for index, message in enumerate(messages)]
+    if calls:
+        check_values(
+            [call["function"]["arguments"] for message in plain for call in message.get("tool_calls", ())], "messages"
+        )
+    return plain
 
 
 def _plain_message(message: ChatMessage, index: int) -> dict[str, Any]:
@@ -251,9 +255,9 @@ def _check_arguments(calls: Iterable[ToolCall]) -> None:
 def _plain_call(call: ToolCall, where: str) -> dict[str, Any]:
     written = call.function.arguments
     arguments = None if written is msgspec.UNSET else msgspec.json.decode(written)
-    if not isinstance(arguments, str | dict | None) or is_deeper(arguments, MAX_SCHEMA_DEPTH):
-        raise InvalidRequest(
-            f"{where}: arguments are a string, or an object nested up to {MAX_SCHEMA_DEPTH} levels deep", param=where
-        )
+    if not isinstance(arguments, str | dict | None):
+        raise InvalidRequest(f"{where}: arguments are a string, or an object", param=where)
+    if isinstance(arguments, dict):
+        check_values(arguments, where)
     function = {"name": call.function.name, "arguments": arguments}
     return {**({} if call.id is None else {"id": call.id}), "type": call.type or "function", "function": function}

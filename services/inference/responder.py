@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import NamedTuple
 
 import msgspec
@@ -31,6 +32,8 @@ LABELS = {
     "x-millrace-join-key": "join_key",
 }
 """Headers that say what a key of the metadata says, for clients that cannot send metadata."""
+PURPOSE_HEADER = "x-millrace-purpose"
+_as_json = msgspec.json.Encoder().encode
 
 
 class Asked(NamedTuple):
@@ -53,9 +56,9 @@ class Responder:
         headers, body = await self.limit.check(caller), await client.body()
         request, replies = await read(body)
         request = with_labels(request, client.headers, caller)
-        scope, asked = identity_of(client.headers, caller, body)
+        scope, asked = identity_of(client, caller, body)
         attempt = attempt_of(client.headers, asked)
-        plan = await self.endpoint.plan(request, caller, client.headers.get("x-millrace-purpose"), attempt)
+        plan = await self.endpoint.plan(request, caller, client.headers.get(PURPOSE_HEADER), attempt)
         # An answer that may not be logged is not kept for repeats either.
         key = client.headers.get("idempotency-key") if plan.logged else None
         answer = self.endpoint.stream if request.stream else self.endpoint.answer
@@ -64,15 +67,19 @@ class Responder:
         return response
 
 
-def identity_of(headers: Mapping[str, str], caller: Caller, body: bytes) -> tuple[str, bytes]:
-    """In which scope idempotency keys are one's own, and what tells a request from others.
+def identity_of(client: Request, caller: Caller, body: bytes) -> tuple[str, bytes]:
+    """In which scope idempotency keys are one's own, and a digest of all that tells a request from others.
 
-    The sessions of a group ask the same, each at its own URL: these are different requests.
+    That is its path, its body and what its headers say: labels and purpose. The sessions of a group ask the same, each at its own URL:
+    these are different requests. What a session's key or URL asked is no repeat of what an app asked, even if that names the session.
     """
+    headers = client.headers
     session = caller.session or headers.get(SESSION_HEADER)
-    if session is None:
-        return caller.tenant, body
-    return f"{caller.tenant}\0{session}", body + b"\0" + session.encode()
+    said = [headers.get(header) for header in LABELS if header != SESSION_HEADER]
+    purpose = headers.get(PURPOSE_HEADER, "user")
+    who = [caller.tenant, caller.session, session]
+    asked = [client.scope["path"], said, purpose, *who, blake2b(body, digest_size=32).hexdigest()]
+    return _as_json(who).decode(), blake2b(_as_json(asked), digest_size=32).digest()
 
 
 def with_labels(request: ChatRequest, headers: Mapping[str, str], caller: Caller) -> ChatRequest:

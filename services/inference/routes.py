@@ -8,7 +8,7 @@ import time
 from fastapi import FastAPI, Request, Response
 
 from contracts.errors import UnknownModel
-from services.http import InferenceCaller, OperatorReader, OperatorWriter, read_json, reply, with_caller
+from services.http import InferenceCaller, OperatorReader, OperatorWriter, off_loop, read_json, reply, with_caller
 from services.inference.attempts import attempt_of
 from services.inference.field_notes import CHAT_EXAMPLE, PROMPT_EXAMPLE, chat_notes, prompt_notes
 from services.inference.fields import Body
@@ -16,7 +16,7 @@ from services.inference.hot_load import HOT_LOAD_NOTES, HotLoad, HotLoadRequest
 from services.inference.prompt_replies import PromptReplies
 from services.inference.prompts import PromptBody, parse_prompts
 from services.inference.requests import parse_chat_request
-from services.inference.responder import Asked, Responder, identity_of, with_labels
+from services.inference.responder import PURPOSE_HEADER, Asked, Responder, identity_of, with_labels
 from services.openapi import takes
 
 HOT_LOAD = "/hot_load/v1/models/hot_load"
@@ -39,7 +39,7 @@ def add_routes(service: FastAPI, responder: Responder) -> None:
         """
 
         async def read(body: bytes) -> Asked:
-            return Asked(parse_chat_request(body))
+            return Asked(await off_loop(parse_chat_request, body))
 
         return await responder.respond(client, caller, read)
 
@@ -51,10 +51,10 @@ def add_routes(service: FastAPI, responder: Responder) -> None:
         A prompt is given to the model as it is: no chat template is put around it. Answers are logged like those of chats.
         """
         headers, body = await limit.check(caller), await client.body()
-        scope, asked = identity_of(client.headers, caller, body)
-        prompts, attempt = parse_prompts(body), attempt_of(client.headers, asked)
+        scope, asked = identity_of(client, caller, body)
+        prompts, attempt = await off_loop(parse_prompts, body), attempt_of(client.headers, asked)
         prompts = [one._replace(request=with_labels(one.request, client.headers, caller)) for one in prompts]
-        purpose = client.headers.get("x-millrace-purpose")
+        purpose = client.headers.get(PURPOSE_HEADER)
         plans = [await endpoint.plan_prompt(prompt, caller, purpose, attempt) for prompt in prompts]
         key = client.headers.get("idempotency-key") if plans[0].logged else None
         answer = endpoint.stream if plans[0].request.stream else endpoint.answer

@@ -25,7 +25,7 @@ from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSetti
 from contracts.files import read_small
 from services.inference.bounds import OWN_VARIABLES
 from services.inference.control_strings import ControlStrings, MarkedMessages
-from services.inference.plain_tokenizer import PlainTokenizer
+from services.inference.plain_tokenizer import PlainTokenizer, bounded_ids
 from services.inference.template_calls import HistoryForm, call_form, complete_tools, takes_tools, with_objects
 from services.inference.template_options import known_options
 from services.inference.template_sandbox import make_sandbox
@@ -38,6 +38,10 @@ _MOST_FILE_BYTES = 2**28
 _NOTHING: Mapping[str, Any] = {}
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _OPENS = "add_generation_prompt"
+_MAX_ARGUMENTS = 2**20
+"""Characters of arguments that are texts: each is read as JSON."""
+_MOST_OF_A_TOKEN = 16
+"""Characters for each token of the context. Text has three to five; longer prompts are refused before anything looks into them."""
 
 
 class ChatTemplate:
@@ -55,8 +59,9 @@ class ChatTemplate:
         settings = _read(folder, "tokenizer_config.json")
         self.context = _context_of(_read(folder, "config.json"), folder)
         self.tokenizer = _tokenizer_of(folder)
-        # No token stands for more characters than its own name has, so a text longer than this cannot fit.
-        self.most_characters = self.context * max(map(len, self.tokenizer.get_vocab()), default=1)
+        # No token stands for more characters than its own name has; and a text with more for each token would hardly be one.
+        longest = max(map(len, self.tokenizer.get_vocab()), default=1)
+        self.most_characters = self.context * min(longest, _MOST_OF_A_TOKEN)
         self._special = _special_tokens(settings)
         self.source, sandbox = _template_of(folder, settings), make_sandbox()
         try:
@@ -78,7 +83,7 @@ class ChatTemplate:
         turns = {text for text in soft if text in self._turn() or text in self._special.values()}
         hard, soft = hard | turns, soft - turns
         self._controls = ControlStrings(hard, soft, literals)
-        self._plain_tokenizer = PlainTokenizer(content, hard | soft)
+        self._plain_tokenizer = PlainTokenizer(content, hard | soft, self.context)
         self._normalizes = self.tokenizer.normalizer is not None and any(token["normalized"] for token in tokens)
 
     def options_of(self, given: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
@@ -122,9 +127,10 @@ class ChatTemplate:
 
         Raises:
             InvalidRequest, Unsupported: see `render`.
-            ContextLengthExceeded: the text exceeds the context even before tokenizing.
+            ContextLengthExceeded: the text exceeds the context even before tokenizing, or by more than the context after.
         """
         self._check(messages, tools)
+        self.check_length(messages)
         if not opens_answer:
             options = {**options, _OPENS: False}
         messages = [with_objects(message) for message in messages]
@@ -214,16 +220,35 @@ class ChatTemplate:
 
     def bounded(self, text: str, param: str = "messages") -> str:
         """The text of a prompt. Raises ContextLengthExceeded if it has more characters than the context holds."""
-        if len(text) > self.most_characters:
+        self._check_characters(len(text), param)
+        return text
+
+    def check_length(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Before anything looks into messages.
+
+        Raises:
+            ContextLengthExceeded: their contents have more characters than the context holds.
+            InvalidRequest: the arguments of their calls are too long.
+        """
+        contents = (message.get("content") for message in messages)
+        self._check_characters(sum(len(text) for text in contents if isinstance(text, str)), "messages")
+        calls = (call["function"].get("arguments") for message in messages for call in message.get("tool_calls") or ())
+        if sum(len(text) for text in calls if isinstance(text, str)) > _MAX_ARGUMENTS:
+            raise InvalidRequest(
+                f"arguments of tool calls take up to {_MAX_ARGUMENTS // 2**20} MiB in all messages; leave some out",
+                param="messages",
+            )
+
+    def _check_characters(self, num: int, param: str) -> None:
+        if num > self.most_characters:
             raise ContextLengthExceeded(
-                f"the prompt has {len(text)} characters; this policy's context of {self.context} tokens holds at most "
+                f"the prompt has {num} characters; this policy's context of {self.context} tokens holds at most "
                 f"{self.most_characters}",
                 param=param,
             )
-        return text
 
     def _ids(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return bounded_ids(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0], self.context)
 
     def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
         if message.get("role") == "developer" and not self._knows_developers:

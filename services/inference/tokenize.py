@@ -9,14 +9,16 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from tokenizers import Tokenizer
 
 from contracts.errors import InvalidRequest, Unsupported
-from services.http import InferenceCaller, read_json, reply, with_caller
+from services.http import InferenceCaller, off_loop, read_json, reply, with_caller
 from services.inference.arms import pinned_version
 from services.inference.bounds import check_variables
 from services.inference.endpoint import Endpoint
 from services.inference.fields import MAX_MESSAGES, PLACES, ChatMessage, explain
 from services.inference.formats import Json, OfferedTool, check_tool_choice, check_tools
+from services.inference.plain_tokenizer import bounded_ids
 from services.inference.requests import ChatRequest, check_size, plain_messages
 from services.limits import Limit
 from services.openapi import takes
@@ -67,18 +69,21 @@ def add_tokenize_route(service: FastAPI, endpoint: Endpoint, limit: Limit) -> No
     async def tokenize(client: Request, caller: InferenceCaller) -> Response:
         """The tokens of a prompt or of messages, as vLLM's route of this name."""
         headers, body = await limit.check(caller), await client.body()
-        asked = read_tokenize(body)
-        ids = await (_prompt_ids(endpoint, asked) if asked.messages is None else _message_ids(endpoint, asked))
+        asked, request = await off_loop(lambda body: read_tokenize(body, endpoint.policy), body)
+        if request is None:
+            ids = await _prompt_ids(endpoint, asked)
+        else:
+            ids = await endpoint.encode(request, opens_answer=asked.add_generation_prompt)
         vocabulary = endpoint.template.tokenizer
         content: dict[str, Any] = {"count": len(ids), "max_model_len": endpoint.template.context, "tokens": ids}
-        content["token_strs"] = [vocabulary.id_to_token(one) for one in ids] if asked.return_token_strs else None
+        content["token_strs"] = await asyncio.to_thread(_names, ids, vocabulary) if asked.return_token_strs else None
         return reply(content, headers=headers)
 
     service.add_route("/tokenize", tokenize, methods=["POST"])
 
 
-def read_tokenize(body: bytes) -> Tokenize:
-    """Read and check a body.
+def read_tokenize(body: bytes, policy: str) -> tuple[Tokenize, ChatRequest | None]:
+    """Read and check a body; the request for a chat, if it has messages.
 
     Raises:
         InvalidRequest: `param` names the field.
@@ -103,7 +108,7 @@ def read_tokenize(body: bytes) -> Tokenize:
         )
     if asked.messages is None and (asked.tools or asked.chat_template_kwargs or not asked.add_generation_prompt):
         raise InvalidRequest("a prompt is taken as it is; send `messages` with the other fields", param="prompt")
-    return asked
+    return asked, None if asked.messages is None else _chat_of(asked, policy)
 
 
 async def _prompt_ids(endpoint: Endpoint, asked: Tokenize) -> list[int]:
@@ -112,16 +117,19 @@ async def _prompt_ids(endpoint: Endpoint, asked: Tokenize) -> list[int]:
     text = template.bounded(asked.prompt or "", "prompt")
     encode = partial(template.tokenizer.encode_batch_fast, add_special_tokens=asked.add_special_tokens is not False)
     [encoded] = await asyncio.to_thread(encode, [text])
-    return list(encoded.ids)
+    return bounded_ids(encoded, template.context, "prompt")
 
 
-async def _message_ids(endpoint: Endpoint, asked: Tokenize) -> list[int]:
+def _names(ids: list[int], vocabulary: Tokenizer) -> list[str | None]:
+    return [vocabulary.id_to_token(one) for one in ids]
+
+
+def _chat_of(asked: Tokenize, policy: str) -> ChatRequest:
     tools = check_tools(asked.tools)
-    request = ChatRequest(
-        model=asked.model or endpoint.policy,
+    return ChatRequest(
+        model=asked.model or policy,
         messages=plain_messages(asked.messages or []),
         tools=tools,
         tool_choice=check_tool_choice(None, tools),
         template_variables=check_variables(asked.chat_template_kwargs or {}),
     )
-    return await endpoint.encode(request, opens_answer=asked.add_generation_prompt)

@@ -22,11 +22,11 @@ from starlette.routing import Mount
 
 from benchmarks.attacks.worlds.asgi import HOST, Answer, ask
 from benchmarks.paths import EXAMPLE
-from contracts.agent_sessions import SessionBudget, make_session
+from contracts.agent_sessions import SessionBudget, end_session, make_session
 from contracts.assignments import LIVE, move
 from contracts.event_log import Message
 from contracts.ids import new_completion_id, response_id_of, route_of
-from contracts.keys import Role, check_key, create_key
+from contracts.keys import Owner, Role, check_key, create_key
 from contracts.records import (
     Generation,
     GenerationBody,
@@ -49,6 +49,7 @@ from runtime.days import migrate
 from runtime.operations import Operations
 from runtime.settings import Settings
 from runtime.worker import Worker
+from services.inference.dialects.responses_kept import ResponseStore
 from services.serving import make_web
 from services.web import make
 
@@ -75,13 +76,18 @@ class Route(NamedTuple):
 
 
 class World(NamedTuple):
-    """A running `web`. `answers`: ids of the victim's completions; `session`: of its session with a key of its own."""
+    """A running `web`.
+
+    Attributes:
+        answers: ids of the victim's completions, each kept as a response too: of an app, of the session `own`, of the session `other`.
+        sessions: id and key of the victim's sessions by name; `ended` and `expired` are over.
+    """
 
     settings: Settings
     app: FastAPI
     children: Mapping[str, FastAPI]
     answers: list[str]
-    session: str
+    sessions: Mapping[str, tuple[str, str]]
 
     @property
     def database(self) -> Database:
@@ -122,7 +128,9 @@ async def a_world() -> AsyncIterator[World]:
         children = make(settings)
         app = make_web(children, Operations())
         async with app.router.lifespan_context(app):
-            yield World(settings, app, children, answers, _session(settings))
+            sessions = _sessions(settings)
+            await _keep(settings, dict(zip(answers, (None, "own", "other"), strict=True)), sessions)
+            yield World(settings, app, children, answers, sessions)
 
 
 def routes_of(world: World) -> list[Route]:
@@ -137,25 +145,49 @@ def routes_of(world: World) -> list[Route]:
     return sorted(found.values())
 
 
-def target_of(world: World, route: Route) -> str:
-    """The route's path, whose parameters name what is the victim's.
+def target_of(world: World, route: Route, **named: str) -> str:
+    """The route's path, whose parameters name what is the victim's. `named`: instead of that.
 
     Raises:
         KeyError: a parameter that this world has no value for: add one.
     """
     values = {"signal_id": SIGNAL_ID, "name": POLICY, "version": "0", "completion_id": world.answers[0], "choice": "0"}
-    values |= {"path": "page.js", "session_id": world.session, "response_id": response_id_of(world.answers[0])}
+    values |= {
+        "path": "page.js",
+        "session_id": world.sessions["own"][0],
+        "response_id": response_id_of(world.answers[0]),
+    }
+    values |= named
     return re.sub(r"\{(\w+)(?::\w+)?\}", lambda found: values[found[1]], route.path)
 
 
-def _session(settings: Settings) -> str:
-    database = settings.database()
+def _sessions(settings: Settings) -> dict[str, tuple[str, str]]:
+    database, found = settings.database(), dict[str, tuple[str, str]]()
     with database.transaction() as connection:
         now = time.time()
         maker = check_key(connection, f"Bearer {create_key(connection, 'app', VICTIM)}", now)
-        made, _key = make_session(connection, maker, POLICY, SessionBudget(), now=now, longest=3600.0)
+        for name in ("own", "other", "ended", "expired"):
+            longest = 0.0 if name == "expired" else 3600.0
+            made, key = make_session(connection, maker, TASK, SessionBudget(), now=now, longest=longest)
+            found[name] = made.id, key
+        end_session(connection, VICTIM, found["ended"][0], now)
     database.close()
-    return made.id
+    return found
+
+
+async def _keep(settings: Settings, whose: Mapping[str, str | None], sessions: Mapping[str, tuple[str, str]]) -> None:
+    """Keep a response for each completion, as if an app or a session had asked for it."""
+    links = settings.replica_links()
+    store = ResponseStore(links.sessions, 3600.0)
+    for completion_id, name in whose.items():
+        uuid = completion_id.partition("-")[2]
+        items = [
+            {"id": f"msg_{uuid}_{place}", "type": "message", "role": role, "content": [{"type": kind, "text": WORDS}]}
+            for place, role, kind in (("in0", "user", "input_text"), ("0", "assistant", "output_text"))
+        ]
+        owner = Owner(VICTIM, None if name is None else sessions[name][0])
+        await store.write(owner, completion_id, items, 1, {"id": response_id_of(completion_id), "object": "response"})
+    await links.aclose()
 
 
 def _traffic(settings: Settings) -> list[str]:

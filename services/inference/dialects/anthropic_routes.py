@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from contracts.errors import InvalidRequest, Unsupported
-from services.http import InferenceCaller, reply, with_caller
+from services.http import InferenceCaller, off_loop, reply, with_caller
 from services.inference.dialects.anthropic_errors import in_anthropics_shape
 from services.inference.dialects.anthropic_fields import HARMLESS, NEUTRAL, MessageBody, read_message
 from services.inference.dialects.anthropic_replies import MessageReplies
@@ -62,6 +62,9 @@ def add_message_routes(service: FastAPI, responder: Responder) -> None:
         return response
 
     async def read(body: bytes) -> Asked:
+        return await off_loop(asked_of, body)
+
+    def asked_of(body: bytes) -> Asked:
         sent = read_message(body)
         if sent.max_tokens is None:
             raise InvalidRequest("max_tokens is missing: the longest answer, in tokens", param="max_tokens")
@@ -75,7 +78,7 @@ def add_message_routes(service: FastAPI, responder: Responder) -> None:
         """How many tokens the prompt of a message has: exactly those that the policy would see."""
         _check_version(client.headers)
         headers, body = await limit.check(caller), await client.body()
-        request = lowered(read_message(body), endpoint.template)
+        request = await off_loop(lambda body: lowered(read_message(body), endpoint.template), body)
         return reply({"input_tokens": len(await endpoint.encode(request))}, headers=headers)
 
     service.add_route("/v1/messages", create_message, methods=["POST"])

@@ -20,7 +20,7 @@ from services.inference.dialects.anthropic_fields import (
     ToolUseBlock,
 )
 from services.inference.fields import MAX_PARTS
-from services.inference.formats import MAX_SCHEMA_DEPTH, is_deeper
+from services.inference.formats import MAX_SCHEMA_DEPTH, check_values
 from services.inference.requests import too_many
 
 
@@ -96,11 +96,11 @@ def _answer(blocks: Sequence[Any], where: str) -> dict[str, Any]:
 
 def _call(block: ToolUseBlock, where: str) -> dict[str, Any]:
     written = bytes(block.input)
-    is_flat = written.count(b"{") + written.count(b"[") <= MAX_SCHEMA_DEPTH
-    if not written.startswith(b"{") or (not is_flat and is_deeper(msgspec.json.decode(written), MAX_SCHEMA_DEPTH)):
-        raise InvalidRequest(
-            f"{where}.input is an object nested up to {MAX_SCHEMA_DEPTH} levels deep", param=f"{where}.input"
-        )
+    is_small = written.count(b"{") + written.count(b"[") + written.count(b",") <= MAX_SCHEMA_DEPTH
+    if not written.startswith(b"{"):
+        raise InvalidRequest(f"{where}.input is an object", param=f"{where}.input")
+    if not is_small:
+        check_values(msgspec.json.decode(written), f"{where}.input")
     if block.caller not in (None, {"type": "direct"}):
         raise Unsupported(f"{where}: calls by other tools are not supported", param=f"{where}.caller")
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": written.decode()}}

@@ -98,7 +98,7 @@ def resolved(items: Sequence[Item], found: Mapping[str, Item]) -> list[Item]:
         elif item["type"] == REFERENCE:
             raise NotFound(
                 f"input[{index}]: there is no item {item['id'][:MAX_NAME]!r} here; its response had store=false, is of another "
-                "tenant, or is not kept any more: send the item itself",
+                "tenant or session, or is not kept any more: send the item itself",
                 param=f"input[{index}].id",
             )
     return whole

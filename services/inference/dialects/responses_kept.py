@@ -3,46 +3,65 @@
 In: the items of a conversation, its last answer included. Out: the same, on every replica, until `session_seconds` of the settings
 are over. Waits for: the session store, which never fails: what it cannot read is not found.
 
-A name is a hash of tenant and id, so the id of another tenant finds nothing. Each response keeps the whole conversation: what a long
-one costs is bounded by the policy's context.
+A name is a hash of tenant and id, so the id of another tenant finds nothing; what a session asked for is found by that session and by
+the apps of its tenant. Each response keeps the whole conversation: what a long one costs is bounded by the policy's context, and what
+one request may read is bounded in responses and bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 import zstandard
 
+from contracts.errors import InvalidRequest
 from contracts.ids import completion_id_of, is_stored
+from contracts.keys import Caller, Owner
 from contracts.record_checks import is_completion_id
 from runtime.replicas import SessionStore
 from services.inference.dialects.responses_items import Item
 
+MAX_READ = 64
+"""Earlier responses that one request may refer to."""
+MAX_READ_BYTES = 2**23
+"""Of all of them, decompressed."""
 _LARGE = 2**16
 """Bytes that are compressed or decompressed in a thread, because it takes longer than handing them over."""
-_MAX_BYTES = 2**26
 
 
 class KeptResponse(msgspec.Struct, frozen=True, array_like=True):
-    """A response and its conversation. `response` has everything but the output, which is the last `num_output` items."""
+    """A response and its conversation, whose parts are decoded only where they are needed."""
 
-    items: list[Item]
+    items: list[msgspec.Raw]
     num_output: int
-    response: dict[str, Any]
+    response: msgspec.Raw
+    """Everything but the output, which is the last `num_output` items."""
+    session: str | None = None
+    """The session that asked for it; None: an app, or an older release kept it."""
+
+    @property
+    def conversation(self) -> list[Item]:
+        """The items that were answered, those of earlier responses included, and those of the answer."""
+        return _items(self.items)
 
     @property
     def output(self) -> list[Item]:
         """The items of the answer."""
-        return self.items[len(self.items) - self.num_output :]
+        return _items(self.items[len(self.items) - self.num_output :])
 
     @property
     def input(self) -> list[Item]:
-        """The items that were answered, those of earlier responses included."""
-        return self.items[: len(self.items) - self.num_output]
+        """The items that were answered."""
+        return _items(self.items[: len(self.items) - self.num_output])
+
+    def shown(self) -> dict[str, Any]:
+        """The response as its request got it."""
+        head: dict[str, Any] = msgspec.msgpack.decode(self.response)
+        return head | {"output": self.output}
 
 
 class ResponseStore:
@@ -52,37 +71,57 @@ class ResponseStore:
         self._sessions = sessions
         self._seconds = seconds
 
-    async def read(self, tenant: str, response_ids: Iterable[str]) -> Mapping[str, KeptResponse]:
-        """Those responses of a tenant that are kept, by id."""
-        wanted = {
-            response_id: completion_id
-            for response_id in response_ids
-            if is_completion_id(completion_id := completion_id_of(response_id)) and completion_id != response_id
-        }
-        if not wanted:
-            return {}
-        values = await self._sessions.read([_name(tenant, completion_id) for completion_id in wanted.values()])
-        found = {}
-        for response_id, value in zip(wanted, values, strict=True):
-            if value is not None:
-                is_large = len(value) > _LARGE
-                kept = await asyncio.to_thread(_unpacked, value) if is_large else _unpacked(value)
-                if kept is not None:
-                    found[response_id] = kept
+    async def read(self, caller: Caller, response_ids: Collection[str]) -> Mapping[str, KeptResponse]:
+        """Those responses that are kept and that the caller may read, by id.
+
+        Raises:
+            InvalidRequest: they are more, or larger, than one request may read.
+        """
+        if len(response_ids) > MAX_READ:
+            raise InvalidRequest(
+                f"`input` refers to items of {len(response_ids):,} earlier responses, and may refer to {MAX_READ}; send the items "
+                "themselves",
+                param="input",
+            )
+        found, num_bytes = dict[str, KeptResponse](), 0
+        for response_id in response_ids:
+            completion_id = completion_id_of(response_id)
+            if completion_id == response_id or not is_completion_id(completion_id):
+                continue
+            [value] = await self._sessions.read([_name(caller.tenant, completion_id)])
+            size = 0 if value is None else _size_of(value)
+            num_bytes += size
+            if num_bytes > MAX_READ_BYTES:
+                raise InvalidRequest(
+                    f"the earlier responses that this request refers to are longer than {MAX_READ_BYTES // 2**20} MiB; send the items "
+                    "that are needed themselves",
+                    param="input",
+                )
+            if value is None or not size:
+                continue
+            kept = await asyncio.to_thread(_unpacked, value) if size > _LARGE else _unpacked(value)
+            if kept is not None and caller.may_read(Owner(caller.tenant, kept.session)):
+                found[response_id] = kept
         return found
 
-    async def write(self, tenant: str, completion_id: str, kept: KeptResponse) -> None:
-        """Keep a response."""
-        content = msgspec.msgpack.encode(kept)
+    async def write(
+        self, owner: Owner, completion_id: str, items: Sequence[Item], num_output: int, response: Mapping[str, Any]
+    ) -> None:
+        """Keep a response; see `KeptResponse`."""
+        content = msgspec.msgpack.encode((items, num_output, response, owner.session))
         packed = await asyncio.to_thread(_packed, content) if len(content) > _LARGE else _packed(content)
-        await self._sessions.write({_name(tenant, completion_id): packed}, self._seconds)
+        await self._sessions.write({_name(owner.tenant, completion_id): packed}, self._seconds)
 
 
 def why_missing(response_id: str) -> str:
     """Why a response may not be found."""
     if not is_stored(completion_id_of(response_id)):
         return "its request had store=false, or its task keeps nothing without store=true: send the conversation itself"
-    return "it is of another tenant, was never made, or is not kept any more: send the conversation itself"
+    return "it is of another tenant or session, was never made, or is not kept any more: send the conversation itself"
+
+
+def _items(raws: Sequence[msgspec.Raw]) -> list[Item]:
+    return [msgspec.msgpack.decode(raw) for raw in raws]
 
 
 def _name(tenant: str, completion_id: str) -> str:
@@ -93,9 +132,17 @@ def _packed(content: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=3).compress(content)
 
 
+def _size_of(value: bytes) -> int:
+    """Bytes when decompressed; 0 if they are damaged, or do not say it."""
+    try:
+        return max(0, zstandard.frame_content_size(value))
+    except zstandard.ZstdError:
+        return 0
+
+
 def _unpacked(value: bytes) -> KeptResponse | None:
     try:
-        content = zstandard.ZstdDecompressor().decompress(value, max_output_size=_MAX_BYTES)
+        content = zstandard.ZstdDecompressor().decompress(value, max_output_size=MAX_READ_BYTES)
         return msgspec.msgpack.decode(content, type=KeptResponse)
     except (zstandard.ZstdError, msgspec.DecodeError):
         return None  # of another release, or damaged: as if it were not there

@@ -21,7 +21,7 @@ from contracts.ids import response_id_of
 from services.inference.answer import Delta
 from services.inference.completion import Completion
 from services.inference.dialects.responses_items import Item, with_ids
-from services.inference.dialects.responses_kept import KeptResponse, ResponseStore
+from services.inference.dialects.responses_kept import ResponseStore
 from services.inference.dialects.responses_output import Event, ResponseOutput, Status
 from services.inference.dialects.responses_requests import ResponsesRequest, reword
 from services.inference.event_forms import NamedEvents
@@ -98,8 +98,8 @@ class ResponsesReplies(NamedEvents):
             return
         self._end()
         own, output = with_ids(self._items, self._uuid), self._output.items
-        kept = KeptResponse([*self._earlier, *own, *output], len(output), self._ended)
-        await self._store.write(self._plan.tenant, self._plan.completion_id, kept)
+        items = [*self._earlier, *own, *output]
+        await self._store.write(self._plan.owner, self._plan.completion_id, items, len(output), self._ended)
 
     @property
     def _status(self) -> Status:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,8 @@ from fastapi import FastAPI, Request, Response
 
 from contracts.errors import InvalidRequest, NotFound, Unsupported
 from contracts.ids import response_id_of
-from services.http import InferenceCaller, reply, with_caller
+from contracts.keys import Caller
+from services.http import InferenceCaller, off_loop, reply, with_caller
 from services.inference.bounds import MAX_NAME
 from services.inference.dialects.responses_fields import ResponsesBody
 from services.inference.dialects.responses_items import Item, needs_look_up, resolved, turn_of
@@ -26,14 +28,15 @@ from services.inference.stored.pages import listed, read_limit, read_order
 from services.openapi import takes
 
 _ONE = "/v1/responses/{response_id}"
+_MANY_ITEMS = 256
 
 
 def add_responses_routes(service: FastAPI, responder: Responder, store: ResponseStore) -> None:
     """Add the routes of the Responses API to an application."""
     limit = responder.limit
 
-    async def kept_of(tenant: str, response_id: str) -> KeptResponse:
-        found = await store.read(tenant, [response_id])
+    async def kept_of(caller: Caller, response_id: str) -> KeptResponse:
+        found = await store.read(caller, [response_id])
         if response_id not in found:
             raise _missing(response_id, "response_id")
         return found[response_id]
@@ -47,10 +50,15 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
         """
 
         async def read(body: bytes) -> Asked:
-            request = parse_responses_request(body)
-            earlier, items = await _conversation(request, caller.tenant, store)
+            request = await off_loop(parse_responses_request, body)
+            earlier, items = await _conversation(request, caller, store)
             replies = partial(ResponsesReplies, request=request, earlier=earlier, items=items, store=store)
-            return Asked(request.lowered([*earlier, *items]), replies)
+            conversation = [*earlier, *items]
+            is_long = len(conversation) > _MANY_ITEMS
+            lowered = (
+                await asyncio.to_thread(request.lowered, conversation) if is_long else request.lowered(conversation)
+            )
+            return Asked(lowered, replies)
 
         with in_its_words():
             return await responder.respond(client, caller, read)
@@ -62,8 +70,7 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
         """One response that is kept."""
         headers = await limit.check(caller)
         _refuse_parameters(request)
-        kept = await kept_of(caller.tenant, response_id)
-        return reply(kept.response | {"output": kept.output}, headers=headers)
+        return reply((await kept_of(caller, response_id)).shown(), headers=headers)
 
     @service.get(f"{_ONE}/input_items")
     async def list_input_items(request: Request, response_id: str, caller: InferenceCaller) -> Response:
@@ -72,14 +79,14 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
         _refuse_parameters(request, "after", "limit", "order")
         asked = request.query_params
         num, is_newest_first = read_limit(asked.get("limit")), read_order(asked.get("order", "desc"))
-        items = (await kept_of(caller.tenant, response_id)).input
+        items = (await kept_of(caller, response_id)).input
         return reply(_page(items[::-1] if is_newest_first else items, asked.get("after"), num), headers=headers)
 
     @service.delete(_ONE)
     async def delete_response(response_id: str, caller: InferenceCaller) -> Response:
         """Refused: answers are deleted with their day."""
         await limit.check(caller)
-        await kept_of(caller.tenant, response_id)
+        await kept_of(caller, response_id)
         raise Unsupported(
             "a single response cannot be deleted, because its answer is logged; answers are deleted with their day, see `retention` "
             "in docs/operating.md, and requests with store=false are never kept",
@@ -87,21 +94,24 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
         )
 
 
-async def _conversation(request: ResponsesRequest, tenant: str, store: ResponseStore) -> tuple[list[Item], list[Item]]:
+async def _conversation(
+    request: ResponsesRequest, caller: Caller, store: ResponseStore
+) -> tuple[list[Item], list[Item]]:
     """The items before those of a request, and its own, without references.
 
     Raises:
-        NotFound: the previous response or an item is not kept; `param` names the field.
+        NotFound: the previous response or an item is not kept, or the caller may not read it; `param` names the field.
+        InvalidRequest: it refers to more than one request may read.
     """
     previous, looked_up = request.previous_response_id, [item for item in request.items if needs_look_up(item)]
     wanted = {response_id_of(answer) for item in looked_up if (answer := turn_of(item)) is not None}
     if previous is None and not looked_up:
         return [], request.items
-    kept = await store.read(tenant, wanted | ({previous} if previous is not None else set()))
+    kept = await store.read(caller, wanted | ({previous} if previous is not None else set()))
     if previous is not None and previous not in kept:
         raise _missing(previous, "previous_response_id")
     found = {item["id"]: item for response in kept.values() for item in response.output}
-    return ([] if previous is None else kept[previous].items), resolved(request.items, found)
+    return ([] if previous is None else kept[previous].conversation), resolved(request.items, found)
 
 
 def _missing(response_id: str, param: str) -> NotFound:

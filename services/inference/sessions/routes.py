@@ -11,11 +11,11 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from contracts.agent_sessions import AgentSession, SessionBudget, end_session, get_session, make_session
-from contracts.errors import Forbidden, InvalidRequest
+from contracts.errors import InvalidRequest
 from contracts.keys import Caller
 from contracts.tasks import Task
 from runtime.database import Database
-from services.http import InferenceCaller, read_json, reply
+from services.http import AppCaller, read_json, reply
 from services.inference.bounds import check_group
 from services.inference.sessions.urls import PREFIX
 from services.limits import Limit
@@ -59,13 +59,13 @@ def add_session_routes(
 
     @service.post(_SESSIONS, status_code=_CREATED)
     @takes(SessionRequest, notes=SESSION_NOTES, example=SESSION_EXAMPLE)
-    async def create_session(request: Request, caller: InferenceCaller) -> Response:
+    async def create_session(request: Request, caller: AppCaller) -> Response:
         """Make a session with a key and a URL of its own: for agents that can be given a URL and a key, and nothing else.
 
         All calls with its key or under its `base_url` belong to it. The key ends with its session, and with the key that made it.
         `/sessions/{id}/v1/...` and `/sessions/{id}/tokenize` are the plain routes of answers and models, within that session.
         """
-        headers = await limit.check(_maker(caller))
+        headers = await limit.check(caller)
         body = await request.body()
         wanted = read_json(SessionRequest, body or b"{}")
         task, budget = wanted.task or next(iter(tasks)), wanted.budget or SessionBudget()
@@ -78,22 +78,16 @@ def add_session_routes(
         return reply({**_shown(made), "key": key, "base_url": base_url}, _CREATED, headers)
 
     @service.get(f"{_SESSIONS}/{{session_id}}")
-    async def retrieve_session(session_id: str, caller: InferenceCaller) -> Response:
+    async def retrieve_session(session_id: str, caller: AppCaller) -> Response:
         """A session, and what it used of its budget."""
-        headers = await limit.check(_maker(caller))
+        headers = await limit.check(caller)
         return reply(_shown(await asyncio.to_thread(find, caller, session_id)), headers=headers)
 
     @service.delete(f"{_SESSIONS}/{{session_id}}")
-    async def finish_session(session_id: str, caller: InferenceCaller) -> Response:
+    async def finish_session(session_id: str, caller: AppCaller) -> Response:
         """End a session: its key is refused from then on, at every replica within two seconds."""
-        headers = await limit.check(_maker(caller))
+        headers = await limit.check(caller)
         return reply(_shown(await asyncio.to_thread(end, caller, session_id)), headers=headers)
-
-
-def _maker(caller: Caller) -> Caller:
-    if caller.session is not None:
-        raise Forbidden("the key of a session cannot make, show or end sessions; use the key that made it")
-    return caller
 
 
 def _check_budget(budget: SessionBudget) -> None:

@@ -38,6 +38,8 @@ from services.inference.template import ChatTemplate
 PARENT_SECONDS = 900.0
 """How long a call that has a successor waits for another one: a retry, or a second branch."""
 _MAX_LOOKED_UP = 64
+_LONG_PROMPT = 4096
+"""Tokens. What is kept of a longer one is made on another thread."""
 _SHORT = 4000
 """Characters. A longer text is rendered on another thread."""
 _NOTHING = Setting(b"", b"")
@@ -104,7 +106,8 @@ class Turns:
         Raises:
             InvalidRequest, Unsupported, ContextLengthExceeded: see `ChatTemplate.encode`.
         """
-        messages, digests = request.messages, digests_of(request.messages)
+        messages, is_short = request.messages, request.is_short
+        digests = digests_of(messages) if is_short else await asyncio.to_thread(digests_of, messages)
         session = f"{tenant}\0{session_id}".encode()
         turn = Turn(
             [], session, digests[-1], digests, Setting(digest_of(request.offered_tools), digest_of(dict(options)))
@@ -129,23 +132,12 @@ class Turns:
 
     async def keep(self, turn: Turn, completion_id: str, choices: Sequence[Choice], *, logged: bool) -> None:
         """Keep what the next call needs. Call it before the answer ends."""
-        values: dict[str, bytes] = {}
-        for choice in choices:
-            if not choice.tokens or choice.finish_reason not in {"stop", "length"}:
-                continue
-            answer = {"role": "assistant", "content": choice.text, "tool_calls": choice.calls}
-            history = extended(turn.history, answer)
-            kept = KeptCall(
-                sample_key(completion_id, choice.index),
-                pack_ids([*turn.prompt_ids, *(token.id for token in choice.tokens)]),
-                turn.setting,
-                digest_of(choice.reasoning) if choice.reasoning else b"",
-                turn.has_reasoning or bool(choice.reasoning),
-                choice.is_closed,
-                turn.task,
-            )
-            values[_name(turn.session, history)] = msgspec.msgpack.encode(kept)
-            values[_name(turn.session, b"")] = msgspec.msgpack.encode(NewestCall([*turn.digests, history]))
+        is_long = len(turn.prompt_ids) > _LONG_PROMPT
+        values = (
+            await asyncio.to_thread(_kept, turn, completion_id, choices)
+            if is_long
+            else _kept(turn, completion_id, choices)
+        )
         if not values:
             return
         store = self._place(logged=logged)
@@ -186,6 +178,28 @@ class Turns:
             has_reasoning=any(reasoning_of(message) for message in messages),
         )
         return _counted(rendered)
+
+
+def _kept(turn: Turn, completion_id: str, choices: Sequence[Choice]) -> dict[str, bytes]:
+    """What the next call needs, by name."""
+    values: dict[str, bytes] = {}
+    for choice in choices:
+        if not choice.tokens or choice.finish_reason not in {"stop", "length"}:
+            continue
+        answer = {"role": "assistant", "content": choice.text, "tool_calls": choice.calls}
+        history = extended(turn.history, answer)
+        kept = KeptCall(
+            sample_key(completion_id, choice.index),
+            pack_ids([*turn.prompt_ids, *(token.id for token in choice.tokens)]),
+            turn.setting,
+            digest_of(choice.reasoning) if choice.reasoning else b"",
+            turn.has_reasoning or bool(choice.reasoning),
+            choice.is_closed,
+            turn.task,
+        )
+        values[_name(turn.session, history)] = msgspec.msgpack.encode(kept)
+        values[_name(turn.session, b"")] = msgspec.msgpack.encode(NewestCall([*turn.digests, history]))
+    return values
 
 
 def _counted(turn: Turn) -> Turn:

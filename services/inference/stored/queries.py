@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import zstandard
 from sqlalchemy import Connection, select
 
 from contracts.errors import InvalidRecord, InvalidRequest
@@ -20,6 +21,8 @@ from contracts.tables import generation
 MAX_LOOKED = 200_000
 """Rows that a search looks at for one page."""
 MAX_READ = 10_000
+MAX_PAGE_BYTES = 2**22
+"""Of the bodies that a page shows; it ends with the completion that exceeds them."""
 _WINDOW = 2_000
 _BATCH = 100
 _ERASED = "erased"
@@ -60,7 +63,7 @@ def find_stored(connection: Connection, search: StoredSearch) -> StoredPage:
         InvalidRequest: it looked at as much as it may, and nothing matched; the message says how to go on.
     """
     found: list[list[StoredChoice]] = []
-    after, num_looked, num_read = search.after, 0, 0
+    after, num_looked, num_read, num_bytes = search.after, 0, 0, 0
     while num_looked < MAX_LOOKED and num_read < search.most_read:
         window = _window(connection, search, after)
         is_last = len(window) < _WINDOW
@@ -73,6 +76,9 @@ def find_stored(connection: Connection, search: StoredSearch) -> StoredPage:
             for choices in _opened(connection, search.tenant, ids[start : start + _BATCH]):
                 if _matches(choices, search):
                     found.append(choices)
+                    num_bytes += sum(_size_of(choice) for choice in choices)
+                if num_bytes > MAX_PAGE_BYTES:
+                    return StoredPage(found, has_more=True)
                 if len(found) > search.limit:
                     return StoredPage(found[: search.limit], has_more=True)
         if is_last:
@@ -129,6 +135,10 @@ def _choice(wire: bytes) -> StoredChoice | None:
     except InvalidRecord:
         return None
     return StoredChoice(record, body) if body.completion_ids else None  # else its arm failed, and nobody got an answer
+
+
+def _size_of(choice: StoredChoice) -> int:
+    return max(0, zstandard.frame_content_size(choice.record.body))  # it was opened, so it is a frame
 
 
 def _matches(choices: list[StoredChoice], search: StoredSearch) -> bool:

@@ -8,11 +8,10 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request, Response
 
-from contracts.errors import Forbidden, InvalidRequest, NotFound, Unsupported
-from contracts.keys import Caller
+from contracts.errors import InvalidRequest, NotFound, Unsupported
 from contracts.record_checks import is_completion_id
 from runtime.database import Database
-from services.http import InferenceCaller, reply
+from services.http import AppCaller, reply
 from services.inference.arms import pinned_version
 from services.inference.stored.pages import (
     completion_body,
@@ -60,13 +59,13 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
 
     @service.get(_LIST)
     async def list_stored_completions(
-        request: Request, caller: InferenceCaller, page: Annotated[_PageParameters, Depends()]
+        request: Request, caller: AppCaller, page: Annotated[_PageParameters, Depends()]
     ) -> Response:
         """List the tenant's stored completions, newest last.
 
         `metadata[KEY]=VALUE` keeps those with this pair. A completion appears a moment after its answer.
         """
-        headers = await requests.check(_outside_sessions(caller))
+        headers = await requests.check(caller)
         _check_parameters(request)
         search = StoredSearch(
             tenant=caller.tenant,
@@ -80,29 +79,30 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
         return reply(page_body(await asyncio.to_thread(page_of, search)), headers=headers)
 
     @service.get(_ONE)
-    async def retrieve_stored_completion(completion_id: str, caller: InferenceCaller) -> Response:
+    async def retrieve_stored_completion(completion_id: str, caller: AppCaller) -> Response:
         """One stored completion, with every choice."""
-        headers = await requests.check(_outside_sessions(caller))
+        headers = await requests.check(caller)
         found = await asyncio.to_thread(choices_of, caller.tenant, completion_id)
         return reply(completion_body(found), headers=headers)
 
     @service.get(f"{_ONE}/messages")
     async def list_stored_messages(
         completion_id: str,
-        caller: InferenceCaller,
+        caller: AppCaller,
         after: str | None = None,
         limit: str | None = None,
         order: str | None = None,
     ) -> Response:
         """The messages of the request of a stored completion."""
-        headers = await requests.check(_outside_sessions(caller))
+        headers = await requests.check(caller)
         num, newest_first = read_limit(limit), read_order(order)
         choices = await asyncio.to_thread(choices_of, caller.tenant, completion_id)
         return reply(messages_body(choices, after, num, newest_first=newest_first), headers=headers)
 
     @service.post(_ONE)
-    async def update_stored_completion(completion_id: str, caller: InferenceCaller) -> Response:
+    async def update_stored_completion(completion_id: str, caller: AppCaller) -> Response:
         """Refused: the metadata of a completion cannot be changed."""
+        await requests.check(caller)
         await asyncio.to_thread(choices_of, caller.tenant, completion_id)
         raise Unsupported(
             "the metadata of a completion cannot be changed, because it is logged with the answer; send it with the request",
@@ -110,8 +110,9 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
         )
 
     @service.delete(_ONE)
-    async def delete_stored_completion(completion_id: str, caller: InferenceCaller) -> Response:
+    async def delete_stored_completion(completion_id: str, caller: AppCaller) -> Response:
         """Refused: completions are deleted with their day."""
+        await requests.check(caller)
         await asyncio.to_thread(choices_of, caller.tenant, completion_id)
         raise Unsupported(
             "a single completion cannot be deleted; completions are deleted with their day, see `retention` in "
@@ -133,10 +134,3 @@ def _check_parameters(request: Request) -> None:
                 f"`{name[:_SHOWN]}` is not a parameter here; there are {', '.join(_PARAMETERS)}, metadata[KEY]",
                 param=name[:_SHOWN],
             )
-
-
-def _outside_sessions(caller: Caller) -> Caller:
-    """An agent with the key of one session must not read what others of its tenant wrote."""
-    if caller.session is not None:
-        raise Forbidden("the key or URL of a session shows no stored completions; use an app key at the plain URL")
-    return caller

@@ -12,7 +12,10 @@ from fastapi import Response, Security
 from fastapi.routing import APIRoute
 
 from benchmarks.attacks import keys as attacks
+from benchmarks.attacks import sessions
 from benchmarks.attacks.worlds.tenants import Route, World, a_world, routes_of
+from benchmarks.gateway import bodies
+from benchmarks.gateway import held as loop_held
 from contracts.keys import SCOPES, Caller
 from services.http import InferenceCaller, reply
 from services.rights import scopes_of
@@ -62,6 +65,9 @@ def held() -> Iterator[Held]:
         attacks.speak_as_others,
         attacks.other_purposes,
         attacks.after_the_end,
+        sessions.every_route,
+        sessions.others_responses,
+        sessions.after_its_end,
     ],
 )
 @pytest.mark.slow
@@ -95,6 +101,30 @@ def test_a_new_route_without_a_right_fails_by_name(held: Held, monkeypatch: pyte
     assert found == ["GET /v1/unguarded has no right in its signature, and is not in the list of open routes"]
 
 
+def test_a_new_route_that_does_not_say_what_a_session_may_do_fails_by_name(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(_caller: InferenceCaller) -> Response:
+        return reply({})
+
+    child = held.world.children["/v1/"]
+    child.add_api_route("/v1/silent", show)
+    few = {name: reach for name, reach in sessions.MAY.items() if name == "GET /v1/models"}
+    known = {*few, "GET /v1/silent"}
+    monkeypatch.setattr(sessions, "MAY", few)
+    monkeypatch.setattr(
+        sessions, "routes_of", lambda world: [route for route in routes_of(world) if route.name in known]
+    )
+    try:
+        found = held.run(sessions.every_route(held.world))
+    finally:
+        child.router.routes[:] = [
+            route for route in child.routes if not (isinstance(route, APIRoute) and route.path_format == "/v1/silent")
+        ]
+    assert found[0] == "GET /v1/silent does not say what a session's key may do: add it to MAY"
+    assert any("not refused" in line for line in found)
+
+
 def test_every_scope_opens_a_route_and_every_open_route_exists(held: Held) -> None:
     routes = routes_of(held.world)
     opened = {
@@ -116,3 +146,8 @@ def test_rights_are_read_from_a_signature() -> None:
     def known(caller: Annotated[Caller, Security()]) -> None: ...
 
     assert [scopes_of(handle) for handle in (none, one, known)] == [[], [("inference",)], [()]]
+
+
+def test_every_route_has_its_largest_request_in_the_benchmark_of_the_loop(held: Held) -> None:
+    kept = bodies.Kept(["resp_x"], "chatcmpl-x", "fb-x", "s")
+    assert set(bodies.cases_of(kept)) == set(loop_held.routes_of(dict(held.world.children)))

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 from runtime.database import Database
 from runtime.operations import Operations
 from runtime.settings import Settings, write_settings
+from services.http import off_loop
 from services.serving import make_web
 from services.web import CHECKS, make
 from tests.unit.services.inference.conftest import stage
@@ -99,3 +101,9 @@ def _alive(settings: Settings) -> bool:
         return httpx.get(f"{settings.web_url}/health").is_success
     except httpx.TransportError:
         return False
+
+
+async def test_large_bodies_are_read_on_another_thread() -> None:
+    threads = [await off_loop(lambda _body: threading.get_ident(), bytes(num)) for num in (100, 100_000)]
+    assert threads[0] == threading.get_ident()
+    assert threads[1] != threading.get_ident()

@@ -159,7 +159,7 @@ def test_other_paths_methods_and_sizes_are_refused(inference: Inference) -> None
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
     assert wrong.status_code == 405
     assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
-    assert "8 MiB" in large.json()["error"]["message"]
+    assert "4 MiB" in large.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("pair", [{"task": "boo\0king"}, {"session_id": "\0"}, {"a\0": "b"}, {"join_key": "\0"}])

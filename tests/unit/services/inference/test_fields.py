@@ -212,6 +212,7 @@ CALL = {"function": {"name": "f", "arguments": ""}}
 DEEP: dict[str, Any] = {}
 for _ in range(100):
     DEEP = {"x": DEEP}
+HALF, FULL = ({"function": {"name": "f", "arguments": {"x": [0] * num}}} for num in (9_000, 17_000))
 NESTED = {"function": {"name": "f", "arguments": {"x": [[]] * 20_000}}}
 
 
@@ -224,6 +225,11 @@ NESTED = {"function": {"name": "f", "arguments": {"x": [[]] * 20_000}}}
         ([{"role": "user", "content": [TEXT_PART] * 3000}, {"role": "user", "content": [TEXT_PART] * 3000}], "parts"),
         ([{"role": "assistant", "tool_calls": [CALL] * (MAX_PARTS + 1)}], "parts and tool calls"),
         ([{"role": "assistant", "tool_calls": [NESTED] * 5}], "send them as strings"),
+        ([{"role": "assistant", "tool_calls": [FULL]}], "up to 16,384 values in all"),
+        (
+            [{"role": "assistant", "tool_calls": [HALF]}, {"role": "assistant", "tool_calls": [HALF]}],
+            "16,384 values in all",
+        ),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]}], "64 levels deep"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 12}}]}],

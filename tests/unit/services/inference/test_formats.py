@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from contracts.errors import InvalidRequest
-from services.inference.formats import MAX_SCHEMA_BYTES, MAX_TOOLS, ResponseFormat, ToolChoice
+from contracts.errors import InvalidRequest, InvalidSchema
+from services.inference.formats import MAX_SCHEMA_BYTES, MAX_TOOLS, MAX_VALUES, ResponseFormat, ToolChoice, num_values
 from services.inference.requests import ChatRequest, parse_chat_request
 from tests.each_case import each_case
 
@@ -161,3 +161,42 @@ def test_biases_and_variables_are_read() -> None:
     assert parse(logit_bias={"5": -100, "7": 0, "9": 1.5}).logit_bias == {5: -100, 9: 1.5}
     variables = {"enable_thinking": False, "reasoning_effort": "high", "date": "22 Nov 2026", "budget": 5}
     assert parse(chat_template_kwargs=variables).template_variables == variables
+
+
+@pytest.mark.parametrize("share", [1, 2])
+def test_schemas_have_so_many_values_in_all(share: int) -> None:
+    """However they are shared out among tools. Each schema has four values beside those of its list."""
+
+    def tools(num: int) -> list[dict[str, Any]]:
+        schema = {"type": "object", "properties": {"x": {"enum": [0] * (num // share)}}}
+        return [{"type": "function", "function": {"name": f"f{at}", "parameters": schema}} for at in range(share)]
+
+    assert len(parse(tools=tools(MAX_VALUES - 100)).tools) == share
+    with pytest.raises(InvalidSchema, match="up to 16,384 values") as refused:
+        parse(tools=tools(MAX_VALUES + 100))
+    assert (refused.value.param or "").startswith("tools")
+
+
+def test_the_schema_of_an_answer_has_so_many_values() -> None:
+    with pytest.raises(InvalidSchema, match="up to 16,384 values") as refused:
+        parse(**schema_format(schema={"enum": [0] * MAX_VALUES}))
+    assert refused.value.param == "response_format.json_schema.schema"
+
+
+@pytest.mark.parametrize(
+    ("value", "levels", "most", "num"),
+    [
+        (1, 0, 9, 1),
+        ([], 1, 9, 1),
+        ([], 0, 9, None),
+        ({"a": [1, {"b": 2}], "c": "x"}, 3, 9, 6),
+        ({"a": [1, {"b": 2}]}, 2, 9, None),
+    ],
+)
+def test_values_are_counted_to_a_depth(value: Any, levels: int, most: int, num: int | None) -> None:
+    assert num_values(value, levels, most) == num
+
+
+def test_counting_ends_soon_after_the_most() -> None:
+    wide = [[[0] * 1000] * 1000] * 1000  # a thousand million
+    assert 9 < (num_values(wide, 64, 9) or 0) < 2000

@@ -167,6 +167,7 @@ def test_a_repeat_gets_the_first_answer(inference: Inference) -> None:
         ({"logit_bias": {"5": 200}}, "invalid_request", "logit_bias"),
         ({"metadata": {"a\0": "b"}}, "invalid_request", "metadata"),
         ({"pad": "x" * 2**18}, "invalid_request", None),
+        ({"prompt": [7] * (2**18 + 2)}, "invalid_request", "prompt"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(

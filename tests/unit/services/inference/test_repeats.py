@@ -75,6 +75,53 @@ def test_another_body_under_the_key_is_a_conflict_that_is_not_tried_again(infere
     assert error.value.response.headers["x-should-retry"] == "false"
 
 
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/v1/messages", {}),
+        ("/v1/chat/completions", {"x-millrace-join-key": "other"}),
+        ("/v1/chat/completions", {"x-millrace-task": "booking"}),
+        ("/v1/chat/completions", {"x-millrace-purpose": "rollout"}),
+    ],
+)
+def test_path_labels_and_purpose_tell_one_request_from_another(
+    inference: Inference, path: str, headers: dict[str, str]
+) -> None:
+    """The body is the same, byte by byte, and all dialects take it."""
+    key = inference.operator.api_key if "x-millrace-purpose" in headers else inference.key
+    body = {"model": "demo", "max_tokens": 30, "messages": [{"role": "user", "content": "table for 4"}]}
+
+    def send(path: str, **more: str) -> httpx.Response:
+        sent = httpx.Headers({"authorization": f"Bearer {key}", "x-millrace-join-key": "mine", **KEY})
+        sent.update(more)
+        return httpx.post(f"{inference.url}{path}", json=body, headers=sent, timeout=10)
+
+    assert send("/v1/chat/completions").status_code == 200
+    refused = send(path, **headers)
+    assert (refused.status_code, refused.headers["x-should-retry"]) == (409, "false")
+    assert "another body, path, label or purpose" in refused.text
+    again = send("/v1/chat/completions", **{"x-millrace-purpose": "user"})
+    assert again.headers[REPLAYED] == "true"
+    assert len(inference.logged()) == 1
+    counted = {"idempotency-key": "", "x-stainless-retry-count": "0"}
+    tries = [send(where, **more, **counted) for where, more in (("/v1/chat/completions", {}), (path, headers))]
+    assert [answer.status_code for answer in tries] == [200, 200]
+    attempts = [record.attempt for record in inference.logged()[1:]]
+    assert len({attempt and attempt.request for attempt in attempts}) == 2
+
+
+def test_what_a_session_asked_is_no_repeat_of_what_an_app_asked_in_its_name(inference: Inference) -> None:
+    headers = {"authorization": f"Bearer {inference.key}"}
+    made = httpx.post(f"{inference.url}/v1/sessions", json={}, headers=headers, timeout=10).json()
+    ask(inference, KEY | {"x-millrace-session": made["id"]})
+    with openai.OpenAI(base_url=made["base_url"], api_key=made["key"], max_retries=0) as agent:
+        for replayed in (None, "true"):
+            answer = agent.chat.completions.with_raw_response.create(
+                model="demo", messages=[{"role": "user", "content": "table for 4"}], extra_headers=KEY
+            )
+            assert answer.headers.get(REPLAYED) == replayed
+
+
 @pytest.mark.usefixtures("alone")
 def test_another_tenant_has_its_own_keys(inference: Inference, database: Database) -> None:
     ask(inference)

@@ -15,6 +15,7 @@ from contracts.keys import create_key
 from contracts.records import Generation, GenerationBody, decode, encode, seal_body
 from contracts.tables import generation
 from runtime.database import Database
+from services.inference.stored import queries
 from tests.unit.services.inference.conftest import Inference
 
 TEXT = "Tisch für 4: {ok}"
@@ -196,3 +197,15 @@ def test_bad_parameters_are_named(inference: Inference, query: str, status: int,
     response = httpx.get(f"{inference.url}/v1/chat/completions?{query}", headers=headers)
 
     assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_page_ends_when_its_bodies_are_large(
+    inference: Inference, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [inference.ask().id for _ in range(3)]
+    join(inference, database)
+    monkeypatch.setattr(queries, "MAX_PAGE_BYTES", 1)
+    page = inference.client.chat.completions.list(limit=3)
+    assert (ids_of(page.data), page.has_more) == (asked[:1], True)
+    assert ids_of(inference.client.chat.completions.list(limit=3)) == asked

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings
+from services.inference.plain_tokenizer import bounded_ids
 from services.inference.template import ChatTemplate, load_template
 from tests.unit.services.inference.world import CONTEXT, TEMPLATE, make_base
 
@@ -119,3 +120,22 @@ def test_a_text_that_cannot_fit_is_refused_before_its_tokens_are_counted(tmp_pat
     assert len(template.encode([{"role": "user", "content": "x" * (template.most_characters // 2)}])) > 0
     with pytest.raises(ContextLengthExceeded, match="characters"):
         template.encode([{"role": "user", "content": "x" * 20_000_000}])
+
+
+def test_long_arguments_of_calls_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    make_base(tmp_path)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": "' + "y" * 300_000 + '"}'}}
+    messages: list[dict[str, Any]] = [{"role": "assistant", "tool_calls": [call, call]}] * 2
+    with pytest.raises(InvalidRequest, match="up to 1 MiB in all messages"):
+        ChatTemplate(tmp_path).check_length(messages)
+    ChatTemplate(tmp_path).check_length(messages[:1])
+
+
+def test_ids_of_far_too_long_a_prompt_are_counted_and_not_listed(tmp_path: Path) -> None:
+    make_base(tmp_path)
+    tokenizer = ChatTemplate(tmp_path).tokenizer
+    little, far = (tokenizer.encode("x" * num) for num in (2 * CONTEXT, 2**18 + 1))
+    assert bounded_ids(little, CONTEXT) == little.ids
+    with pytest.raises(ContextLengthExceeded, match="has 262145 tokens; this policy's context is 200"):
+        bounded_ids(far, CONTEXT)
+    assert len(bounded_ids(far, 2**18)) == 2**18 + 1

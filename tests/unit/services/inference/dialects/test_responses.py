@@ -374,3 +374,47 @@ def test_a_wrong_key_and_an_unknown_route(inference: Inference) -> None:
         inference.client.with_options(api_key="sk-wrong").responses.create(model="demo", input="x")
     with pytest.raises(openai.NotFoundError):
         inference.client.responses.cancel("resp_x")
+
+
+def test_a_session_goes_on_from_its_own_responses_and_from_no_others(inference: Inference) -> None:
+    headers = {"authorization": f"Bearer {inference.key}"}
+    url = f"{inference.url}/v1/sessions"
+    made = [httpx.post(url, json={}, headers=headers, timeout=10).json() for _ in range(2)]
+    with (
+        openai.OpenAI(base_url=made[0]["base_url"], api_key=made[0]["key"], max_retries=0) as agent,
+        openai.OpenAI(base_url=f"{inference.url}/v1", api_key=made[1]["key"], max_retries=0) as other,
+        inference.client.with_options(base_url=made[0]["base_url"]) as at_url,
+    ):
+        of_app = respond(inference)
+        first = agent.responses.create(model="demo", input="table for 4")
+        second = agent.responses.create(model="demo", input="more", previous_response_id=first.id)
+        reference: Any = [{"type": "item_reference", "id": second.output[0].id}]
+        assert agent.responses.retrieve(second.id).output_text == TEXT
+        assert at_url.responses.create(model="demo", input=reference, store=False).output_text == TEXT
+        assert respond(inference, input=reference).output_text == TEXT
+        assert respond(inference, previous_response_id=second.id).output_text == TEXT
+        num_asked = len(inference.engine.requests)
+        for client, response in ((other, second), (other, of_app), (agent, of_app), (at_url, of_app)):
+            with pytest.raises(openai.NotFoundError, match="another tenant or session"):
+                client.responses.create(model="demo", input="more", previous_response_id=response.id)
+            foreign: Any = [{"type": "item_reference", "id": response.output[0].id}]
+            with pytest.raises(openai.NotFoundError, match="another tenant or session"):
+                client.responses.create(model="demo", input=foreign)
+            for call in (client.responses.retrieve, client.responses.input_items.list, client.responses.delete):
+                with pytest.raises(openai.NotFoundError):
+                    call(response.id)
+        assert len(inference.engine.requests) == num_asked
+
+
+def test_a_request_may_refer_to_so_many_responses(inference: Inference) -> None:
+    def references(num: int) -> list[Any]:
+        ids = (f"{place:08x}-0000-7000-8000-000000000000" for place in range(num))
+        return [{"type": "item_reference", "id": f"msg_{one}_0"} for one in ids]
+
+    with pytest.raises(
+        openai.BadRequestError, match="refers to items of 65 earlier responses, and may refer to 64"
+    ) as refused:
+        respond(inference, input=references(65))
+    assert refused.value.param == "input"
+    with pytest.raises(openai.NotFoundError):
+        respond(inference, input=references(64))
