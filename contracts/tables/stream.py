@@ -82,6 +82,7 @@ waiting_signal = table(
     Column("received_at", Float, nullable=False),
     Column("record", LargeBinary, nullable=False),
     Index("ix_waiting_signal_value", "value"),
+    Index("ix_waiting_signal_received_at", "received_at"),
 )
 
 join_key = table(
@@ -179,6 +180,10 @@ ledger_mark = table(
     Column("at", Float, nullable=False),
 )
 
+IS_HEARD = "signal.reason IN ('', 'superseded')"
+"""Signals that were not rejected: the join reads those of an answer, of which there are never many. The words of its index."""
+IS_PENDING = "signal.state = 'pending'"
+
 signal = table(
     "signal",
     Column("completion_id", SORTED_ID, primary_key=True),
@@ -195,6 +200,19 @@ signal = table(
     Column("record", LargeBinary, nullable=False),
     Index("ix_signal_received_at", "received_at"),
     Index("ix_signal_state", "state", "tenant"),
+    Index(
+        "ix_signal_heard",
+        "completion_id",
+        sqlite_where=text("reason IN ('', 'superseded')"),
+        postgresql_where=text("reason IN ('', 'superseded')"),
+    ),
+    Index(
+        "ix_signal_pending",
+        "state",
+        "received_at",
+        sqlite_where=text("state = 'pending'"),
+        postgresql_where=text("state = 'pending'"),
+    ),
     postgresql_partition_by="RANGE (completion_id)",
 )
 
