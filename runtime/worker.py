@@ -63,8 +63,9 @@ CAUTIOUS_BATCH = 64
 LEAST_BATCH = 16
 """However slow the disk is: a smaller batch would not make its commit shorter."""
 LONGEST_TRANSACTION_SECONDS = 0.05
-"""A batch whose transaction took longer halves the next one; a full batch that took less than 40% of it doubles the next one."""
-_QUICK = 0.4
+"""A batch whose transaction took longer halves the next one. A full batch that took less than 40% of it doubles the next one, one that
+took less than 80% makes it a quarter larger."""
+_QUICK, _SHORT = 0.4, 0.8
 
 log = structlog.get_logger()
 
@@ -344,5 +345,6 @@ def _next_limit(limit: int, num: int, seconds: float) -> int:
     """The size of the next batch, after `num` records took so long; `limit`: the size of this one."""
     if seconds > LONGEST_TRANSACTION_SECONDS:
         return max(LEAST_BATCH, min(limit, num) // 2)
-    # A batch that was not full does not tell how long a larger one would take.
-    return limit * 2 if num >= limit and seconds < _QUICK * LONGEST_TRANSACTION_SECONDS else limit
+    if num < limit or seconds > _SHORT * LONGEST_TRANSACTION_SECONDS:
+        return limit  # a batch that was not full does not tell how long a larger one would take
+    return limit * 2 if seconds < _QUICK * LONGEST_TRANSACTION_SECONDS else limit + limit // 4

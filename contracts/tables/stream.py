@@ -146,7 +146,10 @@ generation = table(
         postgresql_where=text("request IS NOT NULL"),
     ),
     Index(
-        "ix_generation_retry", "request", sqlite_where=text("retry_count > 0"), postgresql_where=text("retry_count > 0")
+        "ix_generation_retry",
+        "joined_at",
+        sqlite_where=text("retry_count > 0"),
+        postgresql_where=text("retry_count > 0"),
     ),
     Index("ix_generation_state", "state", "version", "state_writer", "state_epoch", "state_sequence", "tenant"),
     Index("ix_generation_tenant", "tenant", "purpose", "completion_id"),

@@ -1,4 +1,4 @@
-"""Signals that count: the join finds those of an answer, and those that wait for one, however many others there are."""
+"""Signals that count: the join finds those of an answer, those that wait, and late tries, however many others there are."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ def upgrade() -> None:
     for name, columns, condition in _INDICES:
         op.create_index(name, "signal", columns, sqlite_where=sa.text(condition), postgresql_where=sa.text(condition))
     op.create_index("ix_waiting_signal_received_at", "waiting_signal", ["received_at"])
+    _index_retries("joined_at")
 
 
 def downgrade() -> None:
+    _index_retries("request")
     op.drop_index("ix_waiting_signal_received_at", table_name="waiting_signal")
     for name, _, _ in _INDICES:
         op.drop_index(name, table_name="signal")
+
+
+def _index_retries(column: str) -> None:
+    name, condition = "ix_generation_retry", sa.text("retry_count > 0")
+    op.drop_index(name, table_name="generation")
+    op.create_index(name, "generation", [column], sqlite_where=condition, postgresql_where=condition)

@@ -17,8 +17,10 @@ SUPERSEDED = "superseded"
 """Reason of a sample that a later try of its request replaced."""
 TOO_MANY = "too_many_signals"
 """Reason of a signal that does not count because others about its answer came before it."""
-MOST_OF_SUBMITTER, MOST_OF_ANSWER = 32, 256
-"""Signals that count, about one answer: of one submitter, and of all. No product says so much about an answer; a flood does."""
+MOST_OF_SUBMITTER, MOST_OF_ANSWER = 16, 64
+"""Signals that count, about one answer: of one submitter, and of all. No product says so much about an answer; a flood does. Each batch
+reads them all, and each revision carries them: about 20 answers at their limit fit into a transaction of 50 ms.
+"""
 SignalState = Literal["joined", "late"]
 
 
