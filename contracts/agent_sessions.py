@@ -12,13 +12,15 @@ import secrets
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, insert, select, update
 
 from contracts.errors import NotFound, SessionOver, Unauthorized
 from contracts.keys import Caller, check_key, find_key
 from contracts.tables import agent_session
+from contracts.tables.statements import delete_free
 
 ROLE = "session"
+_FORGOTTEN_AT_ONCE = 100
 KEPT_SECONDS = 30 * 86_400.0
 """How long a session that is over can still be looked at."""
 _PARTS, _ID_BYTES = 4, 12
@@ -59,7 +61,7 @@ def make_session(
     group: str | None = None,
 ) -> tuple[AgentSession, str]:
     """A new session and its key, whose text is the only copy of its secret. `longest`: seconds, without a budget of them."""
-    connection.execute(delete(agent_session).where(agent_session.c.expires_at < now - KEPT_SECONDS))
+    delete_free(connection, agent_session, agent_session.c.expires_at < now - KEPT_SECONDS, limit=_FORGOTTEN_AT_ONCE)
     session_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(24)
     expires_at = now + min(longest, longest if budget.seconds is None else budget.seconds)
     connection.execute(

@@ -1,7 +1,7 @@
 """The database: one transaction per message or request, real migrations, and consistent snapshots for reading.
 
 SQLite: WAL, fsync on commit. Every write transaction takes the lock at its start (BEGIN IMMEDIATE), so it waits instead of failing
-half-way. PostgreSQL: read committed for writing (positions and pointers move by compare-and-set), repeatable read for reading, so that
+half-way; data gives way to what keeps the product running (`turns.py`). PostgreSQL: read committed for writing (positions and pointers move by compare-and-set), repeatable read for reading, so that
 the figures of one snapshot agree.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import sqlalchemy
 from alembic.util import CommandError
@@ -20,6 +20,7 @@ from sqlalchemy.exc import DatabaseError, InternalError, OperationalError, SQLAl
 from contracts.errors import Damaged, InvalidSettings, Unavailable
 from runtime.database_access import refusal_in_words
 from runtime.schema import upgrade
+from runtime.turns import WriteTurns
 
 LONGEST_PAUSE_SECONDS = 20.0
 """Longest pause between two statements of a transaction, on PostgreSQL: a relay that holds a lock may wait this long for Kafka."""
@@ -40,10 +41,13 @@ class Database:
 
     def __init__(self, url: str, *, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> None:
         self.url = url
+        self._turns: WriteTurns | None = None
         if url.startswith("sqlite"):
             self._engine = sqlalchemy.create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
             event.listen(self._engine, "connect", prepare_sqlite)
             event.listen(self._engine, "begin", _begin_sqlite)
+            path = sqlalchemy.make_url(url).database
+            self._turns = WriteTurns(path) if path and path != ":memory:" else None
         else:
             # A frozen process would never release its row locks. Its transaction is rolled back, and it starts over.
             options = f"-c idle_in_transaction_session_timeout={round(longest_pause_seconds * 1000)} -c tcp_keepalives_idle=10"
@@ -55,14 +59,19 @@ class Database:
             self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self, *, gives_way: bool = False) -> Iterator[Connection]:
         """A transaction, all or nothing: the only way to write.
+
+        Args:
+            gives_way: it writes data, of which there may be much: on SQLite, transactions that do not give way begin first.
 
         Raises:
             Unavailable: the database cannot be written (full disk, server down); nothing was changed.
             Damaged: SQLite found its file corrupt.
         """
-        with self._explained("used", "free disk space or start it"), self._engine.begin() as connection:
+        with self._explained("used", "free disk space or start it"), ExitStack() as open_until_the_end:
+            with self._turn(gives_way=gives_way):
+                connection = open_until_the_end.enter_context(self._engine.begin())
             yield connection
 
     @contextmanager
@@ -70,6 +79,15 @@ class Database:
         """A consistent view for reading; never waits for a writer. Raises as `transaction`."""
         with self._explained("read", "start it, or wait until it is back"), self._reading.connect() as connection:
             yield connection
+
+    def _turn(self, *, gives_way: bool) -> AbstractContextManager[None]:
+        """Wait for those that go first, or let others wait until a transaction has begun."""
+        if self._turns is None:
+            return nullcontext()
+        if not gives_way:
+            return self._turns.announced()
+        self._turns.give_way()
+        return nullcontext()
 
     @contextmanager
     def _explained(self, verb: str, remedy: str) -> Iterator[None]:

@@ -82,6 +82,12 @@ BEHIND_SECONDS = Gauge(
     "millrace_behind_seconds", "Age of the record handled last; 0 when no record is left.", ["group"]
 )
 STEP_SECONDS = Histogram("millrace_step_seconds", "One batch: handle, commit, relay.", ["group"], buckets=_FAST)
+TRANSACTION_SECONDS = Histogram(
+    "millrace_transaction_seconds",
+    "The write transaction of a batch, from its first statement on.",
+    ["group"],
+    buckets=_FAST,
+)
 LOST_PARTITIONS = _born(
     Counter(
         "millrace_lost_partitions_total", "Batches rolled back because another replica took the partition.", ["group"]

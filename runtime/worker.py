@@ -41,7 +41,16 @@ from runtime.database import Database
 from runtime.log.answers import with_answers
 from runtime.log.dead_letters import Culprit, bury_all, culprit_of, traceback_of
 from runtime.log.outbox import Relay, put
-from runtime.metrics import BEHIND_SECONDS, HALTED, LOST_PARTITIONS, RECORDS, STEP_SECONDS, TICK_FAILURES, WAITS
+from runtime.metrics import (
+    BEHIND_SECONDS,
+    HALTED,
+    LOST_PARTITIONS,
+    RECORDS,
+    STEP_SECONDS,
+    TICK_FAILURES,
+    TRANSACTION_SECONDS,
+    WAITS,
+)
 from runtime.operations import step_done
 
 BATCH = 500
@@ -50,8 +59,13 @@ RETRY_SECONDS = 1.0
 HALT_SECONDS = 10.0
 """Between two attempts of a worker that halted."""
 CAUTIOUS_BATCH = 64
-"""Size after a batch with a bad record; it doubles after each batch without. At 1% bad records, about half of such small batches
-have none."""
+"""Size at the start and after a batch with a bad record. At 1% bad records, about half of such small batches have none."""
+LEAST_BATCH = 16
+"""However slow the disk is: a smaller batch would not make its commit shorter."""
+LONGEST_TRANSACTION_SECONDS = 0.05
+"""A batch whose transaction took longer halves the next one. A full batch that took less than 40% of it doubles the next one, one that
+took less than 80% makes it a quarter larger."""
+_QUICK, _SHORT = 0.4, 0.8
 
 log = structlog.get_logger()
 
@@ -129,7 +143,9 @@ class Worker(Generic[Item]):
         self._follows = follows
         self._done = done
         self._positions: dict[tuple[str, int], int] = {}
-        self._limit = handler.batch_size
+        self._limit = CAUTIOUS_BATCH
+        self._has_more = False
+        """The last tick sent something, and may have left something."""
         self._consumer = event_log.consumer(handler.name, handler.topics, self._load_position)
         self._relay = Relay(handler.name, database, event_log, fault, self._consumer.partitions)
 
@@ -137,7 +153,7 @@ class Worker(Generic[Item]):
         """Work until `stop` is set."""
         while not stop.is_set():
             try:
-                self.step(TICK_SECONDS)
+                self.step(0.0 if self._has_more else TICK_SECONDS)
                 HALTED.labels(self._handler.name).set(0)
                 self._done()
             except StaleWrite as error:
@@ -178,8 +194,7 @@ class Worker(Generic[Item]):
         parts = prepare_batch(self._handler, self._with_answers(records))
         is_at_end = len(records) < limit
         try:
-            self._apply(parts, self._handle, is_at_end=is_at_end)
-            self._limit = limit * 2
+            self._limit = _next_limit(limit, len(records), self._apply(parts, self._handle, is_at_end=is_at_end))
         except Blamed as blamed:
             if not parts:
                 raise  # there is no record to blame
@@ -198,18 +213,24 @@ class Worker(Generic[Item]):
             return records
         return with_answers(self._log, self._database, records)
 
-    def _apply(self, parts: Sequence[BatchRecord[Item]], handle: Handling[Item], *, is_at_end: bool) -> None:
-        """Commit a batch: state, messages, dead letters and positions, in one transaction."""
+    def _apply(self, parts: Sequence[BatchRecord[Item]], handle: Handling[Item], *, is_at_end: bool) -> float:
+        """Commit a batch: state, messages, dead letters and positions, in one transaction; returns its seconds."""
         records = [part.record for part in parts]
-        with self._database.transaction() as connection:
+        with self._database.transaction(gives_way=True) as connection:
+            begun_at = time.perf_counter()
             self._hold(connection, {record.partition for record in records})
             failed, messages = handle(connection, [part for part in parts if part.culprit is None])
             bury_all(connection, self._handler.name, culprits_of(parts) + failed, self._clock())
-            messages += self._tick(connection, is_at_end=is_at_end)
+            due = self._tick(connection, is_at_end=is_at_end)
+            messages += due
             put(connection, self._handler.name, messages, self._log.num_partitions)
             moved = self._advance(connection, records)
             self._fault("worker: before commit")
         self._positions |= moved
+        self._has_more = bool(due)
+        seconds = time.perf_counter() - begun_at
+        TRANSACTION_SECONDS.labels(self._handler.name).observe(seconds)
+        return seconds
 
     def _handle(
         self, connection: Connection, parts: Sequence[BatchRecord[Item]]
@@ -318,3 +339,12 @@ class Worker(Generic[Item]):
             position.c.topic == topic,
             position.c.partition == partition,
         )
+
+
+def _next_limit(limit: int, num: int, seconds: float) -> int:
+    """The size of the next batch, after `num` records took so long; `limit`: the size of this one."""
+    if seconds > LONGEST_TRANSACTION_SECONDS:
+        return max(LEAST_BATCH, min(limit, num) // 2)
+    if num < limit or seconds > _SHORT * LONGEST_TRANSACTION_SECONDS:
+        return limit  # a batch that was not full does not tell how long a larger one would take
+    return limit * 2 if seconds < _QUICK * LONGEST_TRANSACTION_SECONDS else limit + limit // 4

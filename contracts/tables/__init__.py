@@ -88,6 +88,12 @@ from contracts.tables.serving import (
     weight_snapshot as weight_snapshot,
 )
 from contracts.tables.stream import (
+    IS_HEARD as IS_HEARD,
+)
+from contracts.tables.stream import (
+    IS_PENDING as IS_PENDING,
+)
+from contracts.tables.stream import (
     dead_letter as dead_letter,
     generation as generation,
     generation_count as generation_count,

@@ -6,6 +6,7 @@ statement, and a process that froze there would never release its locks.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -42,6 +43,23 @@ def among(connection: Connection, column: ColumnElement[Any], values: Collection
         return and_(column.in_(values), bounds)
     # One parameter instead of hundreds: the statement stays the same and is prepared once.
     return and_(column == any_(literal(sorted(values), postgresql.ARRAY(column.type))), bounds)
+
+
+def among_rows(
+    connection: Connection, columns: Sequence[ColumnElement[str]], rows: Collection[tuple[str, ...]]
+) -> ColumnElement[bool]:
+    """Select rows whose `columns`, all of text, are one of `rows`."""
+    if connection.dialect.name == "sqlite":
+        # A list of literal rows would not be looked up in an index: SQLite would read the whole table.
+        given = func.json_each(json.dumps(sorted(rows))).table_valued("value")
+        fields = [func.json_extract(given.c.value, f"$[{place}]") for place in range(len(columns))]
+        return tuple_(*columns).in_(select(*fields))
+    arrays = [
+        literal(list(values), postgresql.ARRAY(of.type))
+        for of, values in zip(columns, zip(*sorted(rows), strict=True), strict=True)
+    ]
+    names = [column(f"c{place}", of.type) for place, of in enumerate(columns)]
+    return tuple_(*columns).in_(select(func.unnest(*arrays).table_valued(*names).render_derived()))
 
 
 def insert_all(connection: Connection, table: Table, rows: Sequence[Row]) -> None:

@@ -82,6 +82,7 @@ waiting_signal = table(
     Column("received_at", Float, nullable=False),
     Column("record", LargeBinary, nullable=False),
     Index("ix_waiting_signal_value", "value"),
+    Index("ix_waiting_signal_received_at", "received_at"),
 )
 
 join_key = table(
@@ -145,7 +146,10 @@ generation = table(
         postgresql_where=text("request IS NOT NULL"),
     ),
     Index(
-        "ix_generation_retry", "request", sqlite_where=text("retry_count > 0"), postgresql_where=text("retry_count > 0")
+        "ix_generation_retry",
+        "joined_at",
+        sqlite_where=text("retry_count > 0"),
+        postgresql_where=text("retry_count > 0"),
     ),
     Index("ix_generation_state", "state", "version", "state_writer", "state_epoch", "state_sequence", "tenant"),
     Index("ix_generation_tenant", "tenant", "purpose", "completion_id"),
@@ -179,6 +183,10 @@ ledger_mark = table(
     Column("at", Float, nullable=False),
 )
 
+IS_HEARD = "signal.reason IN ('', 'superseded')"
+"""Signals that were not rejected: the join reads those of an answer, of which there are never many. The words of its index."""
+IS_PENDING = "signal.state = 'pending'"
+
 signal = table(
     "signal",
     Column("completion_id", SORTED_ID, primary_key=True),
@@ -195,6 +203,19 @@ signal = table(
     Column("record", LargeBinary, nullable=False),
     Index("ix_signal_received_at", "received_at"),
     Index("ix_signal_state", "state", "tenant"),
+    Index(
+        "ix_signal_heard",
+        "completion_id",
+        sqlite_where=text("reason IN ('', 'superseded')"),
+        postgresql_where=text("reason IN ('', 'superseded')"),
+    ),
+    Index(
+        "ix_signal_pending",
+        "state",
+        "received_at",
+        sqlite_where=text("state = 'pending'"),
+        postgresql_where=text("state = 'pending'"),
+    ),
     postgresql_partition_by="RANGE (completion_id)",
 )
 

@@ -13,7 +13,8 @@ Who waits for whom:
 - A sample waits in `generation` until `closes_at`; `tick` closes it.
 - A sample whose outcomes became void with a new epoch waits in `ledger_change`; `tick` judges it again, in pieces.
 
-A batch goes one way: read all that it is about, apply record by record in memory, write all changes at once. All rules are in
+A batch goes one way: read all that it is about, apply record by record in memory, write all changes at once. Signals about one answer
+that follow each other in a batch make one revision of it. All rules are in
 pure modules: `lifecycle.py` (the states of a sample), `join.py` (signals and windows), `retries/rules.py`, `epochs/chain.py`.
 """
 
@@ -38,15 +39,17 @@ from pipelines.episodes.epochs import repository as epochs_repository
 from pipelines.episodes.epochs.chain import Epochs, entry_of
 from pipelines.episodes.keys import exchange
 from pipelines.episodes.keys import repository as keys_repository
+from pipelines.episodes.keys.repository import FIRST
 from pipelines.episodes.keys.rules import AnswerRef, KeyName, session_of
 from pipelines.episodes.lifecycle import Facts, Key, SampleState, Step
 from pipelines.episodes.retries.replacing import Replacement, received, replacements
 from pipelines.episodes.retries.repository import lately_repeated, repeated
-from pipelines.episodes.samples import Samples
+from pipelines.episodes.samples import Samples, name_of
 from runtime.log.outbox import message
 from runtime.worker import BATCH
 
-_MAX_DUE = 500
+_MAX_DUE = 100
+"""Of one tick: its transaction is short. The worker ticks again at once while something is due."""
 _SWEEP_EVERY_SECONDS = 60.0
 _KINDS: dict[str, type[Generation | Signal | Outcome]] = {GENERATIONS: Generation, SIGNALS: Signal, OUTCOMES: Outcome}
 _TOPICS = {Episode: EPISODES, Experience: EXPERIENCES, Outcome: OUTCOMES}
@@ -75,6 +78,9 @@ class EpisodesHandler:
         self._curator = Curator(tasks)
         self._clock = clock
         self._sweeps_at = 0.0
+        self._place = FIRST
+        """How far the sweep has come among the signals that wait."""
+        self._was_behind = False
 
     def read(self, record: LogRecord) -> ReadRecord:
         """See `Handler.read`."""
@@ -102,12 +108,14 @@ class EpisodesHandler:
             completion_ids={item.key[0] for item in items if item.key} | tried.completion_ids,
             sample_keys={item.record.key for item in items if isinstance(item.record, Outcome)},
             judged=judged | tried.completion_ids,
+            named={name_of(item.record) for item in items if isinstance(item.record, Signal)},
         )
         messages: list[Message] = []
         for item in items:
             if isinstance(item.record, Outcome) and item.record.state == "epoch_started":
                 epochs = epochs_repository.begin(connection, epochs, item.record)
             messages += self._apply(samples, item, epochs)
+        messages += self._hear(samples, samples.take_changed())
         messages += self._replace(samples, replacements(samples, tried.requests))
         repository.save(connection, samples)
         arrived = [sample.record for sample in samples.states.new]
@@ -119,7 +127,10 @@ class EpisodesHandler:
         self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
     ) -> list[Message]:
         """Close windows that have passed: a sample that was not sent yet is sent with the signals that it has."""
-        messages = self._sweep(connection, now)
+        if is_at_end and self._was_behind:
+            self._sweeps_at = now  # signals about sessions waited for this
+        self._was_behind = not is_at_end
+        messages = self._sweep(connection, now, partitions if is_at_end else frozenset())
         epochs_repository.repair(connection)
         if is_at_end:
             messages += exchange.settle_sessions(connection, self._tasks, now, partitions)
@@ -146,13 +157,19 @@ class EpisodesHandler:
         repository.save(connection, samples)
         return messages
 
-    def _sweep(self, connection: Connection, now: float) -> list[Message]:
-        """Once a minute, or again at once if there was something: signals and tries that the batches missed."""
+    def _sweep(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
+        """Once a minute, or again at once if there was something or is more: signals and tries that the batches missed.
+
+        `partitions`: those that were read to the end.
+        """
         if now < self._sweeps_at:
             return []
-        repository.reject_orphans(connection, now - join.ORPHAN_SECONDS, _MAX_DUE)
-        messages = exchange.sweep(connection, now) + self._find_missed_tries(connection, now)
-        self._sweeps_at = now if messages else now + _SWEEP_EVERY_SECONDS
+        found = exchange.sweep(connection, self._tasks, now, partitions, self._place)
+        messages = found.messages + self._find_missed_tries(connection, now)
+        has_more = repository.reject_orphans(connection, now - join.ORPHAN_SECONDS, _MAX_DUE) == _MAX_DUE
+        has_more = exchange.forget(connection, now) or found.next is not None or has_more
+        self._place = found.next or FIRST
+        self._sweeps_at = now if messages or has_more else now + _SWEEP_EVERY_SECONDS
         return messages
 
     def _find_missed_tries(self, connection: Connection, now: float) -> list[Message]:
@@ -166,15 +183,16 @@ class EpisodesHandler:
         return messages
 
     def _apply(self, samples: Samples, item: ReadRecord, epochs: Epochs) -> list[Message]:
-        if isinstance(item.record, Generation):
-            return self._generation(samples, item, item.record)
         if isinstance(item.record, Signal):
             return self._signal(samples, item.record)
+        messages = self._hear(samples, samples.take_changed(item.key[0])) if item.key else []
+        if isinstance(item.record, Generation):
+            return messages + self._generation(samples, item, item.record)
         sample = samples.states.get(item.key) if item.key else None
         if samples.add_outcome(item.record) and sample is not None:
             ledger = entry_of(samples.outcomes[item.record.key].values(), epochs, sample.revision)
             samples.states[sample.key] = replace(sample, ledger=ledger)
-        return []
+        return messages
 
     def _generation(self, samples: Samples, item: ReadRecord, record: Generation) -> list[Message]:
         task, sample = (
@@ -190,11 +208,22 @@ class EpisodesHandler:
 
     def _signal(self, samples: Samples, record: Signal) -> list[Message]:
         sample = samples.states.get((record.completion_id, record.choice))
-        is_evidence = samples.add_signal(record, self._tasks.get(sample.record.task) if sample else None)
-        messages = self._replace(samples, received(samples, record.completion_id))
-        if sample is None or not is_evidence or sample.superseded_by:
-            return messages
-        return messages + _take(samples, lifecycle.hear(sample, self._facts(samples, sample)))
+        samples.add_signal(record, self._tasks.get(sample.record.task) if sample else None)
+        if not (resumed := received(samples, record.completion_id)):
+            return []
+        messages = self._hear(samples, samples.take_changed(record.completion_id))
+        return messages + self._replace(samples, resumed)
+
+    def _hear(self, samples: Samples, keys: Sequence[Key]) -> list[Message]:
+        """Send what new signals make of samples, once for all of them."""
+        messages: list[Message] = []
+        for key in keys:
+            sample = samples.states[key]
+            if (task := self._tasks.get(sample.record.task)) is not None:
+                samples.judge(sample.record, task)
+            if not sample.superseded_by:
+                messages += _take(samples, lifecycle.hear(sample, self._facts(samples, sample)))
+        return messages
 
     def _replace(self, samples: Samples, found: Iterable[Replacement]) -> list[Message]:
         messages: list[Message] = []

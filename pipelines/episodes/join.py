@@ -15,6 +15,12 @@ ORPHAN_SECONDS = 7 * 86_400.0
 
 SUPERSEDED = "superseded"
 """Reason of a sample that a later try of its request replaced."""
+TOO_MANY = "too_many_signals"
+"""Reason of a signal that does not count because others about its answer came before it."""
+MOST_OF_SUBMITTER, MOST_OF_ANSWER = 16, 64
+"""Signals that count, about one answer: of one submitter, and of all. No product says so much about an answer; a flood does. Each batch
+reads them all, and each revision carries them: about 20 answers at their limit fit into a transaction of 50 ms.
+"""
 SignalState = Literal["joined", "late"]
 
 
@@ -83,6 +89,31 @@ def state_on_arrival(signal: Signal, closes_at: float) -> SignalState:
     return "late" if signal.received_at > closes_at else "joined"
 
 
+def crowded_out(said: Signal, held: Sequence[Signal]) -> Signal | None:
+    """Which signal does not count once `said` came, because there are too many: itself or one of `held`; None if there is room.
+
+    A submitter's last word under each name counts. Where its room is used up, the last word takes the place of the word before it,
+    or of an older signal of the same submitter that is no last word; never of somebody else's.
+
+    Args:
+        said: was just read, and was not read before.
+        held: what counts of the same tenant about the same answer, with what was superseded, and `retracted` where it was taken back.
+    """
+    if len(held) < MOST_OF_SUBMITTER:
+        return None
+    own = [signal for signal in held if signal.submitter.id == said.submitter.id]
+    if len(own) < MOST_OF_SUBMITTER and len(held) < MOST_OF_ANSWER:
+        return None
+    standing = sorted((signal for signal in own if not signal.retracted), key=_order)
+    last = {_place(signal): signal for signal in standing}
+    if said.retracted:
+        return said
+    before = last.get(_place(said))
+    if before is None:
+        return next((signal for signal in standing if last[_place(signal)] is not signal), said)
+    return before if _order(said) > _order(before) and _meaning(said) != _meaning(before) else said
+
+
 def superseded(signals: Sequence[Signal]) -> set[str]:
     """Ids of signals that lost a conflict: the same submitter later gave another value under the same name.
 
@@ -90,8 +121,12 @@ def superseded(signals: Sequence[Signal]) -> set[str]:
     """
     if len(signals) == 1:
         return set()
-    last = {_place(signal): signal for signal in sorted(signals, key=lambda item: (item.at, item.id))}
+    last = {_place(signal): signal for signal in sorted(signals, key=_order)}
     return {signal.id for signal in signals if _meaning(signal) != _meaning(last[_place(signal)])}
+
+
+def _order(signal: Signal) -> tuple[float, str]:
+    return signal.at, signal.id
 
 
 def _place(signal: Signal) -> tuple[str, str]:

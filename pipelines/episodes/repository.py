@@ -9,24 +9,28 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, select
+from sqlalchemy import Connection, Row, Table, select, text
 
 from contracts.errors import StaleWrite
 from contracts.ledger import PENDING
 from contracts.records import Generation, Outcome, Signal, decode_shape, encode
+from contracts.tables import IS_HEARD, IS_PENDING, generation_count
 from contracts.tables import generation as generations
-from contracts.tables import generation_count
 from contracts.tables import outcome as outcomes
 from contracts.tables import signal as signals
-from contracts.tables.statements import add_to_count, among, insert_all_new, update_all
+from contracts.tables.statements import add_to_count, among, among_rows, insert_all_new, update_all
 from pipelines.episodes.epochs import repository as epochs
 from pipelines.episodes.epochs.chain import LedgerEntry
 from pipelines.episodes.lifecycle import Key, SampleState
-from pipelines.episodes.samples import HeldSignal, Samples
+from pipelines.episodes.samples import HEARD, HeldSignal, Samples, SignalName
 
 
 def load(
-    connection: Connection, completion_ids: Collection[str], sample_keys: Collection[str], judged: Collection[str]
+    connection: Connection,
+    completion_ids: Collection[str],
+    sample_keys: Collection[str],
+    judged: Collection[str],
+    named: Collection[SignalName] = (),
 ) -> Samples:
     """Read the samples of a batch.
 
@@ -34,14 +38,15 @@ def load(
         connection: its transaction must also save them.
         completion_ids: completions of all records.
         sample_keys: samples of all outcomes.
-        judged: completions whose signals are needed.
+        judged: completions whose signals are needed, as far as they take room.
+        named: signals that are needed by their names.
     """
     samples = Samples()
     if completion_ids:
         for row in _generations(connection, completion_ids):
             samples.states.read((row.completion_id, row.choice), _sample(row))
     if judged:
-        for held in _signals(connection, judged):
+        for held in _signals(connection, judged, named):
             samples.read_signal(held)
     if sample_keys:
         for said in epochs.outcomes_of(connection, sample_keys):
@@ -66,8 +71,8 @@ def reject_orphans(connection: Connection, received_before: float, limit: int) -
     keys = (signals.c.completion_id, signals.c.tenant, signals.c.id)
     statement = (
         select(*keys)
-        .where(signals.c.state == PENDING, signals.c.received_at < received_before)
-        .order_by(*keys)
+        .where(text(IS_PENDING), signals.c.received_at < received_before)
+        .order_by(signals.c.received_at)
         .limit(limit)
         .with_for_update(skip_locked=True)
     )
@@ -109,10 +114,25 @@ def _generations(connection: Connection, completion_ids: Collection[str]) -> Seq
     return connection.execute(statement.with_for_update()).all()
 
 
-def _signals(connection: Connection, completion_ids: Collection[str]) -> Iterator[HeldSignal]:
+def heard(connection: Connection, completion_ids: Collection[str]) -> Iterator[HeldSignal]:
+    """The signals about these completions that take room, see `join.crowded_out`. There must be at least one completion."""
+    return _signals(connection, completion_ids, ())
+
+
+def _signals(
+    connection: Connection, completion_ids: Collection[str], named: Collection[SignalName]
+) -> Iterator[HeldSignal]:
+    """Those that take room, by the index `ix_signal_heard`; and those of these names that do not, by their primary key."""
     columns = (signals.c.record, signals.c.state, signals.c.reason, signals.c.revision)
-    wanted = among(connection, signals.c.completion_id, completion_ids)
-    for record, *state in connection.execute(select(*columns).where(wanted)):
+    statement: Any = select(*columns).where(among(connection, signals.c.completion_id, completion_ids), text(IS_HEARD))
+    if named:
+        name = (signals.c.completion_id, signals.c.tenant, signals.c.id)
+        others = select(*columns).where(among_rows(connection, name, named), signals.c.reason.not_in(HEARD))
+        if connection.dialect.name != "sqlite":  # redundant, see `among`
+            firsts = [each[0] for each in named]
+            others = others.where(signals.c.completion_id.between(min(firsts), max(firsts)))
+        statement = statement.union_all(others)
+    for record, *state in connection.execute(statement):
         yield HeldSignal(decode_shape(Signal, record), *state)
 
 

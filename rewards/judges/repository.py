@@ -37,7 +37,7 @@ class DatabaseStore:
             {"key": key, "judge": judge, "answer": verdict._asdict(), "at": at} for key, verdict in verdicts.items()
         ]
         if rows:
-            with self._database.transaction() as connection:
+            with self._database.transaction(gives_way=True) as connection:
                 insert_all_new(connection, judge_verdict, rows)
 
     def forget(self, judge: str, before: float) -> None:
@@ -45,7 +45,7 @@ class DatabaseStore:
         is_old = (judge_verdict.c.at < before, judge_verdict.c.judge == judge)
         num = _AT_ONCE
         while num == _AT_ONCE:
-            with self._database.transaction() as connection:
+            with self._database.transaction(gives_way=True) as connection:
                 num = delete_free(connection, judge_verdict, *is_old, limit=_AT_ONCE)
 
     def spent(self, task: str, judge: str, day: str) -> JudgeCosts:
@@ -67,6 +67,6 @@ class DatabaseStore:
             .where(table.task == task, table.judge == judge, table.day == day)
             .values({name: table[name] + value for name, value in spent._asdict().items()})
         )
-        with self._database.transaction() as connection:
+        with self._database.transaction(gives_way=True) as connection:
             insert_new(connection, judge_spend, row)
             connection.execute(added)

@@ -30,7 +30,7 @@ STAGING = ".backup"
 LEFT_OUT = frozenset({STAGING, "up.lock", "logs", "replica", "bundles", "targets.json"})
 """Not in a backup: what a start makes again, and bundles, which may be deleted at any time."""
 _BUSY_SECONDS = 30.0
-_BESIDE_SQLITE = (".db-wal", ".db-shm", ".db-journal")
+_BESIDE_SQLITE = (".db-wal", ".db-shm", ".db-journal", ".db-turn")
 
 
 class CutFile(NamedTuple):

@@ -122,7 +122,7 @@ class Relay:
         while is_full and (rows := self._take()):
             refused = self._append([item for row_id, held in rows for item in _numbered(row_id, held)])
             self._fault("relay: appended, not deleted")
-            with self._database.transaction() as connection:
+            with self._database.transaction(gives_way=True) as connection:
                 for record, error in refused:
                     keep_unsent(connection, self._process, record, error, time.time())
                 connection.execute(delete(outbox).where(among(connection, outbox.c.id, [row_id for row_id, _ in rows])))

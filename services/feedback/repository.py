@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Table, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Table, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from contracts.errors import NoSuchChoice
@@ -30,7 +30,7 @@ from contracts.tables import (
     signal_count,
     waiting_signal,
 )
-from contracts.tables.statements import add_all, among, insert_all_new
+from contracts.tables.statements import add_all, among, among_rows, insert_all_new
 from contracts.topics import SIGNALS
 from contracts.wire import unpacked
 from runtime.database import Database
@@ -200,7 +200,7 @@ def _aimed(connection: Connection, received: Sequence[ReceivedItem]) -> list[Rec
     if not wanted:
         return list(received)
     name = (join_key.c.tenant, join_key.c.kind, join_key.c.value)
-    rows = connection.execute(select(join_key).where(tuple_(*name).in_(sorted(wanted))))
+    rows = connection.execute(select(join_key).where(among_rows(connection, name, wanted)))
     meant = {(row.tenant, row.kind, row.value): (row.completion_id, row.choice) for row in rows}
     aimed = []
     for item in received:

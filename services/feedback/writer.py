@@ -130,7 +130,7 @@ class Writer:
 
     def _commit(self, group: Sequence[Work]) -> Sequence[Fate | Exception]:
         try:
-            with self._database.transaction() as connection:
+            with self._database.transaction(gives_way=True) as connection:
                 if isinstance(group[0], Retraction):
                     fates: list[Fate] = list(
                         repository.retract(connection, [work for work in group if isinstance(work, Retraction)])

@@ -8,7 +8,9 @@ corrections, and each signal has one state. Taking back the client's signal take
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import msgspec
 from sqlalchemy import Connection
@@ -16,15 +18,25 @@ from sqlalchemy import Connection
 from contracts.ids import sample_key
 from contracts.records import Signal
 from contracts.tasks import Task
+from pipelines.episodes import join
+from pipelines.episodes import repository as repository_of_join
 from pipelines.episodes.keys import repository
 from pipelines.episodes.keys.lines import LinePart, parts_of
 from pipelines.episodes.keys.rules import SESSION, AnswerRef, KeyName
+
+MOST_SHARES = 2_000
+"""Calls that a transaction looks at for signals about sessions, unless a single session has more."""
 
 
 def shared(
     connection: Connection, tasks: Mapping[str, Task], found: Sequence[repository.WaitingSignal]
 ) -> list[Signal]:
-    """Take waiting signals; those about sessions are shared among the calls. Returns the signals to send."""
+    """Take waiting signals; those about sessions are shared among the calls. Returns the signals to send.
+
+    Signals about sessions with many calls are taken a few at a time; the others keep waiting. A signal that does not count because
+    there are too many about its own answer says nothing about earlier calls either.
+    """
+    found = _affordable(connection, found)
     about = [item for item in found if item.name.kind == SESSION]
     calls = repository.calls_of(connection, {item.name for item in about})
     lines = {item[:2]: parts_of(item.name.value, calls.get(item.name, ()), tasks, item.received_at) for item in about}
@@ -33,8 +45,7 @@ def shared(
     taken = repository.take(connection, aimed)
     derived = [
         _derived(said, part)
-        for said in taken
-        if not said.retracted and said.share is not None
+        for said in _with_room(connection, [said for said in taken if not said.retracted and said.share is not None])
         for part in parts[said.tenant, said.id][:-1]
     ]
     return [*taken, *repository.receive(connection, derived)]
@@ -50,6 +61,35 @@ def take_back(connection: Connection, retracted: Sequence[Signal], now: float) -
         ids = [_id_of(said.id, call.answer) for call in repository.calls_of(connection, {name}).get(name, ())]
         sent += repository.retract(connection, said.tenant, ids, now)
     return sorted(sent, key=lambda each: each.id)
+
+
+def _affordable(
+    connection: Connection, found: Sequence[repository.WaitingSignal]
+) -> Sequence[repository.WaitingSignal]:
+    """The first of these signals, as many as a short transaction can share."""
+    nums = repository.num_calls(connection, {item.name for item in found if item.name.kind == SESSION})
+    if not nums:
+        return found
+    totals = list(accumulate(nums.get(item.name, 0) for item in found))
+    return found[: max(1, bisect_right(totals, MOST_SHARES))]
+
+
+def _with_room(connection: Connection, taken: Sequence[Signal]) -> list[Signal]:
+    """Those of these signals that the join will count."""
+    held: dict[tuple[str, str], list[Signal]] = {}
+    for known in repository_of_join.heard(connection, {said.completion_id for said in taken}) if taken else ():
+        held.setdefault((known.record.tenant, known.record.key), []).append(known.heard)
+    counted = []
+    for said in taken:
+        room = held.setdefault((said.tenant, said.key), [])
+        crowded_out = join.crowded_out(said, room)
+        if crowded_out is said:
+            continue
+        if crowded_out is not None:
+            room.remove(crowded_out)
+        room.append(said)
+        counted.append(said)
+    return counted
 
 
 def _aimed(item: repository.WaitingSignal, last: LinePart) -> repository.WaitingSignal:

@@ -6,7 +6,7 @@ next message as a signal about the answer before it. Waits: a signal waits for a
     feedback ── signal whose key has no answer ──▶ waiting_signal ──▶ register (the answer arrives), sweep, settle_sessions ──▶ signals
 
 Feedback looks for the answer, and the join looks for waiting signals. Each may look before the other has committed, so `sweep`
-looks again each minute.
+looks again each minute, at a page of them in each transaction.
 
 A signal about a session always waits: it means the last answer that existed when it came, or all calls that led to it (`credit.py`).
 That is known when a later answer arrives, or when the join has been at the end of the log at least `SETTLE_SECONDS` later.
@@ -15,6 +15,7 @@ That is known when a later answer arrives, or when the join has been at the end 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
@@ -33,6 +34,8 @@ SETTLE_SECONDS = 2.0
 """How long after a signal about a session its last answer may still be on its way through the log."""
 RETRACTED_SECONDS = 600.0
 """How long a retracted signal still waits for its answer: it shows that the client received that answer."""
+RECENT_SECONDS = 20.0
+"""Signals about sessions that came longer ago are found by `sweep`: each tick looks at few rows, however many wait."""
 _MAX_SIGNALS = 500
 
 
@@ -61,8 +64,10 @@ def register(
 def settle_sessions(
     connection: Connection, tasks: Mapping[str, Task], now: float, partitions: frozenset[int]
 ) -> list[Message]:
-    """Send waiting signals about sessions. Call it at the end of the log: then the last answers have been read."""
-    found = repository.answered(connection, partitions, now - SETTLE_SECONDS, _MAX_SIGNALS)
+    """Send signals about sessions that came a moment ago. Call it at the end of the log: then the last answers have been read."""
+    found = repository.recently_answered(
+        connection, partitions, now - RECENT_SECONDS, now - SETTLE_SECONDS, _MAX_SIGNALS
+    )
     return [_sent(signal) for signal in credit.shared(connection, tasks, found)]
 
 
@@ -78,12 +83,36 @@ def take_back(connection: Connection, retracted: Sequence[Signal], now: float) -
     return [_sent(signal) for signal in credit.take_back(connection, retracted, now)]
 
 
-def sweep(connection: Connection, now: float) -> list[Message]:
-    """Look again for the answers of waiting signals, reject those that waited too long, and delete old keys."""
-    taken = repository.take(connection, repository.answered(connection, (), None, _MAX_SIGNALS))  # no sessions
-    repository.settle(connection, now - ORPHAN_SECONDS, now - RETRACTED_SECONDS, _MAX_SIGNALS)
-    repository.forget(connection, now - KEY_SECONDS)
-    return [_sent(signal) for signal in taken]
+class Sweep(NamedTuple):
+    """What a look at a page of the waiting signals found. `next`: the place after it; None: it was the last page."""
+
+    messages: list[Message]
+    next: repository.WaitingId | None
+
+
+def sweep(
+    connection: Connection,
+    tasks: Mapping[str, Task],
+    now: float,
+    partitions: frozenset[int],
+    after: repository.WaitingId,
+) -> Sweep:
+    """Look again for the answers of waiting signals, a page at a time, and reject those that waited too long.
+
+    `partitions`: those that this process has read to the end; signals about other sessions keep waiting.
+    """
+    these = repository.page(connection, after, _MAX_SIGNALS)
+    if not these:
+        return Sweep([], None)
+    found = repository.answered(connection, these, partitions, now - SETTLE_SECONDS)
+    sent = [_sent(signal) for signal in credit.shared(connection, tasks, found)]
+    repository.settle(connection, these, now - ORPHAN_SECONDS, now - RETRACTED_SECONDS)
+    return Sweep(sent, these[-1] if len(these) == _MAX_SIGNALS else None)
+
+
+def forget(connection: Connection, now: float) -> bool:
+    """Delete old keys, some at a time; True if some are left."""
+    return repository.forget(connection, now - KEY_SECONDS, _MAX_SIGNALS)
 
 
 def _aimed(item: repository.WaitingSignal, answers: Iterable[rules.AnswerRef]) -> repository.WaitingSignal | None:

@@ -31,7 +31,7 @@ from contracts.errors import StaleWrite
 from contracts.ids import parse_sample_key
 from contracts.records import Generation, Signal, decode_shape, encode
 from contracts.tables import generation, join_key, received_signal, session_call, signal, waiting_signal
-from contracts.tables.statements import among, delete_free, insert_all_new, update_all
+from contracts.tables.statements import among, among_rows, delete_free, insert_all_new, update_all
 from contracts.turns import SessionShare
 from pipelines.episodes.join import is_cut
 from pipelines.episodes.keys.lines import SessionCall
@@ -53,6 +53,12 @@ MOST_CALLS = 2_000
 """Of a session: what is said of it reaches the newest ones."""
 
 
+WaitingId = tuple[str, str]
+"""Tenant and id of a signal that waits."""
+FIRST: WaitingId = ("", "")
+"""Before all of them."""
+
+
 class WaitingSignal(NamedTuple):
     """A signal that waits for an answer, and the answer that its key means. `received_at`: UTC epoch seconds."""
 
@@ -68,7 +74,7 @@ class WaitingSignal(NamedTuple):
 
 def answers(connection: Connection, names: Collection[KeyName]) -> dict[KeyName, AnswerRef]:
     """The answers of keys so far; locks their rows."""
-    statement = select(join_key).where(tuple_(*_NAME).in_(sorted(names))).order_by(*_NAME).with_for_update()
+    statement = select(join_key).where(among_rows(connection, _NAME, names)).order_by(*_NAME).with_for_update()
     rows = connection.execute(statement)
     return {KeyName(row.tenant, row.kind, row.value): AnswerRef(row.completion_id, row.choice) for row in rows}
 
@@ -93,34 +99,57 @@ def save_answers(
 
 
 def waiting(connection: Connection, meant: Mapping[KeyName, AnswerRef], limit: int) -> list[WaitingSignal]:
-    """Signals that wait for one of these keys, the oldest first; those beyond the limit are left for `answered`."""
+    """Signals that wait for one of these keys, the oldest first; those beyond the limit are left for later looks."""
     name = (waiting_signal.c.tenant, waiting_signal.c.kind, waiting_signal.c.value)
     columns = (*_WAITING, *name[1:], waiting_signal.c.received_at)
-    statement: Select[Any] = select(*columns).where(tuple_(*name).in_(sorted(meant))).order_by(*_IN_ORDER).limit(limit)
+    statement: Select[Any] = (
+        select(*columns).where(among_rows(connection, name, meant)).order_by(*_IN_ORDER).limit(limit)
+    )
     rows = connection.execute(statement)
     return [_waiting(row, meant[KeyName(row.tenant, row.kind, row.value)]) for row in rows]
 
 
-def answered(
-    connection: Connection, partitions: Collection[int], sessions_before: float | None, limit: int
+def page(connection: Connection, after: WaitingId, size: int) -> list[WaitingId]:
+    """The next waiting signals in the order of their ids."""
+    statement = select(*_WAITING_ID).where(tuple_(*_WAITING_ID) > tuple_(*after)).order_by(*_WAITING_ID).limit(size)
+    return [(row.tenant, row.id) for row in connection.execute(statement)]
+
+
+def recently_answered(
+    connection: Connection, partitions: Collection[int], since: float, before: float, limit: int
 ) -> list[WaitingSignal]:
-    """Signals that wait although their key has an answer, the oldest first.
+    """Signals about sessions that came between two times, UTC epoch seconds, and wait although there is an answer; see `answered`."""
+    came, is_of_session = waiting_signal.c.received_at, waiting_signal.c.kind == SESSION
+    return _answered(connection, partitions, before, is_of_session, came >= since, came < before, limit=limit)
+
+
+def answered(
+    connection: Connection, among_these: Collection[WaitingId], partitions: Collection[int], sessions_before: float
+) -> list[WaitingSignal]:
+    """Which of these signals wait although their key has an answer, the oldest first.
 
     Args:
         connection: its transaction must also take them.
-        partitions: those that this process reads; only sessions in them are known to be read to the end.
-        sessions_before: UTC epoch seconds; signals about sessions that came later keep waiting. None: all of those wait.
-        limit: how many at most.
+        among_these: a page of them.
+        partitions: those that this process has read to the end; signals about sessions in others keep waiting.
+        sessions_before: UTC epoch seconds; signals about sessions that came later keep waiting.
     """
+    which = among_rows(connection, _WAITING_ID, among_these)
+    return _answered(connection, partitions, sessions_before, which, limit=len(among_these))
+
+
+def _answered(
+    connection: Connection, partitions: Collection[int], sessions_before: float, *which: ColumnElement[bool], limit: int
+) -> list[WaitingSignal]:
     same = [getattr(waiting_signal.c, column.name) == column for column in _NAME]
     own = (generation.c.completion_id == join_key.c.completion_id) & (generation.c.choice == join_key.c.choice)
     columns = (*_WAITING, waiting_signal.c.received_at, *_NAME[1:], join_key.c.completion_id, join_key.c.choice)
-    is_due = waiting_signal.c.kind != SESSION
-    if sessions_before is not None:
-        is_read = generation.c.partition.in_(sorted(partitions)) & (waiting_signal.c.received_at < sessions_before)
-        is_due = or_(is_due, is_read)
+    is_read = generation.c.partition.in_(sorted(partitions)) & (waiting_signal.c.received_at < sessions_before)
     statement: Select[Any] = (
-        select(*columns).join(join_key, same[0] & same[1] & same[2]).outerjoin(generation, own).where(is_due)
+        select(*columns)
+        .join(join_key, same[0] & same[1] & same[2])
+        .outerjoin(generation, own)
+        .where(*which, or_(waiting_signal.c.kind != SESSION, is_read))
     )
     rows = connection.execute(statement.order_by(*_IN_ORDER).limit(limit))
     return [_waiting(row, AnswerRef(row.completion_id, row.choice)) for row in rows]
@@ -148,8 +177,10 @@ def take(connection: Connection, found: Sequence[WaitingSignal]) -> list[Signal]
     return taken
 
 
-def settle(connection: Connection, received_before: float, retracted_before: float, limit: int) -> None:
-    """Reject signals that waited too long for an answer, and settle those that were retracted while they waited.
+def settle(
+    connection: Connection, among_these: Collection[WaitingId], received_before: float, retracted_before: float
+) -> None:
+    """Reject those that waited too long for an answer, and settle those that were retracted while they waited.
 
     Retracted ones wait a little too: they show that the client has the answer, which the join may read later.
     """
@@ -158,17 +189,18 @@ def settle(connection: Connection, received_before: float, retracted_before: flo
         waiting_signal.c.received_at < received_before,
         received_signal.c.retracted_at.is_not(None) & (waiting_signal.c.received_at < retracted_before),
     )
-    statement = select(*_WAITING, received_signal.c.retracted_at).join(received_signal, same).where(is_over)
+    which = among_rows(connection, _WAITING_ID, among_these)
+    statement = select(*_WAITING, received_signal.c.retracted_at).join(received_signal, same).where(which, is_over)
     # Locked rows are skipped: another worker is about to take the signal, or feedback takes it back.
-    locked = statement.order_by(*_RECEIVED_ID).limit(limit).with_for_update(of=received_signal, skip_locked=True)
+    locked = statement.order_by(*_RECEIVED_ID).with_for_update(of=received_signal, skip_locked=True)
     over = {(row.tenant, row.id): (row.record, row.retracted_at) for row in connection.execute(locked)}
     insert_all_new(connection, signal, [_settled_row(*over[name]) for name in _end_wait(connection, over)])
 
 
-def forget(connection: Connection, before: float) -> None:
-    """Delete keys and calls of sessions older than `before`, without those that another worker has locked."""
-    delete_free(connection, join_key, join_key.c.at < before)
-    delete_free(connection, session_call, session_call.c.at < before)
+def forget(connection: Connection, before: float, limit: int) -> bool:
+    """Delete keys and calls of sessions older than `before`, without those that another worker has locked; True if some are left."""
+    tables = ((join_key, join_key.c.at), (session_call, session_call.c.at))
+    return limit in [delete_free(connection, table, at < before, limit=limit) for table, at in tables]
 
 
 def save_calls(connection: Connection, arrived: Iterable[Generation]) -> None:
@@ -185,7 +217,7 @@ def calls_of(connection: Connection, names: Collection[KeyName]) -> dict[KeyName
     newest = func.row_number().over(
         partition_by=_SESSION, order_by=[columns.completion_id.desc(), columns.choice.desc()]
     )
-    wanted = tuple_(*_SESSION).in_(sorted((name.tenant, name.value) for name in names))
+    wanted = among_rows(connection, _SESSION, {(name.tenant, name.value) for name in names})
     ranked = select(session_call, newest.label("place")).where(wanted).subquery()
     found: dict[KeyName, list[SessionCall]] = {}
     for row in connection.execute(select(ranked).where(ranked.c.place <= MOST_CALLS)):
@@ -195,11 +227,21 @@ def calls_of(connection: Connection, names: Collection[KeyName]) -> dict[KeyName
     return found
 
 
+def num_calls(connection: Connection, names: Collection[KeyName]) -> Mapping[KeyName, int]:
+    """How many calls `calls_of` gives for each session."""
+    if not names:
+        return {}
+    wanted = among_rows(connection, _SESSION, {(name.tenant, name.value) for name in names})
+    statement = select(*_SESSION, func.count().label("num")).where(wanted).group_by(*_SESSION)
+    rows = connection.execute(statement)
+    return {KeyName(row.tenant, SESSION, row.session_id): min(row.num, MOST_CALLS) for row in rows}
+
+
 def last_times(connection: Connection, names: Collection[KeyName]) -> Mapping[KeyName, float]:
     """When the newest answer of each session ended, UTC epoch seconds."""
     if not names:
         return {}
-    wanted = tuple_(*_SESSION).in_(sorted((name.tenant, name.value) for name in names))
+    wanted = among_rows(connection, _SESSION, {(name.tenant, name.value) for name in names})
     statement = select(*_SESSION, func.max(session_call.c.at).label("at")).where(wanted).group_by(*_SESSION)
     return {KeyName(row.tenant, SESSION, row.session_id): row.at for row in connection.execute(statement)}
 
@@ -254,7 +296,7 @@ def _waiting(row: Row[Any], answer: AnswerRef) -> WaitingSignal:
 
 def _lock_received(connection: Connection, ids: Sequence[tuple[str, str]]) -> dict[tuple[str, str], float | None]:
     """Lock rows of `received_signal`; returns when each signal was retracted."""
-    statement = select(*_RECEIVED_ID, received_signal.c.retracted_at).where(tuple_(*_RECEIVED_ID).in_(sorted(ids)))
+    statement = select(*_RECEIVED_ID, received_signal.c.retracted_at).where(among_rows(connection, _RECEIVED_ID, ids))
     rows = connection.execute(statement.order_by(*_code_points(connection, _RECEIVED_ID)).with_for_update())
     return {(row.tenant, row.id): row.retracted_at for row in rows}
 
@@ -268,7 +310,7 @@ def _end_wait(connection: Connection, ids: Collection[tuple[str, str]]) -> set[t
     """Delete rows of `waiting_signal`; returns those that existed."""
     if not ids:
         return set()
-    statement = delete(waiting_signal).where(tuple_(*_WAITING_ID).in_(sorted(ids))).returning(*_WAITING_ID)
+    statement = delete(waiting_signal).where(among_rows(connection, _WAITING_ID, ids)).returning(*_WAITING_ID)
     return {(row.tenant, row.id) for row in connection.execute(statement)}
 
 

@@ -40,13 +40,13 @@ class Gated(Database):
         self.num_transactions = 0
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self, *, gives_way: bool = False) -> Iterator[Connection]:
         self.is_entered.set()
         self.gate.wait(60.0)
         if self.fail_with is not None:
             error, self.fail_with = self.fail_with, None
             raise error
-        with super().transaction() as connection:
+        with super().transaction(gives_way=gives_way) as connection:
             self.num_transactions += 1
             yield connection
 

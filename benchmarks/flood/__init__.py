@@ -1,0 +1,1 @@
+"""Floods of signals about a few answers, beside the work of others."""
