@@ -144,7 +144,7 @@ class Grammars:
             self._changed.notify_all()
         try:
             async with asyncio.timeout(self._seconds + _TURN_SECONDS):
-                return await asyncio.wrap_future(waiter.told)  # type: ignore[no-any-return] # see `_tell`
+                return await asyncio.wrap_future(waiter.told)
         except TimeoutError as error:
             raise Overloaded("too many new schemas and grammars wait to be compiled; try again in 5 s", 5) from error
         finally:
