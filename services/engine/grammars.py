@@ -144,7 +144,7 @@ class Grammars:
             self._changed.notify_all()
         try:
             async with asyncio.timeout(self._seconds + _TURN_SECONDS):
-                return await asyncio.wrap_future(waiter.told)  # type: ignore[no-any-return] # see `_tell`
+                return await asyncio.wrap_future(waiter.told)
         except TimeoutError as error:
             raise Overloaded("too many new schemas and grammars wait to be compiled; try again in 5 s", 5) from error
         finally:
@@ -219,7 +219,7 @@ class Grammars:
         _tell(refused, refusal)
 
     def _forget(self) -> None:
-        """Forget one grammar of the tenant that has the most: nobody's new grammars may drive out those that others use."""
+        """Forget one grammar of the tenant that has the most: new grammars of one tenant may not drive out those that others use."""
         [(tenant, _)] = Counter(kept.tenant for kept in self._kept.values()).most_common(1)
         del self._kept[next(grammar for grammar, kept in self._kept.items() if kept.tenant == tenant)]
 

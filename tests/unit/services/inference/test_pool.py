@@ -161,8 +161,12 @@ def test_replicas_that_compile_a_schema_are_not_taken_for_silent(
     for name, engine in replicas.engines.items():
         replicas.tell(name, abilities=frozenset({"spans", "logprobs", "constraints"}))
         engine.mute = True
-    compiled = threading.Timer(0.5, lambda: [setattr(engine, "mute", False) for engine in replicas.engines.values()])
-    compiled.start()
+
+    def compiled() -> None:
+        for engine in replicas.engines.values():
+            engine.mute = False
+
+    threading.Timer(0.5, compiled).start()
     assert text_of(replicas.ask(response_format={"type": "json_object"}), stream=False) == TEXT
     assert sum(replicas.asked().values()) == 1
     assert replicas.out() == {}
