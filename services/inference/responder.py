@@ -71,7 +71,7 @@ def identity_of(client: Request, caller: Caller, body: bytes) -> tuple[str, byte
     """In which scope idempotency keys are one's own, and a digest of all that tells a request from others.
 
     That is its path, its body and what its headers say: labels and purpose. The sessions of a group ask the same, each at its own URL:
-    these are different requests. What a session's key or URL asked is no repeat of what an app asked, even if that names the session.
+    these are different requests. A request of a session's key or URL repeats no request of an app, even if that names the session.
     """
     headers = client.headers
     session = caller.session or headers.get(SESSION_HEADER)
