@@ -35,10 +35,9 @@ def cost_of_one(arm: Arm, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
             for turn in range(_TIMES):
                 world.append([signal_message(said) for said in signals_about(about, _BATCH, size + turn * _BATCH)])
                 samples.append(_drain(worker, _BATCH) * 1000 / _BATCH)
-            result[str(size)] = {"ms_per_signal": summarise(samples), "seconds_to_fill": filled}
-            print(
-                f"{arm.name}, {size:,} signals about the answer: {result[str(size)]['ms_per_signal']['median']:.3f} ms"
-            )
+            cost = summarise(samples)
+            result[str(size)] = {"ms_per_signal": cost, "seconds_to_fill": filled}
+            print(f"{arm.name}, {size:,} signals about the answer: {cost['median']:.3f} ms")
         _check(world)
     return result
 
