@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.flood.feed import an_answer, answer_message, signal_message, signals_about
 from benchmarks.log.run import Arm, World, a_world
 from benchmarks.report import summarise
+from contracts.ledger import signal_counts
 from contracts.tasks.loading import load_tasks
 from pipelines.episodes.handler import EpisodesHandler
 from runtime.settings import load_settings
@@ -15,6 +16,7 @@ from runtime.worker import Worker
 
 SIZES = (1, 100, 10_000)
 _BATCH, _TIMES = 50, 5
+_LOOK_SECONDS = 0.01
 
 
 def cost_of_one(arm: Arm, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
@@ -24,37 +26,34 @@ def cost_of_one(arm: Arm, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
         worker = Worker(
             EpisodesHandler(load_tasks(load_settings(world.settings.home).tasks)), world.database, world.log
         )
-        _drain(worker)
         for size in sizes:
             about = an_answer(size)
             world.append([answer_message(about)])
             world.append([signal_message(said) for said in signals_about(about, size)])
-            filled = _drain(worker)
+            filled = _drain(worker, size + 1)
             samples = []
             for turn in range(_TIMES):
                 world.append([signal_message(said) for said in signals_about(about, _BATCH, size + turn * _BATCH)])
-                samples.append(_drain(worker) * 1000 / _BATCH)
-            result[str(size)] = {"ms_per_signal": summarise(samples), "seconds_to_fill": filled}
-            print(
-                f"{arm.name}, {size:,} signals about the answer: {result[str(size)]['ms_per_signal']['median']:.3f} ms"
-            )
+                samples.append(_drain(worker, _BATCH) * 1000 / _BATCH)
+            cost = summarise(samples)
+            result[str(size)] = {"ms_per_signal": cost, "seconds_to_fill": filled}
+            print(f"{arm.name}, {size:,} signals about the answer: {cost['median']:.3f} ms")
         _check(world)
     return result
 
 
-def _drain(worker: Worker[Any]) -> float:
+def _drain(worker: Worker[Any], num: int) -> float:
+    """Step until so many records were handled; returns the seconds of the steps that found some."""
     seconds = 0.0
-    while True:
+    while num > 0:
         started = time.perf_counter()
-        num = worker.step()
-        if not num:
-            return seconds
-        seconds += time.perf_counter() - started
+        found = worker.step(_LOOK_SECONDS)
+        seconds += time.perf_counter() - started if found else 0.0
+        num -= found
+    return seconds
 
 
 def _check(world: World) -> None:
-    from contracts.ledger import signal_counts  # noqa: PLC0415 beside what it checks
-
     with world.database.snapshot() as connection:
         counts = signal_counts(connection).states
     print(f"  states: { ({name: num for name, num in counts.items() if num}) }")

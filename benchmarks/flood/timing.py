@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ _seconds: list[float] = []
 
 def begin_timing() -> None:
     """From now on, until the process ends."""
-    commit = DefaultDialect.do_commit
+    commit: Callable[[DefaultDialect, Any], None] = DefaultDialect.do_commit
 
     def note_begin(*arguments: Any) -> None:
         if getattr(_here, "begun_at", None) is None or str(arguments[2]).startswith("BEGIN"):

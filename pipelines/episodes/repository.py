@@ -7,6 +7,7 @@ never deadlock. If another replica added one of the new rows, the whole batch is
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Row, Table, select, text
@@ -23,6 +24,9 @@ from pipelines.episodes.epochs import repository as epochs
 from pipelines.episodes.epochs.chain import LedgerEntry
 from pipelines.episodes.lifecycle import Key, SampleState
 from pipelines.episodes.samples import HEARD, HeldSignal, Samples, SignalName
+
+_SMALL_BYTES = 1_024
+"""Longer records are not kept decoded."""
 
 
 def load(
@@ -133,7 +137,13 @@ def _signals(
             others = others.where(signals.c.completion_id.between(min(firsts), max(firsts)))
         statement = statement.union_all(others)
     for record, *state in connection.execute(statement):
-        yield HeldSignal(decode_shape(Signal, record), *state)
+        yield HeldSignal(_decoded(record) if len(record) <= _SMALL_BYTES else decode_shape(Signal, record), *state)
+
+
+@lru_cache(maxsize=4_096)
+def _decoded(record: bytes) -> Signal:
+    """In a flood each batch reads the same rows."""
+    return decode_shape(Signal, record)
 
 
 def _insert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:

@@ -83,7 +83,8 @@ class Samples:
 
     def read_signal(self, held: HeldSignal) -> None:
         """Add a signal that the database holds."""
-        self.signals.read(name_of(self._add(held).record), held)
+        self._add(held)
+        self.signals.read(name_of(held.record), held)
 
     def facts(self, sample: SampleState, task: Task | None, now: float, session_at: float | None = None) -> Facts:
         """What the transitions of a sample may look at."""
@@ -132,11 +133,9 @@ class Samples:
             refusal = join.TOO_MANY
         elif crowded_out is not None:
             self._reject(self.signals[name_of(crowded_out)], join.TOO_MANY)
-        held = self._add(HeldSignal(record, "retracted" if record.retracted else PENDING))
-        if refusal:
-            self._reject(held, refusal)
-        elif sample is not None and not record.retracted:
-            self._become(held, "joined")
+        state = "rejected" if refusal else PENDING if sample is None else "joined"
+        self._add(HeldSignal(record, "retracted" if record.retracted else state, refusal))
+        if state == "joined" and not record.retracted:
             self._changed[key] = None
 
     def take_changed(self, completion_id: str | None = None) -> list[Key]:
@@ -214,7 +213,7 @@ class Samples:
         """The signals of a tenant about an answer that take room."""
         return [self.signals[name].heard for name in self._names.get(key, ()) if name[1] == tenant]
 
-    def _add(self, held: HeldSignal) -> HeldSignal:
+    def _add(self, held: HeldSignal) -> None:
         """Keep the state of a signal; what does not count at all is found by its name alone."""
         name, names = name_of(held.record), self._names.setdefault((held.record.completion_id, held.record.choice), {})
         self.signals[name] = held
@@ -222,7 +221,6 @@ class Samples:
             names[name] = None
         else:
             names.pop(name, None)
-        return held
 
 
 def name_of(record: Signal) -> SignalName:

@@ -28,7 +28,7 @@ from runtime.log.dead_letters import LATEST, MAX_DEAD_LETTERS, MAX_IN_A_ROW, MAX
 from runtime.log.local import LocalConsumer, LocalLog
 from runtime.log.outbox import Relay, put, waiting
 from runtime.metrics import LAST_STEP, LAST_STEP_NAME
-from runtime.worker import Worker
+from runtime.worker import LEAST_BATCH, Worker, _next_limit
 from tests.fakes import FullLog, everything
 
 MANY_DEAD_LETTERS = text(
@@ -480,3 +480,21 @@ def test_only_a_worker_that_follows_gives_up_a_lost_position(
         with pytest.raises(PositionLost):
             worker.run(stop)
     assert len(steps) == follows
+
+
+@pytest.mark.parametrize(
+    ("limit", "num", "seconds", "wanted"),
+    [
+        (200, 200, 0.06, 100),
+        (200, 30, 0.06, LEAST_BATCH),
+        (LEAST_BATCH, LEAST_BATCH, 9.0, LEAST_BATCH),
+        (200, 200, 0.045, 200),
+        (200, 200, 0.03, 250),
+        (200, 200, 0.01, 400),
+        (200, 199, 0.01, 200),
+    ],
+)
+def test_the_next_batch_follows_the_time_that_the_last_one_took(
+    limit: int, num: int, seconds: float, wanted: int
+) -> None:
+    assert _next_limit(limit, num, seconds) == wanted

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ from tests.unit.pipelines.episodes.bench import Join, a_task
 from tests.unit.pipelines.episodes.keys.test_credit import SOLVED, a_join, a_line
 from tests.unit.pipelines.episodes.test_histories import System, _acknowledge
 
-SIGNALS_OF_TASK = {
+SIGNALS_OF_TASK: dict[str, dict[str, Any]] = {
     "accepted": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}},
     "comment": {"type": "text", "decisive": False},
 }
@@ -168,7 +169,7 @@ def plans(database: Database) -> Iterator[list[str]]:
     """How SQLite answers each statement of the block."""
     found: list[str] = []
 
-    def explain(connection: Connection, _cursor: object, statement: str, parameters: object, *_: object) -> None:
+    def explain(connection: Connection, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
         if statement.startswith(("SELECT", "UPDATE", "DELETE")) and not isinstance(parameters, list):
             raw = connection.connection.cursor()
             raw.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
