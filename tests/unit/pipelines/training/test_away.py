@@ -49,9 +49,9 @@ class AwayDatabase(Database):
     outage = Outage(-1)
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self, *, gives_way: bool = False) -> Iterator[Connection]:
         self.outage.call("the database")
-        with super().transaction() as connection:
+        with super().transaction(gives_way=gives_way) as connection:
             yield connection
 
     @contextmanager

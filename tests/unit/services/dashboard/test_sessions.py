@@ -37,10 +37,10 @@ class Full(Database):
     """A database that refuses writes."""
 
     @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+    def transaction(self, *, gives_way: bool = False) -> Iterator[Connection]:
         if self.url:
             raise Unavailable("the disk is full")
-        with super().transaction() as connection:
+        with super().transaction(gives_way=gives_way) as connection:
             yield connection
 
 
