@@ -65,7 +65,7 @@ def holes(folder: Path) -> str | None:
 
 
 def endless(folder: Path) -> str | None:
-    """A policy whose template counts for ever, or fills the memory."""
+    """A policy whose template counts without end, or fills the memory."""
     shutil.copytree(_BASE, folder, dirs_exist_ok=True)
     for template in _ENDLESS:
         (folder / "chat_template.jinja").write_text(template)
