@@ -59,7 +59,7 @@ RETRY_SECONDS = 1.0
 HALT_SECONDS = 10.0
 """Between two attempts of a worker that halted."""
 CAUTIOUS_BATCH = 64
-"""Size at the start and after a batch with a bad record. At 1% bad records, about half of such small batches have none."""
+"""Size after a batch with a bad record. At 1% bad records, about half of such small batches have none."""
 LEAST_BATCH = 16
 """However slow the disk is: a smaller batch would not make its commit shorter."""
 LONGEST_TRANSACTION_SECONDS = 0.05
@@ -143,7 +143,7 @@ class Worker(Generic[Item]):
         self._follows = follows
         self._done = done
         self._positions: dict[tuple[str, int], int] = {}
-        self._limit = CAUTIOUS_BATCH
+        self._limit = handler.batch_size
         self._has_more = False
         """The last tick sent something, and may have left something."""
         self._consumer = event_log.consumer(handler.name, handler.topics, self._load_position)

@@ -48,7 +48,7 @@ def among(connection: Connection, column: ColumnElement[Any], values: Collection
 def among_rows(
     connection: Connection, columns: Sequence[ColumnElement[str]], rows: Collection[tuple[str, ...]]
 ) -> ColumnElement[bool]:
-    """Select rows whose `columns`, all of text, are one of `rows`."""
+    """Select rows whose `columns`, all of text, are one of `rows`, which must not be empty."""
     if connection.dialect.name == "sqlite":
         # A list of literal rows would not be looked up in an index: SQLite would read the whole table.
         given = func.json_each(json.dumps(sorted(rows))).table_valued("value")

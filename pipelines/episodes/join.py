@@ -17,7 +17,7 @@ SUPERSEDED = "superseded"
 """Reason of a sample that a later try of its request replaced."""
 TOO_MANY = "too_many_signals"
 """Reason of a signal that does not count because others about its answer came before it."""
-MOST_OF_SUBMITTER, MOST_OF_ANSWER = 16, 64
+MOST_OF_SUBMITTER, MOST_OF_ANSWER = 32, 128
 """Signals that count, about one answer: of one submitter, and of all. No product says so much about an answer; a flood does. Each batch
 reads them all, and each revision carries them: about 20 answers at their limit fit into a transaction of 50 ms.
 """

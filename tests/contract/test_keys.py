@@ -61,7 +61,7 @@ def test_only_one_of_two_ends_a_wait(any_database: Database) -> None:
     answer = a_generation(completion_id=IDS[0], join_key="k")
     with any_database.transaction() as connection:
         [first, *_] = exchange.register(connection, {}, [answer], 103.0)
-        assert exchange.sweep(connection, {}, 103.0, frozenset(), repository.FIRST).messages == []
+        assert exchange.sweep(connection, {}, 103.0, frozenset(), repository.FIRST) == ([], None)
     assert first.topic == "signals"
 
 
@@ -86,13 +86,14 @@ def test_replicas_that_take_and_an_app_that_takes_back_never_wait_in_a_circle(an
     def take(_number: int) -> None:
         start.wait(60.0)
         with any_database.transaction() as connection:
-            these = repository.page(connection, repository.FIRST, NUM_WAITING)
-            taken.extend(repository.take(connection, repository.answered(connection, these, (), 0.0)))
+            if these := repository.page(connection, repository.FIRST, NUM_WAITING):
+                taken.extend(repository.take(connection, repository.answered(connection, these, (), 0.0)))
 
     def settle(_number: int) -> None:
         start.wait(60.0)
         with any_database.transaction() as connection:
-            repository.settle(connection, repository.page(connection, repository.FIRST, NUM_WAITING), 0.0, 1e9)
+            if these := repository.page(connection, repository.FIRST, NUM_WAITING):
+                repository.settle(connection, these, 0.0, 1e9)
 
     def take_back(_number: int) -> None:
         start.wait(60.0)
