@@ -33,7 +33,8 @@ class WriteTurns:
         """Let those that give way wait until the end of the block."""
         with self._opened() as file:
             if file is not None:
-                fcntl.flock(file, fcntl.LOCK_SH)
+                with suppress(OSError):  # a disk without locks
+                    fcntl.flock(file, fcntl.LOCK_SH)
             yield
 
     def give_way(self) -> None:
@@ -53,6 +54,8 @@ class WriteTurns:
             yield file
         finally:
             if file is not None:
+                with suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough while a forked child has it open
                 os.close(file)
 
 
@@ -61,4 +64,6 @@ def _is_free(file: int) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:
+        return True  # a disk without locks
     return True

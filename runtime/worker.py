@@ -60,7 +60,7 @@ HALT_SECONDS = 10.0
 """Between two attempts of a worker that halted."""
 CAUTIOUS_BATCH = 64
 """Size after a batch with a bad record. At 1% bad records, about half of such small batches have none."""
-LEAST_BATCH = 16
+LEAST_BATCH = 64
 """However slow the disk is: a smaller batch would not make its commit shorter."""
 LONGEST_TRANSACTION_SECONDS = 0.05
 """A batch whose transaction took longer halves the next one. A full batch that took less than 40% of it doubles the next one, one that
@@ -214,13 +214,14 @@ class Worker(Generic[Item]):
         return with_answers(self._log, self._database, records)
 
     def _apply(self, parts: Sequence[BatchRecord[Item]], handle: Handling[Item], *, is_at_end: bool) -> float:
-        """Commit a batch: state, messages, dead letters and positions, in one transaction; returns its seconds."""
+        """Commit a batch: state, messages, dead letters and positions, in one transaction; returns the seconds that grow with the batch."""
         records = [part.record for part in parts]
         with self._database.transaction(gives_way=True) as connection:
-            begun_at = time.perf_counter()
             self._hold(connection, {record.partition for record in records})
+            begun_at = time.perf_counter()
             failed, messages = handle(connection, [part for part in parts if part.culprit is None])
             bury_all(connection, self._handler.name, culprits_of(parts) + failed, self._clock())
+            handled_at = time.perf_counter()
             due = self._tick(connection, is_at_end=is_at_end)
             messages += due
             put(connection, self._handler.name, messages, self._log.num_partitions)
@@ -228,9 +229,8 @@ class Worker(Generic[Item]):
             self._fault("worker: before commit")
         self._positions |= moved
         self._has_more = bool(due)
-        seconds = time.perf_counter() - begun_at
-        TRANSACTION_SECONDS.labels(self._handler.name).observe(seconds)
-        return seconds
+        TRANSACTION_SECONDS.labels(self._handler.name).observe(time.perf_counter() - begun_at)
+        return handled_at - begun_at
 
     def _handle(
         self, connection: Connection, parts: Sequence[BatchRecord[Item]]

@@ -147,6 +147,12 @@ generation = table(
     ),
     Index(
         "ix_generation_retry",
+        "request",
+        sqlite_where=text("retry_count > 0"),
+        postgresql_where=text("retry_count > 0"),
+    ),
+    Index(
+        "ix_generation_retry_joined_at",
         "joined_at",
         sqlite_where=text("retry_count > 0"),
         postgresql_where=text("retry_count > 0"),

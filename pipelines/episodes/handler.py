@@ -128,7 +128,7 @@ class EpisodesHandler:
     ) -> list[Message]:
         """Close windows that have passed: a sample that was not sent yet is sent with the signals that it has."""
         if is_at_end and self._was_behind:
-            self._sweeps_at = now  # signals about sessions waited for this
+            self._sweeps_at, self._place = now, FIRST  # signals about sessions waited for this, on every page
         self._was_behind = not is_at_end
         messages = self._sweep(connection, now, partitions if is_at_end else frozenset())
         epochs_repository.repair(connection)

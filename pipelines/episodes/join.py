@@ -92,8 +92,8 @@ def state_on_arrival(signal: Signal, closes_at: float) -> SignalState:
 def crowded_out(said: Signal, held: Sequence[Signal]) -> Signal | None:
     """Which signal does not count once `said` came, because there are too many: itself or one of `held`; None if there is room.
 
-    A submitter's last word under each name counts. Where its room is used up, the last word takes the place of the word before it,
-    or of an older signal of the same submitter that is no last word; never of somebody else's.
+    A submitter's last word under each name counts. Where its room is used up, the last word takes the place of what the same submitter
+    took back, then of its oldest signal that is no last word, then of the word before it; never of somebody else's.
 
     Args:
         said: was just read, and was not read before.
@@ -106,12 +106,16 @@ def crowded_out(said: Signal, held: Sequence[Signal]) -> Signal | None:
         return None
     standing = sorted((signal for signal in own if not signal.retracted), key=_order)
     last = {_place(signal): signal for signal in standing}
-    if said.retracted:
-        return said
     before = last.get(_place(said))
-    if before is None:
-        return next((signal for signal in standing if last[_place(signal)] is not signal), said)
-    return before if _order(said) > _order(before) and _meaning(said) != _meaning(before) else said
+    if said.retracted or (before is not None and not _overrules(said, before)):
+        return said
+    gone = sorted((signal for signal in own if signal.retracted), key=_order)
+    overruled = (signal for signal in standing if last[_place(signal)] is not signal)
+    return next(iter((*gone, *overruled)), before or said)
+
+
+def _overrules(said: Signal, before: Signal) -> bool:
+    return _order(said) > _order(before) and _meaning(said) != _meaning(before)
 
 
 def superseded(signals: Sequence[Signal]) -> set[str]:

@@ -8,7 +8,6 @@ corrections, and each signal has one state. Taking back the client's signal take
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
@@ -33,10 +32,8 @@ def shared(
 ) -> list[Signal]:
     """Take waiting signals; those about sessions are shared among the calls. Returns the signals to send.
 
-    Signals about sessions with many calls are taken a few at a time; the others keep waiting. A signal that does not count because
-    there are too many about its own answer says nothing about earlier calls either.
+    A signal that does not count because there are too many about its own answer says nothing about earlier calls either.
     """
-    found = _affordable(connection, found)
     about = [item for item in found if item.name.kind == SESSION]
     calls = repository.calls_of(connection, {item.name for item in about})
     lines = {item[:2]: parts_of(item.name.value, calls.get(item.name, ()), tasks, item.received_at) for item in about}
@@ -63,15 +60,16 @@ def take_back(connection: Connection, retracted: Sequence[Signal], now: float) -
     return sorted(sent, key=lambda each: each.id)
 
 
-def _affordable(
-    connection: Connection, found: Sequence[repository.WaitingSignal]
-) -> Sequence[repository.WaitingSignal]:
-    """The first of these signals, as many as a short transaction can share."""
+def affordable(connection: Connection, found: Sequence[repository.WaitingSignal]) -> Sequence[repository.WaitingSignal]:
+    """These signals, of those about sessions the first, as many as a short transaction can share; the others keep waiting."""
     nums = repository.num_calls(connection, {item.name for item in found if item.name.kind == SESSION})
-    if not nums:
-        return found
-    totals = list(accumulate(nums.get(item.name, 0) for item in found))
-    return found[: max(1, bisect_right(totals, MOST_SHARES))]
+    first = next((item for item in found if item.name.kind == SESSION), None)
+    totals = accumulate(nums.get(item.name, 0) for item in found)
+    return [
+        item
+        for item, total in zip(found, totals, strict=True)
+        if item.name.kind != SESSION or item is first or total <= MOST_SHARES
+    ]
 
 
 def _with_room(connection: Connection, taken: Sequence[Signal]) -> list[Signal]:

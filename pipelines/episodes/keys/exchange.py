@@ -58,7 +58,10 @@ def register(
             known.setdefault(name, set()).add(rules.AnswerRef(record.completion_id, record.choice))
     aimed = [_aimed(item, known[item.name]) for item in repository.waiting(connection, meant, _MAX_SIGNALS)]
     waiting = [item for item in aimed if item is not None]
-    return [_sent(signal) for signal in [*followed, *credit.shared(connection, tasks, waiting)]]
+    return [
+        _sent(signal)
+        for signal in [*followed, *credit.shared(connection, tasks, credit.affordable(connection, waiting))]
+    ]
 
 
 def settle_sessions(
@@ -68,7 +71,7 @@ def settle_sessions(
     found = repository.recently_answered(
         connection, partitions, now - RECENT_SECONDS, now - SETTLE_SECONDS, _MAX_SIGNALS
     )
-    return [_sent(signal) for signal in credit.shared(connection, tasks, found)]
+    return [_sent(signal) for signal in credit.shared(connection, tasks, credit.affordable(connection, found))]
 
 
 def off_line(connection: Connection, calls: Mapping[rules.AnswerRef, rules.KeyName]) -> set[rules.AnswerRef]:
@@ -84,7 +87,7 @@ def take_back(connection: Connection, retracted: Sequence[Signal], now: float) -
 
 
 class Sweep(NamedTuple):
-    """What a look at a page of the waiting signals found. `next`: the place after it; None: it was the last page."""
+    """What a look at a page of the waiting signals found. `next`: where to look next; None: it was the last page."""
 
     messages: list[Message]
     next: repository.WaitingId | None
@@ -105,8 +108,11 @@ def sweep(
     if not these:
         return Sweep([], None)
     found = repository.answered(connection, these, partitions, now - SETTLE_SECONDS)
-    sent = [_sent(signal) for signal in credit.shared(connection, tasks, found)]
+    now_shared = credit.affordable(connection, found)
+    sent = [_sent(signal) for signal in credit.shared(connection, tasks, now_shared)]
     repository.settle(connection, these, now - ORPHAN_SECONDS, now - RETRACTED_SECONDS)
+    if len(now_shared) < len(found):
+        return Sweep(sent, after)
     return Sweep(sent, these[-1] if len(these) == _MAX_SIGNALS else None)
 
 

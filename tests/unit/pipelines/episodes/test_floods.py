@@ -106,6 +106,25 @@ def test_the_last_word_of_who_said_too_much_counts(join: Join) -> None:
     assert sum(num for (state, _), num in states_of(join).items() if state != "rejected") == rules.MOST_OF_SUBMITTER
 
 
+def test_who_took_everything_back_may_speak_again(join: Join) -> None:
+    about = a_generation()
+    join.hear(about, *a_flood(about, rules.MOST_OF_SUBMITTER))
+    join.hear(*(replace(item, retracted=True) for item in a_flood(about, rules.MOST_OF_SUBMITTER)))
+    (episode,) = join.hear(said_by(about, "p0", 1_000, value=False))
+    assert [item.value for item in episode.signals] == [False]
+    assert states_of(join)["retracted", "too_many_signals"] == 1, "it gave its place"
+
+
+def test_taking_back_the_last_word_brings_the_one_before_it_back_not_an_older_one(join: Join) -> None:
+    about = a_generation()
+    told = [said_by(about, "p0", number) for number in range(rules.MOST_OF_SUBMITTER - 1)]
+    join.hear(about, *told, said_by(about, "p0", 500, value=False))
+    join.hear(last := said_by(about, "p0", 501, value=True))
+    (episode,) = join.hear(replace(last, retracted=True))
+    assert episode.signals[-1].id == "p0-500"
+    assert {item.value for item in episode.signals} == {False}
+
+
 def test_who_corrects_endlessly_has_one_word_and_one_revision_for_a_batch(join: Join) -> None:
     about = a_generation()
     words = [said_by(about, "p0", number, value=number % 2 == 0) for number in range(400)]
