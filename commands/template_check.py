@@ -7,6 +7,7 @@ A template is a program, and nobody knows how long a program runs. So the one wh
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -27,6 +28,8 @@ from services.inference.template import ChatTemplate, load_template
 
 MOST_CPU_SECONDS, _MOST_BYTES = 10, 2**31
 """Of the process: the slowest of the known templates takes a second and 200 MB."""
+_ONE_THREAD = {"RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+"""Each thread takes room of its own, and there are as many as cores."""
 _PATIENCE = 20
 """Times its seconds, on a busy machine."""
 _QUESTION = [{"role": "user", "content": "How much is 2 + 2?"}]
@@ -37,7 +40,8 @@ def template_findings(folder: Path, cpu_seconds: int = MOST_CPU_SECONDS) -> list
     command = [sys.executable, "-m", "commands.template_check", str(folder), str(cpu_seconds)]
     loops = f"it renders a question for longer than {cpu_seconds} s of a core, so it loops"
     try:
-        ran = subprocess.run(command, capture_output=True, check=False, timeout=_PATIENCE * cpu_seconds)  # noqa: S603 our own module
+        env, patience = os.environ | _ONE_THREAD, _PATIENCE * cpu_seconds
+        ran = subprocess.run(command, capture_output=True, check=False, env=env, timeout=patience)  # noqa: S603 our own module
         return msgspec.json.decode(ran.stdout, type=list[Finding])
     except subprocess.TimeoutExpired:
         problem = loops

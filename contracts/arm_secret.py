@@ -18,7 +18,7 @@ def read_arm_secret(connection: Connection) -> bytes:
     """The secret of this home: 32 random bytes.
 
     Raises:
-        InvalidSettings: it was deleted.
+        InvalidSettings: it was deleted, or is no number.
     """
     found = connection.execute(select(home_secret.c.value).where(home_secret.c.name == NAME)).scalar_one_or_none()
     if found is None:
@@ -26,4 +26,7 @@ def read_arm_secret(connection: Connection) -> bytes:
             f"the table home_secret has no row {NAME!r}, so no arm can be drawn: restore it from a backup, or insert 64 random hex "
             "digits (`openssl rand -hex 32`), which draws every arm anew"
         )
-    return bytes.fromhex(found)
+    try:
+        return bytes.fromhex(found)
+    except ValueError as error:
+        raise InvalidSettings(f"the row {NAME!r} of the table home_secret is no 64 hex digits: write such") from error

@@ -10,6 +10,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from contracts.files import read_small
+
 _DIFFERS_HARMLESSLY = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 _FILES = ("tokenizer.json",)
 
@@ -20,13 +22,13 @@ def fingerprint(base: str | Path) -> str:
     try:
         hashed = blake2b(json.dumps(model_of(folder), sort_keys=True).encode(), digest_size=12)
         for name in _FILES:
-            hashed.update((folder / name).read_bytes())
-    except (OSError, ValueError, AttributeError):
+            hashed.update(read_small(folder / name, 2**28))
+    except (OSError, ValueError, AttributeError, RecursionError):
         return ""  # a hub id, or a folder that `up` would refuse: nothing can be said
     return hashed.hexdigest()
 
 
 def model_of(folder: Path) -> dict[str, Any]:
     """What config.json says of the model itself. Raises OSError, ValueError or AttributeError if it says nothing."""
-    config = json.loads((folder / "config.json").read_bytes())
+    config = json.loads(read_small(folder / "config.json"))
     return {name: value for name, value in config.items() if name not in _DIFFERS_HARMLESSLY}

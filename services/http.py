@@ -74,8 +74,8 @@ class BodyTooLarge(InvalidRequest):
 class _LimitedBody:
     """Stops reading a body that is too large; FastAPI's own limit would answer with plain text."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, most_bytes: int) -> None:
+        self._app, self._most_bytes = app, most_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         num_bytes = 0
@@ -84,17 +84,22 @@ class _LimitedBody:
             nonlocal num_bytes
             message = await receive()
             num_bytes += len(message.get("body", b""))
-            if num_bytes > MAX_BODY_BYTES:
-                raise BodyTooLarge(f"a request body may have up to {MAX_BODY_BYTES // 2**20} MiB; send less")
+            if num_bytes > self._most_bytes:
+                raise BodyTooLarge(f"a request body may have up to {self._most_bytes // 2**20} MiB; send less")
             return message
 
         await self._app(scope, limited, send)
 
 
-def make_service(title: str, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
+def make_service(
+    title: str,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
+    *,
+    most_body_bytes: int = MAX_BODY_BYTES,
+) -> FastAPI:
     """An application without routes, whose failures are error objects."""
     service = FastAPI(title=title, lifespan=lifespan, openapi_url=None)
-    service.add_middleware(_LimitedBody)
+    service.add_middleware(_LimitedBody, most_bytes=most_body_bytes)
 
     @service.exception_handler(MillraceError)
     async def expected(_request: Request, error: MillraceError) -> Response:

@@ -92,7 +92,7 @@ def state_on_arrival(signal: Signal, closes_at: float) -> SignalState:
 def crowded_out(said: Signal, held: Sequence[Signal]) -> Signal | None:
     """Which signal does not count once `said` came, because there are too many: itself or one of `held`; None if there is room.
 
-    A submitter's last word under each name counts. Where its room is used up, the last word takes the place of what the same submitter
+    A submitter's last word under each name counts. Where its room is used up, the last word takes the place of one that the same submitter
     took back, then of its oldest signal that is no last word, then of the word before it; never of somebody else's.
 
     Args:

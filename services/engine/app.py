@@ -16,6 +16,9 @@ from services.engine.guard import Guard
 from services.engine.routes import make_router
 from services.http import make_service
 
+_MOST_BODY_BYTES = 2**24
+"""A prompt of two million ids. Only our gateways ask here, and they bound what apps send."""
+
 
 def make_app(engine: Engine, follower: Follower, key: str, announcer: EngineAnnouncer | None = None) -> FastAPI:
     """The application over an engine; `key`: the secret that every caller must send."""
@@ -32,7 +35,7 @@ def make_app(engine: Engine, follower: Follower, key: str, announcer: EngineAnno
         await asyncio.to_thread(engine.close)
         await asyncio.to_thread(end_heartbeats)
 
-    app = make_service("Millrace engine", lifespan)
+    app = make_service("Millrace engine", lifespan, most_body_bytes=_MOST_BODY_BYTES)
     app.include_router(make_router(engine, follower))
     app.add_middleware(Guard, key=key)  # the middleware that is added last runs first
     return app

@@ -18,7 +18,7 @@ from contracts import revocations
 from contracts.arm_secret import read_arm_secret
 from contracts.arms import DRAWN, draw_arm
 from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS, Assignment, read
-from contracts.errors import Unavailable, UnknownModel, VersionRevoked
+from contracts.errors import InvalidSettings, Unavailable, UnknownModel, VersionRevoked
 from contracts.version_history import read_assigned_since
 from runtime.database import Database
 from services.inference.versions import NUMBER
@@ -159,7 +159,7 @@ class Assignments:
                 found, self.revoked = await asyncio.to_thread(self._read)
                 self.learned = _learned(self.learned, self._held.get(LEARNING), found.get(LEARNING))
                 self._held = found
-            except Unavailable as error:
+            except (Unavailable, InvalidSettings) as error:
                 _log.warning("assignments not read", reason=error.message)
         return self._held
 

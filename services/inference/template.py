@@ -39,7 +39,7 @@ _NOTHING: Mapping[str, Any] = {}
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _OPENS = "add_generation_prompt"
 _MAX_ARGUMENTS = 2**20
-"""Characters of arguments that are texts: each is read as JSON."""
+"""Characters of arguments that are texts: each is read as JSON. A long context holds more, see `ChatTemplate`."""
 _MOST_OF_A_TOKEN = 16
 """Characters for each token of the context. Text has three to five; longer prompts are refused before anything looks into them."""
 
@@ -233,9 +233,9 @@ class ChatTemplate:
         contents = (message.get("content") for message in messages)
         self._check_characters(sum(len(text) for text in contents if isinstance(text, str)), "messages")
         calls = (call["function"].get("arguments") for message in messages for call in message.get("tool_calls") or ())
-        if sum(len(text) for text in calls if isinstance(text, str)) > _MAX_ARGUMENTS:
+        if sum(len(text) for text in calls if isinstance(text, str)) > (most := max(_MAX_ARGUMENTS, 4 * self.context)):
             raise InvalidRequest(
-                f"arguments of tool calls take up to {_MAX_ARGUMENTS // 2**20} MiB in all messages; leave some out",
+                f"arguments of tool calls take up to {most // 2**20} MiB in all messages; leave some out",
                 param="messages",
             )
 

@@ -55,6 +55,8 @@ class Standing(NamedTuple):
     started_at: float
     state: str
     """shadow, canary or stopped."""
+    harmed_since: float = 0.0
+    """When it began to seem worse for somebody alone, or now."""
 
 
 class Assessment(NamedTuple):
@@ -101,7 +103,8 @@ def assess(
         "sample_ratio": _ratio_fact(seen.sample_ratio(), settings),
         "left_out": seen.left_out,
         "harmed": harmed,
-        "harmed_until": standing.stage_at + settings.harmed_seconds if harmed else None,
+        "harmed_since": standing.harmed_since if harmed else None,
+        "harmed_until": max(standing.stage_at, standing.harmed_since) + settings.harmed_seconds if harmed else None,
         "guardrails_only": not num_primaries,
         "first": _first(settings, allowed, has_primary=num_primaries > 0),
         "age_seconds": max(

@@ -44,7 +44,7 @@ _GAP_SECONDS = 60.0
 ABSENT_SECONDS = 30.0
 """A train stops when no engine held its version for so long: a restart takes less."""
 NO_USERS = "No answer of a user was joined in the last 30 s: the train waits for users, or for episodes."
-_HARMED = "their answers are left out; the last stage lasts at least harmed_seconds, so that somebody can withdraw the version"
+_HARMED = "their answers are left out; the last stage lasts harmed_seconds from now or from its begin, so that somebody can withdraw the version"
 _VETO = "Nobody else gets it by itself; who wants the habit promotes the version by hand."
 _ENDED = {"arrive": SHIPPED, "revoke": REVOKED, "withdraw": WITHDRAWN, "change_over": WITHDRAWN}
 _TOLD = {"advance": "train advanced", "stop": "train stopped", "go_on": "train goes on"}
@@ -115,7 +115,8 @@ class Trip:
             return
         with self._database.snapshot() as connection:
             self._evidence.read(connection, now)
-        where = Standing(train.stage, train.stage_at, train.since, train.state)
+        since = train.evidence.get("harmed_since") or now
+        where = Standing(train.stage, train.stage_at, train.since, train.state, since)
         found = self._evidence.assess(now, where)
         self._tell_harmed(train, found)
         # The start by which patience ends: later, if a time did not count.

@@ -8,7 +8,10 @@ from __future__ import annotations
 import ipaddress
 import socket
 from ipaddress import IPv4Address, IPv6Address
+from urllib.request import getproxies, proxy_bypass
 
+_OLD = (ipaddress.ip_network("::/96"), ipaddress.ip_network("fec0::/10"))
+"""Forms that were given up: an IPv4 address inside, and a site's own addresses."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
@@ -33,9 +36,16 @@ def addresses_of(host: str, port: int, *, may_be_private: bool) -> list[str]:
     return found
 
 
+def goes_by_proxy(scheme: str, host: str) -> bool:
+    """Whether the environment names a proxy for it: then the proxy resolves the name, and decides where it may lead."""
+    return scheme in getproxies() and not proxy_bypass(host)
+
+
 def is_public(address: str) -> bool:
     """Whether an address is one of the internet, and so is the IPv4 address inside it, if there is one."""
     ip = ipaddress.ip_address(address.partition("%")[0])
+    if any(ip in network for network in _OLD):
+        return False
     inner = _inside(ip) if isinstance(ip, IPv6Address) else ()
     return all(one.is_global and not one.is_multicast for one in inner or (ip,))
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import httpx
 
 from pipelines.release.webhooks.events import WebhookEvent
-from pipelines.release.webhooks.reaching import NotPublic, addresses_of
+from pipelines.release.webhooks.reaching import NotPublic, addresses_of, goes_by_proxy
 from pipelines.release.webhooks.signing import signed_headers
 
 SEND_SECONDS = 10.0
@@ -54,6 +54,8 @@ def send(client: httpx.Client, to: SignedUrl, event: WebhookEvent, at: float) ->
         url = httpx.URL(to.url)
         port = url.port or (443 if url.scheme == "https" else 80)
         headers["host"] = url.netloc.decode()
+        if goes_by_proxy(url.scheme, url.host):
+            return _post(client, url, url.host, body, headers)
         *others, last = addresses_of(url.host, port, may_be_private=to.may_be_private)
         for address in others:
             with suppress(httpx.ConnectError, httpx.ConnectTimeout):

@@ -23,7 +23,9 @@ class WebhookSettings(Section):
 
     def signed(self, url: str, secret: bytes) -> SignedUrl:
         """Where messages for a URL go."""
-        return SignedUrl(url, secret, may_be_private=httpx.URL(url).host in self.private_hosts)
+        return SignedUrl(
+            url, secret, may_be_private=httpx.URL(url).host in {host.strip("[]").lower() for host in self.private_hosts}
+        )
 
     @field_validator("urls")
     @classmethod

@@ -25,9 +25,9 @@ from contracts.record_checks import is_completion_id
 from runtime.replicas import SessionStore
 from services.inference.dialects.responses_items import Item
 
-MAX_READ = 64
+MAX_READ = 256
 """Earlier responses that one request may refer to."""
-MAX_READ_BYTES = 2**23
+MAX_READ_BYTES = 2**25
 """Of all of them, decompressed."""
 _LARGE = 2**16
 """Bytes that are compressed or decompressed in a thread, because it takes longer than handing them over."""
@@ -93,7 +93,7 @@ class ResponseStore:
             num_bytes += size
             if num_bytes > MAX_READ_BYTES:
                 raise InvalidRequest(
-                    f"the earlier responses that this request refers to are longer than {MAX_READ_BYTES // 2**20} MiB; send the items "
+                    f"the responses that this request names are longer than {MAX_READ_BYTES // 2**20} MiB; send the items "
                     "that are needed themselves",
                     param="input",
                 )

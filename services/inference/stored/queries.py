@@ -77,10 +77,10 @@ def find_stored(connection: Connection, search: StoredSearch) -> StoredPage:
                 if _matches(choices, search):
                     found.append(choices)
                     num_bytes += sum(_size_of(choice) for choice in choices)
-                if num_bytes > MAX_PAGE_BYTES:
-                    return StoredPage(found, has_more=True)
                 if len(found) > search.limit:
                     return StoredPage(found[: search.limit], has_more=True)
+                if num_bytes > MAX_PAGE_BYTES:
+                    return StoredPage(found, has_more=True)
         if is_last:
             return StoredPage(found, has_more=False)
         after = window[-1].completion_id

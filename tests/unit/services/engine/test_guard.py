@@ -103,7 +103,7 @@ def test_health_is_open_to_a_get_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "status"), [(b"[" * 1_000_000, 400), (b'"\xff"', 400), (b" " * (8 * 2**20 + 1), 413)]
+    ("content", "status"), [(b"[" * 1_000_000, 400), (b'"\xff"', 400), (b" " * (16 * 2**20 + 1), 413)]
 )
 @pytest.mark.parametrize("path", ["/inference/v1/generate", "/update_weights"])
 def test_a_body_that_nobody_can_read_is_the_senders_fault(

@@ -44,6 +44,8 @@ def told(to: SignedUrl, client: httpx.Client | None = None) -> WebhookTry:
             "2002:a00:1::",
             "64:ff9b::7f00:1",
             "64:ff9b::a9fe:a9fe",
+            "::7f00:1",
+            "fec0::1",
         ),
     ],
 )
@@ -98,3 +100,19 @@ def test_the_certificate_is_that_of_the_name_not_of_the_address(tmp_path: Path, 
         url = receiver.url.replace("http://127.0.0.1", "https://localhost")
         client = httpx.Client(verify=ssl.create_default_context(cafile=str(authority.file)))
         assert told(SignedUrl(url, SECRET, may_be_private=True), client).fate == fate
+
+
+def test_behind_a_proxy_the_name_is_the_proxys_to_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving() as proxy:
+        for name in ("http_proxy", "HTTP_PROXY"):
+            monkeypatch.setenv(name, proxy.url.removesuffix("/hook"))
+        monkeypatch.setenv("no_proxy", "localhost")
+        assert told(SignedUrl("http://hooks.internal/hook", SECRET)).fate == "accepted"
+        assert [post.headers["host"] for post in proxy.posts] == ["hooks.internal"]
+        assert told(SignedUrl("http://localhost:9/", SECRET)).fate == "failed", "no proxy for it, and not public"
+        assert len(proxy.posts) == 1
+
+
+@pytest.mark.parametrize("named", ["LocalHost", "localhost"])
+def test_a_host_is_named_in_any_case(named: str) -> None:
+    assert WebhookSettings(private_hosts=(named,)).signed("http://localhost:1/", SECRET).may_be_private

@@ -412,9 +412,9 @@ def test_a_request_may_refer_to_so_many_responses(inference: Inference) -> None:
         return [{"type": "item_reference", "id": f"msg_{one}_0"} for one in ids]
 
     with pytest.raises(
-        openai.BadRequestError, match="refers to items of 65 earlier responses, and may refer to 64"
+        openai.BadRequestError, match="refers to items of 257 earlier responses, and may refer to 256"
     ) as refused:
-        respond(inference, input=references(65))
+        respond(inference, input=references(257))
     assert refused.value.param == "input"
     with pytest.raises(openai.NotFoundError):
-        respond(inference, input=references(64))
+        respond(inference, input=references(256))

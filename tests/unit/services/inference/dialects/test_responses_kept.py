@@ -58,18 +58,18 @@ async def test_what_an_older_release_kept_belongs_to_apps(sessions: LocalSession
 async def test_a_request_reads_so_many_responses_and_bytes(store: ResponseStore) -> None:
     ids = [response_id_of(new_completion_id()) for _ in range(MAX_READ)]
     assert await store.read(APP, ids) == {}
-    with pytest.raises(InvalidRequest, match="65 earlier responses, and may refer to 64"):
+    with pytest.raises(InvalidRequest, match="257 earlier responses, and may refer to 256"):
         await store.read(APP, [*ids, response_id_of(new_completion_id())])
     half = [{"type": "message", "text": "a" * (MAX_READ_BYTES // 2)}]  # a few hundred bytes when compressed
     large = [new_completion_id() for _ in range(2)]
     for answer in large:
         await store.write(Owner("t"), answer, half, 1, {})
     assert len(await store.read(APP, [response_id_of(large[0])])) == 1
-    with pytest.raises(InvalidRequest, match="longer than 8 MiB"):
+    with pytest.raises(InvalidRequest, match="longer than 32 MiB"):
         await store.read(APP, [response_id_of(answer) for answer in large])
 
 
-@pytest.mark.parametrize("value", [b"", b"junk", zstandard.compress(b"junk"), zstandard.compress(bytes(2**24))])
+@pytest.mark.parametrize("value", [b"", b"junk", zstandard.compress(b"junk"), zstandard.compress(bytes(2**26))])
 async def test_what_is_damaged_or_too_large_is_not_found(
     sessions: LocalSessionStore, store: ResponseStore, value: bytes
 ) -> None:
