@@ -80,14 +80,14 @@ def shut_out() -> str | None:
 
 
 def take_back() -> str | None:
-    """What was retracted must not come back as room, nor as rows to read."""
+    """What was retracted gives its place to new words, but there are no more places, and one revision for a batch."""
     with _a_join() as join:
         about = an_answer(4)
         flood = list(signals_about(about, 2_000))
         join.hear(about, *flood)
         join.hear(*(replace(said, retracted=True) for said in flood))
-        if join.hear(*signals_about(about, _AT_ONCE, _MANY)):
-            return "what was taken back made room"
+        if len(made := join.hear(*signals_about(about, _AT_ONCE, _MANY))) > 1:
+            return f"a batch made {len(made)} revisions"
         return None if join.num_read(about) == MOST_OF_ANSWER else f"{join.num_read(about)} signals are read again"
 
 
