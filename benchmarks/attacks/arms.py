@@ -50,5 +50,6 @@ def compute_names() -> str | None:
 def decide_a_train(name: str) -> str | None:
     """The same train of the same honest people, with and without it."""
     product, choose = STRATEGIES[name]
-    alone, attacked = (end_of("3 tenants", product, 0, who) for who in (None, Attacker(0, choose)))
+    alone = end_of("3 tenants", product, 0, None)
+    attacked = end_of("3 tenants", product, 0, Attacker(0, choose))
     return None if alone[0] == attacked[0] else f"{attacked[0]}, not {alone[0]}: {attacked[1]}"

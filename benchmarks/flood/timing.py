@@ -35,7 +35,7 @@ def begin_timing() -> None:
 
     event.listen(Engine, "after_cursor_execute", note_begin)
     event.listen(Engine, "rollback", note_end)
-    DefaultDialect.do_commit = timed  # type: ignore[method-assign]
+    DefaultDialect.do_commit = timed  # type: ignore[method-assign] # SQLAlchemy tells nobody when a commit ends
 
 
 def save_timing(path: Path) -> None:

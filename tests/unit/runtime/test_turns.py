@@ -75,13 +75,14 @@ def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path = str(tmp_path / "m.db")
     with WriteTurns(path).announced():
         WriteTurns(path).give_way()
+        assert passes(Path(path)).wait(30.0), "it goes on while the other still holds its turn"
 
 
 def test_a_disk_that_cannot_be_written_is_reported_by_the_transaction(tmp_path: Path) -> None:
     path = str(tmp_path / "no folder" / "m.db")
     WriteTurns(path).give_way()
     with WriteTurns(path).announced():
-        pass
+        assert not (tmp_path / "no folder").exists()
 
 
 @pytest.mark.usefixtures("patient")

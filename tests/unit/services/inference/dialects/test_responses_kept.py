@@ -1,4 +1,4 @@
-"""What is kept of responses: whose it is, what an older release wrote, and how much one request may read."""
+"""Kept responses have an owner, older releases wrote some of them, and one request reads a bounded number."""
 
 from __future__ import annotations
 
