@@ -14,7 +14,7 @@ import numpy as np
 from contracts.draws import is_exploring
 from contracts.errors import WeightsRefused
 from contracts.ids import parse_sample_key
-from pipelines.training.checkpoint_names import names_in, read_manifest
+from pipelines.training.checkpoints.checkpoint_names import names_in, read_manifest
 from weights.codec.delta import encode
 from weights.tensors import Tensor, read_safetensors
 

@@ -18,7 +18,7 @@ from contracts.errors import InvalidSettings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipelines.training.bundle_replay import ComparedFigure, ComparedPart, ReplayedBundle
+    from pipelines.training.checkpoints.bundle_replay import ComparedFigure, ComparedPart, ReplayedBundle
 
 DIFFERENT = 3
 """Exit status if a figure differs. 1 and 2 are those of errors and of wrong usage."""
@@ -68,7 +68,7 @@ def replay(
         wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    from pipelines.training.bundle_replay import replay_bundle  # noqa: PLC0415 torch takes seconds
+    from pipelines.training.checkpoints.bundle_replay import replay_bundle  # noqa: PLC0415 torch takes seconds
 
     found = replay_bundle(bundle, base=policy, device=device)
     for line in _lines(found):

@@ -19,8 +19,8 @@ from benchmarks.attacks.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, Made,
 from contracts.event_log import LogRecord
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES
-from pipelines.training.intake import Intake
-from pipelines.training.lessons import draw, sample_fate
+from pipelines.training.samples.intake import Intake
+from pipelines.training.samples.lessons import draw, sample_fate
 from pipelines.training.state import TrainerState
 from runtime.database import Database
 from runtime.days import migrate

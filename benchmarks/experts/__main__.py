@@ -27,9 +27,9 @@ from contracts.experts import pack_experts
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Segment, pack_floats, pack_ids, seal_body
 from contracts.sampling import ExpertShape, Sampling, Span
-from pipelines.training.batch import MicroBatch, micro_batches
-from pipelines.training.loss import LossSums, clamped_log_ratio
-from pipelines.training.replay import score
+from pipelines.training.learning.batch import MicroBatch, micro_batches
+from pipelines.training.learning.loss import LossSums, clamped_log_ratio
+from pipelines.training.learning.replay import score
 from policy.logprobs import TokenScorer
 from policy.routing import NO_REPLAY, ExpertRecorder, Routing, routing_of
 from policy.weights import copy_tensors, tensors_of

@@ -21,7 +21,7 @@ from contracts.records import Experience, Outcome, Segment, decode, pack_floats,
 from contracts.sampling import Sampling, Span
 from contracts.topics import EXPERIENCES, OUTCOMES
 from pipelines.episodes.epochs.chain import Epochs, EpochStart, best, valid_through
-from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.settings import TrainingSettings
 from runtime.log.outbox import message
 from runtime.settings import Settings

@@ -17,12 +17,12 @@ import torch
 
 from benchmarks.objectives.model import Answers, TinyPolicy
 from benchmarks.objectives.tasks import Data, Noise, Pool
-from pipelines.training.advantage import Scored, advantages
-from pipelines.training.divergence import has_left, step_scale
-from pipelines.training.loss import Objective, policy_loss
+from pipelines.training.learning.advantage import Scored, advantages
+from pipelines.training.learning.divergence import has_left, step_scale
+from pipelines.training.learning.loss import Objective, policy_loss
+from pipelines.training.learning.step_bound import bounded_step, probe
+from pipelines.training.learning.trackers import BetaTracker
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.step_bound import bounded_step, probe
-from pipelines.training.trackers import BetaTracker
 from policy.logprobs import TokenScores
 
 DEFAULTS = TrainingSettings()

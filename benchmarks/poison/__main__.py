@@ -30,14 +30,14 @@ import torch
 from benchmarks.poison.task import Users, flipped, forged, tiny_policy
 from benchmarks.report import end_with, print_table
 from contracts.records import Experience
-from pipelines.training.attempts import Attempts
-from pipelines.training.checkpoint import Checkpoint
-from pipelines.training.learner import Learner
-from pipelines.training.lessons import Batch
-from pipelines.training.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
+from pipelines.training.checkpoints.checkpoint import Checkpoint
+from pipelines.training.learning.learner import Learner
+from pipelines.training.samples.attempts import Attempts
+from pipelines.training.samples.lessons import Batch
+from pipelines.training.samples.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
+from pipelines.training.samples.trial import Trial
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
-from pipelines.training.trial import Trial
 from policy.weights import copy_tensors
 
 STEP_SECONDS, HOUR_STEPS = 30.0, 120

@@ -40,7 +40,7 @@ from contracts.records import Experience, pack_floats
 from contracts.sampling import Sampling
 from contracts.topics import EXPERIENCES
 from examples.reservations.sentences import requests
-from pipelines.training.bundle_replay import replay_bundle
+from pipelines.training.checkpoints.bundle_replay import replay_bundle
 from pipelines.training.process import background_threads, make_trainer
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer

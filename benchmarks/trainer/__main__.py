@@ -29,9 +29,9 @@ from contracts.event_log import EventLog
 from contracts.faults import no_fault
 from contracts.ids import new_completion_id, sample_key
 from contracts.topics import OUTCOMES
+from pipelines.training.checkpoints.state_saves import without_samples
+from pipelines.training.samples.telling import OutcomeTeller, outcomes_of
 from pipelines.training.state import Fate, TrainerState, begin_epoch, roll_back
-from pipelines.training.state_saves import without_samples
-from pipelines.training.telling import OutcomeTeller, outcomes_of
 from runtime.log.kafka import KafkaLog
 from runtime.log.local import LocalLog
 from runtime.log.outbox import message

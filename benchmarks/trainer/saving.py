@@ -40,9 +40,9 @@ from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
 from contracts.topics import EXPERIENCES
-from pipelines.training.learner import Learner
+from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.step_result import StepResult
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.step_result import StepResult
 from pipelines.training.worker import Trainer
 from policy.weights import tensors_of
 from runtime.database import Database

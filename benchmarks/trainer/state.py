@@ -24,13 +24,13 @@ from typing import Any
 import msgspec
 
 from benchmarks.report import print_table, write_report
-from pipelines.training.checkpoint import SAMPLES, Checkpoint, CheckpointStore
-from pipelines.training.journal import Journal
-from pipelines.training.lineage import Lineage
-from pipelines.training.sample_keys import pack_key
-from pipelines.training.samples import SampleFile
+from pipelines.training.checkpoints.checkpoint import SAMPLES, Checkpoint, CheckpointStore
+from pipelines.training.checkpoints.journal import Journal
+from pipelines.training.learning.trackers import MOST_ENTRIES, MOST_KEYS, Entry, MovingAverageTracker
+from pipelines.training.samples.sample_keys import pack_key
+from pipelines.training.samples.samples import SampleFile
 from pipelines.training.state import Fate, TrainerState, begin_epoch, cut_version, roll_back
-from pipelines.training.trackers import MOST_ENTRIES, MOST_KEYS, Entry, MovingAverageTracker
+from pipelines.training.versions.lineage import Lineage
 
 SAVES, CHANGED = 5, 1_000
 """Saves that are measured, and samples decided between two."""

@@ -29,8 +29,8 @@ from benchmarks.report import summarise
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
-from pipelines.training.batch import num_tokens
-from pipelines.training.learner import Learner
+from pipelines.training.learning.batch import num_tokens
+from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 
 VOCABULARY = 8192

@@ -27,7 +27,7 @@ from contracts.records import Experience
 from contracts.sampling import Sampling
 from examples.reservations.sentences import Request, requests
 from examples.reservations.users import SILENT, SPAMMER
-from pipelines.training.learner import Learner
+from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 
 REGENERATES, MOST_TRIES, MAX_TOKENS, NUM_HELD_OUT = 0.2, 3, 32, 500

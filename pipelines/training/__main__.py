@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipelines.training import repository
-from pipelines.training.checkpoint_names import highest_epoch
+from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.waiting import retried
 from runtime.lease import Lease
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import threading
     from pathlib import Path
 
-    from pipelines.training.lost_positions import SkipTo
+    from pipelines.training.samples.lost_positions import SkipTo
 
 _NO_EPOCH = 2**31 - 1
 

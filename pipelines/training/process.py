@@ -11,8 +11,8 @@ import torch
 
 from contracts.faults import FaultPoint, no_fault
 from contracts.tasks.loading import load_tasks
-from pipelines.training.learner import Learner
-from pipelines.training.lost_positions import described
+from pipelines.training.learning.learner import Learner
+from pipelines.training.samples.lost_positions import described
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import BASE_VERSION
 from pipelines.training.waiting import retried
@@ -28,7 +28,7 @@ from weights.warm_up import warm_up
 if TYPE_CHECKING:
     import threading
 
-    from pipelines.training.lost_positions import SkipTo
+    from pipelines.training.samples.lost_positions import SkipTo
     from runtime.database import Database
     from runtime.lease import Lease
     from runtime.settings import Settings

@@ -55,7 +55,7 @@ class TrainingSettings(Section):
     """A step may move the policy by this many nats per token for each of its samples; a longer one is shortened. It makes a learning rate
     harmless that is much too large. `inf`: steps are not measured, which saves two forward passes over 16 samples."""
     loss: str = "vcpo"
-    """The policy gradient's loss: a name in `OBJECTIVES` of pipelines/training/objectives/__init__.py."""
+    """The policy gradient's loss: a name in `OBJECTIVES` of pipelines/training/learning/objectives/__init__.py."""
     baseline: Literal["beta", "moving_average"] = "beta"
     """The tracker of the expected reward per baseline key. `beta` needs rewards within the range below."""
     reward_low: float | None = None

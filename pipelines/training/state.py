@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from contracts.records import State
-from pipelines.training.lineage import Lineage
-from pipelines.training.samples import KnownSamples, SampleMapping
+from pipelines.training.samples.samples import KnownSamples, SampleMapping
+from pipelines.training.versions.lineage import Lineage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Iterator, Mapping

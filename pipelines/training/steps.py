@@ -16,17 +16,17 @@ import msgspec
 import structlog
 
 from pipelines.training import repository
-from pipelines.training.attempts import Attempts
-from pipelines.training.batch import Refusal, TrainingLimits, is_old, refuse, refuse_weight, version_lag
-from pipelines.training.bundle_records import without_tokens
-from pipelines.training.divergence import by_lag
-from pipelines.training.journal_records import Ending, Plan, digest_of
-from pipelines.training.lessons import NullMass, draw, lesson_fate, sample_fate
-from pipelines.training.replaying import prepare
-from pipelines.training.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
+from pipelines.training.checkpoints.bundle_records import without_tokens
+from pipelines.training.checkpoints.journal_records import Ending, Plan, digest_of
+from pipelines.training.checkpoints.replaying import prepare
+from pipelines.training.learning.batch import Refusal, TrainingLimits, is_old, refuse, refuse_weight, version_lag
+from pipelines.training.learning.divergence import by_lag
+from pipelines.training.samples.attempts import Attempts
+from pipelines.training.samples.lessons import NullMass, draw, lesson_fate, sample_fate
+from pipelines.training.samples.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
+from pipelines.training.samples.telling import count
+from pipelines.training.samples.trial import Trial
 from pipelines.training.state import Fate
-from pipelines.training.telling import count
-from pipelines.training.trial import Trial
 from runtime.metrics import TRAINING_FIGURE, TRAINING_STEP_ERRORS, TRAINING_STEPS
 
 if TYPE_CHECKING:
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
     from contracts.faults import FaultPoint
     from contracts.records import Experience
-    from pipelines.training.bundles import Bundles
-    from pipelines.training.culprits import Failure
-    from pipelines.training.intake import Intake
-    from pipelines.training.journal import Journal
-    from pipelines.training.learner import Learner
-    from pipelines.training.lessons import Batch
+    from pipelines.training.checkpoints.bundles import Bundles
+    from pipelines.training.checkpoints.journal import Journal
+    from pipelines.training.learning.learner import Learner
+    from pipelines.training.learning.step_result import StepResult
+    from pipelines.training.samples.culprits import Failure
+    from pipelines.training.samples.intake import Intake
+    from pipelines.training.samples.lessons import Batch
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.state import TrainerState
-    from pipelines.training.step_result import StepResult
-    from pipelines.training.versions import VersionTree
+    from pipelines.training.versions.versions import VersionTree
     from runtime.lease import Lease
     from weights.tensors import Tensors
 

@@ -33,25 +33,25 @@ from contracts.errors import TooManyDeadLetters, Unavailable
 from contracts.faults import FaultPoint, no_fault
 from contracts.topics import EXPERIENCES
 from pipelines.training import repository
-from pipelines.training.bundles import bundles_of
-from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.checkpoints.bundles import bundles_of
+from pipelines.training.checkpoints.checkpoint import CheckpointStore
+from pipelines.training.checkpoints.fence import CheckpointFence
+from pipelines.training.checkpoints.journal import Journal
+from pipelines.training.checkpoints.restoring import Restoring
+from pipelines.training.checkpoints.rollback import Rollback
+from pipelines.training.checkpoints.saving import Saver
+from pipelines.training.checkpoints.settling import Settling
 from pipelines.training.clocks import began_before, rising, wall_for_ages
-from pipelines.training.fence import CheckpointFence
-from pipelines.training.intake import Intake
-from pipelines.training.journal import Journal
-from pipelines.training.lag import TrainingLag
-from pipelines.training.lost_positions import refuse_lost, skip, write_off
-from pipelines.training.publisher import Publisher
-from pipelines.training.publishing import Publishing
-from pipelines.training.reading import ExperienceReader
-from pipelines.training.restoring import Restoring
-from pipelines.training.rollback import Rollback
-from pipelines.training.saving import Saver
-from pipelines.training.settling import Settling
+from pipelines.training.samples.intake import Intake
+from pipelines.training.samples.lag import TrainingLag
+from pipelines.training.samples.lost_positions import refuse_lost, skip, write_off
+from pipelines.training.samples.reading import ExperienceReader
+from pipelines.training.samples.telling import DueCheckpoint, OutcomeTeller
 from pipelines.training.state import BASE_VERSION, begin_epoch, cut_version
 from pipelines.training.steps import Steps
-from pipelines.training.telling import DueCheckpoint, OutcomeTeller
-from pipelines.training.versions import VersionTree, left_behind, left_versions
+from pipelines.training.versions.publisher import Publisher
+from pipelines.training.versions.publishing import Publishing
+from pipelines.training.versions.versions import VersionTree, left_behind, left_versions
 from runtime.log.loss_acceptance import begin_no_later, forget_training_positions
 from runtime.metrics import HALTED, TRAINING_SAMPLES, WAITS
 from runtime.operations import step_done
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from contracts.event_log import Consumer, EventLog
-    from pipelines.training.learner import Learner
-    from pipelines.training.lost_positions import SkippedRange, SkipTo
+    from pipelines.training.learning.learner import Learner
+    from pipelines.training.samples.lost_positions import SkippedRange, SkipTo
     from pipelines.training.settings import TrainingSettings
     from runtime.database import Database
     from runtime.lease import Lease

@@ -24,7 +24,7 @@ from contracts.tables import score, training_step
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
-from pipelines.training.batch import micro_batches
+from pipelines.training.learning.batch import micro_batches
 from pipelines.training.worker import Trainer
 from policy.logprobs import TokenScorer
 from rewards.worker import RewardsHandler

@@ -17,7 +17,7 @@ import torch
 
 from contracts.records import Experience
 from contracts.sampling import Span
-from pipelines.training.learner import Learner
+from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.load import load_model
 from policy.weights import copy_tensors, tensors_of

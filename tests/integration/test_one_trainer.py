@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from commands.home import prepare_home
-from pipelines.training.checkpoint_names import journal_name, names_in, parse_name
+from pipelines.training.checkpoints.checkpoint_names import journal_name, names_in, parse_name
 from pipelines.training.settings import TrainingSettings
 from runtime.lease import read_epochs
 from runtime.settings import Settings

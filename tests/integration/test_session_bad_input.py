@@ -24,9 +24,9 @@ from contracts.tables import generation
 from contracts.tasks.loading import load_tasks
 from contracts.topics import EXPERIENCES, GENERATIONS
 from pipelines.episodes.handler import EpisodesHandler
-from pipelines.training.baselines import advantages_of
+from pipelines.training.learning.baselines import advantages_of
+from pipelines.training.learning.trackers import MovingAverageTracker
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.trackers import MovingAverageTracker
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from runtime.log.answers import with_answers

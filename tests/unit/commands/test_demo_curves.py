@@ -15,7 +15,7 @@ from commands.demo_curves import (
 )
 from contracts.draws import is_exploring
 from contracts.ids import new_completion_id, sample_key
-from pipelines.training.checkpoint_names import MANIFEST, CheckpointManifest, seal
+from pipelines.training.checkpoints.checkpoint_names import MANIFEST, CheckpointManifest, seal
 from weights.tensors import Tensor, write_safetensors
 
 

@@ -26,8 +26,8 @@ from contracts.tables import generation, log_topic, metadata
 from contracts.tasks.loading import load_tasks
 from contracts.topics import GENERATIONS
 from pipelines.episodes.handler import EpisodesHandler
-from pipelines.training.checkpoint import CheckpointStore
-from pipelines.training.learner import Learner
+from pipelines.training.checkpoints.checkpoint import CheckpointStore
+from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from rewards.worker import RewardsHandler

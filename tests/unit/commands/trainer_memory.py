@@ -13,8 +13,8 @@ import psutil
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pipelines.training.checkpoint import CheckpointStore
-from pipelines.training.learner import Learner
+from pipelines.training.checkpoints.checkpoint import CheckpointStore
+from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from tests.in_memory import folder_in_memory

@@ -12,9 +12,9 @@ import torch
 from accelerate.state import AcceleratorState
 
 from contracts.records import Experience
-from pipelines.training.bundle_replay import replay_bundle
-from pipelines.training.checkpoint import CheckpointStore
-from pipelines.training.learner import Learner
+from pipelines.training.checkpoints.bundle_replay import replay_bundle
+from pipelines.training.checkpoints.checkpoint import CheckpointStore
+from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.weights import copy_tensors, tensors_of
 from tests.models import KINDS, tiny_model

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.training.advantage import Part, Scored, advantages, component_advantages, component_of
-from pipelines.training.trackers import BetaTracker, Entry, MovingAverageTracker, Tracker
+from pipelines.training.learning.advantage import Part, Scored, advantages, component_advantages, component_of
+from pipelines.training.learning.trackers import BetaTracker, Entry, MovingAverageTracker, Tracker
 
 
 def sample(reward: float, prompt: bytes = b"", key: str = "task", weight: float = 1.0, version: int = 0) -> Scored:

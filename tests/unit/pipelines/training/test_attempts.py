@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.training.attempts import Attempts
-from pipelines.training.children import survives
+from pipelines.training.learning.children import survives
+from pipelines.training.samples.attempts import Attempts
 from tests.forked import ended, start
 from tests.unit.pipelines.training.breaking import DEADLY, answer, breaking_model
 from tests.unit.pipelines.training.world import World

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import LeaseLost, StaleWrite, Unavailable
-from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from tests.executors import Later, Threads
 from tests.unit.pipelines.training.world import POLICY, World
 from tests.unit.weights.examples import same

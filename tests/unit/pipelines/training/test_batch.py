@@ -7,7 +7,7 @@ import torch
 
 from contracts.records import Experience, Score, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
-from pipelines.training.batch import (
+from pipelines.training.learning.batch import (
     Refusal,
     TrainingLimits,
     is_old,
@@ -18,7 +18,7 @@ from pipelines.training.batch import (
     single_version,
     version_lag,
 )
-from pipelines.training.versions import VersionTree
+from pipelines.training.versions.versions import VersionTree
 from tests.each_case import each_case
 from tests.unit.pipelines.training.builders import experience, random_experience, segment
 

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import pytest
 
-from pipelines.training import lineage, reward_watch, samples, trackers, versions
-from pipelines.training.checkpoint import SAMPLES, Checkpoint, CheckpointStore
-from pipelines.training.intake import Intake
-from pipelines.training.lineage import Lineage
-from pipelines.training.reward_watch import RewardWatch
+from pipelines.training.checkpoints.checkpoint import SAMPLES, Checkpoint, CheckpointStore
+from pipelines.training.checkpoints.state_saves import without_samples
+from pipelines.training.learning import trackers
+from pipelines.training.learning.trackers import BetaTracker
+from pipelines.training.samples import reward_watch, samples
+from pipelines.training.samples.intake import Intake
+from pipelines.training.samples.reward_watch import RewardWatch
 from pipelines.training.state import Fate, TrainerState, begin_epoch, cut_version, finish_learning_again, roll_back
-from pipelines.training.state_saves import without_samples
-from pipelines.training.trackers import BetaTracker
-from pipelines.training.versions import VersionTree, left_behind, left_versions
+from pipelines.training.versions import lineage, versions
+from pipelines.training.versions.lineage import Lineage
+from pipelines.training.versions.versions import VersionTree, left_behind, left_versions
 from tests.unit.pipelines.training.builders import experience, segment, whole
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import torch
 
 from contracts.errors import InvalidSettings, MillraceError, WeightsRefused
 from contracts.records import Experience, pack_floats
-from pipelines.training import bundle_replay, bundles
-from pipelines.training.bundle_records import BUNDLE, RewardBundle, StepBundle, decode_bundle, encode_bundle
-from pipelines.training.bundle_replay import ReplayedBundle, read_bundle, replay_bundle
-from pipelines.training.guard import Norms
-from pipelines.training.replay import score
+from pipelines.training.checkpoints import bundle_replay, bundles
+from pipelines.training.checkpoints.bundle_records import BUNDLE, RewardBundle, StepBundle, decode_bundle, encode_bundle
+from pipelines.training.checkpoints.bundle_replay import ReplayedBundle, read_bundle, replay_bundle
+from pipelines.training.learning.guard import Norms
+from pipelines.training.learning.replay import score
 from pipelines.training.worker import Trainer
 from tests.command_line import run_here
 from tests.forked import run_forked

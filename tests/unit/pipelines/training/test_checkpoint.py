@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from contracts.errors import Unavailable, WeightsRefused
-from pipelines.training.checkpoint import Checkpoint, CheckpointStore
-from pipelines.training.checkpoint_names import highest_epoch
+from pipelines.training.checkpoints.checkpoint import Checkpoint, CheckpointStore
+from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.state import Fate, TrainerState
 
 

@@ -13,12 +13,12 @@ from sqlalchemy import select
 
 from contracts.records import Experience
 from contracts.tables import training_step
-from pipelines.training.batch import num_tokens
-from pipelines.training.checkpoint import Checkpoint, CheckpointStore
-from pipelines.training.guard import Norms
-from pipelines.training.intake import worth
-from pipelines.training.learner import Learner
-from pipelines.training.lessons import Lesson, pull_of, sample_fate
+from pipelines.training.checkpoints.checkpoint import Checkpoint, CheckpointStore
+from pipelines.training.learning.batch import num_tokens
+from pipelines.training.learning.guard import Norms
+from pipelines.training.learning.learner import Learner
+from pipelines.training.samples.intake import worth
+from pipelines.training.samples.lessons import Lesson, pull_of, sample_fate
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Correction, Fate, TrainerState
 from pipelines.training.worker import Trainer

@@ -8,9 +8,9 @@ from sqlalchemy import select
 
 from contracts.records import Experience, pack_floats
 from contracts.tables import training_step
-from pipelines.training.divergence import MIN_ESS, by_lag, has_left, log_ratios, step_scale
-from pipelines.training.learner import Learner
-from pipelines.training.lessons import Lesson
+from pipelines.training.learning.divergence import MIN_ESS, by_lag, has_left, log_ratios, step_scale
+from pipelines.training.learning.learner import Learner
+from pipelines.training.samples.lessons import Lesson
 from pipelines.training.settings import TrainingSettings
 from tests.each_case import each_case
 from tests.unit.pipelines.training.builders import VOCABULARY, experience, segment, tiny_model

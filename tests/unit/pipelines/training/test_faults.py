@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from contracts.event_log import LogRecord
 from contracts.records import Experience, Score
-from pipelines.training.advantage import Scored, advantages, component_advantages, component_of
-from pipelines.training.batch import prompt_of
-from pipelines.training.components import SIGNALS, TOTAL, parts_of
-from pipelines.training.intake import Intake
-from pipelines.training.lessons import NullMass, draw
+from pipelines.training.learning.advantage import Scored, advantages, component_advantages, component_of
+from pipelines.training.learning.batch import prompt_of
+from pipelines.training.learning.components import SIGNALS, TOTAL, parts_of
+from pipelines.training.learning.trackers import BetaTracker, MovingAverageTracker, Tracker
+from pipelines.training.samples.intake import Intake
+from pipelines.training.samples.lessons import NullMass, draw
 from pipelines.training.state import TrainerState
-from pipelines.training.trackers import BetaTracker, MovingAverageTracker, Tracker
 from tests.unit.pipelines.training.builders import experience, segment
 
 Step = tuple[list[str], list[float], float, dict[str, Any]]

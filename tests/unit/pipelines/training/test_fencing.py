@@ -17,10 +17,10 @@ from contracts import assignments
 from contracts.deletions import going
 from contracts.errors import StaleWrite
 from contracts.tables import assignment_change, version_claim
-from pipelines.training.checkpoint import CheckpointStore
-from pipelines.training.fence import CheckpointFence
-from pipelines.training.journal import Journal
-from pipelines.training.replaying import newest_state
+from pipelines.training.checkpoints.checkpoint import CheckpointStore
+from pipelines.training.checkpoints.fence import CheckpointFence
+from pipelines.training.checkpoints.journal import Journal
+from pipelines.training.checkpoints.replaying import newest_state
 from pipelines.training.state import Fate, TrainerState
 from runtime.lease import read_epochs
 from tests.unit.pipelines.training.actors import Actor

@@ -14,10 +14,10 @@ from tokenizers.models import WordLevel
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from contracts.records import Experience, pack_floats
-from pipelines.training.batch import micro_batches, num_tokens
-from pipelines.training.loss import LossSums, Objective, policy_loss
-from pipelines.training.packed import packed_batches, sequences_of
-from pipelines.training.replay import score
+from pipelines.training.learning.batch import micro_batches, num_tokens
+from pipelines.training.learning.loss import LossSums, Objective, policy_loss
+from pipelines.training.learning.packed import packed_batches, sequences_of
+from pipelines.training.learning.replay import score
 from policy.logprobs import TokenScorer
 from policy.packing import make_packable
 from tests.tolerances import network_tolerance

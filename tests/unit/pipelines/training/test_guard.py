@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from contracts.records import Experience
-from pipelines.training.guard import (
+from pipelines.training.learning.guard import (
     HISTORY,
     WARM_UP,
     Norms,
@@ -16,7 +16,7 @@ from pipelines.training.guard import (
     why_odd,
     why_skip,
 )
-from pipelines.training.learner import Learner
+from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.logprobs import TokenScorer
 from tests.each_case import each_case

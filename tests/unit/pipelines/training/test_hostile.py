@@ -11,7 +11,7 @@ from sqlalchemy import select
 from contracts.event_log import Message
 from contracts.tables import dead_letter
 from contracts.topics import EXPERIENCES
-from pipelines.training.intake import Intake
+from pipelines.training.samples.intake import Intake
 from tests.hostile import hostile
 from tests.unit.pipelines.training.world import World
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from contracts.event_log import LogRecord
 from contracts.records import Experience
 from pipelines.episodes.lifecycle import SampleState, supersede
-from pipelines.training.intake import Intake, worth
-from pipelines.training.lessons import draw, lesson_fate, sample_fate
+from pipelines.training.samples.intake import Intake, worth
+from pipelines.training.samples.lessons import draw, lesson_fate, sample_fate
 from pipelines.training.state import Fate, TrainerState
 from tests.fakes import a_generation
 from tests.unit.pipelines.training.builders import experience, segment, whole

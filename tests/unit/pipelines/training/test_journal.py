@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from contracts.errors import StaleWrite, Unavailable
-from pipelines.training import journal as journals
-from pipelines.training.checkpoint_names import highest_epoch
-from pipelines.training.journal import Journal, Place
-from pipelines.training.journal_records import Ending, JournalRecord, Plan, StateKept
-from pipelines.training.lessons import Batch, Lesson
+from pipelines.training.checkpoints import journal as journals
+from pipelines.training.checkpoints.checkpoint_names import highest_epoch
+from pipelines.training.checkpoints.journal import Journal, Place
+from pipelines.training.checkpoints.journal_records import Ending, JournalRecord, Plan, StateKept
+from pipelines.training.samples.lessons import Batch, Lesson
 from pipelines.training.state import Fate
 from tests.unit.pipelines.training.builders import random_experience
 

@@ -18,7 +18,7 @@ from contracts.records import Experience, encode
 from contracts.tables import generation, score
 from contracts.topics import OUTCOMES
 from pipelines.episodes.handler import EpisodesHandler
-from pipelines.training.lost_positions import SkippedRange
+from pipelines.training.samples.lost_positions import SkippedRange
 from runtime.worker import Worker
 from tests.fakes import a_generation
 from tests.unit.pipelines.training.builders import experience, segment

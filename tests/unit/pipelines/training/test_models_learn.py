@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.training.figures import Speed
-from pipelines.training.learner import Learner
+from pipelines.training.learning.figures import Speed
+from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.weights import copy_tensors, tensors_of
 from tests.models import KINDS, tiny_model

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from contracts.records import Experience
-from pipelines.training.denominators import denominators
-from pipelines.training.learner import Learner
-from pipelines.training.objectives import OBJECTIVES, objective_named
-from pipelines.training.objectives.base import Pulls, Surrogate, Tokens
+from pipelines.training.learning.denominators import denominators
+from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.objectives import OBJECTIVES, objective_named
+from pipelines.training.learning.objectives.base import Pulls, Surrogate, Tokens
 from pipelines.training.settings import TrainingSettings
 from tests.each_case import each_case
 from tests.unit.pipelines.training.builders import experience, random_experience, segment, tiny_model

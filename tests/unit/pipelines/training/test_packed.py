@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from contracts.experts import pack_experts
 from contracts.records import Experience
 from contracts.sampling import ExpertShape
-from pipelines.training.batch import MicroBatch, micro_batches, num_tokens
-from pipelines.training.loss import LossSums, Objective, policy_loss
-from pipelines.training.packed import PackedBatch, packed_batches
-from pipelines.training.replay import score
+from pipelines.training.learning.batch import MicroBatch, micro_batches, num_tokens
+from pipelines.training.learning.loss import LossSums, Objective, policy_loss
+from pipelines.training.learning.packed import PackedBatch, packed_batches
+from pipelines.training.learning.replay import score
 from policy import packing as packing_module
 from policy.logprobs import TokenScorer
 from policy.packing import LEAST_SHARED, has_windows, make_packable, pack, packed_states

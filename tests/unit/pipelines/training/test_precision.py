@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from contracts.records import Experience
-from pipelines.training.learner import Learner
+from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.frozen_copy import frozen_copy
 from policy.logprobs import TokenScorer

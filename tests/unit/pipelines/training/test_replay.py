@@ -13,10 +13,10 @@ from contracts.errors import InvalidSettings
 from contracts.experts import pack_experts
 from contracts.records import Experience, pack_floats
 from contracts.sampling import ExpertShape
-from pipelines.training.batch import micro_batches, num_tokens
-from pipelines.training.learner import Learner
-from pipelines.training.loss import Objective, policy_loss
-from pipelines.training.replay import routing_for, score
+from pipelines.training.learning.batch import micro_batches, num_tokens
+from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.loss import Objective, policy_loss
+from pipelines.training.learning.replay import routing_for, score
 from pipelines.training.settings import TrainingSettings
 from policy.logprobs import TokenScorer
 from policy.routing import routing_of

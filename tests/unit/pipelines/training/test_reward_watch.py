@@ -4,7 +4,7 @@ import pytest
 from contracts.records import Experience, Score
 from contracts.sampling import Span
 from contracts.turns import SessionShare
-from pipelines.training.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
+from pipelines.training.samples.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
 from tests.each_case import each_case
 from tests.unit.pipelines.training.builders import experience, segment
 

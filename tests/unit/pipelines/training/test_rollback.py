@@ -21,9 +21,10 @@ from contracts.revocations import Treatment
 from contracts.sampling import Span
 from contracts.tables import training_step
 from contracts.topics import EXPERIENCES
-from pipelines.training.batch import version_lag
-from pipelines.training.rollback import inherited
-from pipelines.training.samples import KnownSamples
+from pipelines.training.checkpoints.rollback import inherited
+from pipelines.training.checkpoints.state_saves import without_samples
+from pipelines.training.learning.batch import version_lag
+from pipelines.training.samples.samples import KnownSamples
 from pipelines.training.state import (
     FOUND,
     Correction,
@@ -33,7 +34,6 @@ from pipelines.training.state import (
     finish_learning_again,
     roll_back,
 )
-from pipelines.training.state_saves import without_samples
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.builders import whole
 from tests.unit.pipelines.training.test_corrections import later

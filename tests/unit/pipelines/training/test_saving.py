@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from contracts.errors import Unavailable
-from pipelines.training.checkpoint import MOMENTS, WEIGHTS, CheckpointStore
-from pipelines.training.checkpoint_names import MANIFEST
-from pipelines.training.journal import Journal
-from pipelines.training.learner import Learner
-from pipelines.training.saving import TIME_SHARE, Saver
+from pipelines.training.checkpoints.checkpoint import MOMENTS, WEIGHTS, CheckpointStore
+from pipelines.training.checkpoints.checkpoint_names import MANIFEST
+from pipelines.training.checkpoints.journal import Journal
+from pipelines.training.checkpoints.saving import TIME_SHARE, Saver
+from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate, TrainerState
 from tests.executors import AtOnce

@@ -9,15 +9,15 @@ import pytest
 
 from contracts.records import Experience
 from contracts.turns import SessionShare
-from pipelines.training.advantage import advantages
-from pipelines.training.baselines import advantages_of, baseline_samples
-from pipelines.training.batch import TrainingLimits, refuse
-from pipelines.training.intake import Intake
-from pipelines.training.lessons import draw
-from pipelines.training.packed import packed_batches
+from pipelines.training.learning.advantage import advantages
+from pipelines.training.learning.baselines import advantages_of, baseline_samples
+from pipelines.training.learning.batch import TrainingLimits, refuse
+from pipelines.training.learning.packed import packed_batches
+from pipelines.training.learning.trackers import MovingAverageTracker
+from pipelines.training.samples.intake import Intake
+from pipelines.training.samples.lessons import draw
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
-from pipelines.training.trackers import MovingAverageTracker
 from tests.unit.pipelines.training.builders import experience, segment
 from tests.unit.pipelines.training.test_intake import at
 

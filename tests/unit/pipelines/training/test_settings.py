@@ -5,7 +5,7 @@ import pytest
 
 from contracts.errors import InvalidSettings
 from contracts.tasks import Task
-from pipelines.training.learner import Learner
+from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import CORRECTION_SECONDS, TrainingSettings
 from runtime.settings import make_section
 from tests.unit.pipelines.training.builders import captured, random_experience, tiny_model

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import WeightsRefused
-from pipelines.training.snapshot import TensorSnapshot
-from pipelines.training.tensor_files import TensorFile, header_of, measured, write_pieces
+from pipelines.training.checkpoints.snapshot import TensorSnapshot
+from pipelines.training.checkpoints.tensor_files import TensorFile, header_of, measured, write_pieces
 
 TENSORS = {
     "matrix": torch.arange(35, dtype=torch.float32).view(7, 5),

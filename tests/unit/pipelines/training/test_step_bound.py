@@ -4,9 +4,9 @@ from functools import partial
 import pytest
 import torch
 
-from pipelines.training.learner import Learner
+from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.step_bound import PROBED, SLACK, bounded_step, probe
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.step_bound import PROBED, SLACK, bounded_step, probe
 from tests.unit.pipelines.training.builders import tiny_model
 from tests.unit.pipelines.training.test_divergence import answers
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from pipelines.training.publisher import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS
+from pipelines.training.versions.publisher import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.world import AwayStore, World
 from tests.unit.weights.examples import same

@@ -13,12 +13,12 @@ import torch
 from contracts.records import Experience, pack_floats
 from contracts.sampling import Sampling
 from contracts.support import MOST_IDS, pack_support
-from pipelines.training.batch import MicroBatch, TrainingLimits, micro_batches, refuse
-from pipelines.training.learner import Learner
-from pipelines.training.packed import PackedBatch, packed_batches
-from pipelines.training.replay import score
+from pipelines.training.learning.batch import MicroBatch, TrainingLimits, micro_batches, refuse
+from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.packed import PackedBatch, packed_batches
+from pipelines.training.learning.replay import score
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.versions import VersionTree
+from pipelines.training.versions.versions import VersionTree
 from policy.logprobs import TokenScorer
 from policy.packing import make_packable
 from policy.weights import tensors_of

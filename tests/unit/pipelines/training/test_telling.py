@@ -13,8 +13,8 @@ from contracts.faults import no_fault
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Outcome, decode
 from contracts.topics import OUTCOMES, route_of_key
+from pipelines.training.samples.telling import PIECE, TOLD_SINGLY, OutcomeTeller
 from pipelines.training.state import EpochBegin, Fate, TrainerState, begin_epoch, roll_back
-from pipelines.training.telling import PIECE, TOLD_SINGLY, OutcomeTeller
 from runtime.log.local import LocalLog
 from tests.fakes import everything
 

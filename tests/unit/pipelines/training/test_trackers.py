@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from pipelines.training.trackers import (
+from pipelines.training.learning.trackers import (
     CARRIED,
     MOST_ENTRIES,
     MOST_KEYS,

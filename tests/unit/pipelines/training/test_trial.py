@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from contracts.errors import StepsBroken, Unavailable
 from contracts.records import Experience
-from pipelines.training.checkpoint import Checkpoint
-from pipelines.training.culprits import Failure, find_culprits
-from pipelines.training.guard import Norms
-from pipelines.training.learner import Learner
-from pipelines.training.memory import RECOVERY_STEPS, TokenBudget
+from pipelines.training.checkpoints.checkpoint import Checkpoint
+from pipelines.training.learning.guard import Norms
+from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.memory import RECOVERY_STEPS, TokenBudget
+from pipelines.training.samples.culprits import Failure, find_culprits
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
 from policy.logprobs import TokenScores

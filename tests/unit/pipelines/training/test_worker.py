@@ -19,9 +19,9 @@ from contracts.sampling import Span
 from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.__main__ import main
-from pipelines.training.checkpoint import CheckpointStore
-from pipelines.training.guard import Norms
-from pipelines.training.intake import Intake
+from pipelines.training.checkpoints.checkpoint import CheckpointStore
+from pipelines.training.learning.guard import Norms
+from pipelines.training.samples.intake import Intake
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate
 from runtime.settings import write_settings

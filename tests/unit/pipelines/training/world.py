@@ -23,8 +23,8 @@ from contracts.tables.statements import insert_new
 from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.version_parents import stored_parents
 from pipelines.episodes.epochs.chain import Epochs, EpochStart, best, valid_through
-from pipelines.training.checkpoint_names import highest_epoch
-from pipelines.training.learner import Learner
+from pipelines.training.checkpoints.checkpoint_names import highest_epoch
+from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
 from policy.weights import tensors_of

@@ -1,0 +1,1 @@
+"""What is saved, and the way back to it."""

@@ -1,0 +1,1 @@
+"""The policy that is trained: batches, losses, optimizer, guards."""

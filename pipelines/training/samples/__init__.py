@@ -1,0 +1,1 @@
+"""The samples that wait, are tried, and get their fate."""

@@ -1,0 +1,204 @@
+"""Samples that were read and not decided yet: the newest revision of each key, in order of arrival. Pure.
+
+A later revision of a trained sample waits here too, if its value differs from what was applied: the difference is learned like
+a sample, and holds back the position in the log like one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from contracts.ledger import EXPIRED
+from pipelines.training.samples.sample_keys import generated_at
+from pipelines.training.state import Fate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from contracts.event_log import LogRecord
+    from contracts.records import Experience
+    from pipelines.training.state import TrainerState
+
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class WaitingSample:
+    """A sample, and the log position of its first revision."""
+
+    experience: Experience
+    topic: str
+    partition: int
+    offset: int
+    arrived_at: float
+
+
+def is_learnable(experience: Experience) -> bool:
+    """True if there is a reward to learn from. For other samples, the process that gave none reports the outcome."""
+    return experience.status == "scored" and experience.reward is not None and experience.fault != "infra"
+
+
+def worth(experience: Experience) -> float:
+    """Weight x reward: applied when the sample is trained, and compared with later revisions."""
+    return experience.weight * (experience.reward or 0.0)
+
+
+def why_uncorrected(fate: Fate, later: Experience) -> str:
+    """Why a later revision of a trained sample teaches nothing; empty if it does.
+
+    A revision without a reward proves nothing, whatever the fault: the sample stays as it was trained.
+    """
+    if not is_learnable(later):
+        return "unlabelled" if later.status == "unlabelled" else "unscored"
+    if fate.applied_now is None:
+        return "unknown_reward"
+    is_same = max(abs(worth(later) - fate.applied_now), abs(fate.owed(later.weight))) <= ROUNDING
+    return "same_reward" if is_same else ""
+
+
+class Intake:
+    """The queue between the log and the batch. It writes decisions that need no step into `state`."""
+
+    def __init__(self, state: TrainerState) -> None:
+        self._state = state
+        self._next: dict[str, dict[int, int]] = {topic: dict(at) for topic, at in state.positions.items()}
+        self._waiting: dict[str, WaitingSample] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting(self) -> list[WaitingSample]:
+        """Oldest first."""
+        return list(self._waiting.values())
+
+    def position(self, topic: str, partition: int) -> int:
+        """The next offset to read."""
+        return self._next.get(topic, {}).get(partition, 0)
+
+    def read_on_from(self, positions: dict[str, dict[int, int]]) -> None:
+        """Clear the queue, and read from other positions."""
+        self._waiting.clear()
+        self._next = {topic: dict(at) for topic, at in positions.items()}
+
+    def passed(self, record: LogRecord) -> None:
+        """Move the reading position past a record, even one that could not be decoded."""
+        self._next.setdefault(record.topic, {})[record.partition] = record.offset + 1
+
+    def offer(self, record: LogRecord, experience: Experience, now: float) -> Fate | None:
+        """Take in one record; returns the fate it changed, if its key was decided before.
+
+        The first record of each (key, revision) wins. A higher revision replaces the waiting sample, or withdraws it if it
+        has no reward any more. A revision of a trained sample waits as a correction and replaces an older one; if nothing can
+        be learned from it, it is decided at once. Other final fates concern the tokens, so they cover every revision.
+        """
+        key, revision = experience.key, experience.revision
+        if experience.purpose != "user":
+            return None
+        held, fate = self._waiting.get(key), self._state.fates.get(key)
+        seen = (
+            self._state.unrewarded.get(key, -1),
+            fate.newest if fate else -1,
+            held.experience.revision if held else -1,
+        )
+        if revision <= max(seen):
+            return None
+        if fate is not None and fate.is_final:
+            return self._later(record, experience, fate, now)
+        if held is None and self._is_expired(key):
+            return self._expire(experience)
+        if is_learnable(experience):
+            self._wait(record, experience, now)
+            self._state.unrewarded.pop(key, None)
+        else:
+            self._waiting.pop(key, None)
+            self._state.unrewarded[key] = revision
+        return None
+
+    def _is_expired(self, key: str) -> bool:
+        """True if the key is so old that nothing is known of it any more: it may have been trained, so it is never new."""
+        at = generated_at(key)
+        return at is not None and at < self._state.expired_before
+
+    def _expire(self, experience: Experience) -> Fate | None:
+        if not is_learnable(experience):
+            return None
+        fate = self._state.fates[experience.key] = Fate(experience.revision, "stale", EXPIRED)
+        return fate
+
+    def _wait(self, record: LogRecord, experience: Experience, now: float) -> None:
+        held = self._waiting.get(experience.key)
+        fresh = WaitingSample(experience, record.topic, record.partition, record.offset, now)
+        self._waiting[experience.key] = replace(held, experience=experience) if held else fresh
+
+    def _later(self, record: LogRecord, experience: Experience, fate: Fate, now: float) -> Fate | None:
+        key, revision = experience.key, experience.revision
+        if fate.state != "trained":
+            changed = msgspec.structs.replace(fate, revision=revision)
+        elif reason := why_uncorrected(fate, experience):
+            self._waiting.pop(key, None)
+            changed = fate.passed_over(revision, reason)
+        else:
+            self._wait(record, experience, now)
+            return None
+        self._state.fates[key] = changed
+        return changed
+
+    def corrects(self, experience: Experience) -> Fate | None:
+        """The fate of the trained sample that this revision corrects; None if it is a sample itself."""
+        fate = self._state.fates.get(experience.key)
+        return fate if fate is not None and fate.state == "trained" else None
+
+    def roll_back(self) -> None:
+        """Drop corrections of samples that a rollback took out of the weights; the fate of the sample covers them."""
+        for key in list(self._waiting):
+            fate = self._state.fates.get(key)
+            if fate is not None and fate.state == "quarantined":
+                revision = self._waiting.pop(key).experience.revision
+                self._state.fates[key] = msgspec.structs.replace(fate, revision=revision)
+                self._state.note(key)
+
+    def go_back(self, positions: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
+        """Move reading positions back to `positions` where those are earlier; returns the positions before."""
+        stood = {topic: dict(at) for topic, at in self._next.items()}
+        for topic, at in self._next.items():
+            earlier = positions.get(topic, {})
+            self._next[topic] = {part: min(offset, earlier.get(part, 0)) for part, offset in at.items()}
+        return stood
+
+    def has_passed(self, positions: dict[str, dict[int, int]]) -> bool:
+        """True if everything before `positions` was read."""
+        return all(
+            self.position(topic, part) >= offset for topic, at in positions.items() for part, offset in at.items()
+        )
+
+    @property
+    def keys(self) -> Collection[str]:
+        """Keys of the waiting samples."""
+        return self._waiting.keys()
+
+    def remove(self, key: str) -> None:
+        """Remove a sample whose fate was decided. A step that a restart takes again has samples that were not read again."""
+        self._waiting.pop(key, None)
+
+    def is_ready(self, now: float, *, is_full: bool, min_batch_size: int, max_wait_seconds: float) -> bool:
+        """True if a batch should be taken: full, or smaller with an oldest sample that waited long enough."""
+        if is_full:
+            return True
+        if not self._waiting or len(self._waiting) < min_batch_size:
+            return False
+        oldest = min(item.arrived_at for item in self._waiting.values())
+        return now - oldest >= max_wait_seconds
+
+    def decided_positions(self) -> dict[str, dict[int, int]]:
+        """The first undecided offset of each partition: a restart that reads from there loses nothing.
+
+        Samples decided after that offset are read twice and recognised by their key.
+        """
+        positions = {topic: dict(at) for topic, at in self._next.items()}
+        for item in self._waiting.values():
+            positions[item.topic][item.partition] = min(positions[item.topic][item.partition], item.offset)
+        return positions

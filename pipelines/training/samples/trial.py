@@ -1,0 +1,264 @@
+"""One step in which a broken sample costs only itself.
+
+In: a batch. Out: the step's result without the samples that break it, and those samples. Waits for: the device, and the disk
+before each step.
+
+    an exception, or a loss of NaN    the batch is halved until the culprits are alone; the other samples are trained
+    a spike (see `guard`)             the same; if no sample is to blame, the step is skipped and all of them wait for the next
+    the process dies                  see `attempts`
+    even the canary sample fails      the device or the installation is broken: `StepsBroken`, no sample is blamed
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from contracts.errors import MillraceError, StepsBroken
+from pipelines.training.learning.children import survives
+from pipelines.training.learning.guard import SPIKES
+from pipelines.training.samples.culprits import STEP_ERROR, Failure, canary, find_culprits
+from pipelines.training.samples.lessons import Batch, Lesson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pipelines.training.learning.learner import Learner
+    from pipelines.training.learning.step_result import StepResult
+    from pipelines.training.samples.attempts import Attempts
+    from weights.tensors import Tensors
+
+MOST_CULPRITS = 20
+"""With more culprits than this in successive batches, and not one good sample, the trainer is to blame."""
+
+MOST_TRIED = 1_000
+"""Remembered of one step: with many culprits among thousands of samples there is no end of halves."""
+
+DEADLY = "the process died in a step with this sample"
+
+CAREFUL_BATCHES = 50
+"""After a hard death this many batches run in a forked copy first: the next deadly sample ends only the copy."""
+
+log = structlog.get_logger()
+
+
+class Tried(NamedTuple):
+    """What a step with these rows would do. `is_whole`: it was to be taken, and not only a part of the batch that was tried."""
+
+    batch: Batch
+    result: StepResult | Failure
+    is_whole: bool
+
+
+class TrialResult(NamedTuple):
+    """`result` is about `learned`. Samples in neither `learned` nor `culprits` stay in the intake for a later batch."""
+
+    learned: Batch
+    result: StepResult | None
+    culprits: Sequence[tuple[Batch, Failure]]
+    left: Batch
+    """What today's policy has left: not learned, and no fault."""
+    tried: Sequence[Tried] = ()
+    """Everything that the guard looked at on the way, in order. Copies of the process are not in it."""
+
+
+class Trial:
+    """One per trainer, in its thread."""
+
+    def __init__(
+        self, learner: Learner, attempts: Attempts, policy: str, held: Callable[[], Mapping[int, Tensors]]
+    ) -> None:
+        """`held`: published bits in memory, to measure the mismatch on."""
+        self._learner = learner
+        self._attempts = attempts
+        self._held = held
+        self._canary = Batch([canary(policy)], [])
+        self._tried: list[Tried] = []
+        self._num_in_a_row = 0
+        self._num_careful = CAREFUL_BATCHES if attempts.has_died else 0
+        # One death may have any cause, and a smaller budget gives other last bits.
+        learner.budget.reduce(max(attempts.num_deaths - 1, 0))
+
+    def step(self, batch: Batch, weights: Mapping[str, float], *, epoch: int, step: int) -> TrialResult:
+        """Learn from a batch without its culprits.
+
+        Args:
+            batch: not empty.
+            weights: sample key to weight.
+            epoch: identifies the attempt.
+            step: identifies the attempt.
+
+        Raises:
+            StepsBroken: steps fail with any sample. The attempt stays on disk, as if the process had died.
+            MillraceError: an error that no sample causes; nothing has changed.
+        """
+        culprits: list[tuple[Batch, Failure]] = []
+        self._tried = []
+        keys, left, far = batch.keys, Batch([], []), dict[str, float]()
+        batch = self._without_deadly(batch, weights, culprits, epoch, step)
+        result: StepResult | None = None
+        try:
+            while batch.everything:
+                self._attempts.begin(epoch, step, batch.keys)
+                tried = self._take(batch, weights)
+                if not isinstance(tried, Failure):
+                    left = Batch.joined([left, batch.only(tried.left)])
+                    far |= {key: tried.log_ratios[key] for key in tried.left}
+                    batch = batch.only(set(batch.keys).difference(tried.left))
+                if not isinstance(tried, Failure) and not tried.skipped:
+                    result = _with_left(tried, far)
+                    break
+                found = self._blame(batch, weights, tried)
+                culprits += found
+                if found:
+                    batch = batch.without(found)
+                elif isinstance(tried, Failure) or tried.skipped not in SPIKES:
+                    batch = batch.half()
+                else:
+                    self._learner.accept_sooner()
+                    result = _with_left(tried, far)
+                    break
+        except StepsBroken:
+            raise
+        except BaseException:
+            self._attempts.end()
+            raise
+        if result is not None and self._attempts.num_deaths == 1:
+            self._attempts.went_through()
+        self._attempts.end()
+        self._count(len(culprits), is_innocent=bool(batch.everything or left.everything), num_tried=len(keys))
+        return TrialResult(batch, result, culprits, left, self._tried)
+
+    def _without_deadly(
+        self, batch: Batch, weights: Mapping[str, float], culprits: list[tuple[Batch, Failure]], epoch: int, step: int
+    ) -> Batch:
+        """The batch without samples that end the process: those already known, and those found by trying suspects."""
+        parts = batch.parts()
+        suspects = set(self._attempts.suspects_among(batch.keys))
+        if suspects and self._learner.is_on_cpu and survives(lambda: self._fails(batch, weights)):
+            # Something else ended the process in this step: an operator, or the system.
+            self._attempts.survived(*suspects)
+            suspects = set()
+            self._num_careful = self._num_careful if self._attempts.has_suspects else 0
+        elif suspects:
+            self._see_canary()
+        elif self._num_careful > 0 and self._learner.is_on_cpu:
+            self._num_careful -= 1
+            if survives(lambda: self._fails(batch, weights)) is False:
+                suspects = set(batch.keys)
+        for part in parts:
+            (key,) = part.keys
+            if self._attempts.is_condemned(key) or (key in suspects and self._is_deadly(part, weights, epoch, step)):
+                culprits.append((part, Failure(STEP_ERROR, DEADLY)))
+        return batch.without(culprits)
+
+    def _is_deadly(self, part: Batch, weights: Mapping[str, float], epoch: int, step: int) -> bool:
+        """Try a suspect alone: in a copy of the process if possible, otherwise recorded on disk before it is tried."""
+        (key,) = part.keys
+        lives = survives(lambda: self._fails(part, weights)) if self._learner.is_on_cpu else None
+        if lives is None:
+            self._attempts.begin(epoch, step, [key])
+            self._attempts.try_alone(key)
+            try:
+                self._fails(part, weights)
+            finally:
+                self._attempts.end()
+        if lives is False:
+            self._attempts.condemn(key)
+            return True
+        self._attempts.survived(key)
+        return False
+
+    def _take(self, batch: Batch, weights: Mapping[str, float], *, dry_run: bool = False) -> StepResult | Failure:
+        held = self._held()
+        tried: StepResult | Failure
+        try:
+            tried = self._learner.step(batch.samples, batch.weights(weights), held, batch.lessons, dry_run=dry_run)
+        except MillraceError:
+            raise
+        except Exception as error:  # noqa: BLE001 whatever error a sample provokes must cost that sample only
+            if not dry_run:
+                log.error("step failed", error=str(error), num_samples=len(batch.keys))  # noqa: TRY400 bundles hold the traceback
+            tried = Failure.of(error)
+        if len(self._tried) < MOST_TRIED:
+            self._tried.append(Tried(batch, tried, not dry_run))
+        return tried
+
+    def _fails(self, batch: Batch, weights: Mapping[str, float]) -> Failure | None:
+        """How a step with this batch would fail; None if it would be taken. Changes nothing."""
+        tried = self._take(batch, weights, dry_run=True)
+        if isinstance(tried, Failure):
+            return tried
+        return Failure(tried.skipped) if tried.skipped else None
+
+    def _blame(
+        self, batch: Batch, weights: Mapping[str, float], tried: StepResult | Failure
+    ) -> Sequence[tuple[Batch, Failure]]:
+        """The samples that made the step fail; none if only the whole batch fails.
+
+        Raises:
+            StepsBroken: even the canary fails.
+        """
+        failure = tried if isinstance(tried, Failure) else Failure(tried.skipped)
+        budget = self._learner.budget.current
+
+        def fails(parts: Sequence[Batch]) -> Failure | None:
+            return self._fails(Batch.joined(parts), weights)
+
+        if not isinstance(tried, Failure) and failure.reason in SPIKES:
+            return self._blame_for_spike(_as_pulled(batch, tried), failure, fails)
+        self._see_canary()
+        found = find_culprits(batch.parts(), failure, fails)
+        if found:
+            # The budget shrank for samples that are now gone; the others may have the old one again.
+            self._learner.budget.allow(budget)
+        return found
+
+    def _blame_for_spike(
+        self, parts: Sequence[Batch], failure: Failure, fails: Callable[[Sequence[Batch]], Failure | None]
+    ) -> Sequence[tuple[Batch, Failure]]:
+        """The samples that are a spike alone. None if those are more than a quarter: then the policy or the task is to blame."""
+        most = max(len(parts) // 4, 1)
+        found = find_culprits(parts, failure, fails, most)
+        return found if len(found) <= most else []
+
+    def _see_canary(self) -> None:
+        failure = self._fails(self._canary, dict.fromkeys(self._canary.keys, 1.0))
+        if failure is not None and failure.reason not in SPIKES:
+            raise StepsBroken(
+                f"a training step fails with any sample: {failure.error or failure.reason}; check the device, its memory "
+                "and the newest checkpoint",
+                traceback=failure.traceback,
+            )
+
+    def _count(self, num_culprits: int, *, is_innocent: bool, num_tried: int) -> None:
+        """Stop rather than quarantine every sample that arrives.
+
+        Raises:
+            StepsBroken: at least two batches in a row, with more than MOST_CULPRITS samples, had no good sample.
+        """
+        if is_innocent:
+            self._num_in_a_row = 0
+        elif num_culprits:
+            before, self._num_in_a_row = self._num_in_a_row, self._num_in_a_row + num_culprits
+            if before and self._num_in_a_row > MOST_CULPRITS:
+                raise StepsBroken(
+                    f"{self._num_in_a_row} samples in a row break their step, all of the last {num_tried} among them: read "
+                    "the bundles for the reasons; the earlier samples are quarantined"
+                )
+
+
+def _with_left(result: StepResult, far: Mapping[str, float]) -> StepResult:
+    """The result, which also knows how far those are that left in an earlier try of its step. `far`: key to log ratio."""
+    return replace(result, log_ratios={**far, **result.log_ratios})
+
+
+def _as_pulled(batch: Batch, result: StepResult) -> list[Batch]:
+    """Each sample with its pull in the whole batch: in a part of the batch, mean and deviation would be different."""
+    samples = [
+        Batch([], [Lesson(item, row["advantage"], row["weight"] / row["denominator"])])
+        for item, row in zip(batch.samples, result.samples, strict=False)
+    ]
+    return [*samples, *(Batch([], [lesson]) for lesson in batch.lessons)]

@@ -1,0 +1,1 @@
+"""Versions: cut, published, pruned."""

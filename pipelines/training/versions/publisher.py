@@ -1,0 +1,383 @@
+"""Publish versions: bytes first, pointer second.
+
+    cut ──▶ unsent version ──send──▶ weight store ──list──▶ signed snapshot ──offer──▶ arm `candidate`
+
+In: the bits of a version whose checkpoint is durable. Out: a delta against its parent in the weight store, under the epoch of the
+lease; then the arm `candidate`, moved by compare-and-set in a transaction that checks the lease. Waits for: the store, in a thread
+of its own (`Publishing`): the step loop hands over the bits and looks whether a call is over. If another process moved the arm, a later
+turn tries again. If the store is away or refuses, `send` retries with a growing delay; until it
+succeeds the version stays in memory and is not offered. A version is offered only after a snapshot lists it, because readers
+take only listed versions.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from contracts import assignments
+from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
+from contracts.errors import (
+    InvalidRequest,
+    InvalidSettings,
+    LeaseLost,
+    NotFound,
+    StaleWrite,
+    Unavailable,
+    WeightsRefused,
+)
+from contracts.faults import FaultPoint, no_fault
+from pipelines.training import repository
+from pipelines.training.state import BASE_VERSION, TrainerState
+from pipelines.training.versions.pruning import Pruning
+from pipelines.training.versions.upkeep import StoreUpkeep
+from runtime.engine_rows import read_engines
+from runtime.metrics import PUBLISH_FAILING, PUBLISHED_VERSION, WEIGHT_SNAPSHOT_EXPIRES
+from runtime.snapshot_rows import DatabaseSnapshotRows
+from weights.codec.history import History
+from weights.issuer import Issuer
+from weights.publish import publish_version
+from weights.versions.keys import replica_keyring
+from weights.versions.pointer import Pointer, move_pointer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from runtime.database import Database
+    from runtime.lease import Lease
+    from runtime.settings import Settings
+    from weights.stores.store import WeightStore
+    from weights.tensors import Tensors
+    from weights.versions.manifest import Manifest
+    from weights.versions.signing import Keyring, Signer
+
+VERSIONS_HELD = 2
+_RENEWAL_LOOK_SECONDS = 300.0
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 5.0, 120.0
+
+log = structlog.get_logger()
+
+
+class CutVersion(NamedTuple):
+    """What a manifest says about a version, known when it is cut."""
+
+    version: int
+    parent: int
+    step: int
+    num_samples: int
+    cut_at: float
+
+
+class UnsentVersion(NamedTuple):
+    """A version that was cut and that the store does not have yet."""
+
+    cut: CutVersion
+    target: Tensors
+
+
+class Publisher:
+    """Publishes the versions of the lease's policy and keeps the bits of the last two in memory.
+
+    One call that may change something runs at a time; another thread may look at the properties and at `held` meanwhile.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        store: WeightStore,
+        base: Tensors,
+        *,
+        lease: Lease,
+        fault: FaultPoint = no_fault,
+        signer: Signer | None = None,
+        keyring: Keyring | None = None,
+        keep_anchors: int = 2,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self._policy, self._run = lease.policy, settings.run
+        self._database = database
+        self._lease, self._fault = lease, fault
+        self._store = store
+        self._signer, self._keyring = signer, keyring
+        self._issuer = self._make_issuer(signer)
+        self._unlisted: set[int] = set()
+        self._renew_at = 0.0
+        self._mirrored, self._mirror_at = 0, 0.0
+        pruning = Pruning(database, store, lease, fault, keep_anchors=keep_anchors)
+        self._upkeep = StoreUpkeep(
+            store,
+            lease,
+            pruning,
+            fault,
+            signer=signer,
+            replicas=lambda: replica_keyring(settings.home),
+            engines=lambda: read_engines(database, lease.policy),
+        )
+        self._bell = settings.replica_links().bell
+        self._unsent: UnsentVersion | None = None
+        self._num_failures, self._retry_at = 0, 0.0
+        self.held: Mapping[int, Tensors] = {BASE_VERSION: base}
+        """Never changed in place: another thread may be reading it."""
+        self._history = History()
+        """The codec's history after the newest version that this process stored, or after the parent of the next."""
+
+    @property
+    def is_behind(self) -> bool:
+        """True until the store has the newest version. Until then its checkpoint must stay the newest."""
+        return self._unsent is not None
+
+    def versions(self) -> list[int]:
+        """The versions in the store."""
+        return self._store.versions(self._policy)
+
+    def adopt(self) -> list[int]:
+        """Every claimed version. Versions that were published before claims existed are claimed now.
+
+        If the store cannot be read, the next start claims them.
+        """
+        with self._lease.transaction() as connection:
+            assignments.note_run(connection, self._policy, self._run)
+            claimed = repository.parents(connection, self._policy)
+        try:
+            strangers = [version for version in self.versions() if version not in claimed and version != BASE_VERSION]
+            manifests = self._manifests(strangers)
+        except (Unavailable, InvalidSettings, WeightsRefused) as error:
+            log.warning("versions not claimed", reason=error.message)
+            return [*claimed]
+        if manifests:
+            with self._lease.transaction() as connection:
+                repository.adopt_versions(connection, self._policy, manifests)
+        return [*claimed, *strangers]
+
+    def _manifests(self, versions: list[int]) -> list[Manifest]:
+        """The manifests that can be read and verified."""
+        found = []
+        for version in versions:
+            try:
+                found.append(self._store.manifest(self._policy, version))
+            except (InvalidRequest, WeightsRefused) as error:
+                log.warning("version not claimed", version=version, reason=error.message)
+        return found
+
+    def load(self, version: int) -> Tensors:
+        """The bits of a version."""
+        return self._store.load(self._policy, version)
+
+    def lineage(self, version: int) -> list[int]:
+        """A version, its parent and so on down to the base.
+
+        Raises:
+            NotFound: the store has no such version.
+        """
+        found = [version]
+        while (parent := self._store.manifest(self._policy, found[-1]).parent) is not None:
+            found.append(parent)
+        return found
+
+    def is_stored(self, version: int) -> bool:
+        """True if the store has the version. False also if it does not answer: sending a version twice is harmless."""
+        try:
+            return version in self.versions()
+        except (Unavailable, InvalidSettings, WeightsRefused):
+            return False
+
+    def described(self, state: TrainerState, now: float) -> CutVersion:
+        """The newest version of the lineage, which was just cut."""
+        version, parent = state.lineage[0], state.lineage[1]
+        num_samples = sum(fate.version == version for _, fate in state.fates_since(parent))
+        return CutVersion(version, parent, state.step, num_samples, now)
+
+    def cut(self, cut: CutVersion, target: Tensors) -> None:
+        """Queue a version for `send`. Its checkpoint is durable."""
+        self._num_failures, self._retry_at = 0, 0.0
+        self._unsent = UnsentVersion(cut, target)
+
+    def is_due(self, now: float) -> bool:
+        """True if a version waits and it is time to try."""
+        return self._unsent is not None and now >= self._retry_at
+
+    def send(self, now: float) -> bool:
+        """Store the queued version; idempotent. False if that failed. `now`: seconds of a monotonic clock."""
+        unsent = self._unsent
+        if unsent is None:
+            return True
+        try:
+            if unsent.cut.version not in self._unlisted:
+                self._store_version(unsent)
+            self._list()
+        except LeaseLost:
+            raise
+        except (Unavailable, InvalidSettings, WeightsRefused, StaleWrite, NotFound) as error:
+            wait = min(FIRST_RETRY_SECONDS * 2.0**self._num_failures, LAST_RETRY_SECONDS)
+            self._num_failures, self._retry_at = self._num_failures + 1, now + wait
+            PUBLISH_FAILING.set(1)
+            log.warning(
+                "version not published yet", version=unsent.cut.version, reason=error.message, retry_seconds=wait
+            )
+            return False
+        self._unsent = None
+        PUBLISH_FAILING.set(0)
+        PUBLISHED_VERSION.set(unsent.cut.version)
+        self._fault("training: bytes published")
+        return True
+
+    def forget_unsent(self) -> None:
+        """Drop the queued version: a rollback undid it."""
+        PUBLISH_FAILING.set(0)
+        self._unsent = None
+
+    def _store_version(self, unsent: UnsentVersion) -> None:
+        version, parent = unsent.cut.version, unsent.cut.parent
+        # A trainer that is paused here and resumes too late writes under its own old epoch, and cannot offer the version.
+        self._lease.check_now()
+        self._fault("publisher: before bytes")
+        if parent not in self.held:
+            bits, self._history = self._store.load_state(self._policy, parent)
+            self.held = {**self.held, parent: bits}
+        manifest = publish_version(
+            self._store,
+            policy=self._policy,
+            run=self._run,
+            version=version,
+            parent=parent,
+            base=self.held[parent],
+            target=unsent.target,
+            step=unsent.cut.step,
+            epoch=self._lease.epoch,
+            num_samples=unsent.cut.num_samples,
+            created_at=unsent.cut.cut_at,
+            history=self._history,
+            signer=self._signer,
+            parent_root=self._root_of(parent),
+        )
+        self._lease.check_now()
+        self._unlisted.add(version)
+        newest = sorted({*self.held, version})[-VERSIONS_HELD:]
+        self.held = {number: unsent.target if number == version else self.held[number] for number in newest}
+        log.info(
+            "version published",
+            version=version,
+            parent=parent,
+            num_bytes=manifest.payload_bytes,
+            bytes_ratio=manifest.payload_bytes / manifest.full_bytes,
+            density=manifest.num_changed / manifest.num_weights,
+        )
+        if self._upkeep.after(manifest, unsent.target, unsent.cut.cut_at):
+            self._unlisted.add(version)
+
+    def _root_of(self, version: int) -> str | None:
+        with self._database.snapshot() as connection:
+            return assignments.root_of_version(connection, self._policy, version)
+
+    def _make_issuer(self, signer: Signer | None) -> Issuer | None:
+        if signer is None or self._keyring is None:  # readers that accept unsigned versions read no snapshot
+            return None
+        return Issuer(
+            DatabaseSnapshotRows(self._database, self._policy, self._lease.transaction),
+            self._store,
+            self._policy,
+            self._run,
+            signer=signer,
+            keyring=self._keyring,
+            clock=self._clock,
+            accepted=lambda snapshot: WEIGHT_SNAPSHOT_EXPIRES.set(snapshot.expires_at),
+        )
+
+    def _list(self) -> None:
+        """Issue a snapshot that lists the versions published since the last one. Raises the errors of `Issuer.issue`."""
+        if self._issuer is not None and self._unlisted:
+            self._fault("publisher: before the snapshot")
+            self._issuer.issue(self._unlisted)
+        self._unlisted.clear()
+
+    def needs_care(self, live: Assignment | None, now: float) -> bool:
+        """True if `care` has something to do. `now`: seconds of a monotonic clock."""
+        return self._is_renewal_due(now) or self._is_pointer_due(live, now)
+
+    def care(self, live: Assignment | None, now: float) -> None:
+        """Renew the snapshot, and mirror the arm `live`. A failure is retried later."""
+        self._renew(now)
+        self._mirror(live, now)
+
+    def _is_renewal_due(self, now: float) -> bool:
+        return self._issuer is not None and now >= self._renew_at
+
+    def _is_pointer_due(self, live: Assignment | None, now: float) -> bool:
+        is_new = live is not None and live.version is not None and live.epoch != self._mirrored
+        return is_new and now >= self._mirror_at
+
+    def _renew(self, now: float) -> None:
+        """Renew the snapshot if it is an hour old. The first call also lists versions that an earlier process did not."""
+        if self._issuer is None or now < self._renew_at:
+            return
+        try:
+            if not self._renew_at:
+                self._unlisted |= self._issuer.missing()
+                self._list()
+            self._issuer.renew()
+        except LeaseLost:
+            raise
+        except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused, StaleWrite) as error:
+            self._renew_at = now + FIRST_RETRY_SECONDS
+            log.warning("snapshot not renewed yet", reason=error.message)
+            return
+        self._renew_at = now + _RENEWAL_LOOK_SECONDS
+
+    def _mirror(self, live: Assignment | None, now: float) -> None:
+        """Copy the arm `live` into the weight store, for replicas that cannot reach the database."""
+        if live is None or live.version is None or not self._is_pointer_due(live, now):
+            return
+        wanted = Pointer(policy=self._policy, run=self._run, arm=LIVE, version=live.version, epoch=live.epoch)
+        try:
+            self._lease.check_now()
+            self._fault("publisher: before the pointer")
+            move_pointer(self._store, wanted, self._signer, self._keyring)
+            # The pointer first: readers refuse a pointer that is older than the snapshot says.
+            if self._issuer is not None:
+                self._issuer.issue(pointers={LIVE: live.epoch})
+        except LeaseLost:
+            raise
+        except StaleWrite as error:
+            log.warning("pointer not moved", version=live.version, reason=error.message)
+        except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused) as error:
+            self._mirror_at = now + FIRST_RETRY_SECONDS
+            log.warning("pointer not moved yet", version=live.version, reason=error.message)
+            return
+        self._mirrored = live.epoch
+
+    def is_offered(self, version: int) -> bool:
+        """True if the version was a candidate before. The base needs no offer and counts as offered."""
+        if version == BASE_VERSION:
+            return True
+        with self._database.snapshot() as connection:
+            return repository.was_candidate(connection, self._policy, version)
+
+    def offer(self, version: int, arm: Assignment | None, reason: str) -> None:
+        """Move the empty arm `candidate` to a version. Nothing if another process moved it first, or a server is away."""
+        self._fault("publisher: before the offer")
+        try:
+            root = self._store.manifest(self._policy, version).target_root
+            with self._lease.transaction() as connection:
+                repository.record_root(connection, self._policy, version, root)
+                assignments.move(
+                    connection,
+                    policy=self._policy,
+                    arm=CANDIDATE,
+                    version=version,
+                    root=root,
+                    run=self._run,
+                    expected_epoch=arm.epoch if arm else 0,
+                    writer="training",
+                    reason=reason,
+                )
+        except LeaseLost:
+            raise
+        except (StaleWrite, Unavailable, InvalidSettings, WeightsRefused) as error:
+            log.warning("candidate not assigned yet", version=version, reason=error.message)
+        else:
+            self._bell.ring(MOVED)
+        self._fault("training: candidate assigned")

@@ -1,0 +1,124 @@
+"""After each version: a shortcut for replicas that fell behind, and pruning.
+
+In: the newest version, the versions that replicas report, and those of engines that are cut off. Out: folds (one delta over several versions); removed chunks. Waits
+for: nothing. An error here never stops a version: the next version tries again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from contracts.assignments import HOLDOUT
+from contracts.errors import InvalidRequest, InvalidSettings, Unavailable, WeightsRefused
+from weights.publish import publish_fold
+from weights.versions.manifest import NO_HISTORY
+from weights.versions.presence import Presence, present_replicas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from contracts.engines import EngineReplica
+    from contracts.faults import FaultPoint
+    from pipelines.training.versions.pruning import Pruning
+    from runtime.lease import Lease
+    from weights.stores.store import WeightStore
+    from weights.tensors import Tensors
+    from weights.versions.manifest import Manifest
+    from weights.versions.signing import Keyring, Signer
+
+_LAG = 3
+"""A replica gets a fold if it is more versions behind than this. Others take the deltas one by one."""
+_MOST_FOLDS = 4
+_FOLDED_SECONDS, _LISTED_SECONDS = 24 * 3600.0, 7 * 24 * 3600.0
+"""A silent replica gets no folds after the first time, and keeps no version in the store after the second."""
+
+log = structlog.get_logger()
+
+
+class StoreUpkeep:
+    """Folds and pruning for the lease's policy."""
+
+    def __init__(
+        self,
+        store: WeightStore,
+        lease: Lease,
+        pruning: Pruning,
+        fault: FaultPoint,
+        *,
+        signer: Signer | None,
+        replicas: Callable[[], Keyring | None],
+        engines: Callable[[], Sequence[EngineReplica]] = tuple,
+    ) -> None:
+        """`replicas` reads the keys of trusted replicas: an operator may add one at any time. `engines` reads their rows."""
+        self._store = store
+        self._lease = lease
+        self._pruning = pruning
+        self._fault = fault
+        self._signer, self._replicas, self._engines = signer, replicas, engines
+
+    def after(self, newest: Manifest, target: Tensors, now: float) -> bool:
+        """Make folds to the newest version; at anchors, prune. True if a fold was made.
+
+        Raises:
+            LeaseLost: another trainer took over.
+        """
+        store, policy, num_folds = self._store, self._lease.policy, 0
+        try:
+            versions = set(store.versions(policy))
+            found = present_replicas(
+                store, policy, since=now - _LISTED_SECONDS, now=now, replicas=self._replicas(), on_junk=store.on_junk
+            )
+            replicas = [item for item in found.replicas if item.version in versions]
+            cut_off = [item for item in _cut_off(self._engines(), now) if item.version in versions]
+            for replica in _behind([*cut_off, *replicas], newest, now)[:_MOST_FOLDS]:
+                self._fold(replica, newest, target)
+                num_folds += 1
+            if newest.history_after == NO_HISTORY or self._pruning.is_under_way:
+                # Unsigned reports keep nothing: forged ones would fill the disk.
+                self._pruning.advance({item.version for item in replicas if found.is_signed}, now)
+        except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused) as error:
+            log.warning("no folds or pruning after this version", version=newest.version, reason=error.message)
+        return num_folds > 0
+
+    def _fold(self, replica: Presence, newest: Manifest, target: Tensors) -> None:
+        base, history = self._store.load_state(self._lease.policy, replica.version)
+        self._lease.check_now()
+        self._fault("publisher: before a fold")
+        fold = publish_fold(
+            self._store,
+            policy=self._lease.policy,
+            base_version=replica.version,
+            base=base,
+            version=newest.version,
+            target=target,
+            history=history if history.digest == replica.history else None,
+            epoch=self._lease.epoch,
+            signer=self._signer,
+        )
+        log.info("fold published", version=newest.version, base=replica.version, num_bytes=fold.payload_bytes)
+
+
+def _cut_off(engines: Iterable[EngineReplica], now: float) -> list[Presence]:
+    """What engines held that do not renew their rows: when they are back, one fold brings them to the newest version.
+
+    An engine whose row is renewed takes each step, or stays behind because its arm does. The hold-out is frozen: it comes nowhere.
+    """
+    return [
+        Presence(name=row.name, version=version, history=None, at=row.seen_at)
+        for row in engines
+        if not row.is_fresh(now)
+        for arm, version in row.slots.items()
+        if version is not None and arm != HOLDOUT
+    ]
+
+
+def _behind(replicas: Collection[Presence], newest: Manifest, now: float) -> list[Presence]:
+    """One replica of each version that needs a fold."""
+    behind = {
+        item.version: item
+        for item in replicas
+        if newest.version - item.version > _LAG and item.version != newest.parent and item.at > now - _FOLDED_SECONDS
+    }
+    return list(behind.values())
