@@ -1,4 +1,4 @@
-"""The process that takes signals in: the real writer and relay of feedback, without HTTP. Others speak at their usual pace meanwhile."""
+"""The process that takes signals in: the real intake, writer and relay of feedback, without HTTP. Others speak at their usual pace meanwhile."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from benchmarks.flood.feed import an_answer, answer_message, signals_about
 from benchmarks.flood.timing import begin_timing, save_timing
 from contracts.event_log import EventLog
+from contracts.keys import Caller
 from contracts.records import Generation, Signal
+from contracts.tasks.loading import load_tasks
 from runtime.log.outbox import Relay
 from runtime.settings import load_settings
+from services.feedback.intake import Acknowledgement, SignalIntake
 from services.feedback.relaying import RelayThread
 from services.feedback.repository import PROCESS
-from services.feedback.requests import ReceivedItem
-from services.feedback.writer import Submission, Writer
+from services.feedback.writer import Writer
 
 OTHER = "other"
 _AT_ONCE = 1_000
@@ -41,19 +41,21 @@ async def _feed(home: Path, num: int, num_answers: int, rate: float, quiet_secon
     relay = RelayThread(database, Relay(PROCESS, database, log))
     relay.start()
     writer = Writer(database, relay.wake)
+    intake = SignalIntake(database, load_tasks(settings.tasks), writer)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signals.SIGTERM, stop.set)
-    others = asyncio.create_task(_speak(writer, log, stop))
+    others = asyncio.create_task(_speak(intake, log, stop))
     await asyncio.sleep(quiet_seconds)
     (home / "flood-begins").write_text(str(time.time()))
     flooded = [an_answer(number) for number in range(num_answers)]
     await asyncio.to_thread(log.append, [answer_message(about) for about in flooded])
-    started = time.perf_counter()
+    started, num_taken = time.perf_counter(), 0
     for first in range(0, num, _AT_ONCE):
         await asyncio.sleep(max(0.0, started + first / rate - time.perf_counter()))
         if stop.is_set():
             break
-        await _submit(writer, await asyncio.to_thread(_a_batch, flooded, first))
+        num_taken += await _submit(intake, flooded[0].tenant, _a_batch(flooded, first))
+    (home / "flood-taken").write_text(str(num_taken))
     (home / "flood-ends").write_text(str(time.time()))
     await stop.wait()
     await others
@@ -63,20 +65,30 @@ async def _feed(home: Path, num: int, num_answers: int, rate: float, quiet_secon
 
 def _a_batch(flooded: Sequence[Generation], first: int) -> list[Signal]:
     share = _AT_ONCE // len(flooded)
-    now = time.time()
-    said = (each for about in flooded for each in signals_about(about, share, first // len(flooded)))
-    return [replace(each, received_at=now) for each in said]
+    return [each for about in flooded for each in signals_about(about, share, first // len(flooded))]
 
 
-async def _submit(writer: Writer, said: Sequence[Signal]) -> None:
-    await writer.submit(Submission([ReceivedItem(each, each.id) for each in said], _BYTES * len(said)))
+async def _submit(intake: SignalIntake, tenant: str, said: Sequence[Signal]) -> int:
+    """Send signals as an app does; returns how many were taken in."""
+    items = [
+        {
+            "id": each.id,
+            "completion_id": each.completion_id,
+            "name": each.name,
+            "value": each.value,
+            "submitter": {"id": each.submitter.id},
+        }
+        for each in said
+    ]
+    caller = Caller("none", "app", tenant, frozenset({"feedback"}))
+    results = await intake.submit(items, caller, _BYTES * len(said))
+    return sum(isinstance(result, Acknowledgement) for result in results)
 
 
-async def _speak(writer: Writer, log: EventLog, stop: asyncio.Event) -> None:
+async def _speak(intake: SignalIntake, log: EventLog, stop: asyncio.Event) -> None:
     chance = random.Random(0)  # noqa: S311 only varies the answers
     while not stop.is_set():
         about = an_answer(chance.getrandbits(40), OTHER)
         await asyncio.to_thread(log.append, [answer_message(about)])
-        said = [replace(each, received_at=time.time()) for each in signals_about(about, 1)]
-        await _submit(writer, said)
+        await _submit(intake, OTHER, list(signals_about(about, 1)))
         await asyncio.sleep(_PAUSE_SECONDS)

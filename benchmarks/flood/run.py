@@ -44,11 +44,12 @@ def flood(arm: Arm, num: int, num_answers: int, rate: float, quiet_seconds: floa
         threads = [threading.Thread(target=work, daemon=True) for work in (watch.look, watch.control)]
         for thread in threads:
             thread.start()
-        joined_after = _wait(world, num, processes)
+        joined_after = _wait(world, processes)
         time.sleep(_REST_SECONDS)
         watch.stop.set()
         for thread in threads:
             thread.join()
+        num_taken = int((world.settings.home / "flood-taken").read_text())
         began, ended = (float((world.settings.home / name).read_text()) for name in ("flood-begins", "flood-ends"))
         with world.database.snapshot() as connection:
             counts, reasons = signal_counts(connection), rejection_counts(connection)
@@ -63,6 +64,7 @@ def flood(arm: Arm, num: int, num_answers: int, rate: float, quiet_seconds: floa
     quiet = [seconds for at, seconds in watch.joined if at < began - 1.0]
     return {
         "signals": num,
+        "taken_in": num_taken,
         "answers": num_answers,
         "flood_seconds": round(ended - began, 1),
         "joined_seconds_after_the_flood": round(joined_after - ended, 2),
@@ -139,7 +141,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _wait(world: World, num: int, processes: Sequence[BaseProcess]) -> float:
+def _wait(world: World, processes: Sequence[BaseProcess]) -> float:
     """Wait until the flood has ended and the join has seen all of it; returns when."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
@@ -148,6 +150,7 @@ def _wait(world: World, num: int, processes: Sequence[BaseProcess]) -> float:
         if time.monotonic() > deadline:
             raise RuntimeError("the flood was not joined in time")
         if (world.settings.home / "flood-ends").exists():
+            num = int((world.settings.home / "flood-taken").read_text())
             with world.database.snapshot() as connection:
                 seen = select(func.count()).select_from(signal_rows).where(signal_rows.c.tenant != OTHER)
                 if connection.execute(seen).scalar_one() >= num:

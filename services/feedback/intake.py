@@ -20,6 +20,7 @@ from runtime.database import Database
 from services.feedback import repository
 from services.feedback.repository import ItemResult, Retraction
 from services.feedback.requests import ReceivedItem, TargetKey, read_item
+from services.feedback.targets import TargetLimit
 from services.feedback.writer import Submission, Writer
 from services.http import read_json
 
@@ -43,6 +44,7 @@ class SignalIntake:
         self._database = database
         self._tasks = tasks
         self._writer = writer
+        self._targets = TargetLimit()
 
     async def submit(
         self, items: Sequence[Any], caller: Caller, num_bytes: int
@@ -57,6 +59,8 @@ class SignalIntake:
             read = await asyncio.to_thread(self._read, items, caller, now)
         else:
             read = self._read(items, caller, now)
+        if caller.role != "operator":
+            read = [item if isinstance(item, MillraceError) else self._targets.refusal(item) or item for item in read]
         received = [item for item in read if isinstance(item, ReceivedItem)]
         refused = Counter(item.code for item in read if isinstance(item, MillraceError))
         entries = iter(await self._writer.submit(Submission(received, num_bytes, refused)))
