@@ -20,11 +20,12 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.engine.arms import EngineArm, GenerateArm, Job, Speed, make_jobs, open_engine_on
-from benchmarks.paths import BASE
+from benchmarks.engine.arms import EngineArm, GenerateArm, Speed
 from benchmarks.report import print_table, summarise, write_report
 from policy.load import load_model
 from services.engine.settings import EngineSettings
+from tests.worlds.own_engine import Job, make_jobs, open_engine_on
+from tests.worlds.paths import BASE
 
 SIZES = (8, 32, 64)
 NUM_TOKENS = 64

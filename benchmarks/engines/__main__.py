@@ -21,11 +21,11 @@ from rich.console import Console
 
 from benchmarks.engines.load import Sampled, prompts, run_load
 from benchmarks.engines.world import POLICY, OneEngine
-from benchmarks.paths import BASE
 from benchmarks.report import print_table, summarise, write_report
 from commands.engines import choose_engine
 from contracts.errors import InvalidSettings
 from policy.load import load_model
+from tests.worlds.paths import BASE
 
 _IN_FLIGHT = (1, 8, 32)
 _MAX_TOKENS = 64

@@ -3,7 +3,6 @@
     python -m benchmarks.feedback            embedded; also Kafka and PostgreSQL, when `make services` runs and
                                              runs/services/env was sourced
     python -m benchmarks.feedback --peers    Phoenix and MLflow beside them, in environments of their own
-    python -m benchmarks.feedback --kills 50 no figures: SIGKILL under load, and what was lost
 
 The server is the process `feedback` as users run it: SQLite with synchronous FULL, or PostgreSQL with fsync. The relay to
 the log runs along and shares the processors, as does the load generator. Rounds interleave all arms.
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,10 +21,9 @@ import msgspec
 import psutil
 
 from benchmarks.feedback import peers as feedback_peers
-from benchmarks.feedback.kills import as_figures, kill_under_load
-from benchmarks.feedback.world import FeedbackWorld, running, servers
-from benchmarks.load import Load, Plan, run_load
 from benchmarks.report import print_table, summarise, write_report
+from tests.worlds.feedback import FeedbackWorld, running, servers
+from tests.worlds.load import Load, Plan, run_load
 
 CONNECTIONS = (1, 8, 32)
 _MULTIPLE_CHOICES = 300
@@ -52,10 +49,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement, after one of warming up")
     parser.add_argument("--quick", action="store_true", help="one round of two seconds")
     parser.add_argument("--peers", action="store_true", help=f"made in {feedback_peers.ENVIRONMENTS} if missing")
-    parser.add_argument("--kills", type=int, default=0, metavar="N", help="kill the server N times instead")
     options = parser.parse_args()
-    if options.kills:
-        sys.exit(kill(options.kills))
     rounds, seconds = (1, 2.0) if options.quick else (options.rounds, options.seconds)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="millrace-feedback-")))
@@ -66,23 +60,6 @@ def main() -> None:
     print(f"load of the machine, before each round: {loads}")
     if not options.quick:
         print(write_report("feedback", {"peers": versions, "loads": loads, "seconds": seconds, "arms": summary}))
-
-
-def kill(num_kills: int) -> int:
-    """Kill under load, embedded and on servers; the exit status."""
-    verdicts: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="millrace-feedback-") as folder, running(Path(folder)) as world:
-        verdicts["embedded"] = as_figures(kill_under_load(world, num_kills))
-    if (found := servers()) is not None:
-        with (
-            tempfile.TemporaryDirectory(prefix="millrace-feedback-") as folder,
-            running(Path(folder), *found, replicas=2) as world,
-        ):
-            verdicts["kafka and postgresql, two replicas"] = as_figures(kill_under_load(world, num_kills))
-    for name, verdict in verdicts.items():
-        print(f"{name}: {verdict}")
-    print(write_report("feedback-kills", {"arms": verdicts}))
-    return 0 if all(verdict["good"] for verdict in verdicts.values()) else 1
 
 
 def measure(arms: list[Arm], rounds: int, seconds: float) -> tuple[Figures, list[float]]:

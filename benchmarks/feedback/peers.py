@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.feedback.world import free_port, wait_for_port
-from benchmarks.load import Plan
+from tests.worlds.load import Plan
+from tests.worlds.processes import free_port, wait_for_port
 
 ENVIRONMENTS = Path("/tmp/millrace-peers")  # noqa: S108 large, and made again when it is gone
 _START_SECONDS, _SETTLE_SECONDS = 400.0, 3.0

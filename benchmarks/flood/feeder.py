@@ -11,7 +11,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from benchmarks.flood.feed import an_answer, answer_message, signals_about
 from benchmarks.flood.timing import begin_timing, save_timing
 from contracts.event_log import EventLog
 from contracts.records import Generation, Signal
@@ -21,6 +20,7 @@ from services.feedback.relaying import RelayThread
 from services.feedback.repository import PROCESS
 from services.feedback.requests import ReceivedItem
 from services.feedback.writer import Submission, Writer
+from tests.worlds.signals import an_answer, answer_message, signals_about
 
 OTHER = "other"
 _AT_ONCE = 1_000

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.flood.feed import an_answer, answer_message, signal_message, signals_about
-from benchmarks.log.run import Arm, World, a_world
+from benchmarks.log.run import Arm, LogWorld, a_world
 from benchmarks.report import summarise
 from contracts.ledger import signal_counts
 from contracts.tasks.loading import load_tasks
 from pipelines.episodes.handler import EpisodesHandler
 from runtime.settings import load_settings
 from runtime.worker import Worker
+from tests.worlds.signals import an_answer, answer_message, signal_message, signals_about
 
 SIZES = (1, 100, 10_000)
 _BATCH, _TIMES = 50, 5
@@ -53,7 +53,7 @@ def _drain(worker: Worker[Any], num: int) -> float:
     return seconds
 
 
-def _check(world: World) -> None:
+def _check(world: LogWorld) -> None:
     with world.database.snapshot() as connection:
         counts = signal_counts(connection).states
     print(f"  states: { ({name: num for name, num in counts.items() if num}) }")

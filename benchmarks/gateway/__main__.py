@@ -23,11 +23,14 @@ from typing import Any, NamedTuple
 import psutil
 import uvloop
 
-from benchmarks.gateway.peers import LITELLM, Peer, in_front_of, running_echo, running_litellm
-from benchmarks.gateway.world import (
+from benchmarks.report import percentile, print_table, summarise, write_report
+from contracts.records import Generation, decode
+from contracts.topics import GENERATIONS
+from runtime.settings import load_settings
+from tests.worlds.gateway import (
     OK,
+    GatewayWorld,
     Reply,
-    World,
     chat_body,
     client_of,
     closed_loop,
@@ -36,10 +39,7 @@ from benchmarks.gateway.world import (
     open_loop,
     running,
 )
-from benchmarks.report import percentile, print_table, summarise, write_report
-from contracts.records import Generation, decode
-from contracts.topics import GENERATIONS
-from runtime.settings import load_settings
+from tests.worlds.peers import LITELLM, Peer, in_front_of, running_echo, running_litellm
 
 CONNECTIONS = (1, 8, 32)
 RATE, LITELLM_RATE = 400.0, 25.0
@@ -61,7 +61,7 @@ class Arm(NamedTuple):
     rate: float = RATE
 
 
-def arms_of(worlds: dict[str, World], peers: Sequence[Peer]) -> list[Arm]:
+def arms_of(worlds: dict[str, GatewayWorld], peers: Sequence[Peer]) -> list[Arm]:
     """Direct, each gateway and each peer, streaming and not."""
     first = next(iter(worlds.values()))
     arms = [Arm("direct", first.engine, "", _ENGINE, engine_body(), None)]

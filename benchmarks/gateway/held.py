@@ -30,16 +30,17 @@ import uvloop
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
-from benchmarks.attacks.worlds.asgi import Answer, ask
 from benchmarks.gateway.bodies import POLICY, Kept, body_of, cases_of
-from benchmarks.gateway.world import mock_engine, process
-from benchmarks.paths import ROOT
 from benchmarks.report import print_table, summarise, write_report
 from commands.home import prepare_home
 from runtime.operations import Operations
 from runtime.settings import Settings
 from services.serving import make_web
 from services.web import make
+from tests.worlds.asgi import Answer, ask
+from tests.worlds.gateway import mock_engine
+from tests.worlds.paths import ROOT
+from tests.worlds.processes import process
 
 GOAL_MS = 30.0
 CONTEXT = 131_072

@@ -23,13 +23,13 @@ from pathlib import Path
 
 from sqlalchemy import Engine, event, func, select
 
-from benchmarks.log.feed import a_feed
-from benchmarks.log.run import Arm, World, a_world, drain, server_urls, workers
-from benchmarks.paths import ROOT
+from benchmarks.log.run import Arm, LogWorld, a_world, drain, server_urls, workers
 from benchmarks.report import print_table, summarise, write_report
 from contracts.records import Generation, decode
 from contracts.tables import generation
 from contracts.topics import GENERATIONS, TOPICS
+from tests.worlds.feed import a_feed
+from tests.worlds.paths import ROOT
 
 _PAGE = 1_000
 _WARM_UP = 200
@@ -79,7 +79,7 @@ def measure(arm: Arm, num_generations: int, num_tokens: int, seed: int, at_once:
     }
 
 
-def _bytes(world: World) -> dict[str, int]:
+def _bytes(world: LogWorld) -> dict[str, int]:
     found = dict.fromkeys((*TOPICS, "body"), 0)
     for topic in TOPICS:
         for partition, end in world.log.ends(topic).items():
@@ -92,7 +92,7 @@ def _bytes(world: World) -> dict[str, int]:
     return found | _stored(world)
 
 
-def _stored(world: World) -> dict[str, int]:
+def _stored(world: LogWorld) -> dict[str, int]:
     """Bytes of the files that the broker has of each topic; empty for the embedded log."""
     if world.settings.kafka is None:
         return {}

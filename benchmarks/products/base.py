@@ -20,11 +20,11 @@ from typing import cast
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.paths import EXAMPLE
 from benchmarks.products.questions import ExtraProduct, Question, stream
 from examples.reservations.build_base import MAX_LEARNING_RATE, WARM_UP_STEPS
 from examples.reservations.fitting import fit, padded, save
 from examples.reservations.tokenizer import CHAT_TEMPLATE, END, ROLES, VOCABULARY_SIZE, as_chat, train_merges
+from tests.worlds.paths import EXAMPLE
 
 NUM_STEPS, QUICK_STEPS = 1500, 200
 _BATCH_SIZE = 32

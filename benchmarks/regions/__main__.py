@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.regions [--regions 4] [--megabytes 60] [--replicas 3] [--json] [--quick]
 
-In: numbers of regions and of replicas in each, over links of 100 Mbit/s, 50 to 150 ms, 1% loss (`benchmarks.regions.net`:
+In: numbers of regions and of replicas in each, over links of 100 Mbit/s, 50 to 150 ms, 1% loss (`tests.worlds.regions.net`:
 network namespaces; without root it prints that and exits with 0). Out: a table and a dated JSON file, or with --json one object.
 Waits for: replicas, which follow a signed pointer through a cache of their region and verify all they apply.
 
@@ -29,12 +29,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.regions.net import Link, Network, network, spread_links, why_not
 from benchmarks.regions.replica import Report
 from benchmarks.regions.versions import CYCLE, Trainer, walk_of
-from benchmarks.regions.world import World, running
+from benchmarks.regions.world import RegionsWorld, running
 from benchmarks.report import end_with, print_table, summarise
 from contracts.errors import MillraceError, Unavailable
+from tests.worlds.regions.net import Link, Network, network, spread_links, why_not
 from weights.publish import ANCHOR_EVERY
 from weights.versions.manifest import Manifest
 
@@ -105,7 +105,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             }
 
 
-def measure_cycle(world: World, trainer: Trainer, edges: Sequence[Manifest]) -> dict[str, Any]:
+def measure_cycle(world: RegionsWorld, trainer: Trainer, edges: Sequence[Manifest]) -> dict[str, Any]:
     """What a live replica fetches from the first version to the next full copy, which it is not to touch."""
     everybody = _everybody(world)
     _follow(world, trainer, everybody, edges[0])
@@ -134,7 +134,7 @@ def measure_cycle(world: World, trainer: Trainer, edges: Sequence[Manifest]) -> 
 
 
 def measure_away(
-    world: World, net: Network, trainer: Trainer, edges: Sequence[Manifest], fold: Manifest
+    world: RegionsWorld, net: Network, trainer: Trainer, edges: Sequence[Manifest], fold: Manifest
 ) -> dict[str, Any]:
     """A region whose link is cut while the others get version after version."""
     away = net.regions[-1]
@@ -166,7 +166,7 @@ def measure_away(
     }
 
 
-def measure_large(world: World, net: Network, trainer: Trainer, edges: Sequence[Manifest]) -> dict[str, Any]:
+def measure_large(world: RegionsWorld, net: Network, trainer: Trainer, edges: Sequence[Manifest]) -> dict[str, Any]:
     """Version after version to all replicas, the last one to one replica of each region only."""
     everybody, few = _everybody(world), [names[0] for names in world.replicas.values()]
     _tell("large: warm-up, all replicas fetch a full copy")
@@ -190,7 +190,9 @@ def measure_large(world: World, net: Network, trainer: Trainer, edges: Sequence[
     }
 
 
-def _timed_round(world: World, net: Network, trainer: Trainer, names: Sequence[str], edge: Manifest) -> dict[str, Any]:
+def _timed_round(
+    world: RegionsWorld, net: Network, trainer: Trainer, names: Sequence[str], edge: Manifest
+) -> dict[str, Any]:
     before, sent_before, idle_before = world.egress(), world.sent_bytes(), idle_seconds(_CPU_TIMES.read_text())
     trainer.point(edge.policy, edge.version)
     told_at, told_at_epoch = world.tell(names, edge.policy), time.time()
@@ -305,7 +307,7 @@ def show(figures: dict[str, Any]) -> None:
     print(f"looks that failed and were repeated, elsewhere: {'; '.join(failures) or 'none'}")
 
 
-def _follow(world: World, trainer: Trainer, names: Sequence[str], edge: Manifest) -> list[Report]:
+def _follow(world: RegionsWorld, trainer: Trainer, names: Sequence[str], edge: Manifest) -> list[Report]:
     trainer.point(edge.policy, edge.version)
     world.tell(names, edge.policy)
     return _checked(world.hear(names), edge)
@@ -324,7 +326,7 @@ def _anchor(trainer: Trainer, edge: Manifest) -> Manifest:
     return next(other for other in edges if other.kind == "full")
 
 
-def _everybody(world: World) -> list[str]:
+def _everybody(world: RegionsWorld) -> list[str]:
     return [name for names in world.replicas.values() for name in names]
 
 

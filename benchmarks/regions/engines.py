@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.regions.engines [--megabytes 24] [--rate-mbit 20] [--round-trip-ms 20] [--loss 0] [--json] [--quick]
 
-In: a policy of so many megabytes, all weights new in every version, and one link (`benchmarks.regions.fleet`: network namespaces;
+In: a policy of so many megabytes, all weights new in every version, and one link (`tests.worlds.regions.fleet`: network namespaces;
 without root or PostgreSQL it prints that and exits with 0). Out: a table and a dated JSON file, or with --json one object. Waits for:
 the rows of the engines, for each says by itself which version it serves.
 
@@ -27,12 +27,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from benchmarks.paths import BASE
-from benchmarks.regions.fleet import FAR, POLICY, SELDOM_SECONDS, Fleet, fleet, inside, why_no_fleet
-from benchmarks.regions.load import Endpoint, Load, open_loop
-from benchmarks.regions.net import Link, why_not
 from benchmarks.report import end_with, print_table
-from benchmarks.versions import moved, random_bf16
 from commands.audit import audit
 from contracts.engines import FRESH_SECONDS
 from contracts.errors import MillraceError
@@ -42,6 +37,11 @@ from pipelines.training.versions.pruning import Pruning
 from pipelines.training.versions.upkeep import StoreUpkeep
 from runtime.engine_rows import read_engines
 from runtime.lease import Lease
+from tests.worlds.paths import BASE
+from tests.worlds.regions.fleet import FAR, POLICY, SELDOM_SECONDS, Fleet, fleet, inside, why_no_fleet
+from tests.worlds.regions.load import Endpoint, Load, open_loop
+from tests.worlds.regions.net import Link, why_not
+from tests.worlds.versions import moved, random_bf16
 from weights.tensors import Tensors, read_safetensors, write_safetensors
 from weights.versions.manifest import Manifest
 

@@ -18,12 +18,12 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
-from benchmarks.regions.net import Network, Place, Region
-from benchmarks.regions.origin import Egress
 from benchmarks.regions.replica import Report
 from benchmarks.regions.versions import Trainer
 from contracts.errors import Unavailable
 from services.cache.fetch import Stats
+from tests.worlds.regions.net import Network, Place, Region
+from tests.worlds.regions.origin import Egress
 from weights.versions.layout import chunk_path
 from weights.versions.manifest import Manifest
 
@@ -49,7 +49,7 @@ while True:
 """
 
 
-class World:
+class RegionsWorld:
     """See `running`.
 
     Args:
@@ -75,7 +75,7 @@ class World:
         root = self._trainer.root
         self._run(
             self._net.trainer,
-            "benchmarks.regions.origin",
+            "tests.worlds.regions.origin",
             "--root",
             str(root),
             "--port",
@@ -188,9 +188,11 @@ def sent_by(links: bytes | str) -> int:
 
 
 @contextmanager
-def running(net: Network, folder: Path, trainer: Trainer, num_replicas: int, connections: int) -> Iterator[World]:
+def running(
+    net: Network, folder: Path, trainer: Trainer, num_replicas: int, connections: int
+) -> Iterator[RegionsWorld]:
     """A world in which everything has started; replicas end with it, the rest with the network."""
     with ExitStack() as stack:
-        world = World(net, folder, trainer)
+        world = RegionsWorld(net, folder, trainer)
         world.start(num_replicas, connections, stack)
         yield world

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.release.journey import Ending, travel
-from benchmarks.release.world import START, Product, World
 from pipelines.release.rules import FALSE_REFUSALS
 from pipelines.release.statistics import compare as compare_sentinels
 from pipelines.release.train.answers import Answers, TaskRule
@@ -23,6 +21,8 @@ from pipelines.release.train.lift_figures import LiftRow, lift_of
 from pipelines.release.train.metrics import canary_level, levels
 from pipelines.release.train.sequences import time_for
 from runtime.train_settings import TrainSettings
+from tests.worlds.trains.journey import Ending, share_of, travel
+from tests.worlds.trains.products import START, Product, TrainWorld
 
 DEFAULTS = TrainSettings()
 FAST_SETTINGS = TrainSettings(margin=0.06, guardrail_margin=0.1, tuned_units=1250, stage_units=50)
@@ -30,7 +30,6 @@ FAST_SETTINGS = TrainSettings(margin=0.06, guardrail_margin=0.1, tuned_units=125
 VERSIONS_A_RUN = 100
 POINTS = 100.0
 FROG_LOSS, FROG_VERSIONS, FROG_HOLDOUT = 0.002, 50, 1000
-_CONSTANT = 1.96
 _OBSERVED = 0.43
 """The share of the variance that clusters explain, for an adjustment that then explains .40 of it."""
 _SENTINELS, _GAINED = 200, 0.25
@@ -43,14 +42,6 @@ class Case(NamedTuple):
     wanted: tuple[str, ...]
     product: Product
     settings: TrainSettings = DEFAULTS
-
-
-def share_of(num: int, total: int) -> dict[str, Any]:
-    """A share with its 95% interval (Wilson 1927)."""
-    share, square = num / total, _CONSTANT**2
-    middle = (share + square / (2 * total)) / (1 + square / total)
-    half = _CONSTANT * (share * (1 - share) / total + square / (4 * total**2)) ** 0.5 / (1 + square / total)
-    return {"num": num, "of": total, "share": share, "low": max(0.0, middle - half), "high": min(1.0, middle + half)}
 
 
 def ended(found: Sequence[Ending]) -> dict[str, Any]:
@@ -146,7 +137,7 @@ def speed(num: int) -> dict[str, Any]:
     tasks = {"chat": TaskRule(has_primary=True, age_seconds=60.0)}
     figures = {}
     for size in (10_000, 100_000):
-        rows = World(Product(speaks=(0.7, 0.7)), 0).sessions(0.0, size / 19.0, 0.5, 4.0).rows
+        rows = TrainWorld(Product(speaks=(0.7, 0.7)), 0).sessions(0.0, size / 19.0, 0.5, 4.0).rows
         times = list[tuple[float, float]]()
         for _ in range(min(num, 20)):
             answers, began = Answers(), time.process_time()

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.log.feed import TASK_FILE, a_generation
 from benchmarks.report import print_table, summarise, write_report
 from benchmarks.rewards.cases import Case, cases
 from contracts.event_log import Message
@@ -34,6 +33,7 @@ from runtime.days import migrate
 from runtime.log.local import LocalLog
 from runtime.log.outbox import message
 from runtime.worker import Worker
+from tests.worlds.feed import TASK_FILE, a_generation
 
 _APPENDED_AT_ONCE = 500
 

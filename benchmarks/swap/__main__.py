@@ -24,15 +24,15 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.engine.arms import POLICY, open_engine
-from benchmarks.paths import BASE
 from benchmarks.report import percentile, print_table, summarise, write_report
-from benchmarks.swap.labels import Answer, check_labels
 from benchmarks.swap.world import LIVE, Outcome, publish_chain, swap_under_load, way
 from policy.load import load_model
 from policy.weights import ModelBits, copy_tensors, tensors_of
 from services.engine.settings import EngineSettings
 from services.engine.swap import SwapRecord
+from tests.worlds.labels import Answer, check_labels
+from tests.worlds.own_engine import POLICY, open_engine
+from tests.worlds.paths import BASE
 from weights.stores.opening import open_store_at
 from weights.stores.store import WeightStore
 from weights.tensors import read_safetensors

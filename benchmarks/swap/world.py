@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.engine.arms import POLICY, Job, make_jobs
-from benchmarks.swap.labels import Answer
-from benchmarks.versions import moved, publish_next
 from contracts.errors import MillraceError, Unavailable
 from services.engine.engine import Engine
 from services.engine.sampling import GenerateRequest, SamplingParams
 from services.engine.swap import SwapRecord, added_gap
+from tests.worlds.labels import Answer
+from tests.worlds.own_engine import POLICY, Job, make_jobs
+from tests.worlds.versions import moved, publish_next
 from weights.codec.history import History
 from weights.stores.store import WeightStore
 from weights.tensors import Tensors

@@ -7,12 +7,12 @@ import threading
 import pytest
 from sqlalchemy import select
 
-from benchmarks.attacks.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, is_imputed
 from contracts.tables import behaviour, heard
 from rewards.signals.repository import add_heard, forget_heard, heard_since, responses_of
 from rewards.signals.silence import HeardKey, Tally
 from runtime.database import Database
 from tests.fakes import Crash
+from tests.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, is_imputed
 
 STYLES = (HELPFUL, BLAND)
 

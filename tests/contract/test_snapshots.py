@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from sqlalchemy import delete, select, update
 
-from benchmarks.attacks.worlds.stores import NOW, POLICY, RUN, Bucket, publish, signer
-from benchmarks.versions import keyring
 from contracts.errors import InvalidSettings, StaleWrite
 from contracts.tables import weight_snapshot
 from runtime.database import Database
 from runtime.snapshot_rows import DatabaseSnapshotRows
+from tests.worlds.stores import NOW, POLICY, RUN, Bucket, publish, signer
+from tests.worlds.versions import keyring
 from weights.issuer import Issuer
 from weights.versions.signing import Signer
 from weights.versions.snapshot import RENEW_SECONDS, Snapshot, parse_snapshot, sign_snapshot, snapshot_path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,8 +16,6 @@ from typing import Any
 import httpx
 import openai
 
-from benchmarks.paths import EXAMPLE, ROOT
-from benchmarks.versions import moved, publish_next
 from commands.audit import Audit, audit
 from contracts.assignments import LIVE, move
 from contracts.engines import EngineReplica, announce, read_replicas, withdraw
@@ -31,6 +28,9 @@ from runtime.settings import Settings, write_settings
 from services.engine.settings import EngineSettings
 from tests.forked import ForkedMillrace
 from tests.unit.services.serving import wait_until
+from tests.worlds.paths import EXAMPLE, ROOT
+from tests.worlds.processes import free_port
+from tests.worlds.versions import moved, publish_next
 from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors
 
@@ -225,9 +225,3 @@ class Fleet:
         self.seen += [sample_key(name, choice) for choice in reasons]
         is_whole = reasons.keys() == set(range(n)) and set(reasons.values()) <= FINISHED
         return "answered" if is_whole else f"ended with {reasons}"
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])

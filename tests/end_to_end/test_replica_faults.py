@@ -21,7 +21,6 @@ import pytest
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from benchmarks.paths import EXAMPLE
 from commands.engine_rows import engine_findings
 from contracts.engines import read_replicas
 from contracts.ids import sample_key
@@ -29,6 +28,7 @@ from runtime.engine_key import ENGINE_KEY, authorization
 from tests.end_to_end.fleet import KEY, PATIENCE_SECONDS, POLICY, Fleet
 from tests.unit.services.inference.test_pool import Odd
 from tests.unit.services.serving import serve, wait_until
+from tests.worlds.paths import EXAMPLE
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.mark.slow
 def test_a_killed_engine_serves_one_of_two_versions_and_fetches_nothing_twice(tmp_path: Path) -> None:
     # A process of its own: engines are forked from it, and pytest has threads.
-    command = [sys.executable, "-m", "benchmarks.kills", "engine", "--kills", "2", "--forked", "--checked", "15"]
+    command = [sys.executable, "-m", "tests.adversary.kills", "engine", "--kills", "2", "--forked", "--checked", "15"]
     ran = subprocess.run(  # noqa: S603 our own module
         [*command, "--folder", str(tmp_path), "--json"], cwd=ROOT, check=False, capture_output=True, text=True
     )

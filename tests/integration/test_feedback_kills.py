@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.feedback.kills import kill_under_load
-from benchmarks.feedback.world import running, servers
+from tests.adversary.kills.feedback import kill_under_load
 from tests.light_processes import StartedProcess, start_light
 from tests.postgres import create_migrated
+from tests.worlds.feedback import running, servers
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_nothing_acknowledged_is_lost_by_two_replicas_on_kafka_and_postgresql(
 ) -> None:
     if (found := servers()) is None:
         pytest.skip("no MILLRACE_KAFKA and MILLRACE_DATABASE: run make test-services")
-    monkeypatch.setattr("benchmarks.feedback.world.create_database", create_migrated)
+    monkeypatch.setattr("tests.worlds.feedback.create_database", create_migrated)
     with running(tmp_path, *found, replicas=2, start=start_replica) as world:
         verdict = kill_under_load(world, num_kills=3, connections=4)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.forgeries.__main__ import MEMORY, all_kinds, main, run_attacks
-from benchmarks.forgeries.victims import Sabotage
 from contracts.errors import WeightsRefused
+from tests.adversary.forgeries.__main__ import MEMORY, all_kinds, main, run_attacks
+from tests.adversary.forgeries.victims import Sabotage
 from weights.replica.replica import Replica
 from weights.replica.slots import Slot
 from weights.stores.folder import FolderObjects

@@ -14,8 +14,8 @@ from benchmarks.regions.engines import (
     measure_kill,
     measure_version,
 )
-from benchmarks.regions.fleet import Fleet, fleet, why_no_fleet
-from benchmarks.regions.net import Link, why_not
+from tests.worlds.regions.fleet import Fleet, fleet, why_no_fleet
+from tests.worlds.regions.net import Link, why_not
 
 pytestmark = [
     pytest.mark.services,

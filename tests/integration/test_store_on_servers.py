@@ -14,11 +14,11 @@ import pytest
 import redis
 from sqlalchemy import inspect, text
 
-from benchmarks.attacks import store
-from benchmarks.attacks.worlds.homes import World, a_home
-from benchmarks.attacks.worlds.traces import holds, traces
 from runtime.database import Database
+from tests.adversary.attacks import store
 from tests.postgres import create_migrated
+from tests.worlds.homes import StoreHome, a_home
+from tests.worlds.traces import holds, traces
 
 pytestmark = [pytest.mark.services, pytest.mark.enable_socket, pytest.mark.slow]
 
@@ -79,7 +79,7 @@ def test_the_attacks_fail_on_servers_too(servers: dict[str, str], name: str, mon
     assert asyncio.run(attack()) is None
 
 
-def some_targets(all_of: Callable[[World], Iterable[tuple[str, str]]], world: World) -> list[tuple[str, str]]:
+def some_targets(all_of: Callable[[StoreHome], Iterable[tuple[str, str]]], world: StoreHome) -> list[tuple[str, str]]:
     """A third, drawn anew; a failure names what was asked. `make attacks` asks all."""
     found = list(all_of(world))
     return SystemRandom().sample(found, len(found) // 3)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 def test_a_version_is_there_wholly_or_not_at_all(tmp_path: Path) -> None:
     # A process of its own: children are forked from it, and pytest has threads.
     ran = subprocess.run(  # noqa: S603 our own module
-        [sys.executable, "-m", "benchmarks.kills", "weights", "--kills", "3", "--folder", str(tmp_path), "--json"],
+        [sys.executable, "-m", "tests.adversary.kills", "weights", "--kills", "3", "--folder", str(tmp_path), "--json"],
         cwd=ROOT,
         check=False,
         capture_output=True,

@@ -13,8 +13,8 @@ from typing import Literal
 
 import psutil
 
-from benchmarks.feedback.world import free_port
 from tests.slow_proxy import SlowProxy
+from tests.worlds.processes import free_port
 
 Name = Literal["kafka", "postgres"]
 _NAMES: tuple[Name, ...] = ("kafka", "postgres")

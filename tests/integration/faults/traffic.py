@@ -14,13 +14,13 @@ from typing import Self
 
 import httpx
 
-from benchmarks.log.feed import WINDOW_SECONDS, a_generation
 from contracts.errors import Unavailable
 from contracts.event_log import Message
 from contracts.records import Generation
 from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
 from tests.integration.faults.world import PATIENCE_SECONDS, World
+from tests.worlds.feed import WINDOW_SECONDS, a_generation
 
 AT_ONCE, PAUSE_SECONDS = 10, 0.1
 _SILENT_SHARE, _EARLY_SHARE, _SECOND_SHARE = 0.3, 0.3, 0.3

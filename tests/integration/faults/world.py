@@ -13,8 +13,6 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from benchmarks.feedback.world import free_port, wait_for_port
-from benchmarks.log.feed import TASK, task_text
 from contracts.errors import Unavailable
 from contracts.keys import create_key
 from contracts.tables import generation, outbox, position
@@ -24,6 +22,8 @@ from runtime.log.kafka import KafkaLog
 from runtime.settings import Settings, write_settings
 from tests.light_processes import StartedProcess, start_light
 from tests.postgres import create_migrated
+from tests.worlds.feed import TASK, task_text
+from tests.worlds.processes import free_port, wait_for_port
 
 READS = {"episodes": (GENERATIONS, SIGNALS, OUTCOMES), "rewards": (EPISODES,)}
 REPLICAS = ("episodes-1", "episodes-2", "rewards-1", "rewards-2")

@@ -8,9 +8,9 @@ import shutil
 import pytest
 import yaml
 
-from benchmarks.alarms import hurry
-from benchmarks.alarms.breaks import all_breaks
-from benchmarks.paths import ROOT
+from tests.adversary.alarms import hurry
+from tests.adversary.alarms.breaks import all_breaks
+from tests.worlds.paths import ROOT
 
 GROUPS = yaml.safe_load((ROOT / "deploy" / "alerts.yml").read_text())["groups"]
 RULES = {rule["alert"]: rule for group in GROUPS for rule in group["rules"]}

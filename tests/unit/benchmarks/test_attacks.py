@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.attacks import files, judge, sandbox, verifiers
-from benchmarks.attacks.attack import Attack
+from tests.adversary.attacks import files, judge, sandbox, verifiers
+from tests.adversary.attacks.attack import Attack
 
 pytestmark = pytest.mark.slow
 

@@ -1,12 +1,12 @@
-"""An attacker with a tenth of the requests, who sees the version of each answer, moves no verdict; in full: `python -m benchmarks.release.choosing`."""
+"""An attacker with a tenth of the requests, who sees the version of each answer, moves no verdict; in full: `python -m tests.adversary.choosing`."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.attacks import arms
-from benchmarks.attacks.attack import Attack
-from benchmarks.release.choosing import STRATEGIES, Attacker, end_of
+from tests.adversary.attacks import arms
+from tests.adversary.attacks.attack import Attack
+from tests.adversary.choosing import STRATEGIES, Attacker, end_of
 
 FAST = ("1 tenant", "knows the draw, comes with one arm alone")
 [COMPUTED, *OF_A_TENANT] = arms.attacks()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.attacks.attack import Attack
-from benchmarks.attacks.floods import attacks
+from tests.adversary.attacks.attack import Attack
+from tests.adversary.attacks.floods import attacks
 
 
 @pytest.mark.parametrize("attack", attacks(), ids=lambda attack: attack.name)

@@ -1,9 +1,9 @@
-"""Every attack on the weight store fails; what each tries stands in `benchmarks/attacks/weights.py`."""
+"""Every attack on the weight store fails; what each tries stands in `tests/adversary/attacks/weights.py`."""
 
 import pytest
 
-from benchmarks.attacks.attack import Attack
-from benchmarks.attacks.weights import attacks
+from tests.adversary.attacks.attack import Attack
+from tests.adversary.attacks.weights import attacks
 
 
 @pytest.mark.parametrize("attack", attacks(), ids=lambda attack: attack.name)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.paths import EXAMPLE
 from benchmarks.products.catalogue import PRODUCTS
 from benchmarks.products.figures import felt, missed_by, points_below
 from benchmarks.products.judge import NUM_LABELS, reply, write_labels
@@ -20,6 +19,7 @@ from contracts.ids import sample_key
 from contracts.tasks.loading import load_tasks
 from rewards.judges.parse import parse_verdict
 from rewards.judges.prompt import Case, messages_of
+from tests.worlds.paths import EXAMPLE
 
 BOTH = pytest.mark.parametrize("product", PRODUCTS.values(), ids=lambda product: product.name)
 SPLITS: tuple[Split, ...] = ("users", "sentinel", "held_out")

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from benchmarks.regions.__main__ import goals, idle_seconds, main, times_bound
-from benchmarks.regions.net import Link
-from benchmarks.regions.origin import Egress, Origin, part_of
 from benchmarks.regions.versions import CYCLE, LARGE, Trainer, walk_of
 from benchmarks.regions.world import sent_by
 from tests.each_case import each_case
+from tests.worlds.regions.net import Link
+from tests.worlds.regions.origin import Egress, Origin, part_of
 from weights.publish import ANCHOR_EVERY
 from weights.stores.opening import open_store_at
 from weights.versions.pointer import PointerReader

@@ -6,12 +6,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from benchmarks.paths import BASE
-from benchmarks.sessions.kills import judge
-from benchmarks.sessions.records import LoggedCall
-from benchmarks.sessions.users import Sent
 from contracts.turns import SessionTurn
+from tests.adversary.kills.sessions import judge
 from tests.each_case import each_case
+from tests.worlds.paths import BASE
+from tests.worlds.sessions.records import LoggedCall
+from tests.worlds.sessions.users import Sent
 
 TOKENIZER = Tokenizer.from_file(str(BASE / "tokenizer.json"))
 SENT = [Sent("a", "s1", 0, "whole"), Sent("b", "s1", 1, "broken"), Sent("c", "s1", 1, "whole")]

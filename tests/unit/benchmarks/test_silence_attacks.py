@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.attacks.attack import Attack
-from benchmarks.attacks.silence import attacks
+from tests.adversary.attacks.attack import Attack
+from tests.adversary.attacks.silence import attacks
 
 
 @pytest.mark.slow

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks import store
-from benchmarks.attacks.attack import Attack
-from benchmarks.attacks.worlds.traces import traces
 from contracts.records import encode
 from runtime.database import Database
 from runtime.days import migrate
+from tests.adversary.attacks import store
+from tests.adversary.attacks.attack import Attack
 from tests.fakes import a_generation, asking
+from tests.worlds.traces import traces
 
 
 @pytest.mark.parametrize("attack", store.attacks(), ids=lambda attack: attack.name)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from benchmarks.swap.labels import Answer, Labels, check_labels, pieces
 from benchmarks.swap.world import way
-from benchmarks.versions import moved
 from contracts.sampling import Span
 from tests.unit.services.engine.world import rounding, tiny_model
+from tests.worlds.labels import Answer, Labels, check_labels, pieces
+from tests.worlds.versions import moved
 from weights.tensors import Tensor
 
 PROMPT = [5, 9, 33, 12]

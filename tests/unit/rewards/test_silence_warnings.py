@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, Style
 from commands.home import prepare_home
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
@@ -14,6 +13,7 @@ from rewards.preflight import check_tasks
 from rewards.silence_warnings import propose_expected
 from runtime.database import Database
 from runtime.settings import Settings
+from tests.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, Style
 
 ROOT = Path(__file__).parents[3]
 UNLABELLED = GRADED | {"silence": "unlabelled"}

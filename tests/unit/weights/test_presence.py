@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.attacks.worlds.people import Follower, Publisher
-from benchmarks.attacks.worlds.stores import NOW, POLICY, Bucket, Folder, Place, signer
-from benchmarks.versions import keyring
 from commands.replica import Announcer
 from contracts.errors import InvalidValue, WeightsRefused
+from tests.worlds.people import Follower, Publisher
+from tests.worlds.stores import NOW, POLICY, Bucket, Folder, Place, signer
+from tests.worlds.versions import keyring
 from weights.versions.presence import Presence, announce, presence_path, present_replicas
 
 REPLICA, OTHER, THIEF = signer(2), signer(3), signer(9)

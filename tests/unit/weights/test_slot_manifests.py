@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.attacks.worlds.stores import POLICY, RUN, Folder, publish, signer, weights_of
-from benchmarks.versions import keyring
 from contracts.errors import NotFound, Unavailable, WeightsRefused
+from tests.worlds.stores import POLICY, RUN, Folder, publish, signer, weights_of
+from tests.worlds.versions import keyring
 from weights.replica.replica import Replica
 from weights.tensors import root_of
 from weights.versions.manifest import Chunk, Manifest

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.attacks.worlds.stores import Folder, publish
-from benchmarks.versions import keyring
 from pipelines.release.renewal import renewal
 from runtime.database import Database
 from runtime.settings import Settings
 from tests.databases import write_migrated
+from tests.worlds.stores import Folder, publish
+from tests.worlds.versions import keyring
 from weights.versions.keys import signing_file, trusted_folder, write_private_key, write_public_key
 from weights.versions.signing import Signer
 from weights.versions.snapshot import MOST_BYTES, RENEW_SECONDS, parse_snapshot, snapshot_path

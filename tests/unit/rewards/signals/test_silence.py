@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from benchmarks.attacks.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, Style, is_imputed
 from contracts.errors import InvalidTask
 from contracts.records import Submitter
 from contracts.tables import heard, vote
@@ -33,6 +32,7 @@ from runtime.database import Database
 from tests.fakes import Crash
 from tests.judge_server import judge_server, verdict
 from tests.unit.rewards.test_task_graders import a_task as admitted
+from tests.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, Style, is_imputed
 
 pytestmark = pytest.mark.slow
 

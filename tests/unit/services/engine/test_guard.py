@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from benchmarks.attacks.attack import Attack
-from benchmarks.attacks.engine import KEY, OPEN, Closed, attacks
 from contracts.errors import OriginRefused, Unauthorized, UnsupportedMediaType
 from runtime.engine_key import authorization
 from services.engine.guard import refuse
+from tests.adversary.attacks.attack import Attack
+from tests.adversary.attacks.engine import KEY, OPEN, Closed, attacks
 from tests.each_case import each_case
 
 BEARER = (b"authorization", authorization(KEY)["authorization"].encode())

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.attacks.cases.broken_answers import CASES, Case
-from benchmarks.attacks.worlds.broken_engine import Gateway, gateway
+from tests.adversary.attacks.cases.broken_answers import CASES, Case
+from tests.worlds.broken_engine import Gateway, gateway
 
 
 @pytest.fixture(scope="module")
