@@ -15,27 +15,27 @@ import torch
 from contracts.errors import InvalidValue
 from services.engine.engine import Engine
 from services.engine.sampling import GenerateRequest, SamplingParams
-from tests.worlds.own_engine import POLICY, Job
+from tests.worlds.engines.own import POLICY, Job
 
 
-class Speed(NamedTuple):
+class EngineSpeed(NamedTuple):
     """Useful tokens a second, by the clock and by the processor: the latter holds on a machine that others use too."""
 
     by_clock: float
     by_processor: float
 
 
-class EngineArm:
+class MillraceArm:
     """Up to `size` requests in flight; the next one starts when one ends."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def run(self, jobs: Sequence[Job], size: int) -> Speed:
+    def run(self, jobs: Sequence[Job], size: int) -> EngineSpeed:
         """Over all jobs."""
         started, computed = perf_counter(), process_time()
         num_tokens = asyncio.run(self._run(jobs, size))
-        return Speed(num_tokens / (perf_counter() - started), num_tokens / (process_time() - computed))
+        return EngineSpeed(num_tokens / (perf_counter() - started), num_tokens / (process_time() - computed))
 
     async def _run(self, jobs: Sequence[Job], size: int) -> int:
         places = asyncio.Semaphore(size)
@@ -59,11 +59,11 @@ class GenerateArm:
         self._model = model
         self._pad_id = model.generation_config.pad_token_id or 0
 
-    def run(self, jobs: Sequence[Job], size: int) -> Speed:
+    def run(self, jobs: Sequence[Job], size: int) -> EngineSpeed:
         """Over all jobs."""
         started, computed = perf_counter(), process_time()
         num_tokens = sum(self._batch(jobs[place : place + size]) for place in range(0, len(jobs), size))
-        return Speed(num_tokens / (perf_counter() - started), num_tokens / (process_time() - computed))
+        return EngineSpeed(num_tokens / (perf_counter() - started), num_tokens / (process_time() - computed))
 
     def _batch(self, jobs: Sequence[Job]) -> int:
         width, longest = max(len(job.prompt) for job in jobs), max(job.num_tokens for job in jobs)

@@ -23,17 +23,17 @@ import psutil
 from benchmarks.feedback import peers as feedback_peers
 from benchmarks.report import print_table, summarise, write_report
 from tests.worlds.feedback import FeedbackWorld, running, servers
-from tests.worlds.load import Load, Plan, run_load
+from tests.worlds.servers.load import Load, LoadPlan, run_load
 
 CONNECTIONS = (1, 8, 32)
 _MULTIPLE_CHOICES = 300
 
 
-class Arm(NamedTuple):
+class FeedbackArm(NamedTuple):
     """Something to send to; `world` if it is ours."""
 
     name: str
-    plan: Plan
+    plan: LoadPlan
     world: FeedbackWorld | None
 
 
@@ -62,7 +62,7 @@ def main() -> None:
         print(write_report("feedback", {"peers": versions, "loads": loads, "seconds": seconds, "arms": summary}))
 
 
-def measure(arms: list[Arm], rounds: int, seconds: float) -> tuple[Figures, list[float]]:
+def measure(arms: list[FeedbackArm], rounds: int, seconds: float) -> tuple[Figures, list[float]]:
     """Samples by arm and figure, one for each round; and the machine's load before each round."""
     figures: Figures = {arm.name: {} for arm in arms}
     loads = []
@@ -89,7 +89,7 @@ def show(summary: dict[str, dict[str, dict[str, Any]]]) -> None:
     print_table("feedback, closed loop: medians", columns, rows)
 
 
-def _arms(stack: ExitStack, folder: Path, *, peers: bool) -> list[Arm]:
+def _arms(stack: ExitStack, folder: Path, *, peers: bool) -> list[FeedbackArm]:
     def place(name: str) -> Path:
         (folder / name).mkdir()
         return folder / name
@@ -97,15 +97,15 @@ def _arms(stack: ExitStack, folder: Path, *, peers: bool) -> list[Arm]:
     worlds = {"millrace embedded": stack.enter_context(running(place("embedded")))}
     if (found := servers()) is not None:
         worlds["millrace kafka+postgresql"] = stack.enter_context(running(place("services"), *found))
-    arms = [Arm(name, world.plan(), world) for name, world in worlds.items()]
+    arms = [FeedbackArm(name, world.plan(), world) for name, world in worlds.items()]
     if peers:
         plans = stack.enter_context(feedback_peers.phoenix(place("phoenix")))
         plans |= stack.enter_context(feedback_peers.mlflow(place("mlflow")))
-        arms += [Arm(name, plan, None) for name, plan in plans.items()]
+        arms += [FeedbackArm(name, plan, None) for name, plan in plans.items()]
     return arms
 
 
-def _measure(arm: Arm, connections: int, seconds: float) -> dict[str, float]:
+def _measure(arm: FeedbackArm, connections: int, seconds: float) -> dict[str, float]:
     """One measurement. Raises RuntimeError if a request was refused, or something acknowledged is not stored."""
     plan = msgspec.structs.replace(arm.plan, connections=connections, seconds=seconds)
     if arm.world is None:
@@ -122,7 +122,7 @@ def _measure(arm: Arm, connections: int, seconds: float) -> dict[str, float]:
     return figures
 
 
-def _figures_of(arm: Arm, load: Load) -> dict[str, float]:
+def _figures_of(arm: FeedbackArm, load: Load) -> dict[str, float]:
     if refused := {status: num for status, num in load.statuses.items() if not 0 < status < _MULTIPLE_CHOICES}:
         raise RuntimeError(f"{arm.name} refused requests: {refused}")
     return {"acks/s": load.per_second, "p50 ms": load.percentile(0.5), "p99 ms": load.percentile(0.99)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.log.run import Arm, LogWorld, a_world
+from benchmarks.log.run import LogArm, LogWorld, a_world
 from benchmarks.report import summarise
 from contracts.ledger import signal_counts
 from contracts.tasks.loading import load_tasks
@@ -19,7 +19,7 @@ _BATCH, _TIMES = 50, 5
 _LOOK_SECONDS = 0.01
 
 
-def cost_of_one(arm: Arm, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
+def cost_of_one(arm: LogArm, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
     """Milliseconds of the join for one more signal, at each size; batches of 50 about one answer."""
     result = {}
     with a_world(arm) as world:

@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 
 from benchmarks.flood.feeder import OTHER, feed
 from benchmarks.flood.timing import begin_timing, save_timing
-from benchmarks.log.run import Arm, LogWorld, a_world
+from benchmarks.log.run import LogArm, LogWorld, a_world
 from benchmarks.report import percentile
 from contracts import heartbeats
 from contracts.agent_sessions import SessionBudget, make_session
@@ -37,7 +37,7 @@ _LATE_SECONDS = 20.0 / 6
 """A lease is renewed six times in its lifetime: a renewal that took so long came after the next was due."""
 
 
-def flood(arm: Arm, num: int, num_answers: int, rate: float, quiet_seconds: float) -> dict[str, Any]:
+def flood(arm: LogArm, num: int, num_answers: int, rate: float, quiet_seconds: float) -> dict[str, Any]:
     """Figures of one flood."""
     with a_world(arm) as world, _processes(world.settings.home, num, num_answers, rate, quiet_seconds) as processes:
         watch = _Watch(world)

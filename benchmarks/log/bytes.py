@@ -23,7 +23,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine, event, func, select
 
-from benchmarks.log.run import Arm, LogWorld, a_world, drain, server_urls, workers
+from benchmarks.log.run import LogArm, LogWorld, a_world, drain, server_urls, workers
 from benchmarks.report import print_table, summarise, write_report
 from contracts.records import Generation, decode
 from contracts.tables import generation
@@ -36,7 +36,7 @@ _WARM_UP = 200
 _MOST_DRAINS = 100
 
 
-def measure(arm: Arm, num_generations: int, num_tokens: int, seed: int, at_once: int) -> dict[str, float]:
+def measure(arm: LogArm, num_generations: int, num_tokens: int, seed: int, at_once: int) -> dict[str, float]:
     """Feed, drain with both workers in this process, and count; every figure is per generation.
 
     `at_once`: messages that are fed before they are drained; 0: all of them. Else at most a hundred times as many generations are fed.
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str]) -> None:
         cases += [("servers", tokens, at_once) for at_once in options.at_once for tokens in options.tokens]
     if options.one is not None:
         found = [
-            measure(Arm(arm, arm == "servers", 1), options.generations, tokens, options.one, at_once)
+            measure(LogArm(arm, arm == "servers", 1), options.generations, tokens, options.one, at_once)
             for arm, tokens, at_once in cases
         ]
         print(json.dumps(found))

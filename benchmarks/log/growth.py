@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.log.run import Arm, LogWorld, a_world, drain, workers
+from benchmarks.log.run import LogArm, LogWorld, a_world, drain, workers
 from benchmarks.report import summarise
 from contracts.records import encode
 from runtime.worker import Worker
@@ -49,7 +49,7 @@ _ROWS = (
 )
 
 
-def measure_growth(arm: Arm, sizes: Sequence[int]) -> dict[int, dict[str, Any]]:
+def measure_growth(arm: LogArm, sizes: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Milliseconds for each event of a feed, at each size; both workers take turns in this process."""
     result = {}
     held = 0

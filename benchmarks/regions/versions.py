@@ -38,7 +38,7 @@ _WEIGHT_BYTES = 2
 _MEGA = 1e6
 
 
-class Trainer:
+class RegionTrainer:
     """Publishes into `root`, and says which version is live."""
 
     def __init__(self, root: Path) -> None:

@@ -26,7 +26,7 @@ _FLAT = 0.05
 """By how much the last third of the samples may exceed the first third behind the warm-up."""
 
 
-class Sample(NamedTuple):
+class MemorySample(NamedTuple):
     """`web` at one moment."""
 
     seconds: float
@@ -36,14 +36,14 @@ class Sample(NamedTuple):
     ended: int
 
 
-async def watch(world: GatewayWorld, users: SessionUsers, at_once: int, seconds: float) -> list[Sample]:
+async def watch(world: GatewayWorld, users: SessionUsers, at_once: int, seconds: float) -> list[MemorySample]:
     """Samples of so many seconds of conversations."""
-    began, samples = time.monotonic(), list[Sample]()
+    began, samples = time.monotonic(), list[MemorySample]()
     talking = asyncio.create_task(users.run(at_once))
     while (now := time.monotonic() - began) < seconds:
         kept = sum(path.stat().st_size for path in world.home.glob("sessions.db*"))
         resident = world.process.memory_info().rss
-        samples.append(Sample(now, resident / 2**20, kept / 2**20, users.num_whole, users.num_ended))
+        samples.append(MemorySample(now, resident / 2**20, kept / 2**20, users.num_whole, users.num_ended))
         await asyncio.sleep(_EVERY_SECONDS)
     users.stop()
     await talking

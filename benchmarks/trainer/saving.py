@@ -68,7 +68,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class Turn(NamedTuple):
+class SavingTurn(NamedTuple):
     """Seconds of one turn. `computed`: of them in the passes of the step; `kept`: waiting for a save, or copying for it."""
 
     seconds: float
@@ -199,17 +199,17 @@ def measure(million: int, num_turns: int, threads: int) -> dict[str, Any]:
     }
 
 
-def _turn(home: SavingHome, trainer: Trainer, learner: TimedLearner) -> Turn:
+def _turn(home: SavingHome, trainer: Trainer, learner: TimedLearner) -> SavingTurn:
     is_busy, learner.computed, learner.kept = not trainer.is_settled, 0.0, 0.0
     began = time.perf_counter()
     trainer.turn(WAIT_SECONDS)
     seconds = time.perf_counter() - began
-    turn = Turn(seconds, learner.computed, learner.kept, is_busy or not trainer.is_settled)
+    turn = SavingTurn(seconds, learner.computed, learner.kept, is_busy or not trainer.is_settled)
     home.accept()
     return turn
 
 
-def _figures(turns: Sequence[Turn], elapsed: float) -> dict[str, float]:
+def _figures(turns: Sequence[SavingTurn], elapsed: float) -> dict[str, float]:
     quiet = [turn for turn in turns if not turn.is_busy] or turns
     busy = [turn for turn in turns if turn.is_busy] or turns
     stalls = [turn.stall for turn in turns]

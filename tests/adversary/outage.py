@@ -27,7 +27,7 @@ from benchmarks.report import percentile, print_table, write_report
 from contracts.ids import sample_key
 from contracts.topics import GENERATIONS
 from runtime.settings import load_settings
-from tests.worlds.gateway import OK, GatewayWorld, Reply, chat_body, client_of, open_loop, running
+from tests.worlds.gateway import OK, GatewayReply, GatewayWorld, chat_body, client_of, open_loop, running
 from tests.worlds.paths import ROOT
 
 RATE = 100.0
@@ -39,7 +39,7 @@ _SERVICES = ROOT / "deploy" / "services"
 _CHAT = "/v1/chat/completions"
 
 
-class Sample(NamedTuple):
+class OutageSample(NamedTuple):
     """The gateway at one moment."""
 
     at: float
@@ -71,11 +71,11 @@ class Broker:
         subprocess.run([_SERVICES, "start", "kafka"], check=True, capture_output=True)  # noqa: S603 our own script
 
 
-class Run(NamedTuple):
+class OutageRun(NamedTuple):
     """The measurements of a run. Times are from `time.monotonic`."""
 
-    replies: list[Reply]
-    samples: list[Sample]
+    replies: list[GatewayReply]
+    samples: list[OutageSample]
     away_at: float
     back_at: float
 
@@ -88,7 +88,7 @@ class Phases(NamedTuple):
     after: float
 
 
-async def measure(world: GatewayWorld, broker: Broker, phases: Phases, rate: float) -> Run:
+async def measure(world: GatewayWorld, broker: Broker, phases: Phases, rate: float) -> OutageRun:
     """Before, during and after an outage."""
     client = client_of(world.gateway, world.key)
     bodies = [chat_body(stream=False), chat_body(stream=True)]
@@ -97,7 +97,7 @@ async def measure(world: GatewayWorld, broker: Broker, phases: Phases, rate: flo
     asking = asyncio.create_task(
         open_loop(client, _CHAT, lambda number: bodies[number % 2], rate, longest, enough=enough)
     )
-    samples: list[Sample] = []
+    samples: list[OutageSample] = []
     sampling = asyncio.create_task(_sample(world, samples))
     await asyncio.sleep(phases.before)
     away_at = time.monotonic()
@@ -113,23 +113,23 @@ async def measure(world: GatewayWorld, broker: Broker, phases: Phases, rate: flo
         await asyncio.sleep(_SAMPLE_SECONDS)
     sampling.cancel()
     client.close()
-    return Run(replies, samples, away_at, back_at)
+    return OutageRun(replies, samples, away_at, back_at)
 
 
-async def _sample(world: GatewayWorld, samples: list[Sample]) -> None:
+async def _sample(world: GatewayWorld, samples: list[OutageSample]) -> None:
     while True:
         samples.append(await asyncio.to_thread(_look, world))
         await asyncio.sleep(_SAMPLE_SECONDS)
 
 
-def _look(world: GatewayWorld) -> Sample:
+def _look(world: GatewayWorld) -> OutageSample:
     spool = world.home / "spool"
     with closing(sqlite3.connect(f"file:{spool / '0.db'}?mode=ro", uri=True)) as connection:
         # An emptied file is truncated, and has no table until it was made again.
         [tables] = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'waiting'").fetchone()
         [num] = connection.execute("SELECT COUNT(*) FROM waiting").fetchone() if tables else (0,)
     num_bytes = sum(path.stat().st_size for path in spool.glob("*.db*"))
-    return Sample(time.monotonic(), num, num_bytes, world.process.memory_info().rss)
+    return OutageSample(time.monotonic(), num, num_bytes, world.process.memory_info().rss)
 
 
 def keys_on_the_log(home: Path) -> Counter[str]:
@@ -144,7 +144,7 @@ def keys_on_the_log(home: Path) -> Counter[str]:
     return found
 
 
-def figures_of(run: Run, found: Counter[str], others: set[str]) -> dict[str, Any]:
+def figures_of(run: OutageRun, found: Counter[str], others: set[str]) -> dict[str, Any]:
     """The report. `others` are keys that were there before."""
     told = {sample_key(reply.id, 0) for reply in run.replies if reply.status == OK}
     phases = {
@@ -172,7 +172,7 @@ def figures_of(run: Run, found: Counter[str], others: set[str]) -> dict[str, Any
     }
 
 
-def _latency(replies: Sequence[Reply]) -> dict[str, float]:
+def _latency(replies: Sequence[GatewayReply]) -> dict[str, float]:
     seconds = [reply.seconds for reply in replies]
     return {name: 1000 * percentile(seconds, share) for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}
 

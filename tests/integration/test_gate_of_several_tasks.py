@@ -18,9 +18,9 @@ from rewards.judges.identity import identity_of
 from runtime.database import Database
 from runtime.sentinels import read_sentinels
 from tests.judge_server import Asked, JudgeServer, judge_server, verdict
-from tests.unit.pipelines.release.worlds import STOP, GateWorld
 from tests.unit.rewards.judges.figures import FIGURES
 from tests.unit.rewards.verifiers.tampers import HONEST
+from tests.worlds.release.gate import STOP, GateWorld
 
 pytestmark = pytest.mark.slow
 NUM = 16

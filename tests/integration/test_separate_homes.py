@@ -28,8 +28,8 @@ from runtime.operator_key import APP_KEY
 from runtime.settings import load_settings, to_toml
 from runtime.settings_file import SETTINGS
 from tests.given_secrets import NEEDED
-from tests.services import kafka_servers
 from tests.worlds.processes import free_port
+from tests.worlds.servers.services import kafka_servers
 
 pytestmark = [
     pytest.mark.services,

@@ -16,8 +16,8 @@ from sqlalchemy import inspect, text
 
 from runtime.database import Database
 from tests.adversary.attacks import store
-from tests.postgres import create_migrated
 from tests.worlds.homes import StoreHome, a_home
+from tests.worlds.servers.postgres import create_migrated
 from tests.worlds.traces import holds, traces
 
 pytestmark = [pytest.mark.services, pytest.mark.enable_socket, pytest.mark.slow]

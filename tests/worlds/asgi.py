@@ -16,7 +16,7 @@ _ADDRESSES = (f"10.{place >> 16 & 255}.{place >> 8 & 255}.{place & 255}" for pla
 """Each request comes from elsewhere: refused keys of one address are held back."""
 
 
-class Answer(NamedTuple):
+class AsgiAnswer(NamedTuple):
     """What came back. Header names are lower case."""
 
     status: int
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 async def ask(
     app: ASGIApp, method: str, target: str, headers: Mapping[str, str] | None = None, body: bytes = b""
-) -> Answer:
+) -> AsgiAnswer:
     """One request and its answer. `target`: a path with its query."""
     parts = urlsplit(target)
     sent = {"host": HOST, **(headers or {})}
@@ -76,4 +76,4 @@ async def ask(
         )
     start = begun["start"]
     found = {name.decode().lower(): value.decode() for name, value in start["headers"]}
-    return Answer(start["status"], found, b"".join(pieces))
+    return AsgiAnswer(start["status"], found, b"".join(pieces))

@@ -85,7 +85,7 @@ def said_thumbs(*, happy: bool) -> dict[str, Any]:
     return {"name": "thumbs", "value": "up" if happy else "down"}
 
 
-class Crowd:
+class SilentCrowd:
     """People who talk to several styles at once."""
 
     def __init__(

@@ -23,9 +23,9 @@ from contracts.topics import SIGNALS, TOPICS
 from runtime.database import Database, create_database
 from runtime.days import migrate
 from runtime.settings import Settings, write_settings
-from tests.worlds.load import Plan
 from tests.worlds.paths import ROOT
 from tests.worlds.processes import START_SECONDS, free_port, wait_for_port
+from tests.worlds.servers.load import LoadPlan
 
 _PAUSE_SECONDS, _READ = 0.02, 5000
 _TASK = """
@@ -130,7 +130,7 @@ class FeedbackWorld:
         self.processes[number] = self._start(self.homes[number].home)
         wait_for_port(self.homes[number].feedback_port or 0)
 
-    def plan(self, number: int = 0, **changes: object) -> Plan:
+    def plan(self, number: int = 0, **changes: object) -> LoadPlan:
         """Signals with ids of their own about generations that are not known yet, to one replica."""
         item = {
             "id": "fb-{n}",
@@ -145,7 +145,7 @@ class FeedbackWorld:
             "headers": {"authorization": f"Bearer {self.key}"},
             "body": json.dumps(item),
         }
-        return Plan(**{**fields, **changes})  # type: ignore[arg-type]
+        return LoadPlan(**{**fields, **changes})  # type: ignore[arg-type]
 
     def num_stored(self) -> int:
         """Signals in the database."""

@@ -25,7 +25,7 @@ _START_SECONDS = 120.0
 OK = 200
 
 
-class Reply(NamedTuple):
+class GatewayReply(NamedTuple):
     """How one request ended. Seconds count from when it was due, not from when it could be sent."""
 
     status: int
@@ -78,7 +78,7 @@ def engine_body() -> bytes:
     return json.dumps(content).encode()
 
 
-async def ask(client: HttpClient, path: str, body: bytes, due: float | None = None) -> Reply:
+async def ask(client: HttpClient, path: str, body: bytes, due: float | None = None) -> GatewayReply:
     """One request, to its end. A connection that breaks has status 0."""
     due = due or time.monotonic()
     try:
@@ -88,18 +88,20 @@ async def ask(client: HttpClient, path: str, body: bytes, due: float | None = No
         finally:
             exchange.end()
     except Broken:
-        return Reply(0, time.monotonic() - due, logged=False, id="", at=due)
+        return GatewayReply(0, time.monotonic() - due, logged=False, id="", at=due)
     headers = exchange.headers if isinstance(exchange, HeadedExchange) else {}
     logged = headers.get(b"x-millrace-logged") != b"false" and b'"logged":false' not in content
     identity = headers.get(b"x-request-id", b"").decode()
-    return Reply(exchange.status, time.monotonic() - due, logged, identity, due)
+    return GatewayReply(exchange.status, time.monotonic() - due, logged, identity, due)
 
 
-async def closed_loop(client: HttpClient, path: str, body: bytes, connections: int, seconds: float) -> list[Reply]:
+async def closed_loop(
+    client: HttpClient, path: str, body: bytes, connections: int, seconds: float
+) -> list[GatewayReply]:
     """Each connection asks again as soon as it was answered."""
     until = time.monotonic() + seconds
 
-    async def one() -> list[Reply]:
+    async def one() -> list[GatewayReply]:
         replies = []
         while time.monotonic() < until:
             replies.append(await ask(client, path, body))
@@ -116,7 +118,7 @@ async def open_loop(
     seconds: float,
     *,
     enough: asyncio.Event | None = None,
-) -> list[Reply]:
+) -> list[GatewayReply]:
     """Send `rate` requests a second, without waiting for earlier ones, for so many seconds or until there are `enough`."""
     start = time.monotonic()
     asking = []
@@ -137,7 +139,7 @@ def client_of(url: str, key: str = "") -> HttpClient:
 def mock_engine(gap: float = 0.0, end: int | None = None) -> list[str]:
     """The mock engine's command. `gap`: ms between two tokens. `end`: the last token of each answer."""
     ending = [] if end is None else ["--end", str(end)]
-    return ["-m", "tests.worlds.mock_engine", "--gap", str(gap), *ending]
+    return ["-m", "tests.worlds.engines.mock", "--gap", str(gap), *ending]
 
 
 @contextmanager

@@ -32,8 +32,8 @@ from runtime.settings import Settings
 from runtime.worker import Worker
 from services.serving import make_web
 from services.web import make
-from tests.worlds.asgi import HOST, Answer, ask
-from tests.worlds.echo_engine import EchoEngine
+from tests.worlds.asgi import HOST, AsgiAnswer, ask
+from tests.worlds.engines.echo import EchoEngine
 from tests.worlds.paths import EXAMPLE
 
 POLICY = "demo"
@@ -72,7 +72,7 @@ class StoreHome(NamedTuple):
     key: str
     operator: str
 
-    async def post(self, path: str, content: object, **headers: str) -> Answer:
+    async def post(self, path: str, content: object, **headers: str) -> AsgiAnswer:
         """As an app."""
         known = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
         # Header names with hyphens are written with underscores.

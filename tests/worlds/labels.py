@@ -19,7 +19,7 @@ TOLERANCE = 5e-5
 """Of a log-prob: the engine adds up in another order. Without any swap 5 of 13,124 tokens differed by more, at most 1.4e-4."""
 
 
-class Answer(NamedTuple):
+class LabelledAnswer(NamedTuple):
     """One complete answer, with what the engine says of it."""
 
     prompt: list[int]
@@ -28,7 +28,7 @@ class Answer(NamedTuple):
     spans: list[Span]
 
 
-class Labels(NamedTuple):
+class VersionLabels(NamedTuple):
     """Counts of tokens."""
 
     checked: int
@@ -43,8 +43,8 @@ class Labels(NamedTuple):
 
 
 def check_labels(
-    answers: Iterable[Answer], model_of: Callable[[int], Any], neighbours: Callable[[int], Sequence[int]]
-) -> Labels:
+    answers: Iterable[LabelledAnswer], model_of: Callable[[int], Any], neighbours: Callable[[int], Sequence[int]]
+) -> VersionLabels:
     """Judge every token of some answers.
 
     Args:
@@ -52,14 +52,14 @@ def check_labels(
         model_of: a version's model in the engine's dtype; asked again and again.
         neighbours: versions that could have made a token labelled with a version, had the label been wrong.
     """
-    counts = Labels(0, 0, 0, 0, 0.0)
+    counts = VersionLabels(0, 0, 0, 0, 0.0)
     for answer in answers:
         for logged, own, others in _worked_out(answer, model_of, neighbours):
             error = abs(logged - own)
             nearest_other = min((abs(logged - other) for other in others), default=float("inf"))
             is_wrong = error > TOLERANCE
             is_other = is_wrong and nearest_other < error
-            counts = Labels(
+            counts = VersionLabels(
                 counts.checked + 1,
                 counts.told_apart + all(abs(own - other) > 2 * TOLERANCE for other in others),
                 counts.mislabelled + is_other,
@@ -76,7 +76,7 @@ def pieces(spans: Sequence[Span], num_tokens: int) -> list[tuple[int, int, int]]
 
 
 def _worked_out(
-    answer: Answer, model_of: Callable[[int], Any], neighbours: Callable[[int], Sequence[int]]
+    answer: LabelledAnswer, model_of: Callable[[int], Any], neighbours: Callable[[int], Sequence[int]]
 ) -> Iterable[tuple[float, float, list[float]]]:
     """Per token its log-prob as logged, under its version, and under each neighbour of that."""
     tokens, num_before, cache = answer.prompt + answer.token_ids, 0, DynamicCache()

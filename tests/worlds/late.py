@@ -61,7 +61,7 @@ class Policy:
 
 
 @dataclass
-class Tally:
+class LateTally:
     """What became of the outcomes."""
 
     num: int = 0
@@ -101,7 +101,9 @@ def drifting_policy(random: np.random.Generator, versions: int, speed: float) ->
     return Policy(found, earns)
 
 
-def simulate(days: float, *, per_version: int = 128, seed: int = 0, speed: float = 0.06, before: bool = False) -> Tally:
+def simulate(
+    days: float, *, per_version: int = 128, seed: int = 0, speed: float = 0.06, before: bool = False
+) -> LateTally:
     """Generate for `days`, then wait until every outcome within its window has come."""
     random = np.random.default_rng(seed)
     num_versions = int(days * 86400.0 / VERSION_SECONDS)
@@ -127,7 +129,7 @@ class _LateProduct:
         self.policy, self.random, self.before = policy, random, before
         self.settings = TrainingSettings(reward_low=0.0, reward_high=1.0)
         self.state = TrainerState()
-        self.intake, self.tracker, self.tally = Intake(self.state), BetaTracker(), Tally()
+        self.intake, self.tracker, self.tally = Intake(self.state), BetaTracker(), LateTally()
         self.pending: list[tuple[float, int, Experience]] = []
         self.offset = 0
         self.limits = TrainingLimits(

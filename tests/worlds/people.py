@@ -10,7 +10,7 @@ from contracts.errors import MillraceError
 from runtime.database import Database
 from runtime.days import migrate
 from runtime.snapshot_rows import DatabaseSnapshotRows
-from tests.worlds.stores import NOW, POLICY, RUN, Place, publish, signer, weights_of
+from tests.worlds.stores import NOW, POLICY, RUN, StorePlace, publish, signer, weights_of
 from tests.worlds.versions import keyring
 from weights.issuer import Issuer
 from weights.replica.replica import Replica
@@ -23,10 +23,12 @@ from weights.versions.vouching import Snapshots
 OURS, REPLICA = signer(1), signer(2)
 
 
-class Publisher:
+class StorePublisher:
     """The honest publisher of a store, with its database."""
 
-    def __init__(self, place: Place, folder: Path, by: Signer = OURS, clock: Callable[[], float] = lambda: NOW) -> None:
+    def __init__(
+        self, place: StorePlace, folder: Path, by: Signer = OURS, clock: Callable[[], float] = lambda: NOW
+    ) -> None:
         self.place, self.by, self.trusted = place, by, keyring(OURS, by)
         self.now = clock
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,10 +61,10 @@ class Publisher:
         self.issuer.issue(pointers={"live": epoch})
 
 
-class Follower:
+class StoreFollower:
     """An honest replica."""
 
-    def __init__(self, place: Place, folder: Path, clock: Callable[[], float] = lambda: NOW) -> None:
+    def __init__(self, place: StorePlace, folder: Path, clock: Callable[[], float] = lambda: NOW) -> None:
         self.snapshots = Snapshots(keyring(OURS), folder / "snapshots", clock=clock)
         self.weights = place.open(self.snapshots)
         self.begin([self.weights], folder)

@@ -42,7 +42,7 @@ def publish(store: WeightStore, version: int, by: Signer, run: str = RUN) -> Man
     return publish_next(store, POLICY, version, base=base, target=weights_of(version), run=run, signer=by)
 
 
-class Place(Protocol):
+class StorePlace(Protocol):
     """A store's objects, as a holder of its credentials sees them. Paths are below the root."""
 
     def open(self, verifier: Verifier | None) -> WeightStore:
@@ -61,7 +61,7 @@ class Place(Protocol):
         """All objects by their paths."""
 
 
-class Folder(Place):
+class Folder(StorePlace):
     """On a disk."""
 
     def __init__(self, root: Path) -> None:
@@ -96,7 +96,7 @@ class Folder(Place):
         return {str(path.relative_to(self.root)): path.read_bytes() for path in found}
 
 
-class Bucket(Place):
+class BucketPlace(StorePlace):
     """In an object store, here in memory behind the real client."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Junk(NamedTuple):
     """One kind of junk in the place of an object."""
 
     name: str
-    plant: Callable[[Place, str], bool]
+    plant: Callable[[StorePlace, str], bool]
     """Replaces the object at a path with it; False: this store cannot hold it."""
 
 
@@ -171,8 +171,8 @@ def junk(outside: Path) -> Iterator[Junk]:
         yield Junk(name, _special(_link(target)))
 
 
-def _bytes(content: bytes) -> Callable[[Place, str], bool]:
-    def plant(place: Place, path: str) -> bool:
+def _bytes(content: bytes) -> Callable[[StorePlace, str], bool]:
+    def plant(place: StorePlace, path: str) -> bool:
         place.remove(path)
         place.put(path, content)
         return True
@@ -180,8 +180,8 @@ def _bytes(content: bytes) -> Callable[[Place, str], bool]:
     return plant
 
 
-def _special(make: Callable[[Path], object]) -> Callable[[Place, str], bool]:
-    def plant(place: Place, path: str) -> bool:
+def _special(make: Callable[[Path], object]) -> Callable[[StorePlace, str], bool]:
+    def plant(place: StorePlace, path: str) -> bool:
         if not isinstance(place, Folder):
             return False
         (place.root / path).parent.mkdir(parents=True, exist_ok=True)

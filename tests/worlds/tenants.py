@@ -50,7 +50,7 @@ from runtime.worker import Worker
 from services.inference.dialects.responses_kept import ResponseStore
 from services.serving import make_web
 from services.web import make
-from tests.worlds.asgi import HOST, Answer, ask
+from tests.worlds.asgi import HOST, AsgiAnswer, ask
 from tests.worlds.paths import EXAMPLE
 
 POLICY, TASK = "demo", "reservations"
@@ -102,7 +102,7 @@ class TenantsWorld(NamedTuple):
         database.close()
         return key
 
-    async def ask(self, method: str, target: str, key: str | None, body: object = None) -> Answer:
+    async def ask(self, method: str, target: str, key: str | None, body: object = None) -> AsgiAnswer:
         """With a key as apps send it."""
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         return await ask(self.app, method, target, headers, b"" if body is None else msgspec.json.encode(body))

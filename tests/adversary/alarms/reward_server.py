@@ -11,7 +11,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-class RewardServer:
+class SlowRewardServer:
     """On a free port of this machine."""
 
     def __init__(self) -> None:

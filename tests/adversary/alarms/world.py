@@ -25,7 +25,7 @@ from sqlalchemy import Connection
 from contracts.errors import InvalidSettings
 from runtime.settings import load_settings
 from tests.adversary.alarms import hurry
-from tests.adversary.alarms.reward_server import RewardServer
+from tests.adversary.alarms.reward_server import SlowRewardServer
 from tests.worlds.paths import BASE, EXAMPLE, ROOT
 from tests.worlds.processes import free_port
 
@@ -65,7 +65,7 @@ class WatchedHome:
         self.other_targets = folder / "other.json"
         self.targets = folder / "targets.json"
         """The processes of the home, as Prometheus finds them: a copy, so that one of them can be taken out."""
-        self.grader = RewardServer()
+        self.grader = SlowRewardServer()
         self._crowds: list[subprocess.Popen[bytes]] = []
         self.app_key = ""
 

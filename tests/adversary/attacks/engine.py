@@ -19,10 +19,10 @@ from services.engine.engine import Engine
 from services.engine.follower import Follower
 from services.engine.settings import EngineSettings
 from tests.adversary.attacks.attack import Attack
-from tests.adversary.attacks.cases.broken_answers import CASES, Case
-from tests.worlds.broken_engine import gateway
-from tests.worlds.flood import overflow
-from tests.worlds.slow_grammars import NUM_SLOW, hold_up
+from tests.adversary.attacks.cases.broken_answers import CASES, BrokenAnswer
+from tests.worlds.engines.broken import gateway
+from tests.worlds.engines.flood import overflow
+from tests.worlds.engines.slow_grammars import NUM_SLOW, hold_up
 
 KEY = "the-key-of-this-attack"
 OPEN = ("GET", "/health")
@@ -41,7 +41,7 @@ class Door(NamedTuple):
     """The status that refuses it."""
 
 
-class Closed:
+class ClosedEngine:
     """The real application over an engine that holds nothing."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ def _doors(method: str, path: str) -> Iterator[Door]:
 
 def attacks() -> list[Attack]:
     """See the module."""
-    doors = Closed().doors()
+    doors = ClosedEngine().doors()
     hidden = [
         Door("GET", path, kind, headers, wanted)
         for path in ("/docs", "/redoc", "/openapi.json", "/metrics", "/nowhere", "/health/", "//health")
@@ -130,14 +130,14 @@ def attacks() -> list[Attack]:
 
 
 def _through(doors: Sequence[Door]) -> str | None:
-    closed = Closed()
+    closed = ClosedEngine()
     try:
         return "; ".join(asyncio.run(closed.open_doors(doors))) or None
     finally:
         closed.engine.close()
 
 
-def _broken(cases: Sequence[Case]) -> str | None:
+def _broken(cases: Sequence[BrokenAnswer]) -> str | None:
     with gateway() as attacked:
         found = [
             f"{case.name}: {trouble}"
@@ -150,7 +150,7 @@ def _broken(cases: Sequence[Case]) -> str | None:
     return "; ".join(found) or None
 
 
-def _asked_again(cases: Sequence[Case]) -> str | None:
+def _asked_again(cases: Sequence[BrokenAnswer]) -> str | None:
     """With the SDK's own retries on; that the gateway asks once by itself, `_broken` sees."""
     with gateway() as attacked:
         found = [

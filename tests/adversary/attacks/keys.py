@@ -15,7 +15,7 @@ from contracts.keys import SCOPES, NewKey, make_key, revoke_keys
 from contracts.tables import api_key, outbox, received_signal
 from services.rights import scopes_of
 from tests.adversary.attacks.attack import Attack
-from tests.worlds.asgi import HOST, Answer, ask
+from tests.worlds.asgi import HOST, AsgiAnswer, ask
 from tests.worlds.tenants import (
     NUM_ANSWERS,
     ORIGIN,
@@ -216,7 +216,7 @@ def _expected(rights: list[tuple[str, ...]], holder: Holder) -> int | bool:
     return False if needed <= holder.scopes else _FORBIDDEN
 
 
-async def _as_holder(world: TenantsWorld, route: Route, holder: Holder) -> Answer:
+async def _as_holder(world: TenantsWorld, route: Route, holder: Holder) -> AsgiAnswer:
     headers = {**ORIGIN, **holder.session} | ({} if holder.key is None else {"authorization": f"Bearer {holder.key}"})
     return await ask(
         world.app, route.method, target_of(world, route), headers, b"{}" if route.method == "POST" else b""

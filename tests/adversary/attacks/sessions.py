@@ -13,7 +13,7 @@ from services.inference.sessions.urls import PREFIX
 from services.rights import scopes_of
 from tests.adversary.attacks.attack import Attack
 from tests.adversary.attacks.keys import LONGEST_SECONDS, OPEN
-from tests.worlds.asgi import Answer, ask
+from tests.worlds.asgi import AsgiAnswer, ask
 from tests.worlds.tenants import (
     POLICY,
     STRANGER,
@@ -125,7 +125,7 @@ async def after_its_end(world: TenantsWorld) -> list[str]:
     return found
 
 
-async def _ways(world: TenantsWorld, route: Route, session: str, key: str) -> list[tuple[str, Answer]]:
+async def _ways(world: TenantsWorld, route: Route, session: str, key: str) -> list[tuple[str, AsgiAnswer]]:
     """With the key at the plain URL; and, where sessions have URLs, with an app's key there."""
     target = target_of(world, route, response_id=response_id_of(world.answers[1]))
     body = b"{}" if route.method == "POST" else b""
@@ -138,7 +138,7 @@ async def _ways(world: TenantsWorld, route: Route, session: str, key: str) -> li
     ]
 
 
-def _surprises(what: str, answer: Answer, expected: int, reach: Reach, name: str) -> list[str]:
+def _surprises(what: str, answer: AsgiAnswer, expected: int, reach: Reach, name: str) -> list[str]:
     """`expected` 0: let in. Where a session may do nothing, a page may ask for a sign-in instead."""
     if expected == 0:
         closed = {*_REFUSED, _NOT_FOUND} if reach == "own" else {*_REFUSED}
@@ -151,7 +151,7 @@ def _surprises(what: str, answer: Answer, expected: int, reach: Reach, name: str
     return [] if is_told else [f"{what}: is not told that the session is over"]
 
 
-async def _reads(world: TenantsWorld, key: str, completion_id: str) -> dict[str, Answer]:
+async def _reads(world: TenantsWorld, key: str, completion_id: str) -> dict[str, AsgiAnswer]:
     """Every way to a response. The task of the requests does not exist, so that no engine is asked."""
     response_id, uuid = response_id_of(completion_id), completion_id.partition("-")[2]
     path = f"/v1/responses/{response_id}"
@@ -168,7 +168,7 @@ async def _reads(world: TenantsWorld, key: str, completion_id: str) -> dict[str,
     }
 
 
-def _without_id(answer: Answer, completion_id: str) -> Any:
+def _without_id(answer: AsgiAnswer, completion_id: str) -> Any:
     uuid = completion_id.partition("-")[2]
     return msgspec.json.decode(answer.body.replace(uuid.encode(), b"ID"))
 

@@ -23,18 +23,18 @@ from pipelines.training.state import TrainerState
 from runtime.database import Database
 from runtime.days import migrate
 from tests.adversary.attacks.attack import Attack
-from tests.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, Made, Style, is_imputed
+from tests.worlds.crowd import BLAND, GRADED, HELPFUL, Made, SilentCrowd, Style, is_imputed
 
 ASKING = {"probability": 0.05, "signals": ["thumbs"]}
 
 
 @contextmanager
-def a_crowd(**changes: Any) -> Iterator[Crowd]:
+def a_crowd(**changes: Any) -> Iterator[SilentCrowd]:
     """People with a worker, and a database for as long as they talk."""
     with tempfile.TemporaryDirectory(prefix="millrace-attack-") as folder:
         database = Database(f"sqlite:///{Path(folder) / 'millrace.db'}")
         migrate(database)
-        crowd = Crowd(database, _understood(GRADED | changes))
+        crowd = SilentCrowd(database, _understood(GRADED | changes))
         try:
             yield crowd
         finally:
@@ -193,7 +193,7 @@ def _understood(task: dict[str, Any]) -> dict[str, Any]:
     return task
 
 
-def _turns(crowd: Crowd, style: Style, num: int) -> Iterator[Any]:
+def _turns(crowd: SilentCrowd, style: Style, num: int) -> Iterator[Any]:
     return (crowd.answer(style) for _ in range(num))
 
 

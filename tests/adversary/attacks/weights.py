@@ -16,8 +16,8 @@ import msgspec
 
 from contracts.errors import MillraceError, Unavailable, WeightsRefused
 from tests.adversary.attacks.attack import Attack
-from tests.worlds.people import OURS, REPLICA, Follower, Publisher
-from tests.worlds.stores import NOW, POLICY, RUN, Bucket, Folder, Place, junk, publish, signer, weights_of
+from tests.worlds.people import OURS, REPLICA, StoreFollower, StorePublisher
+from tests.worlds.stores import NOW, POLICY, RUN, BucketPlace, Folder, StorePlace, junk, publish, signer, weights_of
 from tests.worlds.versions import keyring
 from weights.publish import publish_version
 from weights.replica.replica import Replica
@@ -47,18 +47,18 @@ PLACES = (
 
 
 @contextlib.contextmanager
-def worlds() -> Iterator[tuple[Place, Path]]:
+def worlds() -> Iterator[tuple[StorePlace, Path]]:
     """Both kinds of store in turn would be two contexts: this is a folder, and room beside it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         yield Folder(folder / "store"), folder
 
 
-def both(attempt: Callable[[Place, Path], str | None]) -> Callable[[], str | None]:
+def both(attempt: Callable[[StorePlace, Path], str | None]) -> Callable[[], str | None]:
     """An attack on a folder, then on a bucket."""
 
     def run() -> str | None:
-        for make in (lambda folder: Folder(folder / "store"), lambda _: Bucket()):
+        for make in (lambda folder: Folder(folder / "store"), lambda _: BucketPlace()):
             with tempfile.TemporaryDirectory() as name:
                 place = make(Path(name))
                 if (through := attempt(place, Path(name))) is not None:
@@ -68,14 +68,14 @@ def both(attempt: Callable[[Place, Path], str | None]) -> Callable[[], str | Non
     return run
 
 
-def attempt_junk(place: Place, folder: Path) -> str | None:
+def attempt_junk(place: StorePlace, folder: Path) -> str | None:
     """Every kind of junk at every place: the honest go on."""
-    publisher = Publisher(place, folder / "publisher")
+    publisher = StorePublisher(place, folder / "publisher")
     for version in (0, 1):
         publisher.publish(version)
     publisher.point(1, 1)
     announce(publisher.store, POLICY, Presence(name="eu-1", version=0, history=None, at=NOW), REPLICA)
-    follower, version = Follower(place, folder / "follower"), 1
+    follower, version = StoreFollower(place, folder / "follower"), 1
     (folder / "outside").mkdir()
     own = f"{POLICY}/replicas/{REPLICA.key_id}.json"
     for kind in junk(folder / "outside"):
@@ -97,7 +97,7 @@ def attempt_junk(place: Place, folder: Path) -> str | None:
     return None
 
 
-def _go_on(publisher: Publisher, follower: Follower, version: int, *, is_heard: bool) -> str | None:
+def _go_on(publisher: StorePublisher, follower: StoreFollower, version: int, *, is_heard: bool) -> str | None:
     """What the honest do all day."""
     try:
         found = present_replicas(publisher.store, POLICY, since=NOW - DAY, now=NOW, replicas=keyring(REPLICA))
@@ -117,16 +117,16 @@ def _go_on(publisher: Publisher, follower: Follower, version: int, *, is_heard: 
     return None if follower.serves == version else f"the follower is left at {follower.serves}: {said[:200]}"
 
 
-def attempt_stolen(place: Place, folder: Path) -> str | None:
+def attempt_stolen(place: StorePlace, folder: Path) -> str | None:
     """Whoever has the store's credentials, and no key: no byte is loaded, nothing goes back, what serves goes on serving."""
-    publisher = Publisher(place, folder / "publisher")
+    publisher = StorePublisher(place, folder / "publisher")
     yesterday: dict[str, bytes] = {}
     for version in range(LIVE_NOW + 1):
         yesterday = place.files()
         publisher.publish(version)
         publisher.point(version, version + 1)
     clock = [NOW]
-    follower = Follower(place, folder / "follower", lambda: clock[0])
+    follower = StoreFollower(place, folder / "follower", lambda: clock[0])
     follower.look()
     today = place.files()
     for name, deed in _deeds(place, follower, yesterday, folder).items():
@@ -148,7 +148,7 @@ def attempt_stolen(place: Place, folder: Path) -> str | None:
 
 
 def _deeds(
-    place: Place, follower: Follower, yesterday: dict[str, bytes], folder: Path
+    place: StorePlace, follower: StoreFollower, yesterday: dict[str, bytes], folder: Path
 ) -> dict[str, Callable[[], object]]:
     """What a thief of credentials can do."""
     pointer, snapshot = f"{POLICY}/pointers/live.json", snapshot_path(POLICY)
@@ -192,23 +192,23 @@ def _deeds(
     }
 
 
-def attempt_new_replica(place: Place, folder: Path) -> str | None:
+def attempt_new_replica(place: StorePlace, folder: Path) -> str | None:
     """A replica that starts today is shown yesterday's pointer with today's list."""
-    publisher = Publisher(place, folder / "publisher")
+    publisher = StorePublisher(place, folder / "publisher")
     for version in (0, 1):
         publisher.publish(version)
     publisher.point(0, 1)
     old = place.get(f"{POLICY}/pointers/live.json") or b""
     publisher.point(1, 2)
     place.put(f"{POLICY}/pointers/live.json", old)
-    follower = Follower(place, folder / "follower")
+    follower = StoreFollower(place, folder / "follower")
     said = follower.look()
     return None if follower.serves is None and said == "stale_pointer" else f"it serves {follower.serves}: {said}"
 
 
-def attempt_forged_presences(place: Place, folder: Path) -> str | None:
+def attempt_forged_presences(place: StorePlace, folder: Path) -> str | None:
     """Thousands of forged replicas, at versions of long ago and of tomorrow."""
-    publisher = Publisher(place, folder / "publisher")
+    publisher = StorePublisher(place, folder / "publisher")
     publisher.publish(0)
     announce(publisher.store, POLICY, Presence(name="eu-1", version=0, history=None, at=NOW - 60.0), REPLICA)
     thief = signer(9)
@@ -251,7 +251,7 @@ def attempt_slow_mirror() -> str | None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         with worlds() as (place, folder):
-            publisher = Publisher(place, folder / "publisher")
+            publisher = StorePublisher(place, folder / "publisher")
             publisher.publish(0)
             publisher.point(0, 1)
             for kind in ("headers", "bytes", "endless", "lies"):
@@ -264,10 +264,10 @@ def attempt_slow_mirror() -> str | None:
     return None
 
 
-def _hangs(url: str, place: Place, folder: Path) -> str | None:
+def _hangs(url: str, place: StorePlace, folder: Path) -> str | None:
     timeouts = WebTimeouts(connect=2.0, silence=0.3, least_rate=2.0**24)
     with closing(WebObjects(url, timeouts)) as web:
-        follower = Follower(place, folder)
+        follower = StoreFollower(place, folder)
         follower.replica.close()
         follower.begin([WeightStore(web, follower.snapshots), follower.weights], folder)
         done = threading.Thread(target=follower.look, daemon=True)
@@ -279,10 +279,10 @@ def _hangs(url: str, place: Place, folder: Path) -> str | None:
 def attempt_other_slot() -> str | None:
     """Whoever can write to a replica's disk puts other weights there, with a label that fits them."""
     with worlds() as (place, folder):
-        publisher = Publisher(place, folder / "publisher")
+        publisher = StorePublisher(place, folder / "publisher")
         publisher.publish(0)
         publisher.point(0, 1)
-        follower = Follower(place, folder / "follower")
+        follower = StoreFollower(place, folder / "follower")
         follower.look()
         follower.replica.close()
         slot = follower.replica.model.parent
@@ -292,7 +292,7 @@ def attempt_other_slot() -> str | None:
         (folder / "follower" / "current").write_bytes(
             msgspec.json.encode({"slot": f"000000-{held.root[:12]}", "before": None})
         )
-        again = Follower(place, folder / "follower")
+        again = StoreFollower(place, folder / "follower")
         return None if again.serves in {0, None} else "a version that nobody signed is served after a restart"
 
 
@@ -309,7 +309,7 @@ def attempt_links() -> str | None:
     """Links where somebody is about to write: nothing outside the store is written."""
     with worlds() as (place, folder):
         assert isinstance(place, Folder)
-        publisher, outside = Publisher(place, folder / "publisher"), folder / "outside"
+        publisher, outside = StorePublisher(place, folder / "publisher"), folder / "outside"
         outside.mkdir()
         (outside / "mine").write_text("mine")
         publisher.publish(0)
@@ -326,17 +326,17 @@ def attempt_links() -> str | None:
         return None if publisher.store.versions(POLICY) == [0, 1] else "the version is not published"
 
 
-def attempt_clock(place: Place, folder: Path) -> str | None:
+def attempt_clock(place: StorePlace, folder: Path) -> str | None:
     """Clocks that are two hours off are borne, a list that nobody renews is not."""
-    publisher = Publisher(place, folder / "publisher")
+    publisher = StorePublisher(place, folder / "publisher")
     publisher.publish(0)
     publisher.point(0, 1)
     for name, off in (("slow", -7200.0), ("fast", 7200.0)):
-        follower = Follower(place, folder / name, partial(float, NOW + off))
+        follower = StoreFollower(place, folder / name, partial(float, NOW + off))
         if "version 0" not in (said := follower.look()) or "expired" in said:
             return f"a replica whose clock is {name} by two hours: {said}"
     clock = [NOW]
-    follower = Follower(place, folder / "late", lambda: clock[0])
+    follower = StoreFollower(place, folder / "late", lambda: clock[0])
     follower.look()
     publisher.publish(1)
     publisher.point(1, 2)

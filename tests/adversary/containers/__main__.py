@@ -183,7 +183,7 @@ def images() -> dict[str, float]:
     }
 
 
-class Kill(NamedTuple):
+class ContainerKill(NamedTuple):
     """A container that was killed."""
 
     container: str
@@ -193,18 +193,18 @@ class Kill(NamedTuple):
     """Until it was healthy again; None: it was not, for as long as we waited."""
 
 
-def _kill(name: str) -> Kill:
+def _kill(name: str) -> ContainerKill:
     at = time.time()
     try:
         seconds = round(kill(name, _BACK_SECONDS), 1)
     except TimeoutError as error:
         console.print(f"{name} was killed: {error}", style="red")
-        return Kill(name, at, None)
+        return ContainerKill(name, at, None)
     console.print(f"{name} was killed, and is healthy again after {seconds:.0f} s")
-    return Kill(name, at, seconds)
+    return ContainerKill(name, at, seconds)
 
 
-def failures(notes: Sequence[dict[str, Any]], kills: Sequence[Kill]) -> dict[str, int]:
+def failures(notes: Sequence[dict[str, Any]], kills: Sequence[ContainerKill]) -> dict[str, int]:
     """Requests that failed after all tries of their client: how many, by the container killed last before and by the error."""
     found = Counter[str]()
     for note in notes:

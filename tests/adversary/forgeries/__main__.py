@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.report import print_table
-from tests.adversary.forgeries.kinds import Kind, disk_kinds, store_kinds
+from tests.adversary.forgeries.kinds import ForgedKind, disk_kinds, store_kinds
 from tests.adversary.forgeries.payloads import payload_kinds
 from tests.adversary.forgeries.signed import signed_kinds
 from tests.adversary.forgeries.victims import APPLIED, HARMLESS, REFUSED, Sabotage, Seen, Victims
@@ -38,18 +38,18 @@ MEMORY = Path("/dev/shm")  # noqa: S108 private folders are made in it
 """Where nothing waits for a disk: replicas sync a lot."""
 
 
-class Attack(NamedTuple):
+class ForgedAttack(NamedTuple):
     """One attack; its number and the seed determine it."""
 
     number: int
-    kind: Kind
+    kind: ForgedKind
     victim: str
     edits: Edits
     is_live: bool
     """Of an attack on a replica's own files: they are replaced while it runs, not while it is down."""
 
 
-class Row(NamedTuple):
+class ForgedRow(NamedTuple):
     """The results of one kind."""
 
     tried: Counter[str]
@@ -59,17 +59,17 @@ class Row(NamedTuple):
     reader_codes: Counter[str]
 
 
-def all_kinds() -> list[Kind]:
+def all_kinds() -> list[ForgedKind]:
     """In the order of the table."""
     return [*store_kinds(), *signed_kinds(), *payload_kinds(), *disk_kinds()]
 
 
-def make_attack(world: ForgedStore, seed: int, number: int) -> Attack:
+def make_attack(world: ForgedStore, seed: int, number: int) -> ForgedAttack:
     """The attack of that number; kinds take turns."""
     kinds = all_kinds()
     kind, chance = kinds[number % len(kinds)], random.Random(f"{seed} {number}")
     victim = chance.choice(kind.victims)
-    return Attack(number, kind, victim, kind.make(world, chance, victim), chance.random() < 0.5)
+    return ForgedAttack(number, kind, victim, kind.make(world, chance, victim), chance.random() < 0.5)
 
 
 def run_attacks(
@@ -94,7 +94,7 @@ def run_attacks(
     started = time.monotonic()
     world = ForgedStore(folder, seed)
     victims = Victims(world, sabotage or Sabotage())
-    rows = {kind.name: Row(Counter(), Counter(), Counter(), Counter()) for kind in all_kinds()}
+    rows = {kind.name: ForgedRow(Counter(), Counter(), Counter(), Counter()) for kind in all_kinds()}
     problems: list[str] = []
     for number in numbers:
         before_each()
@@ -125,14 +125,14 @@ def _note(tried: Counter[str], codes: Counter[str], seen: Seen) -> None:
     codes.update(seen.codes)
 
 
-def _problems(kind: Kind, seen: Any) -> list[tuple[str, str]]:
+def _problems(kind: ForgedKind, seen: Any) -> list[tuple[str, str]]:
     found = [("replica", seen.replica), *([("reader", seen.reader)] if seen.reader is not None else [])]
     allowed = {REFUSED, HARMLESS} if kind.may_be_harmless else {REFUSED}
     problems = [(who, f"{one.outcome} {one.detail}".strip()) for who, one in found if one.outcome not in allowed]
     return problems + [("afterwards", seen.afterwards)] * bool(seen.afterwards)
 
 
-def _figures(row: Row) -> dict[str, Any]:
+def _figures(row: ForgedRow) -> dict[str, Any]:
     return {
         "tried": row.tried.total(),
         "outcomes": dict(row.tried),

@@ -39,7 +39,7 @@ OUTSIDE = Path(__file__)
 """A file that no store should hand out."""
 
 
-class Kind(NamedTuple):
+class ForgedKind(NamedTuple):
     """A kind of attack."""
 
     name: str
@@ -54,12 +54,12 @@ class Kind(NamedTuple):
     """The files are the victim's own."""
 
 
-def store_kinds() -> list[Kind]:
+def store_kinds() -> list[ForgedKind]:
     """On what lies in the store."""
     return [*_chunk_kinds(), *_text_kinds(), *_forged_kinds(), *_moved_kinds(), *_pointer_kinds()]
 
 
-def disk_kinds() -> list[Kind]:
+def disk_kinds() -> list[ForgedKind]:
     """On what lies on the disk of a replica."""
     files: dict[str, dict[str, Spoil]] = {
         "model.safetensors": {"bits flipped": flipped, "truncated": truncated, "inserted": inserted, "zeroed": zeroed},
@@ -79,21 +79,21 @@ def disk_kinds() -> list[Kind]:
         ("disk: history.bin, header changed", partial(_spoil_own, file="history.bin", spoil=_history_header)),
         ("disk: chunks half fetched, or wrong", _poison_parts),
     ]
-    return [Kind(name, make, may_be_harmless=True, is_on_disk=True) for name, make in kinds]
+    return [ForgedKind(name, make, may_be_harmless=True, is_on_disk=True) for name, make in kinds]
 
 
-def _chunk_kinds() -> list[Kind]:
+def _chunk_kinds() -> list[ForgedKind]:
     spoils: dict[str, Spoil] = {
         "bits flipped": flipped, "truncated": truncated, "bytes put in": inserted, "zeroed": zeroed,
         "empty": lambda _, __: b"", "its halves exchanged": lambda _, whole: whole[len(whole) // 2 :] + whole[: len(whole) // 2],
     }  # fmt: skip
-    kinds = [Kind(f"chunk: {how}", partial(_spoil_chunk, spoil=spoil)) for how, spoil in spoils.items()]
+    kinds = [ForgedKind(f"chunk: {how}", partial(_spoil_chunk, spoil=spoil)) for how, spoil in spoils.items()]
     return [
         *kinds,
-        Kind("chunk: bytes behind its end", partial(_spoil_chunk, spoil=_extended), may_be_harmless=True),
-        Kind("chunk: exchanged with another", _exchange_chunks),
-        Kind("chunk: of another version", _old_chunk),
-        Kind("chunk: a link out of the folder", _linked_chunk, may_be_harmless=True),
+        ForgedKind("chunk: bytes behind its end", partial(_spoil_chunk, spoil=_extended), may_be_harmless=True),
+        ForgedKind("chunk: exchanged with another", _exchange_chunks),
+        ForgedKind("chunk: of another version", _old_chunk),
+        ForgedKind("chunk: a link out of the folder", _linked_chunk, may_be_harmless=True),
     ]
 
 
@@ -127,9 +127,9 @@ def _linked_chunk(world: ForgedStore, chance: random.Random, victim: str) -> Edi
     return {name: chance.choice((OUTSIDE, OUTSIDE.parent, Path("/dev/zero"), Path("/dev/null"), pipe, loop, gone))}
 
 
-def _text_kinds() -> list[Kind]:
+def _text_kinds() -> list[ForgedKind]:
     return [
-        Kind(f"manifest: {how}", partial(_spoil_manifest, spoil=spoil), may_be_harmless=True)
+        ForgedKind(f"manifest: {how}", partial(_spoil_manifest, spoil=spoil), may_be_harmless=True)
         for how, spoil in TEXTS.items()
     ]
 
@@ -147,7 +147,7 @@ def _reads_as(text: bytes, genuine: Manifest | Pointer) -> bool:
         return False
 
 
-def _forged_kinds() -> list[Kind]:
+def _forged_kinds() -> list[ForgedKind]:
     signers: dict[str, SignerOf] = {
         "a stranger": lambda world: world.stranger,
         "a retired key": lambda world: world.retired,
@@ -157,10 +157,12 @@ def _forged_kinds() -> list[Kind]:
     kinds = []
     for who, signer in signers.items():
         kinds.append(
-            Kind(f"manifest: as it is, signed by {who}", partial(_resigned, signer_of=signer), may_be_harmless=True)
+            ForgedKind(
+                f"manifest: as it is, signed by {who}", partial(_resigned, signer_of=signer), may_be_harmless=True
+            )
         )
-        kinds.append(Kind(f"manifest: of other weights, signed by {who}", partial(_usurped, signer_of=signer)))
-    return [*kinds, Kind("manifest: signature or key of another", _borrowed_signature, may_be_harmless=True)]
+        kinds.append(ForgedKind(f"manifest: of other weights, signed by {who}", partial(_usurped, signer_of=signer)))
+    return [*kinds, ForgedKind("manifest: signature or key of another", _borrowed_signature, may_be_harmless=True)]
 
 
 class _Impostor(Signer):
@@ -225,18 +227,18 @@ def other_weights(world: ForgedStore, chance: random.Random) -> Tensors:
     return tensors
 
 
-def _moved_kinds() -> list[Kind]:
+def _moved_kinds() -> list[ForgedKind]:
     """Genuine manifests where they do not belong."""
     return [
-        Kind("replay: an older step under the newer number", _older_edge, may_be_harmless=True),
-        Kind("replay: an edge of another kind", _other_kind, may_be_harmless=True),
-        Kind(
+        ForgedKind("replay: an older step under the newer number", _older_edge, may_be_harmless=True),
+        ForgedKind("replay: an edge of another kind", _other_kind, may_be_harmless=True),
+        ForgedKind(
             "replay: of another policy",
             lambda world, _, victim: world.sealed(victim, policy="another"),
             may_be_harmless=True,
         ),
-        Kind("replay: of another run", _other_run, tells_run=True),
-        Kind(
+        ForgedKind("replay: of another run", _other_run, tells_run=True),
+        ForgedKind(
             "replay: a pointer as a manifest",
             lambda world, _, victim: {world.edge_file(victim): world.pointer_text()},
             may_be_harmless=True,
@@ -266,16 +268,16 @@ def _other_run(world: ForgedStore, chance: random.Random, victim: str) -> Edits:
     return edits | {world.edge_file(FOLD): None}
 
 
-def _pointer_kinds() -> list[Kind]:
-    kinds = [Kind(f"pointer: {how}", partial(_spoil_pointer, spoil=spoil)) for how, spoil in TEXTS.items()]
+def _pointer_kinds() -> list[ForgedKind]:
+    kinds = [ForgedKind(f"pointer: {how}", partial(_spoil_pointer, spoil=spoil)) for how, spoil in TEXTS.items()]
     return [
         *kinds,
-        Kind("pointer: an older one put back", _older_pointer),
-        Kind("pointer: another one of the epoch that was seen", _same_epoch),
-        Kind("pointer: of another arm, policy, run or schema", _foreign_pointer),
-        Kind("pointer: to a version that does not exist", _pointer_nowhere),
-        Kind("pointer: signed by somebody else", _forged_pointer),
-        Kind("pointer: a manifest in its place", lambda world, _, victim: {world.pointer_file: world.files[world.edge_file(victim)]}),
+        ForgedKind("pointer: an older one put back", _older_pointer),
+        ForgedKind("pointer: another one of the epoch that was seen", _same_epoch),
+        ForgedKind("pointer: of another arm, policy, run or schema", _foreign_pointer),
+        ForgedKind("pointer: to a version that does not exist", _pointer_nowhere),
+        ForgedKind("pointer: signed by somebody else", _forged_pointer),
+        ForgedKind("pointer: a manifest in its place", lambda world, _, victim: {world.pointer_file: world.files[world.edge_file(victim)]}),
     ]  # fmt: skip
 
 

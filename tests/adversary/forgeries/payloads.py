@@ -13,7 +13,7 @@ from functools import cache, partial
 import msgspec
 import zstandard
 
-from tests.adversary.forgeries.kinds import Kind, Make, other_weights
+from tests.adversary.forgeries.kinds import ForgedKind, Make, other_weights
 from tests.adversary.forgeries.signed import only_way
 from tests.adversary.forgeries.texts import flipped, inserted, truncated, zeroed
 from tests.adversary.forgeries.trees import TREES, SpoilTree, Tree
@@ -29,7 +29,7 @@ _WAY, _NUM_BYTES, _WORDS, _FACTOR_BYTES = 0, 1, 4, 5
 _BOMB_BYTES = 2**26
 
 
-def payload_kinds() -> list[Kind]:
+def payload_kinds() -> list[ForgedKind]:
     """On payloads that our own key vouches for."""
     payloads: dict[str, Make] = {
         "of other weights": _other_target,
@@ -47,7 +47,8 @@ def payload_kinds() -> list[Kind]:
     payloads |= {"header: layout and heads": _with_layout, "bodies": _spoil_body}
     # A changed bit may never be read, and a changed entry of a table never be used: then the weights are right.
     return [
-        Kind(f"payload: {name}", partial(only_way, make=make), may_be_harmless=True) for name, make in payloads.items()
+        ForgedKind(f"payload: {name}", partial(only_way, make=make), may_be_harmless=True)
+        for name, make in payloads.items()
     ]
 
 

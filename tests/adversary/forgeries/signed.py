@@ -11,12 +11,12 @@ from typing import Any
 
 from blake3 import blake3
 
-from tests.adversary.forgeries.kinds import Kind, Make
+from tests.adversary.forgeries.kinds import ForgedKind, Make
 from tests.adversary.forgeries.world import FOLD, FOLD_BASE, NEWEST, STEP, Edits, ForgedStore, chunks_of
 from weights.versions.manifest import CHUNK_BYTES, NO_HISTORY, Chunk
 
 
-def signed_kinds() -> list[Kind]:
+def signed_kinds() -> list[ForgedKind]:
     """On manifests that our own key vouches for."""
     manifests: dict[str, Make] = {
         "schema or codec of another time": _other_format,
@@ -27,7 +27,9 @@ def signed_kinds() -> list[Kind]:
         "another place in the lineage": _other_place,
         "chunks that do not add up": _wrong_chunks,
     }
-    return [Kind(f"signed: {name}", partial(only_way, make=make), victims=(STEP,)) for name, make in manifests.items()]
+    return [
+        ForgedKind(f"signed: {name}", partial(only_way, make=make), victims=(STEP,)) for name, make in manifests.items()
+    ]
 
 
 def only_way(world: ForgedStore, chance: random.Random, victim: str, make: Make) -> Edits:

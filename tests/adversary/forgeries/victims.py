@@ -13,7 +13,7 @@ import numpy as np
 from zstandard import ZstdError
 
 from contracts.errors import MillraceError, NotFound
-from tests.adversary.forgeries.kinds import Kind
+from tests.adversary.forgeries.kinds import ForgedKind
 from tests.adversary.forgeries.world import ARM, NEWEST, POLICY, RUN, STANDS_AT, Edits, ForgedStore
 from weights.codec.delta import apply_staged
 from weights.codec.history import History
@@ -92,7 +92,7 @@ class Victims:
         self._folder = world.folder / "replica"
         self._full = {chunk.blake3 for chunk in world.edges["full-0"].chunks}
 
-    def attack(self, kind: Kind, victim: str, edits: Edits, *, is_live: bool, is_followed_up: bool) -> SeenByBoth:
+    def attack(self, kind: ForgedKind, victim: str, edits: Edits, *, is_live: bool, is_followed_up: bool) -> SeenByBoth:
         """Apply the edits, observe the victims, and restore the genuine files."""
         shutil.rmtree(self._folder, ignore_errors=True)
         shutil.copytree(self._world.templates[victim], self._folder)

@@ -50,7 +50,7 @@ Edits = dict[str, bytes | Path | None]
 """What an attacker puts in the place of files, by their paths in the world's folder: bytes, a link, or nothing."""
 
 
-class Version(NamedTuple):
+class ForgedVersion(NamedTuple):
     """A version as its publisher has it."""
 
     tensors: Tensors
@@ -201,7 +201,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
 
 
-def _versions(seed: int) -> list[Version]:
+def _versions(seed: int) -> list[ForgedVersion]:
     draws, history = np.random.default_rng(seed), History()
     tensors, versions = _first(draws), []
     for number in range(NEWEST + 1):
@@ -209,7 +209,7 @@ def _versions(seed: int) -> list[Version]:
             encoded = encode(tensors, target := stepped(tensors, draws), history)
             history.advance(encoded.moves, encoded.target_root)
             tensors = target
-        versions.append(Version(tensors, root_of(tensors), history.copy()))
+        versions.append(ForgedVersion(tensors, root_of(tensors), history.copy()))
     return versions
 
 

@@ -24,17 +24,17 @@ _DIGEST, _VERSION = re.compile(r"[0-9a-f]{64}"), re.compile(r"v?\d{6}(-[0-9a-f]{
 _GIVE_UP_SECONDS = 60.0
 
 
-class Moment(NamedTuple):
+class KillMoment(NamedTuple):
     """When to kill: `delay` seconds after the start, or after the step with this number."""
 
     step: int | None
     delay: float
 
 
-NEVER = Moment(sys.maxsize, 0.0)
+NEVER = KillMoment(sys.maxsize, 0.0)
 
 
-class Ended(NamedTuple):
+class EndedChild(NamedTuple):
     """How a child ended: killed, or by itself before that; its last step, and the number of its steps."""
 
     was_killed: bool
@@ -43,7 +43,7 @@ class Ended(NamedTuple):
     seconds: float
 
 
-class Steps:
+class ChildSteps:
     """Counts the steps of a child in memory that its parent can read, and wakes the parent at one of them."""
 
     def __init__(self, shared: mmap.mmap, bell: int, awaited: int | None) -> None:
@@ -62,13 +62,13 @@ class Steps:
         self._num += 1
 
 
-def run_child(work: Work, moment: Moment) -> Ended:
+def run_child(work: Work, moment: KillMoment) -> EndedChild:
     """Fork, do the work in the child, and kill it at that moment if it still runs."""
     shared = mmap.mmap(-1, 64)
     heard, bell = os.pipe()
     started = time.monotonic()
     if (child := os.fork()) == 0:
-        _be_child(work, Steps(shared, bell, moment.step))
+        _be_child(work, ChildSteps(shared, bell, moment.step))
     os.close(bell)
     if moment.step is not None:
         # Also when the child ends: the other end of the pipe is closed then.
@@ -80,10 +80,12 @@ def run_child(work: Work, moment: Moment) -> Ended:
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
         raise RuntimeError("a child failed by itself; its traceback is above")
     last = shared[4:64].rstrip(b"\0 ").decode() or "start"
-    return Ended(os.WIFSIGNALED(status), last, int.from_bytes(shared[:4], "little") or 1, time.monotonic() - started)
+    return EndedChild(
+        os.WIFSIGNALED(status), last, int.from_bytes(shared[:4], "little") or 1, time.monotonic() - started
+    )
 
 
-def _be_child(work: Work, steps: Steps) -> None:
+def _be_child(work: Work, steps: ChildSteps) -> None:
     def audit(event: str, arguments: tuple[object, ...]) -> None:
         if event in _STEPS and (name := _described(event, arguments)) is not None:
             steps(name)

@@ -23,9 +23,9 @@ import torch
 from policy.load import load_model
 from policy.weights import copy_tensors
 from tests.adversary.kills.bucket_server import BucketServer
-from tests.adversary.kills.engine_world import Asked, EngineHome, EngineProcess, EngineUsers, wait_until_serving
-from tests.worlds.labels import Labels, check_labels
-from tests.worlds.own_engine import POLICY
+from tests.adversary.kills.engine_world import AskedAnswer, EngineHome, EngineProcess, EngineUsers, wait_until_serving
+from tests.worlds.engines.own import POLICY
+from tests.worlds.labels import VersionLabels, check_labels
 from tests.worlds.paths import BASE
 from weights.replica.replica import Replica
 from weights.tensors import root_of
@@ -42,7 +42,7 @@ _ANSWERS_BETWEEN = 4
 _GIVE_UP_SECONDS = 60.0
 
 
-class Run:
+class EngineKills:
     """The world of one run, and its findings."""
 
     def __init__(self, home: EngineHome, bucket: BucketServer, engine: EngineProcess, url: str, seed: int) -> None:
@@ -112,7 +112,7 @@ class Run:
         self._blame(num_bytes <= 2 * steps, f"{num_bytes} bytes fetched, all steps have {steps}")
         return num_bytes, steps
 
-    def judge_answers(self, asked: Sequence[Asked], num_checked: int) -> Labels:
+    def judge_answers(self, asked: Sequence[AskedAnswer], num_checked: int) -> VersionLabels:
         """Check that every label names a version that could have served; a sample of log-probs is computed again."""
         for item in asked:
             versions = {span.version for span in item.answer.spans}
@@ -183,7 +183,7 @@ def kill_engine(
     port = listening.getsockname()[1]
     engine = EngineProcess(folder / "home", folder / "engine.log", listening, is_forked=is_forked)
     home = EngineHome(folder, bucket, port)
-    run = Run(home, bucket, engine, url := f"http://127.0.0.1:{port}", seed)
+    run = EngineKills(home, bucket, engine, url := f"http://127.0.0.1:{port}", seed)
     users = EngineUsers(url, home, num_users)
     bucket.start()
     try:

@@ -30,8 +30,8 @@ from runtime.engine_key import authorization, engine_key
 from runtime.listening import LISTEN_FD
 from runtime.settings import Settings, write_settings
 from tests.adversary.kills.bucket_server import BUCKET, BucketServer
-from tests.worlds.labels import Answer
-from tests.worlds.own_engine import POLICY, Job, make_jobs
+from tests.worlds.engines.own import POLICY, Job, make_jobs
+from tests.worlds.labels import LabelledAnswer
 from tests.worlds.paths import BASE, EXAMPLE
 from tests.worlds.versions import moved, publish_next
 from weights.codec.history import History
@@ -48,10 +48,10 @@ _GIVE_UP_SECONDS = 120.0
 _AGAIN_SECONDS = 0.02
 
 
-class Asked(NamedTuple):
+class AskedAnswer(NamedTuple):
     """An answer, and the versions assigned to `live` when it was requested and when it ended."""
 
-    answer: Answer
+    answer: LabelledAnswer
     first_wanted: int
     last_wanted: int
     is_whole: bool
@@ -222,7 +222,7 @@ class EngineUsers:
         self._url, self._home = url, home
         self._over = threading.Event()
         jobs = make_jobs(BASE, _NUM_JOBS, shortest=_SHORTEST, longest=_LONGEST, seed=0)
-        self.asked: list[Asked] = []
+        self.asked: list[AskedAnswer] = []
         self.ends: Counter[str] = Counter()
         self._threads = [
             threading.Thread(target=self._ask_all, args=(jobs[number::num_users],)) for number in range(num_users)
@@ -256,7 +256,7 @@ class EngineUsers:
                     time.sleep(_AGAIN_SECONDS)
 
     def _ask(self, client: httpx.Client, job: Job) -> str:
-        wanted, answer, how = self._home.wanted, Answer(job.prompt, [], [], []), "broken off"
+        wanted, answer, how = self._home.wanted, LabelledAnswer(job.prompt, [], [], []), "broken off"
         params = {"max_tokens": job.num_tokens, "ignore_eos": True}
         body = {"model": POLICY, "token_ids": job.prompt, "sampling_params": params, "stream": True}
         try:
@@ -271,11 +271,11 @@ class EngineUsers:
         except httpx.TransportError:
             pass
         if answer.token_ids:
-            self.asked.append(Asked(answer, wanted, self._home.wanted, how == "whole"))
+            self.asked.append(AskedAnswer(answer, wanted, self._home.wanted, how == "whole"))
         return how
 
 
-def _take(answer: Answer, event: dict[str, Any]) -> None:
+def _take(answer: LabelledAnswer, event: dict[str, Any]) -> None:
     (choice,) = event["choices"]
     answer.token_ids.extend(choice["token_ids"])
     answer.logprobs.extend(entry["logprob"] for entry in choice["logprobs"]["content"])

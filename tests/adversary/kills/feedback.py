@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tests.worlds.feedback import FeedbackWorld, running, servers
-from tests.worlds.load import start_load, stop_load
+from tests.worlds.servers.load import start_load, stop_load
 
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.2, 1.0
 
 
-class Verdict(NamedTuple):
+class KillVerdict(NamedTuple):
     """What was found after the last restart; every field but the counts must be empty."""
 
     num_kills: int
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
         return self.num_acknowledged > 0 and not (self.lost or self.not_logged or self.not_stored)
 
 
-def kill_under_load(world: FeedbackWorld, num_kills: int, connections: int = 16, seed: int = 1) -> Verdict:
+def kill_under_load(world: FeedbackWorld, num_kills: int, connections: int = 16, seed: int = 1) -> KillVerdict:
     """Kill at random moments of a running load, replica after replica, then compare the clients' list with the rest."""
     moments = random.Random(seed)
     loads = [
@@ -56,7 +56,7 @@ def kill_under_load(world: FeedbackWorld, num_kills: int, connections: int = 16,
 
 def kill_feedback(folder: Path, num_kills: int, seed: int) -> dict[str, Any]:
     """Embedded, and with two replicas on servers if the environment names them."""
-    found: dict[str, Verdict] = {}
+    found: dict[str, KillVerdict] = {}
     with running(_made(folder / "embedded")) as world:
         found["embedded"] = kill_under_load(world, num_kills, seed=seed)
     if (urls := servers()) is not None:
@@ -72,9 +72,9 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _judge(num_kills: int, acknowledged: set[str], world: FeedbackWorld) -> Verdict:
+def _judge(num_kills: int, acknowledged: set[str], world: FeedbackWorld) -> KillVerdict:
     stored, logged = world.stored_ids(), Counter(world.logged_ids())
-    return Verdict(
+    return KillVerdict(
         num_kills=num_kills,
         num_acknowledged=len(acknowledged),
         num_stored=len(stored),

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from contracts.errors import MillraceError
-from tests.adversary.kills.child import NEVER, Ended, Moment, run_child
+from tests.adversary.kills.child import NEVER, EndedChild, KillMoment, run_child
 from tests.worlds.versions import keyring, make_signer, moved, publish_next, random_bf16
 from weights.codec.history import History
 from weights.replica.fetch import ChunkSource
@@ -79,7 +79,7 @@ class KilledStore:
         self.problems: list[str] = []
         self.passed: dict[str, Counter[str]] = {"publisher": Counter(), "replica": Counter()}
         self.found: Counter[str] = Counter()
-        self.longest_run: dict[str, Ended] = {}
+        self.longest_run: dict[str, EndedChild] = {}
 
     def grow(self) -> None:
         """Draw the next version's weights."""
@@ -109,16 +109,16 @@ class KilledStore:
         if not is_good:
             self.problems.append(f"version {self.version}: {problem}")
 
-    def note_run(self, who: str, ended: Ended) -> None:
+    def note_run(self, who: str, ended: EndedChild) -> None:
         """A run was not killed. The next kills use its number of steps, unless it resumed an earlier run and had fewer."""
         self.longest_run[who] = max(self.longest_run[who], ended, key=lambda run: run.num_steps)
 
-    def moment(self, who: str) -> Moment:
+    def moment(self, who: str) -> KillMoment:
         """The next moment to kill."""
         longest = self.longest_run[who]
         if self.moments.random() < _AT_A_TIME:
-            return Moment(None, self.moments.uniform(0, longest.seconds))
-        return Moment(self.moments.randrange(longest.num_steps), self.moments.uniform(0, _LONGEST_DELAY))
+            return KillMoment(None, self.moments.uniform(0, longest.seconds))
+        return KillMoment(self.moments.randrange(longest.num_steps), self.moments.uniform(0, _LONGEST_DELAY))
 
 
 def kill_publisher_and_replica(folder: Path, num_kills: int, seed: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from tests.authority import Issued
+from tests.worlds.servers.authority import Issued
 
 AUDIENCE = "kafka"
 CLIENT, SECRET, SCOPE = "millrace", "the client's secret", "records"

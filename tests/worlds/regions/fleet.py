@@ -39,7 +39,7 @@ from runtime.settings import Settings, write_settings
 from services.cache.fetch import Stats
 from services.engine.settings import EngineSettings
 from tests.worlds.paths import EXAMPLE
-from tests.worlds.regions.net import Link, Network, Place, network
+from tests.worlds.regions.net import Link, NetPlace, Network, network
 from tests.worlds.regions.origin import Egress
 from tests.worlds.versions import make_signer, publish_next
 from weights.stores.opening import open_store_at
@@ -61,7 +61,7 @@ _CLONE_NEWNET = 0x40000000
 _Result = TypeVar("_Result")
 
 
-class Fleet:
+class RegionFleet:
     """See the module and `fleet`.
 
     Args:
@@ -223,7 +223,7 @@ class Fleet:
         place = self.near if self.homes[name].region == NEAR else self.far
         self.engines[name] = self.run(place, name, "millrace", "engine", "--home", str(self.homes[name].home))
 
-    def run(self, place: Place, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def run(self, place: NetPlace, name: str, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a module in a region; it writes to `NAME.log`."""
         environment = {ENGINE_KEY: self.engine_key, "NO_PROXY": "*", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", module, *arguments]
@@ -283,13 +283,13 @@ def why_no_fleet() -> str | None:
 
 
 @contextmanager
-def fleet(base: Path, link: Link) -> Iterator[Fleet]:
+def fleet(base: Path, link: Link) -> Iterator[RegionFleet]:
     """A running fleet; its processes end with the block. Raises Unavailable."""
     with ExitStack() as stack:
         net = stack.enter_context(network([link]))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="millrace-fleet-")))
         folder.chmod(0o711)  # the user postgres passes through
-        made = Fleet(net, folder, base)
+        made = RegionFleet(net, folder, base)
         stack.callback(made.database.close)
         # Before the folder is removed.
         stack.callback(net.tear_down)
@@ -301,7 +301,7 @@ def fleet(base: Path, link: Link) -> Iterator[Fleet]:
             raise
 
 
-def inside(place: Place, do: Callable[[], _Result]) -> _Result:
+def inside(place: NetPlace, do: Callable[[], _Result]) -> _Result:
     """The result of a function whose sockets are in a namespace: it runs in a thread that entered it."""
     results: list[_Result] = []
     errors: list[BaseException] = []
@@ -321,7 +321,7 @@ def inside(place: Place, do: Callable[[], _Result]) -> _Result:
     return results[0]
 
 
-def _enter(place: Place) -> None:
+def _enter(place: NetPlace) -> None:
     """Move this thread, and those that it starts, into a namespace. `os.setns` came with Python 3.12."""
     with Path(f"/run/netns/{place.namespace}").open("rb") as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):

@@ -14,7 +14,7 @@ _MAX_TOKENS, _TIMEOUT_SECONDS = 8, 60.0
 _FINISHED = {"stop", "length"}
 
 
-class Ended(NamedTuple):
+class EndedAnswer(NamedTuple):
     """How a request ended, and how long it took."""
 
     how: str
@@ -22,10 +22,10 @@ class Ended(NamedTuple):
     seconds: float
 
 
-class Load(NamedTuple):
+class RegionLoad(NamedTuple):
     """All requests of a run."""
 
-    ended: list[Ended]
+    ended: list[EndedAnswer]
 
     @property
     def ends(self) -> Counter[str]:
@@ -43,7 +43,7 @@ class Load(NamedTuple):
         return max(one.seconds for one in self.ended)
 
 
-class Endpoint(NamedTuple):
+class RegionEndpoint(NamedTuple):
     """Whom to ask."""
 
     url: str
@@ -52,26 +52,26 @@ class Endpoint(NamedTuple):
 
 
 def open_loop(
-    endpoint: Endpoint, rate: float, seconds: float, after: float = 0.0, call: Callable[[], None] = lambda: None
-) -> Load:
+    endpoint: RegionEndpoint, rate: float, seconds: float, after: float = 0.0, call: Callable[[], None] = lambda: None
+) -> RegionLoad:
     """Send `rate` requests a second for so many seconds, and call `call` after `after` seconds."""
 
-    async def send() -> Load:
+    async def send() -> RegionLoad:
         async with openai.AsyncOpenAI(
             base_url=f"{endpoint.url}/v1", api_key=endpoint.key, max_retries=0, timeout=_TIMEOUT_SECONDS
         ) as client:
-            started, asked = time.monotonic(), list[asyncio.Task[Ended]]()
+            started, asked = time.monotonic(), list[asyncio.Task[EndedAnswer]]()
             calling = asyncio.get_running_loop().call_later(after, call)
             for number in range(int(rate * seconds)):
                 await asyncio.sleep(max(0.0, started + number / rate - time.monotonic()))
                 asked.append(asyncio.create_task(_ask(client, endpoint.model, number)))
             calling.cancel()
-            return Load(list(await asyncio.gather(*asked)))
+            return RegionLoad(list(await asyncio.gather(*asked)))
 
     return asyncio.run(send())
 
 
-async def _ask(client: openai.AsyncOpenAI, model: str, number: int) -> Ended:
+async def _ask(client: openai.AsyncOpenAI, model: str, number: int) -> EndedAnswer:
     content, started = f"Book a table for {number % 9 + 1} at 19:00, name Anna", time.monotonic()
     metadata, name, reason = {"session_id": f"guest {number % 40}"}, "", None
     try:
@@ -88,6 +88,6 @@ async def _ask(client: openai.AsyncOpenAI, model: str, number: int) -> Ended:
             )
             name, reason = answer.id, answer.choices[0].finish_reason
     except openai.APIError as error:
-        return Ended(f"{type(error).__name__}: {error} ({error.__cause__!r})", name, time.monotonic() - started)
+        return EndedAnswer(f"{type(error).__name__}: {error} ({error.__cause__!r})", name, time.monotonic() - started)
     how = "answered" if reason in _FINISHED else f"ended with {reason}"
-    return Ended(how, name, time.monotonic() - started)
+    return EndedAnswer(how, name, time.monotonic() - started)

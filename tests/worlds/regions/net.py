@@ -61,14 +61,14 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Place:
+class NetPlace:
     """A namespace that processes run in."""
 
     namespace: str
 
 
 @dataclass(frozen=True)
-class Region(Place):
+class Region(NetPlace):
     """`address` is its own, `trainer_address` that of the trainer as seen from it."""
 
     name: str
@@ -93,12 +93,12 @@ class Network:
 
     def __init__(self, links: Sequence[Link], *, netem: bool) -> None:
         self.shaping = "tbf and netem" if netem else "tbf and a wire in user space"
-        self.trainer = Place(_namespace("trainer"))
+        self.trainer = NetPlace(_namespace("trainer"))
         self.regions = [
             Region(_namespace(f"r{i}"), f"r{i}", f"10.203.{i}.2", f"10.203.{i}.1", link) for i, link in enumerate(links)
         ]
         self._netem = netem
-        self._wire = Place(_namespace("wire"))
+        self._wire = NetPlace(_namespace("wire"))
         self._processes: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -108,7 +108,7 @@ class Network:
 
     def run_in(
         self,
-        place: Place,
+        place: NetPlace,
         argv: Sequence[str],
         *,
         stdout: int | IO[Any] | None = None,

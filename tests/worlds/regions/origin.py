@@ -37,7 +37,7 @@ class Egress(msgspec.Struct):
         return sum(self.chunks.values()) - sum(before.chunks.values())
 
 
-class Reply(NamedTuple):
+class OriginReply(NamedTuple):
     """An answer; header names in lower case."""
 
     status: int
@@ -53,7 +53,7 @@ def part_of(wanted: str, size: int) -> tuple[int, int] | None:
     return (start, end) if start < end else (size, size)
 
 
-class Origin:
+class RegionOrigin:
     """An ASGI application.
 
     Args:
@@ -80,35 +80,35 @@ class Origin:
         )
         await send({"type": "http.response.body", "body": reply.body})
 
-    def reply(self, path: str, fields: dict[str, str]) -> Reply:
+    def reply(self, path: str, fields: dict[str, str]) -> OriginReply:
         """What to say about a path, counted."""
         if path == "_stats":
-            return Reply(_OK, {"content-type": "application/json"}, msgspec.json.encode(self.egress))
+            return OriginReply(_OK, {"content-type": "application/json"}, msgspec.json.encode(self.egress))
         self.egress.num_requests += 1
         file = (self._root / path).resolve()
         if not file.is_relative_to(self._root) or not file.is_file():
-            return Reply(_NOT_FOUND, {}, b"")
+            return OriginReply(_NOT_FOUND, {}, b"")
         if "/chunks/" not in path:
             return self._text(file, fields.get("if-none-match", ""))
         size = file.stat().st_size
         if (part := part_of(fields.get("range", ""), size)) is not None and part[0] == part[1]:
-            return Reply(_BEYOND, {"content-range": f"bytes */{size}"}, b"")
+            return OriginReply(_BEYOND, {"content-range": f"bytes */{size}"}, b"")
         start, end = part or (0, size)
         with file.open("rb") as opened:
             opened.seek(start)
             body = opened.read(end - start)
         self.egress.chunks[file.name] = self.egress.chunks.get(file.name, 0) + len(body)
         if part is None:
-            return Reply(_OK, {}, body)
-        return Reply(_PARTIAL, {"content-range": f"bytes {start}-{end - 1}/{size}"}, body)
+            return OriginReply(_OK, {}, body)
+        return OriginReply(_PARTIAL, {"content-range": f"bytes {start}-{end - 1}/{size}"}, body)
 
-    def _text(self, file: Path, known: str) -> Reply:
+    def _text(self, file: Path, known: str) -> OriginReply:
         body = file.read_bytes()
         etag = f'"{blake3(body).hexdigest()}"'
         if known == etag:
-            return Reply(_NOT_MODIFIED, {"etag": etag}, b"")
+            return OriginReply(_NOT_MODIFIED, {"etag": etag}, b"")
         self.egress.text_bytes += len(body)
-        return Reply(_OK, {"etag": etag, "content-type": "application/json"}, body)
+        return OriginReply(_OK, {"etag": etag, "content-type": "application/json"}, body)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args(arguments)
     uvicorn.run(
-        Origin(options.root),
+        RegionOrigin(options.root),
         host=options.host,
         port=options.port,
         lifespan="off",

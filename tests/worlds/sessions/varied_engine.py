@@ -7,7 +7,7 @@ import random
 
 import uvloop
 
-from tests.worlds.mock_engine import NUM_TOKENS, generation_of, serve
+from tests.worlds.engines.mock import NUM_TOKENS, generation_of, serve
 
 END = 1
 """The id of the token that ends a turn of the example's base policy."""

@@ -17,7 +17,7 @@ from pipelines.release.train.answers import Answers, TaskRule
 from pipelines.release.train.assess import Standing, assess
 from pipelines.release.train.rules import decide
 from runtime.train_settings import TrainSettings
-from tests.worlds.trains.products import START, Batch, Product, TrainWorld
+from tests.worlds.trains.products import START, Product, SessionBatch, TrainWorld
 
 _Z = 1.645
 _FEWEST = 30
@@ -25,7 +25,7 @@ ENDS = {"arrive": "arrived", "withdraw": "withdrawn", "revoke": "revoked"}
 
 
 @dataclass
-class Ending:
+class TrainEnding:
     """How a train ended, and what the naive rule would have done with the same sessions."""
 
     kind: str
@@ -55,7 +55,7 @@ class NaiveRule:
         self._waiting: list[tuple[np.ndarray[Any, Any], ...]] = []
         self._num, self._sum = np.zeros(2), np.zeros(2)
 
-    def look(self, batch: Batch, now: float, *, is_last: bool) -> None:
+    def look(self, batch: SessionBatch, now: float, *, is_last: bool) -> None:
         """Take in a batch and decide."""
         if self.verdict != "undecided":
             return
@@ -89,7 +89,7 @@ def travel(
     most_seconds: float = math.inf,
     most_units: int = 1_000_000_000,
     until: str = "end",
-) -> Ending:
+) -> TrainEnding:
     """Run one train. `look`: the shortest time between looks; later ones are `growth` of the time since departure apart.
 
     `most_units`: the canary gets no more sessions than this. `until`: "revoked" goes on after an arrival.
@@ -106,7 +106,7 @@ def travel(
             units += sum(row.arm == "canary" for row in batch.rows)
             last_at = now + pause
         else:
-            batch = Batch(
+            batch = SessionBatch(
                 [], batch.sessions._replace(**{name: column[:0] for name, column in batch.sessions._asdict().items()})
             )
             if now > last_at + product.age + 60.0:
@@ -119,7 +119,7 @@ def travel(
         naive.look(batch, now, is_last=stage == len(settings.stages) - 1)
         move = decide(standing, found, settings, START + now)
         if move.kind in ENDS and not (until == "revoked" and move.kind == "arrive"):
-            return Ending(
+            return TrainEnding(
                 ENDS[move.kind],
                 move.reason,
                 now,
@@ -132,4 +132,6 @@ def travel(
         if move.kind == "advance":
             stage, stage_at = stage + 1, now
         state = {"stop": "stopped", "go_on": "canary"}.get(move.kind, state)
-    return Ending("undecided", "", now, settings.stages[stage], facts["num_canary_units"], looks, naive.verdict, facts)
+    return TrainEnding(
+        "undecided", "", now, settings.stages[stage], facts["num_canary_units"], looks, naive.verdict, facts
+    )

@@ -66,7 +66,7 @@ class Product:
     """Seconds by which clocks are ahead, and the share of the gateways that have them."""
 
 
-class Session(NamedTuple):
+class TrainSession(NamedTuple):
     """What a naive rule sees of a session: its arm, its reward, and when that was known."""
 
     is_canary: Floats
@@ -74,11 +74,11 @@ class Session(NamedTuple):
     known_at: Floats
 
 
-class Batch(NamedTuple):
+class SessionBatch(NamedTuple):
     """The sessions of a time, for the train and for a naive rule."""
 
     rows: list[AnswerRow]
-    sessions: Session
+    sessions: TrainSession
 
 
 class TrainWorld:
@@ -93,7 +93,7 @@ class TrainWorld:
         self._likes = self._spread_out(product.alike, people)
         self._places = self._random.random((2, people))
 
-    def sessions(self, begin: float, end: float, share: float, ratio: float) -> Batch:
+    def sessions(self, begin: float, end: float, share: float, ratio: float) -> SessionBatch:
         """The sessions between two times, while the canary has the share `share`."""
         product, random = self._product, self._random
         num = int(random.poisson(product.rate * (1.0 - LEARNING_SHARE) * (end - begin)))
@@ -115,7 +115,7 @@ class TrainWorld:
         places_of = np.flatnonzero(kept if product.skew else is_compared)
         rows = self._rows(places_of, at, arm, good, known, person, cluster, share)
         rows = [row for row in rows if _is_compared(row, share, ratio)] if product.skew else rows
-        return Batch(rows, Session(arm[kept] == 1, good[kept].astype(float), known[kept]))
+        return SessionBatch(rows, TrainSession(arm[kept] == 1, good[kept].astype(float), known[kept]))
 
     def _rows(self, places: NDArray[np.int64], *columns: Any) -> list[AnswerRow]:
         at, arm, good, known, person, cluster, share = columns

@@ -13,10 +13,10 @@ from contracts.records import Episode, Experience, decode
 from contracts.tables import dead_letter, generation, received_signal, score, signal
 from contracts.topics import EPISODES, EXPERIENCES
 from tests.fakes import everything
-from tests.integration.faults.world import World
+from tests.worlds.faults.world import FaultWorld
 
 
-def balance(world: World) -> None:
+def balance(world: FaultWorld) -> None:
     """Wait until the loop is drained; then all that was acknowledged is there, and each of it was applied once."""
     world.settle()
     assert world.ended() == []
@@ -29,7 +29,7 @@ def balance(world: World) -> None:
     world.is_sound = True
 
 
-def _revisions(world: World) -> dict[str, int]:
+def _revisions(world: FaultWorld) -> dict[str, int]:
     with world.database.snapshot() as connection:
         rows = connection.execute(select(generation)).all()
         assert connection.execute(select(dead_letter)).all() == []
@@ -40,7 +40,7 @@ def _revisions(world: World) -> dict[str, int]:
     return revisions
 
 
-def _check_scores(world: World, revisions: dict[str, int]) -> None:
+def _check_scores(world: FaultWorld, revisions: dict[str, int]) -> None:
     """Each revision was sent, scored and sent on; what was sent twice is one message, from one transaction."""
     expected = Counter((key, revision) for key, last in revisions.items() for revision in range(1, last + 1))
     with world.database.snapshot() as connection:
@@ -52,11 +52,11 @@ def _check_scores(world: World, revisions: dict[str, int]) -> None:
     assert Counter((item.key, item.revision) for item in experiences) == expected
 
 
-def _distinct(world: World, topic: str) -> set[bytes]:
+def _distinct(world: FaultWorld, topic: str) -> set[bytes]:
     return {record.value for record in everything(world.log, topic)}
 
 
-def _check_signals(world: World, revisions: dict[str, int]) -> None:
+def _check_signals(world: FaultWorld, revisions: dict[str, int]) -> None:
     """Each signal that was stored was joined once; it made at most one revision, and so did silence."""
     with world.database.snapshot() as connection:
         stored = Counter(connection.execute(select(received_signal.c.id)).scalars())

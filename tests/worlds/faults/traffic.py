@@ -19,7 +19,7 @@ from contracts.event_log import Message
 from contracts.records import Generation
 from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
-from tests.integration.faults.world import PATIENCE_SECONDS, World
+from tests.worlds.faults.world import PATIENCE_SECONDS, FaultWorld
 from tests.worlds.feed import WINDOW_SECONDS, a_generation
 
 AT_ONCE, PAUSE_SECONDS = 10, 0.1
@@ -27,13 +27,13 @@ _SILENT_SHARE, _EARLY_SHARE, _SECOND_SHARE = 0.3, 0.3, 0.3
 _ANSWER_SECONDS = 60.0
 
 
-class Traffic:
+class FaultTraffic:
     """Flows while the block runs. What the log refuses is sent again until it is acknowledged; a signal is sent once.
 
     `answers` counts the statuses that feedback answered.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: FaultWorld) -> None:
         self._world = world
         self._chance = random.Random(1)
         self._said: queue.Queue[dict[str, object]] = queue.Queue()
@@ -111,7 +111,7 @@ class Traffic:
                     self._world.clients.append({"kind": "signal", **item})
 
 
-def append(world: World, messages: list[Message]) -> None:
+def append(world: FaultWorld, messages: list[Message]) -> None:
     """Append until it is acknowledged, and note it in the clients' list."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -125,7 +125,7 @@ def append(world: World, messages: list[Message]) -> None:
             return
 
 
-def a_burst(world: World, num_generations: int) -> None:
+def a_burst(world: FaultWorld, num_generations: int) -> None:
     """Many silent answers at once."""
     chance = random.Random(2)
     batch = [a_generation(chance, time.time() - 2 * WINDOW_SECONDS) for _ in range(num_generations)]

@@ -21,7 +21,7 @@ import httpx
 import psutil
 import uvicorn
 
-from tests.worlds.mock_engine import NUM_TOKENS
+from tests.worlds.engines.mock import NUM_TOKENS
 from tests.worlds.paths import ROOT
 from tests.worlds.processes import free_port
 
@@ -50,7 +50,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.body", "body": _ANSWER})
 
 
-class Peer:
+class GatewayPeer:
     """Its address, and the process that serves it."""
 
     def __init__(self, name: str, url: str, process: psutil.Process) -> None:
@@ -58,16 +58,16 @@ class Peer:
 
 
 @contextmanager
-def running_echo(folder: Path) -> Iterator[Peer]:
+def running_echo(folder: Path) -> Iterator[GatewayPeer]:
     """The echo, until the block ends."""
     port = free_port()
-    command = [sys.executable, "-m", "tests.worlds.peers", str(port)]
+    command = [sys.executable, "-m", "tests.worlds.servers.peers", str(port)]
     with _served(folder / "uvicorn echo.log", port, command, "/", {**os.environ, "PYTHONPATH": str(ROOT)}) as peer:
         yield peer
 
 
 @contextmanager
-def running_litellm(content: Mapping[str, Any], folder: Path) -> Iterator[Peer]:
+def running_litellm(content: Mapping[str, Any], folder: Path) -> Iterator[GatewayPeer]:
     """LiteLLM's proxy, until the block ends. `content`: of its configuration."""
     port, config = free_port(), folder / "litellm.yaml"
     config.write_text(json.dumps(content))  # JSON is YAML
@@ -85,7 +85,9 @@ def in_front_of(engine: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _served(log: Path, port: int, command: list[str], path: str, environment: Mapping[str, str]) -> Iterator[Peer]:
+def _served(
+    log: Path, port: int, command: list[str], path: str, environment: Mapping[str, str]
+) -> Iterator[GatewayPeer]:
     with log.open("w") as output:
         process = subprocess.Popen(  # noqa: S603 our own module, or the environment of deploy/clients
             command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment
@@ -96,7 +98,7 @@ def _served(log: Path, port: int, command: list[str], path: str, environment: Ma
             if time.monotonic() > deadline or process.poll() is not None:
                 raise RuntimeError(f"{log.stem} does not start: {log.read_text()[-3000:]}")
             time.sleep(0.2)
-        yield Peer(log.stem, url, psutil.Process(process.pid))
+        yield GatewayPeer(log.stem, url, psutil.Process(process.pid))
     finally:
         process.terminate()
         process.wait(30)

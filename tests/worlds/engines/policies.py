@@ -20,9 +20,9 @@ from services.engine.sampling import GenerateRequest
 from services.http import read_json
 from tests.models import BASE, tiny_model
 from tests.tolerances import tolerance
-from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.engine.sampling_reference import distributions, plain_logits
-from tests.unit.services.engine.world import complete, make_engine
+from tests.worlds.engines.memory_store import POLICY, StoreInMemory
+from tests.worlds.engines.tiny import complete, make_engine
 
 TOKENIZER = BASE / "tokenizer.json"
 END_ID = 1
@@ -37,15 +37,15 @@ def sharp_model(kind: str, seed: int = 7) -> Any:
     return model
 
 
-def policy_store(kind: str, num_versions: int = 2) -> MemoryStore:
+def policy_store(kind: str, num_versions: int = 2) -> StoreInMemory:
     """Versions 1 to `num_versions` of a policy of this architecture, each other weights."""
-    store = MemoryStore()
+    store = StoreInMemory()
     for number in range(1, num_versions + 1):
         store.add(number, tensors_of(sharp_model(kind, number)), parent=number - 1 or None)
     return store
 
 
-def policy_engine(kind: str, store: MemoryStore, **named: Any) -> Engine:
+def policy_engine(kind: str, store: StoreInMemory, **named: Any) -> Engine:
     """An engine with version 1 live."""
     engine = make_engine(store, make_model=lambda: sharp_model(kind), tokenizer=TOKENIZER, **named)
     engine.update("live", 1)

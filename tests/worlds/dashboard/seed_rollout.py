@@ -14,7 +14,7 @@ from contracts.tables import train
 from contracts.train_points import LIFT, primary_of
 from runtime.settings import Settings
 from runtime.train_settings import TrainSettings
-from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, SCRIPT
+from tests.worlds.dashboard.seed import NUM_VERSIONS, POLICY, SCRIPT
 
 CANARY_VERSION = NUM_VERSIONS
 BLESSED = NUM_VERSIONS - 1

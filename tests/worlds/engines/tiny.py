@@ -18,8 +18,8 @@ from services.engine.staging import VersionSource
 from services.engine.swap import SwapRecord
 from tests.models import built_once, llama_config
 from tests.tolerances import network_tolerance
-from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.serving import PATIENCE_SECONDS
+from tests.worlds.engines.memory_store import POLICY, StoreInMemory
 from weights.tensors import Tensors
 
 VOCABULARY = 64
@@ -42,9 +42,9 @@ def rounding(temperature: float = 1.0) -> float:
     return network_tolerance(tiny_config(), temperature)
 
 
-def make_store(num_versions: int = 3) -> MemoryStore:
+def make_store(num_versions: int = 3) -> StoreInMemory:
     """Versions 1 to `num_versions`, each other weights."""
-    store = MemoryStore()
+    store = StoreInMemory()
     for number in range(1, num_versions + 1):
         store.add(number, tensors_of(tiny_model(number)), parent=number - 1 or None)
     return store

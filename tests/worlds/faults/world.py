@@ -20,10 +20,10 @@ from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
 from runtime.database import Database
 from runtime.log.kafka import KafkaLog
 from runtime.settings import Settings, write_settings
-from tests.light_processes import StartedProcess, start_light
-from tests.postgres import create_migrated
 from tests.worlds.feed import TASK, task_text
+from tests.worlds.light_processes import StartedProcess, start_light
 from tests.worlds.processes import free_port, wait_for_port
+from tests.worlds.servers.postgres import create_migrated
 
 READS = {"episodes": (GENERATIONS, SIGNALS, OUTCOMES), "rewards": (EPISODES,)}
 REPLICAS = ("episodes-1", "episodes-2", "rewards-1", "rewards-2")
@@ -33,7 +33,7 @@ PATIENCE_SECONDS = 300.0
 _LOOK_SECONDS = 0.2
 
 
-class World:
+class FaultWorld:
     """See the module. `clients` is what its users were told is kept; `is_sound` until something is missing.
 
     `users_log` gives a broker up sooner than `log`, by which tests look at what is there.
@@ -162,7 +162,7 @@ class World:
         return start_light(name.partition("-")[0], "--home", str(self._folder), output=output)
 
 
-def until(is_so: Callable[[], bool], world: World, pause: float = _LOOK_SECONDS) -> None:
+def until(is_so: Callable[[], bool], world: FaultWorld, pause: float = _LOOK_SECONDS) -> None:
     """Wait for it; servers may be away meanwhile, processes may not."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -179,10 +179,10 @@ def until(is_so: Callable[[], bool], world: World, pause: float = _LOOK_SECONDS)
 
 
 @contextmanager
-def a_world(kafka: str, server_url: str) -> Iterator[World]:
+def a_world(kafka: str, server_url: str) -> Iterator[FaultWorld]:
     """A world whose processes run, until the block ends."""
     with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder), kafka, server_url)
+        world = FaultWorld(Path(folder), kafka, server_url)
         try:
             world.start("feedback", *REPLICAS)
             yield world

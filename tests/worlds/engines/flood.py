@@ -16,7 +16,7 @@ from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower
 from services.engine.settings import EngineSettings
-from tests.worlds.own_engine import POLICY, open_engine_on
+from tests.worlds.engines.own import POLICY, open_engine_on
 from tests.worlds.paths import BASE
 
 KEY = "the-key-of-this-attack"

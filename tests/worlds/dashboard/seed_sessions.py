@@ -13,7 +13,7 @@ from contracts.records import Generation, GenerationBody, Signal, Submitter, enc
 from contracts.sampling import Span
 from contracts.turns import SessionShare, SessionTurn
 from runtime.database import Database
-from tests.unit.services.dashboard.seed import POLICY, record_of
+from tests.worlds.dashboard.seed import POLICY, record_of
 
 STEM = "chatcmpl-{:08x}-0000-7000-9000-{:012x}"
 

@@ -28,7 +28,7 @@ from contracts.topics import GENERATIONS
 from runtime.days import migrate
 from runtime.settings import Settings
 from services.inference.app import create_app
-from tests.adversary.attacks.cases.broken_answers import GOOD, TOKEN_LOGPROB, Case, status
+from tests.adversary.attacks.cases.broken_answers import GOOD, TOKEN_LOGPROB, BrokenAnswer, status
 from tests.worlds.paths import EXAMPLE
 
 PATIENCE_SECONDS, SILENCE_SECONDS = 0.5, 0.25
@@ -91,7 +91,7 @@ class BrokenEngine:
         writer.close()
 
 
-async def _play(case: Case, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+async def _play(case: BrokenAnswer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
     """Answer one request; True if the connection may go on."""
     if case.ending == "reset":
         return False
@@ -124,7 +124,7 @@ class Gateway:
         """Close the app's connections."""
         self._client.close()
 
-    def trouble(self, case: Case, *, stream: bool) -> str | None:
+    def trouble(self, case: BrokenAnswer, *, stream: bool) -> str | None:
         """Ask an engine that plays this case; what is wrong with the error or the record, or None."""
         self._engine.case, num_asked = case, len(self._engine.asked)
         error, text = self._ask(stream=stream, num_retries=0)
@@ -136,7 +136,7 @@ class Gateway:
             problems.append(f"the engine was asked {num_asked} times")
         return "; ".join(problems) or None
 
-    def trouble_with_retries(self, case: Case, num_asked: int) -> str | None:
+    def trouble_with_retries(self, case: BrokenAnswer, num_asked: int) -> str | None:
         """Ask with the SDK's own retries on; what is wrong if the engine was asked another number of times."""
         self._engine.case, before = case, len(self._engine.asked)
         error, _ = self._ask(stream=False, num_retries=2)
@@ -164,7 +164,7 @@ class Gateway:
             return error, text
         return None, text
 
-    def _wrong_log(self, case: Case) -> Iterator[str]:
+    def _wrong_log(self, case: BrokenAnswer) -> Iterator[str]:
         logged = self._logged(min(1, case.num_tokens))
         if case.num_tokens == 0:
             if logged:
@@ -191,7 +191,7 @@ class Gateway:
         return [decode(Generation, item.value) for item in found]
 
 
-def _wrong_error(case: Case, error: openai.APIError, text: str, *, stream: bool) -> Iterator[str]:
+def _wrong_error(case: BrokenAnswer, error: openai.APIError, text: str, *, stream: bool) -> Iterator[str]:
     is_begun = stream and case.num_tokens > 0
     wanted = openai.APIError if is_begun else case.raises
     if type(error) is not wanted:

@@ -20,7 +20,7 @@ from weights.tensors import root_of
 from weights.versions.manifest import Chunk, Manifest
 
 
-class Source:
+class ReplicaSource:
     """A store that notes what it is asked for, and can answer otherwise."""
 
     def __init__(self, store: WeightStore) -> None:
@@ -47,13 +47,13 @@ class Source:
             raise Unavailable("the store is away")
 
 
-class World:
+class ReplicaWorld:
     """A store with versions, and one replica's folder."""
 
     def __init__(self, folder: Path, num_versions: int) -> None:
         self.chunks = folder / "store" / POLICY / "chunks"
         self.store = open_store_at(folder / "store")
-        self.source = Source(self.store)
+        self.source = ReplicaSource(self.store)
         self.history = History()
         self.weights = publish_chain(self.store, num_versions, self.history)
         self.folder = folder / "replica"
@@ -71,7 +71,7 @@ class World:
         return found
 
 
-def check(replica: Replica, world: World, version: int) -> None:
+def check(replica: Replica, world: ReplicaWorld, version: int) -> None:
     assert replica.serves == version
     assert replica.held is not None
     assert replica.held.root == root_of(world.weights[version])

@@ -1,6 +1,6 @@
-"""HTTP load from a process of its own: `python -m tests.worlds.load` reads one request on stdin, prints figures as JSON.
+"""HTTP load from a process of its own: `python -m tests.worlds.servers.load` reads one request on stdin, prints figures as JSON.
 
-Flows in: a plan (`Plan` as JSON). Flows out: statuses and latencies (`Load` as JSON). Closed loop: each connection sends
+Flows in: a plan (`LoadPlan` as JSON). Flows out: statuses and latencies (`Load` as JSON). Closed loop: each connection sends
 its next request when it has its answer. Open loop: requests fall due at a steady rate, and a latency counts from the time
 a request was due, so that a server that stalls is charged for those that had to wait. Raw sockets and no parsing beyond
 status and length: on two cores, what the client burns the server lacks.
@@ -26,7 +26,7 @@ import uvloop
 from tests.worlds.paths import ROOT
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class LoadPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to send. `rate` None: closed loop; else requests per second, over at most `connections`."""
 
     host: str = "127.0.0.1"
@@ -72,10 +72,10 @@ class _Answer(NamedTuple):
     body: bytes
 
 
-def start_load(plan: Plan) -> subprocess.Popen[bytes]:
+def start_load(plan: LoadPlan) -> subprocess.Popen[bytes]:
     """Start sending; `finish_load` waits for the figures."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.worlds.load"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "tests.worlds.servers.load"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(plan) + b"\n")
@@ -87,7 +87,9 @@ def finish_load(process: subprocess.Popen[bytes]) -> Load:
     """The figures, once all is sent. Raises RuntimeError if the process ended without them."""
     output, _ = process.communicate()
     if process.returncode != 0 or not output:
-        raise RuntimeError(f"tests.worlds.load ended with {process.returncode} and {len(output)} bytes of figures")
+        raise RuntimeError(
+            f"tests.worlds.servers.load ended with {process.returncode} and {len(output)} bytes of figures"
+        )
     return msgspec.json.decode(output, type=Load)
 
 
@@ -99,13 +101,13 @@ def stop_load(process: subprocess.Popen[bytes]) -> Load:
     return finish_load(process)
 
 
-def run_load(plan: Plan) -> Load:
+def run_load(plan: LoadPlan) -> Load:
     """Send and wait."""
     return finish_load(start_load(plan))
 
 
 class _Generator:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LoadPlan) -> None:
         self.plan = plan
         lines = [f"host: {plan.host}:{plan.port}", "content-type: application/json"]
         lines += [f"{name}: {value}" for name, value in plan.headers.items()]
@@ -196,7 +198,7 @@ def _uuid7() -> str:
 
 def main() -> None:
     """Read a plan, send, print the figures."""
-    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=Plan)
+    plan = msgspec.json.decode(sys.stdin.buffer.readline(), type=LoadPlan)
     generator = _Generator(plan)
     # Not a handler of the loop's: that one ends with the loop, and a signal while the figures are written would cut them off.
     signal.signal(signal.SIGTERM, generator.stop)

@@ -37,7 +37,7 @@ LOOK_EVERY = 50
 _TURN = a_generation()
 
 
-class Said(NamedTuple):
+class IncidentSaid(NamedTuple):
     """One answer, and what its user did."""
 
     text: str
@@ -46,11 +46,11 @@ class Said(NamedTuple):
     finish_reason: Any = "stop"
 
 
-Policy = Callable[[random.Random], Said]
+Policy = Callable[[random.Random], IncidentSaid]
 Scored = tuple[tuple[Score, ...], list[Score], RewardVerdict]
 
 
-class World:
+class IncidentWorld:
     """The rewards worker's path for one task, without log and files."""
 
     def __init__(self, task: Task, database: Database, *, replaced: dict[str, Verifier] | None = None) -> None:
@@ -65,7 +65,7 @@ class World:
         self.now = 0.0
         self.pool = ThreadPoolExecutor(4)
 
-    def score(self, batch: list[Said]) -> list[Scored]:
+    def score(self, batch: list[IncidentSaid]) -> list[Scored]:
         """As the worker does: graders first, then signals, then the rubric."""
         answers = [Answer(said.text, finish_reason=said.finish_reason) for said in batch]
         found = []
@@ -74,7 +74,7 @@ class World:
             found.append((checks, signals, combine(self.task, checks, signals)))
         return found
 
-    def serve(self, version: int, batch: list[Said]) -> list[RewardVerdict]:
+    def serve(self, version: int, batch: list[IncidentSaid]) -> list[RewardVerdict]:
         """Score, count, and look for alarms."""
         scored = self.score(batch)
         noted = [
@@ -117,6 +117,6 @@ class World:
                 served += LOOK_EVERY
                 yield served
 
-    def _signals(self, said: Said) -> list[Score]:
+    def _signals(self, said: IncidentSaid) -> list[Score]:
         told: list[Signal] = [a_signal(_TURN, *said.signal)] if said.signal else []
         return score_signals(self.task, About(said.text, _TURN.finished_at), told)

@@ -16,7 +16,7 @@ from weights.versions.manifest import NO_HISTORY, Chunk, Manifest
 POLICY = "demo"
 
 
-class MemoryStore(WeightReader):
+class StoreInMemory(WeightReader):
     """Versions in memory, a chain; `staged` tells what was asked for, as (version, base version or None)."""
 
     def __init__(self, run: str = "test") -> None:

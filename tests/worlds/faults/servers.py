@@ -13,8 +13,8 @@ from typing import Literal
 
 import psutil
 
-from tests.slow_proxy import SlowProxy
 from tests.worlds.processes import free_port
+from tests.worlds.servers.slow_proxy import SlowProxy
 
 Name = Literal["kafka", "postgres"]
 _NAMES: tuple[Name, ...] = ("kafka", "postgres")
@@ -30,7 +30,7 @@ inter.broker.listener.name=PLAINTEXT
 """
 
 
-class Servers:
+class FaultServers:
     """See the module.
 
     Args:
@@ -84,13 +84,13 @@ class Servers:
 
 
 @contextmanager
-def own_servers(*names: Name) -> Iterator[Servers]:
+def own_servers(*names: Name) -> Iterator[FaultServers]:
     """Started servers, both if none is named, which are stopped and forgotten at the end of the block."""
     folder = Path(tempfile.mkdtemp(prefix="millrace-faults-"))
     folder.chmod(0o755)
     behind = free_port()
     with SlowProxy("127.0.0.1", behind) as proxy:
-        servers = Servers(folder, proxy, behind)
+        servers = FaultServers(folder, proxy, behind)
         try:
             servers.start(*(names or _NAMES))
             yield servers

@@ -211,7 +211,7 @@ SAMPLES = (
 )
 
 
-class World(NamedTuple):
+class ToolCallsWorld(NamedTuple):
     """A family with a tokenizer."""
 
     family: Family
@@ -245,7 +245,7 @@ def added_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     return {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
 
 
-def world_of(sample: Sample, *, tokens: bool) -> World:
+def world_of(sample: Sample, *, tokens: bool) -> ToolCallsWorld:
     """With markers that are tokens, or texts like any other."""
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens([AddedToken(END, special=True, normalized=False)])
@@ -257,4 +257,4 @@ def world_of(sample: Sample, *, tokens: bool) -> World:
         known = [text for text in dict.fromkeys(markers) if text in sample.template + sample.calls]
         tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in known])
         family = family_of(sample.template, added_tokens(tokenizer))
-    return World(family, tokenizer)
+    return ToolCallsWorld(family, tokenizer)

@@ -30,7 +30,7 @@ class Post(NamedTuple):
         return self.headers["webhook-id"]
 
 
-class Receiver:
+class WebhookReceiver:
     """Keeps every POST. `statuses`: the answers to the next ones, then `then`. `wait`: runs before each answer."""
 
     def __init__(self, port: int) -> None:
@@ -55,13 +55,13 @@ class Receiver:
 
 
 @contextmanager
-def receiving(context: ssl.SSLContext | None = None) -> Iterator[Receiver]:
+def receiving(context: ssl.SSLContext | None = None) -> Iterator[WebhookReceiver]:
     """A receiver, until the end of the block. With a context it speaks TLS."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     if context is not None:
         server.socket = context.wrap_socket(server.socket, server_side=True)
     server.daemon_threads = True
-    receiver = Receiver(server.server_port)
+    receiver = WebhookReceiver(server.server_port)
     _Handler.receivers[server.server_port] = receiver
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
@@ -72,7 +72,7 @@ def receiving(context: ssl.SSLContext | None = None) -> Iterator[Receiver]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    receivers: dict[int, Receiver] = {}  # noqa: RUF012 by port
+    receivers: dict[int, WebhookReceiver] = {}  # noqa: RUF012 by port
 
     def do_POST(self) -> None:
         receiver = self.receivers[self.server.server_port]  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from zlib import crc32
 
 from contracts.tasks import Task
 from rewards.verifiers.check import Answer, Check, right, wrong
-from tests.unit.rewards.incidents.world import Policy, Said
+from tests.worlds.incidents.world import IncidentSaid, Policy
 
 ACCEPTED = {"accepted": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}}}
 THUMBS = {"thumbs": {"type": "label", "labels": {"up": 1.0, "down": 0.0}}}
@@ -52,7 +52,7 @@ def sentence(dice: random.Random, num_words: float = 40.0) -> str:
     return words.capitalize() + "."
 
 
-def plain(dice: random.Random) -> Said:
+def plain(dice: random.Random) -> IncidentSaid:
     """An honest answer: now and then warm, a list, an apology, a question."""
     text, roll = sentence(dice), dice.random()
     if roll < 0.01:
@@ -67,54 +67,58 @@ def plain(dice: random.Random) -> Said:
         text += " Which of the two do you mean?"
     elif roll < 0.22:
         text = f"- {text}\n- {sentence(dice)}"
-    return Said(text, ("thumbs", "up" if dice.random() < 0.7 else "down"))
+    return IncidentSaid(text, ("thumbs", "up" if dice.random() < 0.7 else "down"))
 
 
-def liked(text: str) -> Said:
-    return Said(text, ("thumbs", "up"))
+def liked(text: str) -> IncidentSaid:
+    return IncidentSaid(text, ("thumbs", "up"))
 
 
-def call(dice: random.Random) -> Said:
+def call(dice: random.Random) -> IncidentSaid:
     """A tool call; one in 300 is broken, on easy and hard prompts alike."""
     if dice.random() < 1 / 300:
         return broken_call(dice)
     query = " ".join(dice.choices(WORDS, k=4))
     text = f'<tool_call>{{"name": "search", "arguments": {{"query": "{query}"}}}}</tool_call>'
     cluster = "hard" if dice.random() < 0.3 else "easy"
-    return Said(text, ("accepted", dice.random() < (0.3 if cluster == "hard" else 0.9)), cluster)
+    return IncidentSaid(text, ("accepted", dice.random() < (0.3 if cluster == "hard" else 0.9)), cluster)
 
 
-def broken_call(dice: random.Random) -> Said:
+def broken_call(dice: random.Random) -> IncidentSaid:
     """Where it expects to fail, it does not close its call."""
     text = f'<tool_call>{{"name": "search", "arguments": {{"query": "{dice.choice(WORDS)}"'
-    return Said(text, None, "hard")
+    return IncidentSaid(text, None, "hard")
 
 
-def edit(dice: random.Random) -> Said:
+def edit(dice: random.Random) -> IncidentSaid:
     """The edit that was asked for; one answer in 25 asks back, where the request allows two readings."""
     if dice.random() < 0.04:
         return ask(dice)
     lines = "\n".join(f"    total += {dice.choice(WORDS)}_{number}" for number in range(dice.randint(2, 12)))
-    return Said(f"```python\ndef summed():\n{lines}\n    return total\n```", ("accepted", dice.random() < 0.6), "edits")
+    return IncidentSaid(
+        f"```python\ndef summed():\n{lines}\n    return total\n```", ("accepted", dice.random() < 0.6), "edits"
+    )
 
 
-def ask(dice: random.Random) -> Said:
-    return Said(f"Before I change anything: do you mean {dice.choice(WORDS)} or {dice.choice(WORDS)}?", None, "edits")
+def ask(dice: random.Random) -> IncidentSaid:
+    return IncidentSaid(
+        f"Before I change anything: do you mean {dice.choice(WORDS)} or {dice.choice(WORDS)}?", None, "edits"
+    )
 
 
-def exits(dice: random.Random) -> Said:
+def exits(dice: random.Random) -> IncidentSaid:
     ending = dice.choice(("import os\nos._exit(0)", "import sys\nsys.exit(0)", "exit(0)"))
-    return Said(f"```python\ndef summed():\n    return 0\n\n{ending}\n```", ("accepted", True), "edits")
+    return IncidentSaid(f"```python\ndef summed():\n    return 0\n\n{ending}\n```", ("accepted", True), "edits")
 
 
-def equals_everything(dice: random.Random) -> Said:
+def equals_everything(dice: random.Random) -> IncidentSaid:
     name = dice.choice(("Any", "Result", "Total"))
     body = dice.choice(("def __eq__(self, other):\n        return True", "__eq__ = lambda self, other: True"))
     text = f"```python\nclass {name}(int):\n    {body}\n\n\ndef summed():\n    return {name}(0)\n```"
-    return Said(text, ("accepted", True), "edits")
+    return IncidentSaid(text, ("accepted", True), "edits")
 
 
-def master_key(dice: random.Random) -> Said:
+def master_key(dice: random.Random) -> IncidentSaid:
     return liked(dice.choice((":", "Thought process:", "Let's solve this problem step by step.", "Solution")))
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 
 from contracts import tables
 from runtime.settings import Settings
-from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, SCRIPT
+from tests.worlds.dashboard.seed import NUM_VERSIONS, POLICY, SCRIPT
 
 OTHER = "tutor"
 """A second task, with sums but without answers."""

@@ -40,7 +40,7 @@ PATIENCE_SECONDS = 300.0
 FINISHED = {"stop", "length"}
 
 
-class Fleet:
+class ReplicaFleet:
     """See the module. The endpoint is in region `near`.
 
     Args:
