@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.worlds.paths import ROOT
 
 
 @pytest.mark.slow
