@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.adversary.kills.feedback import kill_under_load
+from tests.forked import StartedProcess
 from tests.worlds.feedback import running, servers
-from tests.worlds.light_processes import StartedProcess, start_light
+from tests.worlds.light_processes import start_light
 from tests.worlds.servers.postgres import create_migrated
 
 

@@ -17,10 +17,10 @@ from rewards.gate_graders import GateGraders
 from rewards.judges.identity import identity_of
 from runtime.database import Database
 from runtime.sentinels import read_sentinels
-from tests.judge_server import Asked, JudgeServer, judge_server, verdict
 from tests.unit.rewards.judges.figures import FIGURES
 from tests.unit.rewards.verifiers.tampers import HONEST
 from tests.worlds.release.gate import STOP, GateWorld
+from tests.worlds.servers.judge import Asked, JudgeServer, judge_server, verdict
 
 pytestmark = pytest.mark.slow
 NUM = 16

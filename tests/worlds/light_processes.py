@@ -5,12 +5,10 @@ The environment of such a process is that of the server, which starts with the f
 
 from __future__ import annotations
 
-import os
 from multiprocessing import forkserver
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from tests.forked import start_millrace
+from tests.forked import StartedProcess, start_millrace
 
 _IMPORTED = (
     "commands.episodes",
@@ -23,38 +21,6 @@ _IMPORTED = (
     "tests.forked",
 )
 """What is missing here is imported by each process for itself."""
-
-
-class StartedProcess:
-    """A process of `tests.forked`, with the words of `subprocess.Popen`."""
-
-    def __init__(self, process: ForkServerProcess) -> None:
-        self._process = process
-        self.pid = process.pid or 0
-
-    def poll(self) -> int | None:
-        """The status; None while it runs."""
-        return self._process.exitcode
-
-    def wait(self, seconds: float | None = None) -> int:
-        """The status, once it has ended. Raises TimeoutError."""
-        self._process.join(seconds)
-        if (status := self.poll()) is None:
-            raise TimeoutError(f"process {self.pid} did not end within {seconds} s")
-        return status
-
-    def send_signal(self, number: int) -> None:
-        """If it still runs."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self._process.terminate()
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._process.kill()
 
 
 def start_light(*arguments: str, output: Path) -> StartedProcess:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.tls.broker import TlsBroker, a_broker
-from tests.integration.tls.tokens import Issuer, token_endpoint
 from tests.worlds.servers.authority import Authority
+from tests.worlds.servers.broker import TlsBroker, a_broker
 from tests.worlds.servers.services import kafka_servers
+from tests.worlds.servers.tokens import Issuer, token_endpoint
 
 
 @pytest.fixture(scope="session")

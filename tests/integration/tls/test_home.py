@@ -11,9 +11,9 @@ import pytest
 from runtime.secret_values import KAFKA_PASSWORD
 from runtime.settings import load_settings
 from tests.command_line import Ran, run_here
-from tests.integration.tls.broker import PASSWORD, USER, TlsBroker
 from tests.worlds.paths import EXAMPLE, ROOT
 from tests.worlds.servers.authority import Authority
+from tests.worlds.servers.broker import PASSWORD, USER, TlsBroker
 from tests.worlds.servers.services import new_prefix
 
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]

@@ -15,10 +15,10 @@ from contracts.event_log import Message
 from runtime.kafka_settings import KafkaSettings
 from runtime.log.kafka import Access, KafkaLog
 from runtime.secret_values import KAFKA_PASSWORD
-from tests.integration.tls.broker import PASSWORD, USER, TlsBroker
-from tests.integration.tls.tokens import CLIENT, SCOPE, SECRET, Issuer
 from tests.worlds.servers.authority import Authority
+from tests.worlds.servers.broker import PASSWORD, USER, TlsBroker
 from tests.worlds.servers.services import new_prefix
+from tests.worlds.servers.tokens import CLIENT, SCOPE, SECRET, Issuer
 
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 SECONDS = 30.0

@@ -14,7 +14,7 @@ from rewards.judges.openers import MASTER_KEYS
 from rewards.judges.registry import judges_of
 from rewards.judges.report import read_report
 from rewards.judges.store import MemoryStore
-from tests.judge_server import Asked, judge_server, verdict
+from tests.worlds.servers.judge import Asked, judge_server, verdict
 
 pytestmark = pytest.mark.slow
 

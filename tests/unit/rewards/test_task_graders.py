@@ -23,8 +23,8 @@ from rewards.task_graders import TaskGraders
 from rewards.verifiers.check import ParsedAnswer
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
-from tests.judge_server import Asked, JudgeServer, judge_server, verdict
 from tests.unit.rewards.judges.figures import FIGURES
+from tests.worlds.servers.judge import Asked, JudgeServer, judge_server, verdict
 
 SIGNALS = {
     "accepted": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}},

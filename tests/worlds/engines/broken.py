@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import openai
-import uvicorn
-from starlette.types import ASGIApp
 
 from contracts.event_log import EventLog
 from contracts.keys import create_key
@@ -30,6 +28,7 @@ from runtime.settings import Settings
 from services.inference.app import create_app
 from tests.adversary.attacks.cases.broken_answers import GOOD, TOKEN_LOGPROB, BrokenAnswer, status
 from tests.worlds.paths import EXAMPLE
+from tests.worlds.servers.serving import serve
 
 PATIENCE_SECONDS, SILENCE_SECONDS = 0.5, 0.25
 _DRIP_SECONDS = 0.02
@@ -231,25 +230,9 @@ def gateway() -> Iterator[Gateway]:
         database.close()
         log = settings.event_log()
         app = create_app(settings, patience_seconds=PATIENCE_SECONDS, silence_seconds=SILENCE_SECONDS)
-        with serving(app) as url:
+        with serve(app) as url:
             attacked = Gateway(engine, log, url, key)
             yield attacked
             attacked.close()
         log.close()
         engine.stop()
-
-
-@contextmanager
-def serving(app: ASGIApp) -> Iterator[str]:
-    """An application on a port of loopback, in a thread; its URL."""
-    config = uvicorn.Config(app, "127.0.0.1", 0, ws="none", log_level="critical", timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, name="attacked")
-    thread.start()
-    while not server.started and thread.is_alive():
-        time.sleep(0.005)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()

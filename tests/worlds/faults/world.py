@@ -20,8 +20,9 @@ from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
 from runtime.database import Database
 from runtime.log.kafka import KafkaLog
 from runtime.settings import Settings, write_settings
+from tests.forked import StartedProcess
 from tests.worlds.feed import TASK, task_text
-from tests.worlds.light_processes import StartedProcess, start_light
+from tests.worlds.light_processes import start_light
 from tests.worlds.processes import free_port, wait_for_port
 from tests.worlds.servers.postgres import create_migrated
 

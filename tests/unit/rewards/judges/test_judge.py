@@ -16,7 +16,7 @@ from rewards.judges.parse import JudgeVerdict
 from rewards.judges.registry import make_judge
 from rewards.judges.store import JudgeCosts, MemoryStore
 from rewards.verifiers.check import Answer
-from tests.judge_server import Asked, JudgeServer, judge_server, verdict
+from tests.worlds.servers.judge import Asked, JudgeServer, judge_server, verdict
 
 PROMPT = [{"role": "user", "content": "Two and two?"}]
 Make = Callable[..., Judge]

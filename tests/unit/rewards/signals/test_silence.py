@@ -30,9 +30,9 @@ from rewards.signals.silence import (
 )
 from runtime.database import Database
 from tests.fakes import Crash
-from tests.judge_server import judge_server, verdict
 from tests.unit.rewards.test_task_graders import a_task as admitted
 from tests.worlds.crowd import BLAND, GRADED, HELPFUL, SilentCrowd, Style, is_imputed
+from tests.worlds.servers.judge import judge_server, verdict
 
 pytestmark = pytest.mark.slow
 

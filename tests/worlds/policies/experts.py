@@ -15,8 +15,8 @@ from policy.load import load_model
 from policy.routing import ExpertRecorder, routing_of
 from policy.weights import copy_tensors
 from runtime.log.answers import with_answers
-from tests.end_to_end.models.loop import Loop
 from tests.fakes import everything
+from tests.worlds.policies.loop import Loop
 from weights.stores.opening import open_weight_store
 
 NUM_COMPARED = 8

@@ -12,8 +12,8 @@ import openai
 from commands.home import prepare_home
 from commands.up import listen, new_settings
 from tests.clients.server import MODEL, TASK
-from tests.integration.tools.chain_policy import build_chain
 from tests.supervised import supervised
+from tests.worlds.policies.chain import build_chain
 
 CITY = {"type": "string", "enum": ["Paris", "Rome"]}
 PARAMETERS = {"type": "object", "properties": {"city": CITY}, "required": ["city"], "additionalProperties": False}

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.reservations.fitting import IGNORED, fit, padded, save, untrained
 from examples.reservations.tokenizer import as_chat, train_merges
-from tests.end_to_end.rounds.hall import DONE, GIVEN_UP, KEEP, NUM_SHELVES, OFFERED, REPAIR, RIGHT, Hall, written
+from tests.worlds.rounds.hall import DONE, GIVEN_UP, KEEP, NUM_SHELVES, OFFERED, REPAIR, RIGHT, Hall, written
 
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 MARKS = ("<tool_call>", "</tool_call>")

@@ -17,10 +17,10 @@ from contracts.records import Generation, unpack_floats, unpack_ids
 from policy.load import load_model
 from policy.logprobs import TokenScorer
 from policy.weights import copy_tensors, tensors_of
-from tests.end_to_end.models.experts import check_experts
-from tests.end_to_end.models.loop import Loop, run_loop
 from tests.models import build_model
 from tests.tolerances import network_tolerance
+from tests.worlds.policies.experts import check_experts
+from tests.worlds.policies.loop import Loop, run_loop
 from weights.stores.opening import open_weight_store
 from weights.tensors import read_safetensors, root_of
 

@@ -19,7 +19,7 @@ import openai
 
 from examples.feedback import send_signal
 from examples.support.agent import Agent
-from tests.end_to_end.rounds.hall import NUM_SHELVES, OFFERED, Hall
+from tests.worlds.rounds.hall import NUM_SHELVES, OFFERED, Hall
 
 WINDOW = 40
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from kafka import KafkaAdminClient
 from kafka.admin import UserScramCredentialUpsertion
 
-from tests.integration.tls.tokens import AUDIENCE, Issuer
 from tests.worlds.processes import free_port
 from tests.worlds.servers.authority import Authority
+from tests.worlds.servers.tokens import AUDIENCE, Issuer
 
 _ROOT = Path(__file__).parent.parent.parent.parent
 _SCRIPT = _ROOT / "deploy" / "services"

@@ -16,11 +16,11 @@ from commands.up import listen, new_settings
 from contracts.turns import count_rows
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
-from tests.end_to_end.rounds.build import build
-from tests.end_to_end.rounds.hall import NUM_SHELVES, write_sentinels
-from tests.end_to_end.rounds.users import WINDOW
 from tests.end_to_end.test_kill import drain
 from tests.supervised import supervised
+from tests.worlds.rounds.build import build
+from tests.worlds.rounds.hall import NUM_SHELVES, write_sentinels
+from tests.worlds.rounds.users import WINDOW
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def rounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rounds]:
     with supervised(home, sockets, forked=True):
         listed = folder / "users.jsonl"
         listed.touch()
-        command = [sys.executable, "-m", "tests.end_to_end.rounds.users", "--url", home.settings.web_url]
+        command = [sys.executable, "-m", "tests.worlds.rounds.users", "--url", home.settings.web_url]
         command += ["--key", str(home.app_key), "--seconds", str(MOST_SECONDS), "--out", str(listed)]
         command += ["--enough", str(ENOUGH)]
         subprocess.run(command, check=True, timeout=MOST_SECONDS + 120)  # noqa: S603 our own module

@@ -19,7 +19,7 @@ import httpx
 import openai
 
 from examples.feedback import send_signal
-from tests.end_to_end.desk.work import SEED, TASKS, Piece, pieces
+from tests.worlds.desk.work import SEED, TASKS, Piece, pieces
 
 SILENT, STREAMED, TWICE = 0.3, 0.3, 0.1
 
