@@ -18,13 +18,13 @@ _QUALIFIED = {"Config": "each verifier's module has one; its registry says `modu
 LONGEST_FILE = 400
 # In one process, one after another: the first that loads torch is named.
 TORCH_FREE = (
-    "millrace", "commands.process", "commands.up", "examples.demo.demo", "services.web", "commands.episodes",
+    "millrace", "commands.process", "commands.up", "commands.demo", "services.web", "commands.episodes",
     "commands.release", "rewards.__main__", "examples.reservations.users",
 )  # fmt: skip
 
 
 def sources() -> Iterator[Path]:
-    for package in (*PACKAGES, "examples"):
+    for package in PACKAGES:
         yield from (ROOT / package).rglob("*.py")
 
 
@@ -65,7 +65,7 @@ def test_no_file_is_longer_than_one_can_read() -> None:
 
 def test_a_public_class_name_means_one_thing() -> None:
     homes: dict[str, list[str]] = {}
-    for path in sorted(sources()):
+    for path in sorted([*sources(), *(ROOT / "examples").rglob("*.py")]):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
@@ -76,7 +76,7 @@ def test_a_public_class_name_means_one_thing() -> None:
 
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
-    return grimp.build_graph(*PACKAGES, "examples", "benchmarks", cache_dir=None)
+    return grimp.build_graph(*PACKAGES, "benchmarks", cache_dir=None)
 
 
 def test_rooms_of_a_package_never_import_each_other_in_a_circle(graph: grimp.ImportGraph) -> None:

@@ -16,7 +16,6 @@ ROOT = Path(__file__).parent.parent.parent.parent
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 PACKAGES = [name.removesuffix("*") for name in SETUPTOOLS["packages"]["find"]["include"]]
 READ_BY_THE_DEMO = {
-    "examples/demo/demo.py",
     "examples/reservations/base/model.safetensors",
     "examples/reservations/base/tokenizer.json",
     "examples/reservations/base/chat_template.jinja",
@@ -60,38 +59,21 @@ def test_the_wheel_holds_the_tracked_files_of_every_package(wheel: Path) -> None
     assert any(name.startswith("migrations/versions/") for name in names)
 
 
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("installed")
-    zipfile.ZipFile(wheel).extractall(folder)
-    return folder
-
-
-def run_installed(installed: Path, folder: Path, *arguments: str) -> str:
+@pytest.mark.slow
+def test_an_installed_wheel_makes_a_home_without_the_repository(wheel: Path, tmp_path: Path) -> None:
+    installed, empty = tmp_path / "installed", tmp_path / "empty"
+    empty.mkdir()
+    zipfile.ZipFile(wheel).extractall(installed)
+    product = installed / "examples" / "reservations"
+    options = ["--policy", str(product / "base"), "--task", str(product / "task.toml")]
     done = subprocess.run(  # noqa: S603 our own interpreter and script
-        [sys.executable, str(installed / "millrace.py"), *arguments],
-        cwd=folder,
+        [sys.executable, str(installed / "millrace.py"), "init", *options],
+        cwd=empty,
         env=os.environ | {"PYTHONPATH": str(installed)},
         check=False,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.mark.slow
-def test_an_installed_wheel_has_both_demos(installed: Path, tmp_path: Path) -> None:
-    for command in ("demo", "demo-agent"):
-        assert "--smoke" in run_installed(installed, tmp_path, command, "--help")
-
-
-@pytest.mark.slow
-def test_an_installed_wheel_makes_a_home_without_the_repository(installed: Path, tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    product = installed / "examples" / "reservations"
-    options = ["--policy", str(product / "base"), "--task", str(product / "task.toml")]
-    run_installed(installed, empty, "init", *options)
     assert (empty / "runs" / "home" / "millrace.toml").exists()
     assert str(ROOT) not in (empty / "runs" / "home" / "millrace.toml").read_text()

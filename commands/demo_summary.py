@@ -10,9 +10,7 @@ from rich.table import Table
 
 from commands import queries
 from commands.audit import Audit, print_audit
-from contracts.assignments import LIVE
-from contracts.ledger import learned_signals
-from examples.demo.curves import (
+from commands.demo_curves import (
     Bin,
     acceptance_curve,
     base_acceptance,
@@ -20,7 +18,7 @@ from examples.demo.curves import (
     last_acceptance,
     realistic_delta,
 )
-from examples.demo.figures import (
+from commands.demo_figures import (
     LONGEST_WAIT,
     DemoFigure,
     answers_until,
@@ -32,8 +30,10 @@ from examples.demo.figures import (
     ungated,
     waits_for_gains,
 )
-from examples.demo.machine import tell_machine
-from examples.demo.pace import FULL_PACE, tell_pace
+from commands.demo_machine import tell_machine
+from commands.demo_pace import FULL_PACE, tell_pace
+from contracts.assignments import LIVE
+from contracts.ledger import learned_signals
 from examples.reservations.evaluate import Evaluation
 from examples.reservations.summary import freshness, percentile
 from runtime.settings import Settings

@@ -11,10 +11,7 @@ import typer
 from sqlalchemy import Connection
 
 from commands import queries
-from commands.engines import choose_engine
-from commands.options import DeviceOption
-from contracts.turns import count_rows
-from examples.demo.demo import (
+from commands.demo import (
     PRODUCT,
     DemoHomeOption,
     DemoOptions,
@@ -25,8 +22,11 @@ from examples.demo.demo import (
     StrictOption,
     run_demo,
 )
-from examples.demo.product import DemoProduct
-from examples.demo.summary import DemoGoals
+from commands.demo_product import DemoProduct
+from commands.demo_summary import DemoGoals
+from commands.engines import choose_engine
+from commands.options import DeviceOption
+from contracts.turns import count_rows
 from examples.support.evaluate import evaluate
 from examples.support.sentinels import NUM_SENTINELS, write_sentinels
 
