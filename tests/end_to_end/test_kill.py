@@ -37,9 +37,9 @@ from rewards.judges.identity import identity_of
 from tests.fakes import everything
 from tests.supervised import supervised
 from tests.unit.rewards.judges.figures import FIGURES
+from tests.unit.services.serving import wait_until
 from tests.worlds.desk.work import TASKS, TimeJudge, write_sentinels, write_tasks
 from tests.worlds.servers.judge import judge_server, verdict
-from tests.worlds.servers.serving import wait_until
 from weights.stores.opening import open_weight_store
 
 pytestmark = pytest.mark.slow

@@ -26,9 +26,9 @@ from contracts.engines import read_replicas
 from contracts.ids import sample_key
 from runtime.engine_key import ENGINE_KEY, authorization
 from tests.unit.services.inference.test_pool import Odd
+from tests.unit.services.serving import serve, wait_until
 from tests.worlds.fleet import KEY, PATIENCE_SECONDS, POLICY, ReplicaFleet
 from tests.worlds.paths import EXAMPLE
-from tests.worlds.servers.serving import serve, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -27,9 +27,9 @@ from tests.models import llama_config
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.test_versions_asked import assign
 from tests.unit.services.inference.world import CONTEXT, FakeEngine, StubbornLog, make_base, make_tokenizer
+from tests.unit.services.serving import make_home, make_key, serve, wait_until
 from tests.worlds.engines.memory_store import StoreInMemory
 from tests.worlds.engines.tiny import make_engine
-from tests.worlds.servers.serving import make_home, make_key, serve, wait_until
 from weights.tensors import root_of
 
 pytestmark = pytest.mark.slow

@@ -33,8 +33,8 @@ from services.web import make
 from tests.in_memory import folder_in_memory
 from tests.unit.services.inference.conftest import stage
 from tests.unit.services.inference.world import FakeEngine, Stage
+from tests.unit.services.serving import make_key, serve
 from tests.worlds.dashboard.seed import seed
-from tests.worlds.servers.serving import make_key, serve
 
 __all__ = ["stage"]
 pytestmark = pytest.mark.slow

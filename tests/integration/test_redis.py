@@ -25,7 +25,7 @@ from runtime.replicas.on_redis import connect
 from services.inference.app import create_app
 from services.inference.idempotency import REPLAYED
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
-from tests.worlds.servers.serving import make_home, make_key, serve, wait_until
+from tests.unit.services.serving import make_home, make_key, serve, wait_until
 
 pytestmark = pytest.mark.services
 SECONDS = 20.0

@@ -41,7 +41,7 @@ from tests.chat_templates.bundled import make_bundled
 from tests.unit.services.inference.conftest import stage
 from tests.unit.services.inference.test_template_tools import TOOLS
 from tests.unit.services.inference.world import FakeEngine, Stage
-from tests.worlds.servers.serving import make_home, make_key, serve
+from tests.unit.services.serving import make_home, make_key, serve
 
 __all__ = ["stage"]
 TASK = """

@@ -27,9 +27,9 @@ from runtime.engine_key import ENGINE_KEY
 from runtime.settings import Settings, write_settings
 from services.engine.settings import EngineSettings
 from tests.forked import ForkedMillrace
+from tests.unit.services.serving import wait_until
 from tests.worlds.paths import EXAMPLE, ROOT
 from tests.worlds.processes import free_port
-from tests.worlds.servers.serving import wait_until
 from tests.worlds.versions import moved, publish_next
 from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors

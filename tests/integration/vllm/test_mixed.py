@@ -15,8 +15,8 @@ from runtime.engine_key import ENGINE_KEY
 from runtime.settings import write_settings
 from services.vllm.settings import VllmSettings
 from tests.integration.vllm.world import START_SECONDS, vllm_python
+from tests.unit.services.serving import wait_until
 from tests.worlds.fleet import KEY, PATIENCE_SECONDS, POLICY, ReplicaFleet
-from tests.worlds.servers.serving import wait_until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

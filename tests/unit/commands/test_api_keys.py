@@ -14,7 +14,7 @@ from runtime.database import Database
 from runtime.settings import Settings, write_settings
 from tests.command_line import run_here as millrace
 from tests.each_case import each_case
-from tests.worlds.servers.serving import make_home
+from tests.unit.services.serving import make_home
 
 NOW = 1_800_000_000.0
 

@@ -13,7 +13,7 @@ from contracts.engines import EngineReplica, announce
 from policy.vllm_engine import make_engine
 from tests.unit.policy.fake_vllm import PARTS, FakeModel, FakeVllm
 from tests.unit.policy.test_vllm_engine import FakeAbstract, as_floats, weights_of
-from tests.worlds.servers.serving import serve
+from tests.unit.services.serving import serve
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store
 

@@ -18,7 +18,7 @@ from policy.vllm_engine import make_engine
 from runtime.settings import Settings
 from tests.unit.policy.fake_vllm import PARTS, FakeModel, FakeVllm
 from tests.unit.policy.test_vllm_engine import FakeAbstract
-from tests.worlds.servers.serving import serve
+from tests.unit.services.serving import serve
 
 PYTHON = Path(sys.executable)
 SLOTS_OF_HOMES = {"all": SLOTS, "default": ("live", "candidate"), "canary": ("live", "candidate", "canary")}

@@ -14,7 +14,7 @@ from policy.vllm_check import compare_weights
 from policy.vllm_engine import make_engine
 from tests.unit.policy.fake_vllm import PARTS, FakeLayer, FakeModel, FakeVllm
 from tests.unit.policy.test_vllm_engine import FakeAbstract, as_floats, weights_of
-from tests.worlds.servers.serving import serve
+from tests.unit.services.serving import serve
 from weights.engines.held import VersionFile
 from weights.engines.vllm import VllmServer
 from weights.tensors import root_of, write_safetensors

@@ -17,8 +17,8 @@ from contracts.errors import Unavailable, Unsupported, WeightsRefused
 from policy import vllm_server
 from policy.vllm_engine import BACKEND, Receiver, VllmParts, make_engine, register
 from tests.unit.policy.fake_vllm import PARTS, FakeModel, FakeVllm
+from tests.unit.services.serving import serve
 from tests.unit.weights.awkward_weights import MINUS_ZERO, NAN, tensor
-from tests.worlds.servers.serving import serve
 from weights.engines.held import VersionFile
 from weights.engines.vllm import VllmServer
 from weights.tensors import Tensors, root_of, write_safetensors

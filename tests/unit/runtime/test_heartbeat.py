@@ -5,7 +5,7 @@ from contracts import heartbeats
 from contracts.heartbeats import ProcessBeat
 from runtime.database import Database
 from runtime.heartbeat import Heartbeat, end_heartbeats
-from tests.worlds.servers.serving import wait_until
+from tests.unit.services.serving import wait_until
 
 
 def rows(database: Database) -> list[ProcessBeat]:

@@ -19,7 +19,7 @@ from tests.api_page import PAGE, page
 from tests.databases import write_migrated
 from tests.unit.services.inference.conftest import stage
 from tests.unit.services.inference.world import FakeEngine, Stage, make_base
-from tests.worlds.servers.serving import make_home, make_key, serve
+from tests.unit.services.serving import make_home, make_key, serve
 
 __all__ = ["stage"]
 

@@ -19,7 +19,7 @@ from runtime.database import Database
 from runtime.engine_key import FILE_NAME, engine_key
 from services.engine.guard import Guard
 from services.engine_ready import engine_check
-from tests.worlds.servers.serving import make_home, serve
+from tests.unit.services.serving import make_home, serve
 
 
 class Engine:

@@ -18,7 +18,7 @@ from services.guarding import MAX_HEADER_BYTES, FailedKeys, address_of
 from services.serving import Measured, make_web
 from tests.adversary.attacks.attack import Attack
 from tests.adversary.attacks.servers import START, attacks, impatient, sized, talk
-from tests.worlds.servers.serving import serve
+from tests.unit.services.serving import serve
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from services.serving import make_web
 from services.web import make
 from tests.databases import write_migrated
 from tests.unit.services.inference.world import make_base
-from tests.worlds.servers.serving import make_home, serve
+from tests.unit.services.serving import make_home, serve
 
 _METHODS_WITH_BODY = {"post", "put", "patch"}
 _WITHOUT_BODY = {"/api/logout", "/v1/chat/completions/{completion_id}"}

@@ -16,7 +16,7 @@ from runtime.database import Database
 from runtime.operations import Operations
 from services.engine_ready import engine_check
 from services.serving import Measured, make_web, storage_check
-from tests.worlds.servers.serving import make_home, serve
+from tests.unit.services.serving import make_home, serve
 
 
 def served() -> FastAPI:

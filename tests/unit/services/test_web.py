@@ -19,8 +19,8 @@ from services.serving import make_web
 from services.web import CHECKS, make
 from tests.unit.services.inference.conftest import stage
 from tests.unit.services.inference.world import FakeEngine, Stage, make_base
+from tests.unit.services.serving import make_home, make_key, serve, wait_until
 from tests.worlds.processes import free_port
-from tests.worlds.servers.serving import make_home, make_key, serve, wait_until
 
 __all__ = ["stage"]
 

@@ -27,8 +27,8 @@ from runtime.days import migrate
 from runtime.settings import Settings
 from services.inference.app import create_app
 from tests.adversary.attacks.cases.broken_answers import GOOD, TOKEN_LOGPROB, BrokenAnswer, status
+from tests.unit.services.serving import serve
 from tests.worlds.paths import EXAMPLE
-from tests.worlds.servers.serving import serve
 
 PATIENCE_SECONDS, SILENCE_SECONDS = 0.5, 0.25
 _DRIP_SECONDS = 0.02

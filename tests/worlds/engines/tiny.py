@@ -18,8 +18,8 @@ from services.engine.staging import VersionSource
 from services.engine.swap import SwapRecord
 from tests.models import built_once, llama_config
 from tests.tolerances import network_tolerance
+from tests.unit.services.serving import PATIENCE_SECONDS
 from tests.worlds.engines.memory_store import POLICY, StoreInMemory
-from tests.worlds.servers.serving import PATIENCE_SECONDS
 from weights.tensors import Tensors
 
 VOCABULARY = 64

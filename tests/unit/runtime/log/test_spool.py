@@ -15,7 +15,7 @@ from contracts.event_log import MAX_RECORD_BYTES, Message
 from runtime.log.local import LocalLog
 from runtime.log.spool import Spool
 from runtime.log.spool_slot import SpoolSlot
-from tests.worlds.servers.serving import wait_until
+from tests.unit.services.serving import wait_until
 
 TOPIC = "generations"
 

@@ -18,7 +18,7 @@ from runtime.log.local import LocalLog
 from runtime.log.spool import Spool
 from runtime.log.spool_slot import SpoolSlot, abandoned_slots
 from tests.unit.runtime.log.test_spool import Away, keeps, messages, spooling
-from tests.worlds.servers.serving import wait_until
+from tests.unit.services.serving import wait_until
 
 DISK_BYTES = 400_000
 

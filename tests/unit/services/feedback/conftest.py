@@ -19,7 +19,7 @@ from runtime.database import Database
 from runtime.log.local import LocalLog
 from runtime.settings import Settings
 from services.feedback.app import create_app
-from tests.worlds.servers.serving import make_home, make_key, serve
+from tests.unit.services.serving import make_home, make_key, serve
 
 
 class FullLog(LocalLog):

@@ -13,7 +13,7 @@ from pipelines.episodes.repository import signal_row
 from pipelines.episodes.samples import HeldSignal
 from runtime.database import Database
 from tests.unit.services.feedback.conftest import Feedback
-from tests.worlds.servers.serving import make_key, wait_until
+from tests.unit.services.serving import make_key, wait_until
 
 
 def know(feedback: Feedback, kind: str, value: str, choice: int = 0, tenant: str = "default") -> None:

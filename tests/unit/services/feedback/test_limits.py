@@ -8,7 +8,7 @@ import pytest
 from runtime.database import Database
 from services.feedback.app import create_app
 from tests.unit.services.feedback.conftest import Feedback, FullLog
-from tests.worlds.servers.serving import make_home, serve
+from tests.unit.services.serving import make_home, serve
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from runtime.log.local import LocalLog
 from runtime.log.outbox import Relay, put
 from services.feedback.relaying import RelayThread
 from services.feedback.repository import PROCESS
-from tests.worlds.servers.serving import wait_until
+from tests.unit.services.serving import wait_until
 
 
 class Buggy(LocalLog):

@@ -18,7 +18,7 @@ from runtime.log.local import LocalLog
 from runtime.settings import Settings
 from services.feedback.app import create_app
 from tests.unit.services.feedback.conftest import Feedback, FullLog
-from tests.worlds.servers.serving import make_key, serve, wait_until
+from tests.unit.services.serving import make_key, serve, wait_until
 
 
 def test_an_early_signal_is_accepted_and_relayed(feedback: Feedback) -> None:

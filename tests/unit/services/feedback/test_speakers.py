@@ -6,7 +6,7 @@ import pytest
 
 from contracts.keys import NewKey, make_key
 from tests.unit.services.feedback.conftest import Feedback
-from tests.worlds.servers.serving import make_key as a_key
+from tests.unit.services.serving import make_key as a_key
 
 PRIVILEGED = ["judge", "code", "operator"]
 

@@ -25,7 +25,7 @@ from services.feedback import writer as writing
 from services.feedback.repository import Retraction
 from services.feedback.requests import ReceivedItem, read_item
 from services.feedback.writer import Submission, Writer
-from tests.worlds.servers.serving import make_home
+from tests.unit.services.serving import make_home
 
 COMPLETION = new_completion_id()
 

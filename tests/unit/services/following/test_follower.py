@@ -17,7 +17,7 @@ from policy.vllm_engine import make_engine
 from services.following.follower import SlotFollower
 from tests.unit.policy.fake_vllm import PARTS, FakeModel, FakeVllm
 from tests.unit.policy.test_vllm_engine import FakeAbstract, weights_of
-from tests.worlds.servers.serving import serve
+from tests.unit.services.serving import serve
 from weights.engines.held import ServerFacts, VersionFile
 from weights.engines.vllm import VllmServer
 from weights.tensors import root_of, write_safetensors

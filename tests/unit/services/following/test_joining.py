@@ -14,7 +14,7 @@ from policy.vllm_engine import make_engine
 from services.following.joining import abilities, check_server
 from tests.unit.policy.fake_vllm import PARTS, FakeModel, FakeVllm
 from tests.unit.policy.test_vllm_engine import FakeAbstract
-from tests.worlds.servers.serving import serve
+from tests.unit.services.serving import serve
 from weights.engines.held import ServerFacts
 from weights.engines.vllm import VllmServer
 

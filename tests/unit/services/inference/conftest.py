@@ -16,7 +16,7 @@ from runtime.database import Database
 from services.inference.app import create_app
 from tests.databases import write_migrated
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
-from tests.worlds.servers.serving import make_home, make_key, serve
+from tests.unit.services.serving import make_home, make_key, serve
 
 SAYS = "Tisch für 4: {ok}"
 

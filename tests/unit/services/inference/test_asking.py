@@ -16,7 +16,7 @@ from services.inference.app import create_app
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.test_bad_input import parse
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
-from tests.worlds.servers.serving import make_home, make_key, serve
+from tests.unit.services.serving import make_home, make_key, serve
 
 ASKING = "\n[asking]\nprobability = 0.5\n"
 

@@ -18,7 +18,7 @@ from tests.unit.pipelines.episodes.bench import Join
 from tests.unit.pipelines.episodes.retries.test_replacing import states
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import Stage, StubbornLog
-from tests.worlds.servers.serving import make_home, serve, wait_until
+from tests.unit.services.serving import make_home, serve, wait_until
 
 KEY = {"authorization": "Bearer mr-app-1-2"}
 

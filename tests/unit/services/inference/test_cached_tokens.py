@@ -12,7 +12,7 @@ from runtime.database import Database
 from runtime.metrics import CACHED_TOKENS
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import make_tokenizer
-from tests.worlds.servers.serving import make_key, wait_until
+from tests.unit.services.serving import make_key, wait_until
 
 NUM_PROMPT = len(make_tokenizer().encode("<|user|>table for 4<|end|><|assistant|>").ids)
 USAGE: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}

@@ -25,7 +25,7 @@ from services.inference.engine import rows
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.test_versions_asked import assign
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog
-from tests.worlds.servers.serving import make_home, serve, wait_until
+from tests.unit.services.serving import make_home, serve, wait_until
 
 pytestmark = pytest.mark.usefixtures("alone")
 SLOTS: dict[str, int | None] = {LIVE: 3, "candidate": None, LEARNING: 6, CANARY: 5, HOLDOUT: 1}

@@ -24,7 +24,7 @@ from services.inference.hot_load import describe, version_of
 from services.inference.routes import HOT_LOAD as PATH
 from tests.each_case import each_case
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
-from tests.worlds.servers.serving import make_home, make_key, serve
+from tests.unit.services.serving import make_home, make_key, serve
 
 DELTA = {"previous_snapshot_identity": "v6", "compression_format": "arc_v2", "checksum_format": "alder32"}
 

@@ -10,7 +10,7 @@ import pytest
 from contracts.answers.grammar import spaced
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import make_tokenizer
-from tests.worlds.servers.serving import wait_until
+from tests.unit.services.serving import wait_until
 
 PRIVATE: dict[str, Any] = {"metadata": {"task": "private"}, "store": True, "temperature": 1}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -26,7 +26,7 @@ from services.inference.app import create_app
 from services.inference.engine import pool, rows
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, event_of, make_base
-from tests.worlds.servers.serving import PATIENCE_SECONDS, make_home, make_key, serve, wait_until
+from tests.unit.services.serving import PATIENCE_SECONDS, make_home, make_key, serve, wait_until
 
 TEXT = "Tisch für 4: {ok}"
 NAMES = ("a", "b")

@@ -20,7 +20,7 @@ from services.inference.app import create_app
 from services.inference.idempotency import REPLAYED
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
-from tests.worlds.servers.serving import make_home, make_key, serve, wait_until
+from tests.unit.services.serving import make_home, make_key, serve, wait_until
 
 TEXT = "Tisch für 4: {ok}"
 KEY = {"Idempotency-Key": "order-17"}

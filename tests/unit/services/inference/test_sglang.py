@@ -25,8 +25,8 @@ from services.inference.engine.wire import EngineRequest
 from tests.unit.policy.test_vllm_engine import weights_of
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import FakeEngine, StubbornLog, make_base
+from tests.unit.services.serving import make_home, make_key, serve, wait_until
 from tests.unit.services.sglang.fake_sglang import END, FakeSglang
-from tests.worlds.servers.serving import make_home, make_key, serve, wait_until
 from weights.engines.held import VersionFile
 from weights.engines.sglang import SglangServer
 from weights.tensors import root_of, write_safetensors

@@ -17,7 +17,7 @@ from services.inference.app import create_app
 from tests.chat_templates.bundled import EOS, BundledTemplates, make_bundled
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog
-from tests.worlds.servers.serving import make_home, make_key, serve
+from tests.unit.services.serving import make_home, make_key, serve
 from tests.worlds.tool_calls import SAMPLES, TOOLS, WEATHER
 
 FIRST_CALL = {

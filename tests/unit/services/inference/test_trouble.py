@@ -15,7 +15,7 @@ import pytest
 from contracts.records import encode, unpack_floats, unpack_ids
 from contracts.sampling import Span
 from tests.unit.services.inference.conftest import Inference
-from tests.worlds.servers.serving import wait_until
+from tests.unit.services.serving import wait_until
 
 pytestmark = pytest.mark.usefixtures("alone")
 TEXT = "Tisch für 4: {ok}"

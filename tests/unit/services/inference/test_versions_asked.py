@@ -21,7 +21,7 @@ from services.inference.versions import VersionRequirement, version_requirement
 from tests.each_case import each_case
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import FakeEngine, event_of
-from tests.worlds.servers.serving import wait_until
+from tests.unit.services.serving import wait_until
 
 pytestmark = pytest.mark.usefixtures("alone")
 TEXT = "Tisch für 4: {ok}"

@@ -18,8 +18,8 @@ from services.following.given import GivenServer
 from services.following.joining import abilities, check_server
 from tests.unit.policy.test_vllm_engine import weights_of
 from tests.unit.services.following.test_joining import folder
+from tests.unit.services.serving import serve
 from tests.unit.services.sglang.fake_sglang import FakeSglang
-from tests.worlds.servers.serving import serve
 from weights.engines.held import VersionFile
 from weights.engines.sglang import SglangServer
 from weights.tensors import root_of, write_safetensors

@@ -14,7 +14,7 @@ from contracts.ids import completion_id_of
 from runtime.database import Database
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import CONTEXT, make_tokenizer
-from tests.worlds.servers.serving import make_key, wait_until
+from tests.unit.services.serving import make_key, wait_until
 
 TEXT = "Tisch für 4: {ok}"
 ASKED = "<|user|>table for 4<|end|><|assistant|>"

@@ -15,7 +15,7 @@ from contracts.keys import create_key, find_key, revoke_keys
 from contracts.turns import SessionTurn
 from runtime.database import Database
 from tests.unit.services.inference.conftest import Inference
-from tests.worlds.servers.serving import wait_until
+from tests.unit.services.serving import wait_until
 
 ASKED = [{"role": "user", "content": "hi"}]
 MORE = {"role": "user", "content": "ok"}

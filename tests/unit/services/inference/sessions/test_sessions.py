@@ -14,7 +14,7 @@ from contracts.turns import SessionTurn
 from services.inference.app import create_app
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import Stage, StubbornLog
-from tests.worlds.servers.serving import make_home, serve
+from tests.unit.services.serving import make_home, serve
 
 ASKED = [{"role": "user", "content": "hi"}]
 MORE = {"role": "user", "content": "ok"}
