@@ -19,12 +19,12 @@ import httpx
 import openai
 
 from examples.feedback import send_signal
-from tests.worlds.desk.work import SEED, TASKS, Piece, pieces
+from tests.worlds.desk.work import SEED, TASKS, DeskWork, pieces
 
 SILENT, STREAMED, TWICE = 0.3, 0.3, 0.1
 
 
-class Crowd:
+class DeskUsers:
     """A number of people who work at the same time until told to stop: once the file `stop` exists."""
 
     def __init__(self, url: str, key: str, model: str, *, seed: int, out: Path, stop: Path, pace: float) -> None:
@@ -55,7 +55,7 @@ class Crowd:
     def _is_over(self) -> bool:
         return self._stop.exists()
 
-    async def _visit(self, person: str, piece: Piece) -> None:
+    async def _visit(self, person: str, piece: DeskWork) -> None:
         ask = self._stream if self._random.random() < STREAMED else self._ask
         try:
             completion_id, version, text = await ask(
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the users' own list")
     parser.add_argument("--stop", type=Path, required=True, help="the file whose appearance ends the work")
     options = parser.parse_args()
-    crowd = Crowd(
+    crowd = DeskUsers(
         options.url,
         options.key,
         options.model,

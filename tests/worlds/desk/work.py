@@ -22,7 +22,7 @@ _NUM_JUDGED = 3000
 _PRODUCT = Path(__file__).parents[3] / "examples" / "reservations" / "task.toml"
 
 
-class Piece(NamedTuple):
+class DeskWork(NamedTuple):
     """One piece of work: what somebody writes, and the booking that is meant."""
 
     task: str
@@ -37,10 +37,10 @@ class Piece(NamedTuple):
         return said(answer, part) == wanted
 
 
-def pieces(task: str, split: Literal["users", "sentinel"]) -> Iterator[Piece]:
+def pieces(task: str, split: Literal["users", "sentinel"]) -> Iterator[DeskWork]:
     """The work of one task."""
     for request in requests(split, SEED + TASKS.index(task)):
-        yield Piece(task, request.sentence, request.booking)
+        yield DeskWork(task, request.sentence, request.booking)
 
 
 def said(answer: str, part: str) -> object:
@@ -79,7 +79,7 @@ def write_sentinels(path: Path, count: int) -> Path:
     return path
 
 
-def reference(piece: Piece) -> str:
+def reference(piece: DeskWork) -> str:
     """What a verifier compares with."""
     return str(piece.booking.party) if piece.task == "parties" else piece.booking.json()
 

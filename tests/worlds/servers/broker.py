@@ -15,7 +15,7 @@ from kafka.admin import UserScramCredentialUpsertion
 
 from tests.worlds.processes import free_port
 from tests.worlds.servers.authority import Authority
-from tests.worlds.servers.tokens import AUDIENCE, Issuer
+from tests.worlds.servers.tokens import AUDIENCE, TokenIssuer
 
 _ROOT = Path(__file__).parent.parent.parent.parent
 _SCRIPT = _ROOT / "deploy" / "services"
@@ -34,7 +34,7 @@ _MODULES = "org.apache.kafka.common.security"
 class TlsBroker:
     """See the module. Started by `a_broker`."""
 
-    def __init__(self, folder: Path, authority: Authority, issuer: Issuer) -> None:
+    def __init__(self, folder: Path, authority: Authority, issuer: TokenIssuer) -> None:
         self.folder = folder
         self._issuer = issuer
         ports = {name: free_port() for name in ("KAFKA", "CONTROLLER", "POSTGRES", "REDIS", "S3")}
@@ -73,7 +73,7 @@ class TlsBroker:
         assert done.returncode == 0, done.stderr
 
 
-def _properties(places: dict[str, str], controller: str, authority: Authority, issuer: Issuer) -> dict[str, str]:
+def _properties(places: dict[str, str], controller: str, authority: Authority, issuer: TokenIssuer) -> dict[str, str]:
     listeners = ",".join(f"{name}://{place}" for name, place in places.items())
     found = {
         "listeners": f"{listeners},CONTROLLER://{controller}",
@@ -112,7 +112,7 @@ def _properties(places: dict[str, str], controller: str, authority: Authority, i
 
 
 @contextmanager
-def a_broker(authority: Authority, issuer: Issuer) -> Iterator[TlsBroker]:
+def a_broker(authority: Authority, issuer: TokenIssuer) -> Iterator[TlsBroker]:
     """A started broker, which is stopped and forgotten at the end of the block."""
     folder = Path(tempfile.mkdtemp(prefix="millrace-tls-"))
     broker = TlsBroker(folder, authority, issuer)

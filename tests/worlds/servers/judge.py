@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 
-class Asked(NamedTuple):
+class AskedJudge(NamedTuple):
     """One request, read as a judge does that trusts the fences and nothing else."""
 
     body: dict[str, Any]
@@ -44,7 +44,7 @@ def verdict(level: object, reason: str = "because") -> str:
     return json.dumps({"reason": reason, "level": level})
 
 
-Decide = Callable[[Asked], "str | dict[str, Any]"]
+Decide = Callable[[AskedJudge], "str | dict[str, Any]"]
 
 
 class _Server(ThreadingHTTPServer):
@@ -57,7 +57,7 @@ class JudgeServer:
 
     def __init__(self, decide: Decide) -> None:
         self.decide = decide
-        self.asked: list[Asked] = []
+        self.asked: list[AskedJudge] = []
         self.fails: list[tuple[int, dict[str, str]]] = []
         self.refuses: set[str] = set()
         self.seconds = 0.0
@@ -72,7 +72,9 @@ class JudgeServer:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                status, headers, content = judge.reply(Asked(body, {k.lower(): v for k, v in self.headers.items()}))
+                status, headers, content = judge.reply(
+                    AskedJudge(body, {k.lower(): v for k, v in self.headers.items()})
+                )
                 wire = json.dumps(content).encode()
                 self.send_response(status)
                 for name, value in headers.items():
@@ -91,7 +93,7 @@ class JudgeServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
 
-    def reply(self, asked: Asked) -> tuple[int, dict[str, str], dict[str, Any]]:
+    def reply(self, asked: AskedJudge) -> tuple[int, dict[str, str], dict[str, Any]]:
         with self.lock:
             self.asked.append(asked)
             self.num_at_once += 1

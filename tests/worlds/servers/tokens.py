@@ -23,7 +23,7 @@ AUDIENCE = "kafka"
 CLIENT, SECRET, SCOPE = "millrace", "the client's secret", "records"
 
 
-class Issuer:
+class TokenIssuer:
     """Signs tokens (RFC 7519) with a key of its own."""
 
     name = "https://issuer.example.org"
@@ -54,7 +54,7 @@ class Issuer:
 
 
 @contextmanager
-def token_endpoint(issuer: Issuer, issued: Issued) -> Iterator[str]:
+def token_endpoint(issuer: TokenIssuer, issued: Issued) -> Iterator[str]:
     """Its address."""
 
     class Handler(BaseHTTPRequestHandler):
