@@ -70,7 +70,7 @@ fuzz: setup  ## Send 5,000 requests generated from the OpenAPI document (CASES=5
 	MILLRACE_CASES=$(CASES) $(BIN)/pytest -n0 tests/integration/test_http_cases.py
 
 attacks: setup  ## Try every known attack; none may succeed
-	$(BIN)/python -m benchmarks.attacks
+	$(BIN)/python -m tests.adversary.attacks
 
 services: setup  ## Start a Kafka broker, PostgreSQL, Redis and an S3 server on this machine
 	deploy/services start
@@ -100,7 +100,7 @@ helm: setup  ## Lint the Helm chart, render it, and validate what it rendered wi
 
 containers: setup  ## Build both images, start docker-compose.yml with podman, kill each container once (Debian, as root)
 	deploy/containers build
-	deploy/containers alone $(BIN)/python -m benchmarks.containers
+	deploy/containers alone $(BIN)/python -m tests.adversary.containers
 
 check: setup  ## Format, lint, types, import rules, one meaning per name, no dead module, links, plain English
 	$(BIN)/ruff format --check .

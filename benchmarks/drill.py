@@ -17,10 +17,10 @@ from typing import Any
 
 import httpx
 
-from benchmarks.brokers.world import end_process
-from benchmarks.paths import ROOT
 from benchmarks.report import write_report
 from runtime.settings import load_settings
+from tests.worlds.paths import ROOT
+from tests.worlds.processes import end_process
 
 _LONGEST_SECONDS = 600.0
 

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.paths import ROOT
+from tests.worlds.paths import ROOT
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -28,14 +28,13 @@ from typing import Any
 import psutil
 
 from benchmarks import drill
-from benchmarks.brokers.world import end_process
-from benchmarks.feedback.world import free_port
-from benchmarks.paths import EXAMPLE, ROOT
 from contracts.keys import new_text
 from runtime import schema
 from runtime.backup.archive import read_header
 from runtime.database import create_database
 from runtime.settings import load_settings
+from tests.worlds.paths import EXAMPLE, ROOT
+from tests.worlds.processes import end_process, free_port
 
 _PATIENCE_SECONDS, _UNJOINED_SECONDS = 300.0, 15.0
 _TITLE = re.compile(r"^UNEXPLAINED (.*)$", re.MULTILINE)

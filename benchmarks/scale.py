@@ -49,7 +49,7 @@ TABLE_60 = Constant(
     "PostgreSQL's files, 60 tokens",
     4_500,
     "bytes",
-    "pg_database_size, before and after 400 generations of benchmarks.log.feed",
+    "pg_database_size, before and after 400 generations of tests.worlds.feed",
 )
 TRAINER = Constant(
     "the trainer, the benchmark's model, mixed lengths, two cores", 1_078, "tokens/s", "benchmarks.trainer"

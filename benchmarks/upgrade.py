@@ -27,15 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import drill
-from benchmarks.brokers.world import end_process
-from benchmarks.feedback.world import free_port
-from benchmarks.paths import EXAMPLE, ROOT
 from contracts.assignments import LIVE, read
 from contracts.keys import new_text
 from runtime.database import create_database
 from runtime.operations import OPERATIONS_ADDRESS
 from runtime.operator_key import APP_KEY
 from runtime.settings import load_settings
+from tests.worlds.paths import EXAMPLE, ROOT
+from tests.worlds.processes import end_process, free_port
 
 _PATIENCE_SECONDS, _END_SECONDS, _AROUND_SECONDS = 300.0, 90.0, 10.0
 _WORKERS = ("release", "training", "rewards", "episodes")

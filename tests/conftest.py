@@ -15,13 +15,13 @@ from xdist.remote import Producer  # type: ignore[import-untyped]
 
 from runtime.database import Database
 from runtime.log.local import LocalLog
-from tests.authority import Authority
 from tests.databases import copy_instead_of_migrating, share_compiled_statements, write_migrated
 from tests.in_memory import MEMORY, has_room
 from tests.leftovers import end_with_this_process
 from tests.scheduling import LongestFirst
 from tests.selection import is_left_out
 from tests.torch_marker import touches_torch
+from tests.worlds.servers.authority import Authority
 
 # No example has a time limit: machines are slow or busy. Every run draws other examples, so that a run needs fewer, and one without slow
 # tests, which comes most often, fewer still.

@@ -1,7 +1,7 @@
 """SQLite databases with the tables of the newest migration: the real migrations run once a process, then a file is copied.
 
 Each test opens databases of its own. SQLAlchemy would compile every statement anew for each, which takes longer than to run it.
-`tests.postgres` does the same for PostgreSQL.
+`tests.worlds.servers.postgres` does the same for PostgreSQL.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AlikeSqlite(AlikeDialect, SQLiteDialect_pysqlite):
 def share_compiled_statements() -> None:
     """From now on `sqlite:` and `postgresql+psycopg:` in a URL are dialects that share."""
     registry.register("sqlite", __name__, AlikeSqlite.__name__)
-    registry.register("postgresql.psycopg", "tests.postgres", "AlikePostgres")
+    registry.register("postgresql.psycopg", "tests.worlds.servers.postgres", "AlikePostgres")
 
 
 def copy_instead_of_migrating() -> None:

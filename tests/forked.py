@@ -53,7 +53,42 @@ _ALONE = threading.Lock()
 _LOOK_SECONDS = 0.02
 
 
-class ForkedMillrace:
+class StartedProcess:
+    """A forked process, with the words of `subprocess.Popen`."""
+
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process = process
+        self.pid = process.pid or 0
+
+    def poll(self) -> int | None:
+        """The status; None while it runs."""
+        with _ALONE:
+            return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The status, once it has ended. Raises subprocess.TimeoutExpired."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if until is not None and time.monotonic() >= until:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            time.sleep(_LOOK_SECONDS)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """If it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkedMillrace(StartedProcess):
     """Stands for `subprocess.Popen([python, "millrace.py", *ARGUMENTS], ...)`, as far as the supervisor and tests use it."""
 
     def __init__(
@@ -71,39 +106,12 @@ class ForkedMillrace:
         self.stdin = None if kept is None else os.fdopen(kept, "wb")
         files = {number: _Handed(number) for number in pass_fds}
         with _ALONE:
-            self._process = _context().Process(
+            process = _context().Process(
                 target=_child, args=(command[2:], dict(env), _Handed(given), _Handed(stdout.fileno()), files)
             )
-            self._process.start()
+            process.start()
         os.close(given)
-        self.pid = self._process.pid or 0
-
-    def poll(self) -> int | None:
-        """The status; None while it runs."""
-        with _ALONE:
-            return self._process.exitcode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The status, once it has ended. Raises subprocess.TimeoutExpired."""
-        until = None if timeout is None else time.monotonic() + timeout
-        while (status := self.poll()) is None:
-            if until is not None and time.monotonic() >= until:
-                raise subprocess.TimeoutExpired([*self.args], timeout or 0.0)
-            time.sleep(_LOOK_SECONDS)
-        return status
-
-    def send_signal(self, number: int) -> None:
-        """If it still runs."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.send_signal(signal.SIGKILL)
+        super().__init__(process)
 
 
 class _Handed:

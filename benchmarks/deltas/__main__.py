@@ -23,13 +23,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from benchmarks.deltas.peers import Peer, missing_peers, peers
+from benchmarks.deltas.peers import DeltaPeer, missing_peers, peers
 from benchmarks.deltas.tables import show
 from benchmarks.deltas.tools import cpu_seconds
 from benchmarks.deltas.traces import TOLERANCE, Versions, Walk, joined, learning_rate_for, random_walk, read_trace
 from benchmarks.report import summarise, write_report
-from benchmarks.versions import make_signer
 from contracts.errors import InvalidValue, MillraceError
+from tests.worlds.versions import make_signer
 from weights.codec.delta import CODEC, Encoded, apply_staged, decode, encode, stage
 from weights.codec.history import History
 from weights.tensors import Tensors, root_of
@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 _SPEEDS = ("encode_gb_s", "encode_and_advance_gb_s", "apply_gb_s", "apply_with_base_root_gb_s")
 
 
-class Moment(NamedTuple):
+class DeltaMoment(NamedTuple):
     """What both ends hold before a step."""
 
     tensors: Tensors
@@ -56,7 +56,7 @@ class Chain(NamedTuple):
     """A run that publisher and receiver went through."""
 
     steps: list[dict[str, Any]]
-    moments: dict[int, Moment]
+    moments: dict[int, DeltaMoment]
     """By versions behind the target: 1, and the folds that the run is long enough for."""
     target: Tensors
 
@@ -128,7 +128,7 @@ def go_through(versions: Versions, name: str) -> Chain:
     received, sent, past, root = _copied(base), History(), History(), root_of(base)
     for number, (step, target) in enumerate(zip(versions.steps, versions.tensors, strict=True)):
         if num_steps - number in {1, *FOLDS}:
-            moments[num_steps - number] = Moment(base, sent.copy(), root)
+            moments[num_steps - number] = DeltaMoment(base, sent.copy(), root)
         encoded = encode(base, target, sent)
         manifest = manifest_of(encoded, root, sent.digest)
         steps.append({"step": step, **_sizes(encoded, manifest)})
@@ -142,7 +142,7 @@ def go_through(versions: Versions, name: str) -> Chain:
     return Chain(steps, moments, base)
 
 
-def measure_peers(found: Iterable[Peer], chain: Chain, rounds: int) -> dict[str, dict[str, float]]:
+def measure_peers(found: Iterable[DeltaPeer], chain: Chain, rounds: int) -> dict[str, dict[str, float]]:
     """What each peer makes of the last step; programs run once, the others `rounds` times, and once to warm up.
 
     Raises:
@@ -208,7 +208,7 @@ def _measured(chain: Chain, rounds: int) -> dict[str, Any]:
     }
 
 
-def _round(base: Moment, target: Tensors) -> dict[str, float]:
+def _round(base: DeltaMoment, target: Tensors) -> dict[str, float]:
     """Seconds of the processor, once there and back."""
     sent = base.history.copy()
 
@@ -245,14 +245,14 @@ def _folds(chain: Chain) -> dict[str, float | None]:
     return shares
 
 
-def _bytes_of(moment: Moment, target: Tensors, history: History | None) -> int:
+def _bytes_of(moment: DeltaMoment, target: Tensors, history: History | None) -> int:
     encoded = encode(moment.tensors, target, history)
     manifest = manifest_of(encoded, moment.root, None if history is None else history.digest)
     _check(decode(moment.tensors, manifest, encoded.payload, history), target)
     return len(encoded.payload)
 
 
-def _memory(base: Moment, target: Tensors) -> dict[str, Any]:
+def _memory(base: DeltaMoment, target: Tensors) -> dict[str, Any]:
     """What encoding and applying need above what they were given; numpy reports its arrays to tracemalloc."""
     encoded = encode(base.tensors, target, base.history)
     manifest = manifest_of(encoded, base.root, base.history.digest)

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from benchmarks.deltas.tools import TOOLS, Tool, apply_patch, make_patch, missing
+from benchmarks.deltas.tools import TOOLS, DeltaTool, apply_patch, make_patch, missing
 from contracts.errors import InvalidValue
 
 _LEVEL = 1  # of zstd, in all of these formats
@@ -38,7 +38,7 @@ Places = npt.NDArray[np.int64]
 """Indices into words, rising."""
 
 
-class Peer(NamedTuple):
+class DeltaPeer(NamedTuple):
     """One way to send a version."""
 
     name: str
@@ -50,7 +50,7 @@ class Peer(NamedTuple):
     """An external program: run it once, and take its time from `weight_tools.cpu_seconds`."""
 
 
-def peers(search_path: str | None = None) -> list[Peer]:
+def peers(search_path: str | None = None) -> list[DeltaPeer]:
     """Those that can run here; programs are looked for on `search_path`, PATH by default."""
     tools = [tool for tool in TOOLS if missing(tool, search_path) is None]
     return [*_FORMATS, *(_peer_of(tool, search_path) for tool in tools)]
@@ -115,11 +115,11 @@ def _decode_nemo(base: Words, payload: bytes) -> Words:
 
 
 _FORMATS = (
-    Peer("raw int32 + bf16 (TRL, verl, vLLM)", _encode_raw, _decode_raw, is_slow=False),
-    Peer("PULSE v2", _encode_pulse, _decode_pulse, is_slow=False),
-    Peer("PULSE v2, gaps in 16 bits", _encode_narrow_pulse, _decode_narrow_pulse, is_slow=False),
-    Peer("XOR + zstd-1 (slime, Stitch)", _encode_xor, _decode_xor, is_slow=False),
-    Peer("u16 gaps + XOR values + zstd-1 (NeMo-RL)", _encode_nemo, _decode_nemo, is_slow=False),
+    DeltaPeer("raw int32 + bf16 (TRL, verl, vLLM)", _encode_raw, _decode_raw, is_slow=False),
+    DeltaPeer("PULSE v2", _encode_pulse, _decode_pulse, is_slow=False),
+    DeltaPeer("PULSE v2, gaps in 16 bits", _encode_narrow_pulse, _decode_narrow_pulse, is_slow=False),
+    DeltaPeer("XOR + zstd-1 (slime, Stitch)", _encode_xor, _decode_xor, is_slow=False),
+    DeltaPeer("u16 gaps + XOR values + zstd-1 (NeMo-RL)", _encode_nemo, _decode_nemo, is_slow=False),
 )
 
 
@@ -176,8 +176,8 @@ def _decompress(payload: bytes) -> bytes:
     return zstandard.ZstdDecompressor().decompress(payload)
 
 
-def _peer_of(tool: Tool, search_path: str | None) -> Peer:
-    return Peer(
+def _peer_of(tool: DeltaTool, search_path: str | None) -> DeltaPeer:
+    return DeltaPeer(
         tool.name,
         partial(_encode_with, tool, search_path),
         partial(_decode_with, tool, search_path),
@@ -185,10 +185,10 @@ def _peer_of(tool: Tool, search_path: str | None) -> Peer:
     )
 
 
-def _encode_with(tool: Tool, search_path: str | None, base: Words, target: Words) -> bytes:
+def _encode_with(tool: DeltaTool, search_path: str | None, base: Words, target: Words) -> bytes:
     _check(base, target)
     return make_patch(tool, base.tobytes(), target.tobytes(), search_path)
 
 
-def _decode_with(tool: Tool, search_path: str | None, base: Words, payload: bytes) -> Words:
+def _decode_with(tool: DeltaTool, search_path: str | None, base: Words, payload: bytes) -> Words:
     return np.frombuffer(bytearray(apply_patch(tool, base.tobytes(), payload, search_path)), dtype="<u2")

@@ -16,7 +16,7 @@ _SPEEDS = (
 _PEER_FIGURES = ("ratio", "encode_gb_s", "decode_gb_s")
 
 
-class Goal(NamedTuple):
+class DeltaGoal(NamedTuple):
     """A figure, and what it should be."""
 
     measure: str
@@ -48,38 +48,38 @@ def show(figures: Mapping[str, Any]) -> None:
         print(f"skipped: {name}: {instruction}")
 
 
-def _trace_goals(figures: Mapping[str, Any]) -> list[Goal]:
+def _trace_goals(figures: Mapping[str, Any]) -> list[DeltaGoal]:
     goals = [
-        Goal("trace, last step, full / payload", figures["ratio_last_step"], 150.0, 172.0),
-        Goal("  with the manifest counted", figures["ratio_last_step_with_manifest"]),
-        Goal("  without history", figures["ratio_last_step_without_history"]),
+        DeltaGoal("trace, last step, full / payload", figures["ratio_last_step"], 150.0, 172.0),
+        DeltaGoal("  with the manifest counted", figures["ratio_last_step_with_manifest"]),
+        DeltaGoal("  without history", figures["ratio_last_step_without_history"]),
     ]
     for back, must, stretch in zip((8, 16), (0.5, 0.35), (0.47, 0.33), strict=True):
         goals += [
-            Goal(f"trace, fold of {back} / its steps", figures[f"fold{back}"], must, stretch, is_limit=True),
-            Goal("  coded without history", figures[f"fold{back}_without_history"]),
+            DeltaGoal(f"trace, fold of {back} / its steps", figures[f"fold{back}"], must, stretch, is_limit=True),
+            DeltaGoal("  coded without history", figures[f"fold{back}_without_history"]),
         ]
     return goals
 
 
-def _synthetic_goals(figures: Mapping[str, Any]) -> list[Goal]:
+def _synthetic_goals(figures: Mapping[str, Any]) -> list[DeltaGoal]:
     return [
-        Goal(f"synthetic {label}, masters {where} grid, full / payload", run["ratio"], must)
+        DeltaGoal(f"synthetic {label}, masters {where} grid, full / payload", run["ratio"], must)
         for where, key in (("on", "synthetic"), ("off", "synthetic_off_grid"))
         for (label, run), must in zip(figures[key].items(), (400.0, 260.0, 130.0), strict=True)
     ]
 
 
-def _cost_goals(runs: Mapping[str, Any]) -> list[Goal]:
+def _cost_goals(runs: Mapping[str, Any]) -> list[DeltaGoal]:
     goals = []
     for name, run in runs.items():
         goals += [
-            Goal(f"{name}, {what} GB/s", run[key], must, stretch, spread=run["spread"][key])
+            DeltaGoal(f"{name}, {what} GB/s", run[key], must, stretch, spread=run["spread"][key])
             for what, key, must, stretch in _SPEEDS
         ]
     for name, run in runs.items():
         goals += [
-            Goal(
+            DeltaGoal(
                 f"{name}, {way}: peak above base / largest tensor",
                 run["peak_memory"][f"{way}_largest_tensors"],
                 2.0,
@@ -90,7 +90,7 @@ def _cost_goals(runs: Mapping[str, Any]) -> list[Goal]:
     return goals
 
 
-def _row(goal: Goal) -> tuple[str, str, str, str, str]:
+def _row(goal: DeltaGoal) -> tuple[str, str, str, str, str]:
     met = ""
     if goal.must is not None and goal.reached is not None:
         met = "yes" if (goal.reached <= goal.must if goal.is_limit else goal.reached >= goal.must) else "NO"

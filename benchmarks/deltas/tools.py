@@ -20,7 +20,7 @@ from contracts.errors import InvalidValue
 _BASE, _TARGET, _PATCH = "base.bin", "target.bin", "patch.bin"
 
 
-class Tool(NamedTuple):
+class DeltaTool(NamedTuple):
     """A way to call such a program; each command starts with the program's name."""
 
     name: str
@@ -40,36 +40,36 @@ class Tool(NamedTuple):
 # The manual wants the reader to allow the window that the writer asked for; the largest serves both levels.
 _UNZSTD = ("zstd", "-d", "-q", "-f", "--long=31", f"--patch-from={_BASE}", _PATCH, "-o", _TARGET)
 TOOLS = (
-    Tool(
+    DeltaTool(
         # As its manual advises: 1.5.4 with its default of one worker made patches of real weights eleven times as large.
         "zstd -3 --patch-from --single-thread",
         "zstd",
         ("zstd", "-3", "-q", "-f", "--single-thread", f"--patch-from={_BASE}", _TARGET, "-o", _PATCH),
         _UNZSTD,
     ),
-    Tool(
+    DeltaTool(
         "zstd -19 --patch-from --long=31",
         "zstd",
         ("zstd", "-19", "-q", "-f", "--long=31", f"--patch-from={_BASE}", _TARGET, "-o", _PATCH),
         _UNZSTD,
     ),
-    Tool(
+    DeltaTool(
         "xdelta3 -9",
         "xdelta3",
         ("xdelta3", "-9", "-e", "-f", "-s", _BASE, _TARGET, _PATCH),
         ("xdelta3", "-d", "-f", "-s", _BASE, _PATCH, _TARGET),
     ),
-    Tool("bsdiff", "bsdiff", ("bsdiff", _BASE, _TARGET, _PATCH), ("bspatch", _BASE, _TARGET, _PATCH)),
+    DeltaTool("bsdiff", "bsdiff", ("bsdiff", _BASE, _TARGET, _PATCH), ("bspatch", _BASE, _TARGET, _PATCH)),
 )
 
 
-def missing(tool: Tool, search_path: str | None = None) -> str | None:
+def missing(tool: DeltaTool, search_path: str | None = None) -> str | None:
     """What to install before the tool can run, or None; `search_path` is that of the process by default."""
     absent = [program for program in tool.programs if shutil.which(program, path=search_path) is None]
     return f"{' and '.join(absent)} not on PATH: apt-get install {tool.package}" if absent else None
 
 
-def make_patch(tool: Tool, base: bytes, target: bytes, search_path: str | None = None) -> bytes:
+def make_patch(tool: DeltaTool, base: bytes, target: bytes, search_path: str | None = None) -> bytes:
     """The patch from `base` to `target`.
 
     Raises:
@@ -78,7 +78,7 @@ def make_patch(tool: Tool, base: bytes, target: bytes, search_path: str | None =
     return _run(tool, tool.diff, {_BASE: base, _TARGET: target}, _PATCH, search_path)
 
 
-def apply_patch(tool: Tool, base: bytes, patch: bytes, search_path: str | None = None) -> bytes:
+def apply_patch(tool: DeltaTool, base: bytes, patch: bytes, search_path: str | None = None) -> bytes:
     """The target that `patch` was made for.
 
     Raises:
@@ -93,7 +93,9 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def _run(tool: Tool, command: Sequence[str], files: Mapping[str, bytes], wanted: str, search_path: str | None) -> bytes:
+def _run(
+    tool: DeltaTool, command: Sequence[str], files: Mapping[str, bytes], wanted: str, search_path: str | None
+) -> bytes:
     if (instruction := missing(tool, search_path)) is not None:
         raise InvalidValue(instruction, param="peer")
     program = Path(str(shutil.which(command[0], path=search_path))).absolute()  # PATH may hold relative folders

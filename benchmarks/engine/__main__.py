@@ -20,11 +20,12 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.engine.arms import EngineArm, GenerateArm, Job, Speed, make_jobs, open_engine_on
-from benchmarks.paths import BASE
+from benchmarks.engine.arms import EngineSpeed, GenerateArm, MillraceArm
 from benchmarks.report import print_table, summarise, write_report
 from policy.load import load_model
 from services.engine.settings import EngineSettings
+from tests.worlds.engines.own import Job, make_jobs, open_engine_on
+from tests.worlds.paths import BASE
 
 SIZES = (8, 32, 64)
 NUM_TOKENS = 64
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> None:
         tempfile.TemporaryDirectory() as folder,
         open_engine_on(Path(folder), options.base, options.device, dtype, settings) as engine,
     ):
-        ours, peer = EngineArm(engine), GenerateArm(plain)
+        ours, peer = MillraceArm(engine), GenerateArm(plain)
         if options.profile:
             _profile(options, ours)
         else:
@@ -66,8 +67,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _measure(options: argparse.Namespace, settings: EngineSettings, arms: dict[str, EngineArm | GenerateArm]) -> None:
-    samples: dict[tuple[str, int, str], list[Speed]] = defaultdict(list)
+def _measure(options: argparse.Namespace, settings: EngineSettings, arms: dict[str, MillraceArm | GenerateArm]) -> None:
+    samples: dict[tuple[str, int, str], list[EngineSpeed]] = defaultdict(list)
     for number in range(options.rounds + 1):  # the first warms up
         for case, waves in _WAVES.items():
             for size in SIZES:
@@ -108,18 +109,18 @@ def _measure(options: argparse.Namespace, settings: EngineSettings, arms: dict[s
 
 
 def _compared(
-    samples: dict[tuple[str, int, str], list[Speed]], case: str, size: int, names: list[str]
+    samples: dict[tuple[str, int, str], list[EngineSpeed]], case: str, size: int, names: list[str]
 ) -> dict[str, Any]:
     ours, peer = (samples[case, size, name] for name in names)
     ratios = [
-        Speed(mine.by_clock / other.by_clock, mine.by_processor / other.by_processor)
+        EngineSpeed(mine.by_clock / other.by_clock, mine.by_processor / other.by_processor)
         for mine, other in zip(ours, peer, strict=True)
     ]
     return {name: _summary(found) for name, found in (*zip(names, (ours, peer), strict=True), ("ratio", ratios))}
 
 
-def _summary(found: list[Speed]) -> dict[str, Any]:
-    return {field: summarise([getattr(speed, field) for speed in found]) for field in Speed._fields}
+def _summary(found: list[EngineSpeed]) -> dict[str, Any]:
+    return {field: summarise([getattr(speed, field) for speed in found]) for field in EngineSpeed._fields}
 
 
 def _shown(figures: dict[str, Any]) -> str:
@@ -130,7 +131,7 @@ def _jobs(base: Path, case: str, count: int, seed: int) -> list[Job]:
     return make_jobs(base, count, shortest=SHORTEST if case == "ragged" else NUM_TOKENS, longest=NUM_TOKENS, seed=seed)
 
 
-def _profile(options: argparse.Namespace, arm: EngineArm) -> None:
+def _profile(options: argparse.Namespace, arm: MillraceArm) -> None:
     jobs = _jobs(options.base, "fixed", options.profile, seed=0)
     arm.run(jobs, options.profile)
     activities = [torch.profiler.ProfilerActivity.CPU]

@@ -6,73 +6,36 @@ In: jobs, in order. Out: useful tokens a second. Waits for: every answer.
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
-from random import Random
+from collections.abc import Sequence
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoTokenizer
 
-from benchmarks.versions import publish_next
-from contracts.assignments import LIVE
 from contracts.errors import InvalidValue
-from examples.reservations.sentences import requests
-from policy.load import load_model
 from services.engine.engine import Engine
 from services.engine.sampling import GenerateRequest, SamplingParams
-from services.engine.settings import EngineSettings
-from weights.stores.opening import open_store_at
-from weights.tensors import read_safetensors
-
-POLICY = "benchmark"
+from tests.worlds.engines.own import POLICY, Job
 
 
-class Job(NamedTuple):
-    """One answer to make: exactly `num_tokens` tokens after the prompt's ids."""
-
-    prompt: list[int]
-    num_tokens: int
-
-
-def make_jobs(base: Path, count: int, *, shortest: int, longest: int, seed: int) -> list[Job]:
-    """Sentences of the demo's users; lengths drawn evenly."""
-    tokenizer = _tokenizer(base)
-    draw = Random(seed)  # noqa: S311 lengths, not secrets
-    sentences = (request.sentence for request in itertools.islice(requests("users", seed), count))
-    return [
-        Job(
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": sentence}], add_generation_prompt=True, return_dict=False
-            ),
-            draw.randint(shortest, longest),
-        )
-        for sentence in sentences
-    ]
-
-
-class Speed(NamedTuple):
+class EngineSpeed(NamedTuple):
     """Useful tokens a second, by the clock and by the processor: the latter holds on a machine that others use too."""
 
     by_clock: float
     by_processor: float
 
 
-class EngineArm:
+class MillraceArm:
     """Up to `size` requests in flight; the next one starts when one ends."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def run(self, jobs: Sequence[Job], size: int) -> Speed:
+    def run(self, jobs: Sequence[Job], size: int) -> EngineSpeed:
         """Over all jobs."""
         started, computed = perf_counter(), process_time()
         num_tokens = asyncio.run(self._run(jobs, size))
-        return Speed(num_tokens / (perf_counter() - started), num_tokens / (process_time() - computed))
+        return EngineSpeed(num_tokens / (perf_counter() - started), num_tokens / (process_time() - computed))
 
     async def _run(self, jobs: Sequence[Job], size: int) -> int:
         places = asyncio.Semaphore(size)
@@ -96,11 +59,11 @@ class GenerateArm:
         self._model = model
         self._pad_id = model.generation_config.pad_token_id or 0
 
-    def run(self, jobs: Sequence[Job], size: int) -> Speed:
+    def run(self, jobs: Sequence[Job], size: int) -> EngineSpeed:
         """Over all jobs."""
         started, computed = perf_counter(), process_time()
         num_tokens = sum(self._batch(jobs[place : place + size]) for place in range(0, len(jobs), size))
-        return Speed(num_tokens / (perf_counter() - started), num_tokens / (process_time() - computed))
+        return EngineSpeed(num_tokens / (perf_counter() - started), num_tokens / (process_time() - computed))
 
     def _batch(self, jobs: Sequence[Job]) -> int:
         width, longest = max(len(job.prompt) for job in jobs), max(job.num_tokens for job in jobs)
@@ -126,39 +89,6 @@ class GenerateArm:
         for job, ids, values in zip(jobs, token_ids, logprobs, strict=True):
             _check(len(ids[: job.num_tokens]), len(values[: job.num_tokens]), job)
         return sum(job.num_tokens for job in jobs)
-
-
-@contextmanager
-def open_engine(folder: Path, make_model: Callable[[], Any], settings: EngineSettings) -> Iterator[Engine]:
-    """The engine as its process runs it, over the versions published in a folder; version 0 is live."""
-    engine = Engine(
-        policy=POLICY,
-        settings=settings,
-        store=open_store_at(folder),
-        make_model=make_model,
-        on_swap=lambda _record: None,
-        on_gave_up=lambda: None,
-    )
-    try:
-        engine.update(LIVE, 0)
-        yield engine
-    finally:
-        engine.close()
-
-
-@contextmanager
-def open_engine_on(
-    folder: Path, base: Path, device: str, dtype: torch.dtype, settings: EngineSettings
-) -> Iterator[Engine]:
-    """The same, with `base` published under `folder` as version 0."""
-    publish_next(open_store_at(folder), POLICY, 0, base=None, target=read_safetensors(base))
-    with open_engine(folder, lambda: load_model(str(base), device=device, dtype=dtype), settings) as engine:
-        yield engine
-
-
-@cache
-def _tokenizer(base: Path) -> Any:
-    return AutoTokenizer.from_pretrained(base)
 
 
 def _check(num_ids: int, num_logprobs: int, job: Job) -> None:

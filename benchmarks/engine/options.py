@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.paths import BASE
 from benchmarks.report import print_table, summarise, write_report
 from services.engine.grammars import Grammars, json_grammar
 from services.engine.sampler import sample
 from services.engine.sequence import SamplingOptions, SequenceSampling
+from tests.worlds.paths import BASE
 
 _OPTIONS: dict[str, SamplingOptions] = {
     "temperature": SamplingOptions(temperature=0.7),

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.engines.load import Sampled, prompts, run_load
+from benchmarks.engines.load import EngineSampled, prompts, run_load
 from benchmarks.engines.world import POLICY, OneEngine
-from benchmarks.paths import BASE
 from benchmarks.report import print_table, summarise, write_report
 from commands.engines import choose_engine
 from contracts.errors import InvalidSettings
 from policy.load import load_model
+from tests.worlds.paths import BASE
 
 _IN_FLIGHT = (1, 8, 32)
 _MAX_TOKENS = 64
@@ -72,7 +72,7 @@ def measure(engine: OneEngine) -> dict[str, Any]:
     with engine.running() as start_seconds:
         asked = prompts(max(_REQUESTS.values()))
         found: dict[str, Any] = {"start_seconds": start_seconds}
-        answers: list[Sampled] = []
+        answers: list[EngineSampled] = []
         for in_flight in _IN_FLIGHT:
             load = asyncio.run(
                 run_load(
@@ -92,7 +92,7 @@ def measure(engine: OneEngine) -> dict[str, Any]:
     return found
 
 
-def mismatch(answers: list[Sampled]) -> dict[str, float]:
+def mismatch(answers: list[EngineSampled]) -> dict[str, float]:
     """k1, k3 and the largest difference of the engine's log-probs against transformers' forward in float32."""
     model = load_model(str(BASE), device="cpu", dtype=torch.float32)
     differences: list[float] = []

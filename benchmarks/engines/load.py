@@ -20,7 +20,7 @@ _TIMEOUT = 600.0
 _JSON = {"content-type": "application/json"}
 
 
-class Sampled(NamedTuple):
+class EngineSampled(NamedTuple):
     """An answer."""
 
     prompt: list[int]
@@ -32,7 +32,7 @@ class LoadFigures(NamedTuple):
     """A run at one number of requests in flight."""
 
     tokens_per_second: float
-    answers: list[Sampled]
+    answers: list[EngineSampled]
     num_failed: int
 
 
@@ -66,11 +66,13 @@ async def run_load(
     return LoadFigures(sum(len(answer.tokens) for answer in answers) / seconds, answers, failed)
 
 
-async def _answer(client: httpx.AsyncClient, policy: str, prompt: list[int], number: int, max_tokens: int) -> Sampled:
+async def _answer(
+    client: httpx.AsyncClient, policy: str, prompt: list[int], number: int, max_tokens: int
+) -> EngineSampled:
     request = EngineRequest(
         policy, prompt, Sampling(temperature=1.0, max_tokens=max_tokens, seed=number), f"b-{number}"
     )
-    found = Sampled(prompt, [], [])
+    found = EngineSampled(prompt, [], [])
     async with client.stream("POST", PATH, content=request_body(request), headers=_JSON) as stream:
         stream.raise_for_status()
         async for line in stream.aiter_lines():

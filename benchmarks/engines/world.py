@@ -14,8 +14,6 @@ from pathlib import Path
 import httpx
 from sqlalchemy import select
 
-from benchmarks.paths import BASE, EXAMPLE, ROOT
-from benchmarks.versions import moved
 from commands.home import prepare_home
 from commands.up import listen, new_settings
 from contracts import assignments
@@ -28,6 +26,8 @@ from pipelines.training.settings import TrainingSettings
 from runtime.engine_key import authorization, engine_key
 from services.engine.settings import EngineSettings
 from services.vllm.settings import VllmSettings
+from tests.worlds.paths import BASE, EXAMPLE, ROOT
+from tests.worlds.versions import moved
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store
 from weights.tensors import Tensors

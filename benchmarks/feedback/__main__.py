@@ -3,7 +3,6 @@
     python -m benchmarks.feedback            embedded; also Kafka and PostgreSQL, when `make services` runs and
                                              runs/services/env was sourced
     python -m benchmarks.feedback --peers    Phoenix and MLflow beside them, in environments of their own
-    python -m benchmarks.feedback --kills 50 no figures: SIGKILL under load, and what was lost
 
 The server is the process `feedback` as users run it: SQLite with synchronous FULL, or PostgreSQL with fsync. The relay to
 the log runs along and shares the processors, as does the load generator. Rounds interleave all arms.
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,20 +21,19 @@ import msgspec
 import psutil
 
 from benchmarks.feedback import peers as feedback_peers
-from benchmarks.feedback.kills import as_figures, kill_under_load
-from benchmarks.feedback.world import FeedbackWorld, running, servers
-from benchmarks.load import Load, Plan, run_load
 from benchmarks.report import print_table, summarise, write_report
+from tests.worlds.feedback import FeedbackWorld, running, servers
+from tests.worlds.servers.load import Load, LoadPlan, run_load
 
 CONNECTIONS = (1, 8, 32)
 _MULTIPLE_CHOICES = 300
 
 
-class Arm(NamedTuple):
+class FeedbackArm(NamedTuple):
     """Something to send to; `world` if it is ours."""
 
     name: str
-    plan: Plan
+    plan: LoadPlan
     world: FeedbackWorld | None
 
 
@@ -52,10 +49,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement, after one of warming up")
     parser.add_argument("--quick", action="store_true", help="one round of two seconds")
     parser.add_argument("--peers", action="store_true", help=f"made in {feedback_peers.ENVIRONMENTS} if missing")
-    parser.add_argument("--kills", type=int, default=0, metavar="N", help="kill the server N times instead")
     options = parser.parse_args()
-    if options.kills:
-        sys.exit(kill(options.kills))
     rounds, seconds = (1, 2.0) if options.quick else (options.rounds, options.seconds)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="millrace-feedback-")))
@@ -68,24 +62,7 @@ def main() -> None:
         print(write_report("feedback", {"peers": versions, "loads": loads, "seconds": seconds, "arms": summary}))
 
 
-def kill(num_kills: int) -> int:
-    """Kill under load, embedded and on servers; the exit status."""
-    verdicts: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="millrace-feedback-") as folder, running(Path(folder)) as world:
-        verdicts["embedded"] = as_figures(kill_under_load(world, num_kills))
-    if (found := servers()) is not None:
-        with (
-            tempfile.TemporaryDirectory(prefix="millrace-feedback-") as folder,
-            running(Path(folder), *found, replicas=2) as world,
-        ):
-            verdicts["kafka and postgresql, two replicas"] = as_figures(kill_under_load(world, num_kills))
-    for name, verdict in verdicts.items():
-        print(f"{name}: {verdict}")
-    print(write_report("feedback-kills", {"arms": verdicts}))
-    return 0 if all(verdict["good"] for verdict in verdicts.values()) else 1
-
-
-def measure(arms: list[Arm], rounds: int, seconds: float) -> tuple[Figures, list[float]]:
+def measure(arms: list[FeedbackArm], rounds: int, seconds: float) -> tuple[Figures, list[float]]:
     """Samples by arm and figure, one for each round; and the machine's load before each round."""
     figures: Figures = {arm.name: {} for arm in arms}
     loads = []
@@ -112,7 +89,7 @@ def show(summary: dict[str, dict[str, dict[str, Any]]]) -> None:
     print_table("feedback, closed loop: medians", columns, rows)
 
 
-def _arms(stack: ExitStack, folder: Path, *, peers: bool) -> list[Arm]:
+def _arms(stack: ExitStack, folder: Path, *, peers: bool) -> list[FeedbackArm]:
     def place(name: str) -> Path:
         (folder / name).mkdir()
         return folder / name
@@ -120,15 +97,15 @@ def _arms(stack: ExitStack, folder: Path, *, peers: bool) -> list[Arm]:
     worlds = {"millrace embedded": stack.enter_context(running(place("embedded")))}
     if (found := servers()) is not None:
         worlds["millrace kafka+postgresql"] = stack.enter_context(running(place("services"), *found))
-    arms = [Arm(name, world.plan(), world) for name, world in worlds.items()]
+    arms = [FeedbackArm(name, world.plan(), world) for name, world in worlds.items()]
     if peers:
         plans = stack.enter_context(feedback_peers.phoenix(place("phoenix")))
         plans |= stack.enter_context(feedback_peers.mlflow(place("mlflow")))
-        arms += [Arm(name, plan, None) for name, plan in plans.items()]
+        arms += [FeedbackArm(name, plan, None) for name, plan in plans.items()]
     return arms
 
 
-def _measure(arm: Arm, connections: int, seconds: float) -> dict[str, float]:
+def _measure(arm: FeedbackArm, connections: int, seconds: float) -> dict[str, float]:
     """One measurement. Raises RuntimeError if a request was refused, or something acknowledged is not stored."""
     plan = msgspec.structs.replace(arm.plan, connections=connections, seconds=seconds)
     if arm.world is None:
@@ -145,7 +122,7 @@ def _measure(arm: Arm, connections: int, seconds: float) -> dict[str, float]:
     return figures
 
 
-def _figures_of(arm: Arm, load: Load) -> dict[str, float]:
+def _figures_of(arm: FeedbackArm, load: Load) -> dict[str, float]:
     if refused := {status: num for status, num in load.statuses.items() if not 0 < status < _MULTIPLE_CHOICES}:
         raise RuntimeError(f"{arm.name} refused requests: {refused}")
     return {"acks/s": load.per_second, "p50 ms": load.percentile(0.5), "p99 ms": load.percentile(0.99)}

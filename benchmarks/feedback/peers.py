@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.feedback.world import free_port, wait_for_port
-from benchmarks.load import Plan
+from tests.worlds.processes import free_port, wait_for_port
+from tests.worlds.servers.load import LoadPlan
 
 ENVIRONMENTS = Path("/tmp/millrace-peers")  # noqa: S108 large, and made again when it is gone
 _START_SECONDS, _SETTLE_SECONDS = 400.0, 3.0
@@ -79,7 +79,7 @@ def install() -> dict[str, str]:
 
 
 @contextmanager
-def phoenix(folder: Path) -> Iterator[dict[str, Plan]]:
+def phoenix(folder: Path) -> Iterator[dict[str, LoadPlan]]:
     """A running Phoenix; one plan for answers after the insert, and one for answers before it."""
     port, grpc_port = free_port(), free_port()
     environment = {
@@ -95,13 +95,13 @@ def phoenix(folder: Path) -> Iterator[dict[str, Plan]]:
         time.sleep(_SETTLE_SECONDS)  # the span is inserted by a queue
         body = json.dumps({"data": [_ANNOTATION]})
         yield {
-            "phoenix sync": Plan(port=port, path="/v1/span_annotations?sync=true", body=body),
-            "phoenix async": Plan(port=port, path="/v1/span_annotations?sync=false", body=body),
+            "phoenix sync": LoadPlan(port=port, path="/v1/span_annotations?sync=true", body=body),
+            "phoenix async": LoadPlan(port=port, path="/v1/span_annotations?sync=false", body=body),
         }
 
 
 @contextmanager
-def mlflow(folder: Path) -> Iterator[dict[str, Plan]]:
+def mlflow(folder: Path) -> Iterator[dict[str, LoadPlan]]:
     """A running MLflow."""
     port = free_port()
     command = [str(ENVIRONMENTS / "mlflow/bin/mlflow"), "server", "--host", "127.0.0.1", "--port", str(port)]
@@ -111,7 +111,7 @@ def mlflow(folder: Path) -> Iterator[dict[str, Plan]]:
         wait_for_port(port, "/health", _START_SECONDS)
         _post(port, "/api/3.0/mlflow/traces", {"trace": {"trace_info": _TRACE_INFO}})
         path = f"/api/3.0/mlflow/traces/tr-{_TRACE}/assessments"
-        yield {"mlflow": Plan(port=port, path=path, body=json.dumps({"assessment": _ASSESSMENT}))}
+        yield {"mlflow": LoadPlan(port=port, path=path, body=json.dumps({"assessment": _ASSESSMENT}))}
 
 
 def _post(port: int, path: str, content: object) -> None:

@@ -23,8 +23,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.paths import ROOT
 from benchmarks.report import write_report
+from tests.worlds.paths import ROOT
 
 PLACES = ("quiet", "busy", "one-core")
 _COLUMNS = {

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 from benchmarks.flood.one import SIZES, cost_of_one
 from benchmarks.flood.run import flood
-from benchmarks.log.run import Arm, server_urls
+from benchmarks.log.run import LogArm, server_urls
 from benchmarks.report import write_report
 
-_EMBEDDED, _SERVERS = Arm("SQLite", services=False, replicas=1), Arm("PostgreSQL", services=True, replicas=1)
+_EMBEDDED, _SERVERS = LogArm("SQLite", services=False, replicas=1), LogArm("PostgreSQL", services=True, replicas=1)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.flood.feed import an_answer, answer_message, signals_about
 from benchmarks.flood.timing import begin_timing, save_timing
 from contracts.event_log import EventLog
 from contracts.keys import Caller
@@ -21,6 +20,7 @@ from services.feedback.intake import Acknowledgement, SignalIntake
 from services.feedback.relaying import RelayThread
 from services.feedback.repository import PROCESS
 from services.feedback.writer import Writer
+from tests.worlds.signals import an_answer, answer_message, signals_about
 
 OTHER = "other"
 _AT_ONCE = 1_000

@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.flood.feed import an_answer, answer_message, signal_message, signals_about
-from benchmarks.log.run import Arm, World, a_world
+from benchmarks.log.run import LogArm, LogWorld, a_world
 from benchmarks.report import summarise
 from contracts.ledger import signal_counts
 from contracts.tasks.loading import load_tasks
 from pipelines.episodes.handler import EpisodesHandler
 from runtime.settings import load_settings
 from runtime.worker import Worker
+from tests.worlds.signals import an_answer, answer_message, signal_message, signals_about
 
 SIZES = (1, 100, 10_000)
 _BATCH, _TIMES = 50, 5
 _LOOK_SECONDS = 0.01
 
 
-def cost_of_one(arm: Arm, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
+def cost_of_one(arm: LogArm, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
     """Milliseconds of the join for one more signal, at each size; batches of 50 about one answer."""
     result = {}
     with a_world(arm) as world:
@@ -53,7 +53,7 @@ def _drain(worker: Worker[Any], num: int) -> float:
     return seconds
 
 
-def _check(world: World) -> None:
+def _check(world: LogWorld) -> None:
     with world.database.snapshot() as connection:
         counts = signal_counts(connection).states
     print(f"  states: { ({name: num for name, num in counts.items() if num}) }")

@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 
 from benchmarks.flood.feeder import OTHER, feed
 from benchmarks.flood.timing import begin_timing, save_timing
-from benchmarks.log.run import Arm, World, a_world
+from benchmarks.log.run import LogArm, LogWorld, a_world
 from benchmarks.report import percentile
 from contracts import heartbeats
 from contracts.agent_sessions import SessionBudget, make_session
@@ -37,7 +37,7 @@ _LATE_SECONDS = 20.0 / 6
 """A lease is renewed six times in its lifetime: a renewal that took so long came after the next was due."""
 
 
-def flood(arm: Arm, num: int, num_answers: int, rate: float, quiet_seconds: float) -> dict[str, Any]:
+def flood(arm: LogArm, num: int, num_answers: int, rate: float, quiet_seconds: float) -> dict[str, Any]:
     """Figures of one flood."""
     with a_world(arm) as world, _processes(world.settings.home, num, num_answers, rate, quiet_seconds) as processes:
         watch = _Watch(world)
@@ -82,7 +82,7 @@ def flood(arm: Arm, num: int, num_answers: int, rate: float, quiet_seconds: floa
 class _Watch:
     """What the others notice: when their signals are joined, and how long rows of the control plane take."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: LogWorld) -> None:
         self._world = world
         self.stop = threading.Event()
         self.joined: list[tuple[float, float]] = []
@@ -141,7 +141,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _wait(world: World, processes: Sequence[BaseProcess]) -> float:
+def _wait(world: LogWorld, processes: Sequence[BaseProcess]) -> float:
     """Wait until the flood has ended and the join has seen all of it; returns when."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:

@@ -23,11 +23,14 @@ from typing import Any, NamedTuple
 import psutil
 import uvloop
 
-from benchmarks.gateway.peers import LITELLM, Peer, in_front_of, running_echo, running_litellm
-from benchmarks.gateway.world import (
+from benchmarks.report import percentile, print_table, summarise, write_report
+from contracts.records import Generation, decode
+from contracts.topics import GENERATIONS
+from runtime.settings import load_settings
+from tests.worlds.gateway import (
     OK,
-    Reply,
-    World,
+    GatewayReply,
+    GatewayWorld,
     chat_body,
     client_of,
     closed_loop,
@@ -36,10 +39,7 @@ from benchmarks.gateway.world import (
     open_loop,
     running,
 )
-from benchmarks.report import percentile, print_table, summarise, write_report
-from contracts.records import Generation, decode
-from contracts.topics import GENERATIONS
-from runtime.settings import load_settings
+from tests.worlds.servers.peers import LITELLM, GatewayPeer, in_front_of, running_echo, running_litellm
 
 CONNECTIONS = (1, 8, 32)
 RATE, LITELLM_RATE = 400.0, 25.0
@@ -49,7 +49,7 @@ MOST_ADDED = {"p50": 3.0, "p99": 15.0}
 _CHAT, _ENGINE = "/v1/chat/completions", "/inference/v1/generate"
 
 
-class Arm(NamedTuple):
+class GatewayArm(NamedTuple):
     """Something to ask."""
 
     name: str
@@ -61,21 +61,21 @@ class Arm(NamedTuple):
     rate: float = RATE
 
 
-def arms_of(worlds: dict[str, World], peers: Sequence[Peer]) -> list[Arm]:
+def arms_of(worlds: dict[str, GatewayWorld], peers: Sequence[GatewayPeer]) -> list[GatewayArm]:
     """Direct, each gateway and each peer, streaming and not."""
     first = next(iter(worlds.values()))
-    arms = [Arm("direct", first.engine, "", _ENGINE, engine_body(), None)]
+    arms = [GatewayArm("direct", first.engine, "", _ENGINE, engine_body(), None)]
     for kind, stream in (("plain", False), ("stream", True)):
         body = chat_body(stream)
         for name, world in worlds.items():
-            arms.append(Arm(f"{name} {kind}", world.gateway, world.key, _CHAT, body, world.process))
+            arms.append(GatewayArm(f"{name} {kind}", world.gateway, world.key, _CHAT, body, world.process))
         for peer in peers:
             rate = LITELLM_RATE if peer.name == "litellm" else RATE
-            arms.append(Arm(f"{peer.name} {kind}", peer.url, "", _CHAT, body, peer.process, rate))
+            arms.append(GatewayArm(f"{peer.name} {kind}", peer.url, "", _CHAT, body, peer.process, rate))
     return arms
 
 
-async def measure(arms: Sequence[Arm], rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
+async def measure(arms: Sequence[GatewayArm], rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
     """Samples by arm and figure, one of each for every round. Fails if a request does, or was not logged."""
     figures: dict[str, dict[str, list[float]]] = {arm.name: {} for arm in arms}
     for _ in range(rounds):
@@ -98,34 +98,34 @@ async def measure(arms: Sequence[Arm], rounds: int, seconds: float) -> dict[str,
     return figures
 
 
-def _cpu_seconds(arm: Arm) -> float:
+def _cpu_seconds(arm: GatewayArm) -> float:
     if arm.process is None:
         return 0.0
     spent = [process.cpu_times() for process in (arm.process, *arm.process.children(recursive=True))]
     return float(sum(times.user + times.system for times in spent))
 
 
-async def _closed(arm: Arm, connections: int, seconds: float) -> list[Reply]:
+async def _closed(arm: GatewayArm, connections: int, seconds: float) -> list[GatewayReply]:
     client = client_of(arm.url, arm.key)
     replies = await closed_loop(client, arm.path, arm.body, connections, seconds)
     client.close()
     return _checked(replies)
 
 
-async def _open(arm: Arm, seconds: float) -> list[Reply]:
+async def _open(arm: GatewayArm, seconds: float) -> list[GatewayReply]:
     client = client_of(arm.url, arm.key)
     replies = await open_loop(client, arm.path, lambda _number: arm.body, arm.rate, seconds)
     client.close()
     return _checked(replies)
 
 
-def _checked(replies: list[Reply]) -> list[Reply]:
+def _checked(replies: list[GatewayReply]) -> list[GatewayReply]:
     if bad := [reply for reply in replies if reply.status != OK or not reply.logged]:
         raise RuntimeError(f"{len(bad)} of {len(replies)} requests failed or were not logged: {bad[0]}")
     return replies
 
 
-def _milliseconds(replies: Sequence[Reply], share: float) -> float:
+def _milliseconds(replies: Sequence[GatewayReply], share: float) -> float:
     return 1000 * percentile([reply.seconds for reply in replies], share)
 
 

@@ -30,16 +30,17 @@ import uvloop
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
-from benchmarks.attacks.worlds.asgi import Answer, ask
 from benchmarks.gateway.bodies import POLICY, Kept, body_of, cases_of
-from benchmarks.gateway.world import mock_engine, process
-from benchmarks.paths import ROOT
 from benchmarks.report import print_table, summarise, write_report
 from commands.home import prepare_home
 from runtime.operations import Operations
 from runtime.settings import Settings
 from services.serving import make_web
 from services.web import make
+from tests.worlds.asgi import AsgiAnswer, ask
+from tests.worlds.gateway import mock_engine
+from tests.worlds.paths import ROOT
+from tests.worlds.processes import process
 
 GOAL_MS = 30.0
 CONTEXT = 131_072
@@ -51,7 +52,7 @@ _PAGE = "?limit=100"
 _ROUNDS = 3
 
 
-class Place(NamedTuple):
+class HeldPlace(NamedTuple):
     """A running `web`. `children`: its applications by prefix."""
 
     app: FastAPI
@@ -59,7 +60,7 @@ class Place(NamedTuple):
     key: str
     operator: str
 
-    async def ask(self, method: str, target: str, body: bytes = b"", *, operator: bool = False) -> Answer:
+    async def ask(self, method: str, target: str, body: bytes = b"", *, operator: bool = False) -> AsgiAnswer:
         """One request."""
         headers = {"authorization": f"Bearer {self.operator if operator else self.key}"}
         async with asyncio.timeout(_PATIENCE_SECONDS):
@@ -107,7 +108,7 @@ def routes_of(children: dict[str, FastAPI]) -> list[str]:
 
 
 @asynccontextmanager
-async def serving(home: Path, engine_port: int) -> AsyncIterator[Place]:
+async def serving(home: Path, engine_port: int) -> AsyncIterator[HeldPlace]:
     """The process `web`, here."""
     base = Path(shutil.copytree(_SUPPORT / "base", home.parent / "base"))
     config = json.loads((base / "config.json").read_text()) | {"max_position_embeddings": CONTEXT}
@@ -120,7 +121,7 @@ async def serving(home: Path, engine_port: int) -> AsyncIterator[Place]:
     children = dict(make(settings))
     app = make_web(children, Operations())
     async with app.router.lifespan_context(app):
-        place = Place(app, children, keys.app_key or "", keys.operator_key or "")
+        place = HeldPlace(app, children, keys.app_key or "", keys.operator_key or "")
         for _ in range(600):
             if (await place.ask("POST", "/v1/chat/completions", _hello())).status == 200:  # noqa: PLR2004 OK
                 break
@@ -132,7 +133,7 @@ async def serving(home: Path, engine_port: int) -> AsyncIterator[Place]:
         yield place
 
 
-async def prepared(place: Place) -> Kept:
+async def prepared(place: HeldPlace) -> Kept:
     """Responses with tools of 234 KB, a session and a signal."""
     properties = {f"property_{number:05}_of_many": {"type": "string"} for number in range(1500)}
     schema = {"type": "object", "properties": properties}
@@ -145,7 +146,7 @@ async def prepared(place: Place) -> Kept:
     return Kept(responses, completion, "no-signal", session)
 
 
-async def measure(place: Place, wanted: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+async def measure(place: HeldPlace, wanted: Sequence[str], rounds: int) -> list[dict[str, Any]]:
     """One row a case.
 
     Raises:

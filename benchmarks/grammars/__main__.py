@@ -24,13 +24,12 @@ from typing import Any
 
 import httpx
 
-from benchmarks.feedback.world import free_port
-from benchmarks.gateway.world import process
-from benchmarks.paths import ROOT
 from benchmarks.report import percentile, print_table, write_report
 from commands.home import prepare_home
 from contracts.keys import create_key
 from runtime.settings import Settings
+from tests.worlds.paths import ROOT
+from tests.worlds.processes import free_port, process
 
 SUPPORT = ROOT / "examples" / "support"
 PHASES = ("quiet", "leaves", "stays")

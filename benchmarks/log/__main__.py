@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.log.growth import SIZES, measure_growth
-from benchmarks.log.run import Arm, Figures, measure, profile, server_urls
+from benchmarks.log.run import LogArm, LogFigures, measure, profile, server_urls
 from benchmarks.report import print_table, summarise, write_report
 
-_EMBEDDED = Arm("embedded", services=False, replicas=1)
+_EMBEDDED = LogArm("embedded", services=False, replicas=1)
 _SERVICES = (
-    Arm("Kafka + PostgreSQL", services=True, replicas=1),
-    Arm("the same, 2 replicas", services=True, replicas=2),
+    LogArm("Kafka + PostgreSQL", services=True, replicas=1),
+    LogArm("the same, 2 replicas", services=True, replicas=2),
 )
 
 
@@ -54,8 +54,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _report_rates(arms: Sequence[Arm], options: argparse.Namespace) -> None:
-    samples: dict[str, list[Figures]] = {arm.name: [] for arm in arms}
+def _report_rates(arms: Sequence[LogArm], options: argparse.Namespace) -> None:
+    samples: dict[str, list[LogFigures]] = {arm.name: [] for arm in arms}
     for number in range(options.rounds):
         for arm in arms:
             figures = measure(arm, options.generations, seed=number)
@@ -89,7 +89,7 @@ def _report_rates(arms: Sequence[Arm], options: argparse.Namespace) -> None:
         print(write_report("log", {"generations": options.generations, "rounds": options.rounds, "arms": result}))
 
 
-def _report_growth(arms: Sequence[Arm], options: argparse.Namespace) -> None:
+def _report_growth(arms: Sequence[LogArm], options: argparse.Namespace) -> None:
     result = {arm.name: measure_growth(arm, SIZES[:2] if options.quick else SIZES) for arm in arms}
     rows = [
         (name, f"{size:,}", f"{found['median']:.3f}", f"{found['min']:.3f} to {found['max']:.3f}")

@@ -23,20 +23,20 @@ from pathlib import Path
 
 from sqlalchemy import Engine, event, func, select
 
-from benchmarks.log.feed import a_feed
-from benchmarks.log.run import Arm, World, a_world, drain, server_urls, workers
-from benchmarks.paths import ROOT
+from benchmarks.log.run import LogArm, LogWorld, a_world, drain, server_urls, workers
 from benchmarks.report import print_table, summarise, write_report
 from contracts.records import Generation, decode
 from contracts.tables import generation
 from contracts.topics import GENERATIONS, TOPICS
+from tests.worlds.feed import a_feed
+from tests.worlds.paths import ROOT
 
 _PAGE = 1_000
 _WARM_UP = 200
 _MOST_DRAINS = 100
 
 
-def measure(arm: Arm, num_generations: int, num_tokens: int, seed: int, at_once: int) -> dict[str, float]:
+def measure(arm: LogArm, num_generations: int, num_tokens: int, seed: int, at_once: int) -> dict[str, float]:
     """Feed, drain with both workers in this process, and count; every figure is per generation.
 
     `at_once`: messages that are fed before they are drained; 0: all of them. Else at most a hundred times as many generations are fed.
@@ -79,7 +79,7 @@ def measure(arm: Arm, num_generations: int, num_tokens: int, seed: int, at_once:
     }
 
 
-def _bytes(world: World) -> dict[str, int]:
+def _bytes(world: LogWorld) -> dict[str, int]:
     found = dict.fromkeys((*TOPICS, "body"), 0)
     for topic in TOPICS:
         for partition, end in world.log.ends(topic).items():
@@ -92,7 +92,7 @@ def _bytes(world: World) -> dict[str, int]:
     return found | _stored(world)
 
 
-def _stored(world: World) -> dict[str, int]:
+def _stored(world: LogWorld) -> dict[str, int]:
     """Bytes of the files that the broker has of each topic; empty for the embedded log."""
     if world.settings.kafka is None:
         return {}
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str]) -> None:
         cases += [("servers", tokens, at_once) for at_once in options.at_once for tokens in options.tokens]
     if options.one is not None:
         found = [
-            measure(Arm(arm, arm == "servers", 1), options.generations, tokens, options.one, at_once)
+            measure(LogArm(arm, arm == "servers", 1), options.generations, tokens, options.one, at_once)
             for arm, tokens, at_once in cases
         ]
         print(json.dumps(found))

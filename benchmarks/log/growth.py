@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.log.feed import TASK, a_feed, a_generation
-from benchmarks.log.run import Arm, World, a_world, drain, workers
+from benchmarks.log.run import LogArm, LogWorld, a_world, drain, workers
 from benchmarks.report import summarise
 from contracts.records import encode
 from runtime.worker import Worker
+from tests.worlds.feed import TASK, a_feed, a_generation
 
 SIZES = (0, 100_000, 300_000, 1_000_000)
 _FEED, _TIMES = 1_000, 5
@@ -49,7 +49,7 @@ _ROWS = (
 )
 
 
-def measure_growth(arm: Arm, sizes: Sequence[int]) -> dict[int, dict[str, Any]]:
+def measure_growth(arm: LogArm, sizes: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Milliseconds for each event of a feed, at each size; both workers take turns in this process."""
     result = {}
     held = 0
@@ -64,14 +64,14 @@ def measure_growth(arm: Arm, sizes: Sequence[int]) -> dict[int, dict[str, Any]]:
     return result
 
 
-def _time_of_event(world: World, running: Sequence[Worker[Any]], seed: int) -> float:
+def _time_of_event(world: LogWorld, running: Sequence[Worker[Any]], seed: int) -> float:
     before = world.num_events()
     world.append(a_feed(_FEED, seed))
     seconds = drain(world, running)
     return seconds * 1000 / (world.num_events() - before)
 
 
-def _fill(world: World, low: int, high: int) -> None:
+def _fill(world: LogWorld, low: int, high: int) -> None:
     record = encode(a_generation(random.Random(low), time.time())).hex()  # noqa: S311 any answer will do
     with world.database.snapshot() as connection:
         dialect = connection.dialect.name

@@ -22,7 +22,6 @@ import psutil
 import sqlalchemy
 from sqlalchemy import func, select
 
-from benchmarks.log.feed import TASK, a_feed, task_text
 from contracts.event_log import EventLog, Message
 from contracts.tables import generation, outbox, position, score
 from contracts.tasks.loading import load_tasks
@@ -35,6 +34,7 @@ from runtime.database import Database, create_database
 from runtime.days import migrate
 from runtime.settings import Settings, load_settings, write_settings
 from runtime.worker import Worker
+from tests.worlds.feed import TASK, a_feed, task_text
 
 READS = {"episodes": (GENERATIONS, SIGNALS, OUTCOMES), "rewards": (EPISODES,)}
 _MAINS: dict[str, Callable[[Path, threading.Event], None]] = {"episodes": episodes, "rewards": rewards}
@@ -45,7 +45,7 @@ _SETTLE_SECONDS = 6.0
 """The second replica of a group joins it a few seconds after the first."""
 
 
-class Arm(NamedTuple):
+class LogArm(NamedTuple):
     """What is compared."""
 
     name: str
@@ -54,7 +54,7 @@ class Arm(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Figures:
+class LogFigures:
     """What a run gave. `cpu_ms`: of the workers, for each generation. `copies`: messages that the relay sent twice."""
 
     generations_per_second: float
@@ -63,7 +63,7 @@ class Figures:
     copies: int
 
 
-class World:
+class LogWorld:
     """Database and log of one run."""
 
     def __init__(self, settings: Settings) -> None:
@@ -117,7 +117,7 @@ def server_urls() -> tuple[str, str] | None:
 
 
 @contextmanager
-def a_world(arm: Arm) -> Iterator[World]:
+def a_world(arm: LogArm) -> Iterator[LogWorld]:
     """A fresh home, database and topics, which go away afterwards."""
     run = f"bench-{uuid.uuid4().hex[:10]}"
     urls = server_urls() if arm.services else None
@@ -136,7 +136,7 @@ def a_world(arm: Arm) -> Iterator[World]:
             database_url=create_database(urls[1], run) if urls else None,
         )
         write_settings(settings, {})
-        world = World(settings)
+        world = LogWorld(settings)
         migrate(world.database)
         world.log.create_topics()
         yield world
@@ -158,7 +158,7 @@ def _remove(kafka: str, server_url: str, settings: Settings) -> None:
     admin.close()
 
 
-def measure(arm: Arm, num_generations: int, seed: int) -> Figures:
+def measure(arm: LogArm, num_generations: int, seed: int) -> LogFigures:
     """Start the workers as processes, let them settle on a small feed, then time a large one until everything is out."""
     feed = a_feed(num_generations, seed)
     with a_world(arm) as world, _processes(world.settings.home, arm.replicas) as processes:
@@ -171,7 +171,7 @@ def measure(arm: Arm, num_generations: int, seed: int) -> Figures:
         _wait(world.is_drained, processes)
         seconds = time.perf_counter() - begun_at
         spent = {name: _cpu(name, processes) - cpu[name] for name in READS}
-        return Figures(
+        return LogFigures(
             generations_per_second=num_generations / seconds,
             events_per_second=(world.num_events() - before) / seconds,
             cpu_ms={name: value * 1000 / num_generations for name, value in spent.items()},
@@ -218,13 +218,13 @@ def _cpu(name: str, processes: dict[str, BaseProcess]) -> float:
     return float(sum(item.user + item.system for item in times))
 
 
-def workers(world: World) -> list[Worker[Any]]:
+def workers(world: LogWorld) -> list[Worker[Any]]:
     """Both workers, in this process."""
     tasks = load_tasks(load_settings(world.settings.home).tasks)
     return [Worker(handler, world.database, world.log) for handler in (EpisodesHandler(tasks), RewardsHandler(tasks))]
 
 
-def drain(world: World, running: Sequence[Worker[Any]]) -> float:
+def drain(world: LogWorld, running: Sequence[Worker[Any]]) -> float:
     """Step the workers in turn until nothing is left; returns the seconds of the steps that found something."""
     seconds = 0.0
     while True:
@@ -239,7 +239,7 @@ def drain(world: World, running: Sequence[Worker[Any]]) -> float:
             return seconds
 
 
-def profile(arm: Arm, num_generations: int) -> None:
+def profile(arm: LogArm, num_generations: int) -> None:
     """Print where the time of both workers goes, in one process."""
     with a_world(arm) as world:
         world.append(a_feed(num_generations))

@@ -22,8 +22,8 @@ from benchmarks.objectives.run import Cell
 from benchmarks.objectives.table import summary, table
 from benchmarks.objectives.tasks import TASKS
 from benchmarks.objectives.work import POOL, QUICK_POOL, done, prepared
-from benchmarks.paths import ROOT
 from benchmarks.report import RESULTS
+from tests.worlds.paths import ROOT
 
 FOLDER = ROOT / "runs" / "objectives"
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from policy.logprobs import TokenScores
 
 
-class Shape(NamedTuple):
+class TinyShape(NamedTuple):
     """The size of a policy and of its rows."""
 
     vocabulary: int
@@ -29,7 +29,7 @@ class Shape(NamedTuple):
     heads: int = 4
 
 
-class Answers(NamedTuple):
+class TinyAnswers(NamedTuple):
     """Sampled answers: tokens, the log-probs they were sampled with, and True up to the end of each answer."""
 
     ids_BA: torch.Tensor
@@ -66,7 +66,7 @@ class _Block(nn.Module):
 class TinyPolicy(nn.Module):
     """A causal transformer with learned positions and tied embeddings; token 0 pads, token 1 ends an answer."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TinyShape) -> None:
         super().__init__()
         self.shape = shape
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
@@ -98,7 +98,7 @@ class TinyPolicy(nn.Module):
         return TokenScores(log_probs_BAV.gather(2, answers_BA[..., None])[..., 0], entropy_BA)
 
     @torch.no_grad()
-    def sample(self, prompts_BP: torch.Tensor, generator: torch.Generator) -> Answers:
+    def sample(self, prompts_BP: torch.Tensor, generator: torch.Generator) -> TinyAnswers:
         """One answer per prompt, at temperature 1."""
         states_BLD, past = self._states(prompts_BP, 0, None)
         ended_B = torch.zeros(len(prompts_BP), dtype=torch.bool)
@@ -115,7 +115,7 @@ class TinyPolicy(nn.Module):
                 break
             states_BLD, past = self._states(drawn_B[:, None], self.shape.prompt + step, past)
         found = [torch.stack(each, 1) for each in (ids, log_probs, mask)]
-        return Answers(*(functional.pad(each, (0, self.shape.answer - each.shape[1])) for each in found))
+        return TinyAnswers(*(functional.pad(each, (0, self.shape.answer - each.shape[1])) for each in found))
 
     @torch.no_grad()
     def share_right(self, prompts_BP: torch.Tensor, answers_BA: torch.Tensor) -> float:

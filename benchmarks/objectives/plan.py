@@ -61,7 +61,7 @@ CANDIDATES = {
 }
 
 
-class Place(NamedTuple):
+class PlanPlace(NamedTuple):
     """A cell of the table without its task and seed. `factor` 0: the clean run."""
 
     batch: int
@@ -69,9 +69,13 @@ class Place(NamedTuple):
     factor: int
 
 
-CLEAN = tuple(Place(batch, 0, 0) for batch in BATCHES)
-SCREEN = (Place(64, 80, 10), Place(4, 20, 10), Place(4, 0, 10))
-FULL = (*SCREEN, *CLEAN, *(Place(*found) for found in product(BATCHES, LAGS, FACTORS) if Place(*found) not in SCREEN))
+CLEAN = tuple(PlanPlace(batch, 0, 0) for batch in BATCHES)
+SCREEN = (PlanPlace(64, 80, 10), PlanPlace(4, 20, 10), PlanPlace(4, 0, 10))
+FULL = (
+    *SCREEN,
+    *CLEAN,
+    *(PlanPlace(*found) for found in product(BATCHES, LAGS, FACTORS) if PlanPlace(*found) not in SCREEN),
+)
 
 
 @dataclass(frozen=True)
@@ -82,16 +86,16 @@ class Scale:
     long_steps: int = LONG_STEPS
     seeds: tuple[int, ...] = SEEDS
     rates: tuple[float, ...] = RATES
-    screen: tuple[Place, ...] = SCREEN
-    full: tuple[Place, ...] = FULL
+    screen: tuple[PlanPlace, ...] = SCREEN
+    full: tuple[PlanPlace, ...] = FULL
 
 
 REAL = Scale()
-QUICK = Scale(2, 2, (1, 2), (1e-3,), (*CLEAN, Place(4, 6, 10)), (*CLEAN, Place(4, 6, 10), Place(64, 6, 1)))
+QUICK = Scale(2, 2, (1, 2), (1e-3,), (*CLEAN, PlanPlace(4, 6, 10)), (*CLEAN, PlanPlace(4, 6, 10), PlanPlace(64, 6, 1)))
 """Its figures say nothing: it shows that everything runs."""
 
 
-def cell(name: str, task: str, place: Place, best: float, seed: int, *, scale: Scale = REAL) -> Cell:
+def cell(name: str, task: str, place: PlanPlace, best: float, seed: int, *, scale: Scale = REAL) -> Cell:
     """The run of a candidate. `best` is the best clean rate of the task and batch size."""
     candidate = CANDIDATES[name]
     return Cell(
@@ -142,11 +146,11 @@ class Results(dict[Cell, dict[str, Any]]):
         return {"cell": asdict(done), "result": result}
 
 
-class Verdict(NamedTuple):
+class ObjectiveVerdict(NamedTuple):
     """What a candidate did in one cell, over seeds: shares of right answers."""
 
     task: str
-    place: Place
+    place: PlanPlace
     num_seeds: int
     start: float
     end: float
@@ -163,8 +167,8 @@ class Verdict(NamedTuple):
 
 
 def verdicts(
-    results: Results, name: str, tasks: Iterable[str], places: Iterable[Place], scale: Scale = REAL
-) -> list[Verdict]:
+    results: Results, name: str, tasks: Iterable[str], places: Iterable[PlanPlace], scale: Scale = REAL
+) -> list[ObjectiveVerdict]:
     """A candidate's cells that have at least one run."""
     tasks, places = list(tasks), list(places)
     best = best_rates(results, tasks, scale)
@@ -176,7 +180,7 @@ def verdicts(
             for seed in scale.seeds
             if (each := cell(name, task, place, rate, seed, scale=scale)) in results
         ]
-        clean_cells = (cell(name, task, Place(place.batch, 0, 0), rate, seed, scale=scale) for seed in scale.seeds)
+        clean_cells = (cell(name, task, PlanPlace(place.batch, 0, 0), rate, seed, scale=scale) for seed in scale.seeds)
         clean = [results[each]["end"] for each in clean_cells if each in results]
         if not runs:
             continue
@@ -184,12 +188,12 @@ def verdicts(
         error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
         start, end = (statistics.mean(run[key] for run in runs) for key in ("start", "end"))
         below = statistics.mean(clean) - end if clean else 0.0
-        found.append(Verdict(task, place, len(runs), start, end, error, below))
+        found.append(ObjectiveVerdict(task, place, len(runs), start, end, error, below))
     return found
 
 
 def ranked(
-    results: Results, names: Sequence[str], tasks: Sequence[str], places: Sequence[Place], scale: Scale = REAL
+    results: Results, names: Sequence[str], tasks: Sequence[str], places: Sequence[PlanPlace], scale: Scale = REAL
 ) -> list[str]:
     """Candidates, the best first."""
 
@@ -208,7 +212,7 @@ def stages(
     yield "rates", list(rate_cells(tasks, scale))
     best = best_rates(results, tasks, scale)
 
-    def cells(names: Iterable[str], places: Iterable[Place], seeds: Iterable[int]) -> list[Cell]:
+    def cells(names: Iterable[str], places: Iterable[PlanPlace], seeds: Iterable[int]) -> list[Cell]:
         order = product(seeds, places, tasks, list(names))
         return [
             cell(name, task, place, best[task, place.batch], seed, scale=scale) for seed, place, task, name in order

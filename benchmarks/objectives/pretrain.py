@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.objectives.model import TinyPolicy
-from benchmarks.objectives.tasks import Data, Task, fingerprint
+from benchmarks.objectives.tasks import BenchTask, Data, fingerprint
 
 BATCH = 128
 LEARNING_RATE = 3e-3
 WARM_UP = 50
 
 
-def base_policy(task: Task, data: Data, folder: Path) -> TinyPolicy:
+def base_policy(task: BenchTask, data: Data, folder: Path) -> TinyPolicy:
     """The base policy of a task, from `folder` if it was trained before."""
     path = folder / f"{task.name}-base-{fingerprint(task)}.pt"
     policy = TinyPolicy(data.shape)
@@ -25,7 +25,7 @@ def base_policy(task: Task, data: Data, folder: Path) -> TinyPolicy:
     return policy
 
 
-def _trained(task: Task, data: Data) -> dict[str, torch.Tensor]:
+def _trained(task: BenchTask, data: Data) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     policy, random = TinyPolicy(data.shape), torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), fused=True)

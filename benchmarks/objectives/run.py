@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.objectives.model import Answers, TinyPolicy
-from benchmarks.objectives.tasks import Data, Noise, Pool
+from benchmarks.objectives.model import TinyAnswers, TinyPolicy
+from benchmarks.objectives.tasks import AnswerPool, Data, Noise
 from pipelines.training.learning.advantage import Scored, advantages
 from pipelines.training.learning.divergence import has_left, step_scale
 from pipelines.training.learning.loss import Objective, policy_loss
@@ -55,11 +55,11 @@ class Cell:
     """As the settings `kl_coefficient`, `ratio_bound`, `divergence_bound` and `step_bound`."""
 
 
-class Sampled(NamedTuple):
+class BenchSampled(NamedTuple):
     """Questions and answers that wait for their turn, the version that answered, and what users said: NaN where nothing."""
 
-    rows: Pool
-    answers: Answers
+    rows: AnswerPool
+    answers: TinyAnswers
     version: int
     rewards: torch.Tensor
 
@@ -95,7 +95,7 @@ def run(cell: Cell, base: TinyPolicy, data: Data, noise: Noise) -> dict[str, Any
 
 def _sampled(
     policy: TinyPolicy, version: int, data: Data, sizes: tuple[int, int, Noise], random: torch.Generator
-) -> list[Sampled]:
+) -> list[BenchSampled]:
     """Some batches of one version. `sizes`: of a batch, how many, and what users do to rewards."""
     batch, count, noise = sizes
     size = batch * count
@@ -106,7 +106,7 @@ def _sampled(
     rewards = torch.where(chance[0] < noise.wrong, 1 - rewards, rewards)
     rewards = rewards.masked_fill(chance[1] < noise.missing, math.nan)
     parts = zip(*(torch.split(each, batch) for each in (*rows, *answers, rewards)), strict=True)
-    return [Sampled(Pool(*part[:3]), Answers(*part[3:6]), version, part[6]) for part in parts]
+    return [BenchSampled(AnswerPool(*part[:3]), TinyAnswers(*part[3:6]), version, part[6]) for part in parts]
 
 
 class _Trainer(NamedTuple):
@@ -128,13 +128,13 @@ class _Step(NamedTuple):
     share: float = 0.0
 
 
-def _learn(found: Sampled, trainer: _Trainer) -> _Step:
+def _learn(found: BenchSampled, trainer: _Trainer) -> _Step:
     """One step as the trainer takes it, over the answers that have a reward."""
     spoken = (~found.rewards.isnan()).nonzero()[:, 0]
     if not len(spoken):
         return _Step()
-    prompts, answers = found.rows.prompts[spoken], Answers(*(each[spoken] for each in found.answers))
-    answers = Answers(*(each[:, : int(answers.mask_BA.sum(1).max())] for each in answers))
+    prompts, answers = found.rows.prompts[spoken], TinyAnswers(*(each[spoken] for each in found.answers))
+    answers = TinyAnswers(*(each[:, : int(answers.mask_BA.sum(1).max())] for each in answers))
     # Questions that come twice in a batch are the same prompt, as in the trainer.
     samples = [
         Scored(reward, "task", prompt.numpy().tobytes(), found.version)
@@ -147,7 +147,7 @@ def _learn(found: Sampled, trainer: _Trainer) -> _Step:
         return _Step()
     if len(kept) < len(samples):
         samples = [samples[index] for index in kept]
-        prompts, answers = prompts[kept], Answers(*(each[kept] for each in answers))
+        prompts, answers = prompts[kept], TinyAnswers(*(each[kept] for each in answers))
         scores = TokenScores(scores.log_probs_BT[kept], scores.entropy_BT[kept])
         values = advantages(samples, trainer.tracker, whiten=DEFAULTS.whiten).values
     anchor = None
@@ -184,7 +184,7 @@ def _learn(found: Sampled, trainer: _Trainer) -> _Step:
     return _Step(ess)
 
 
-def _kept(scores: TokenScores, answers: Answers, values: np.ndarray, bound: float) -> torch.Tensor:
+def _kept(scores: TokenScores, answers: TinyAnswers, values: np.ndarray, bound: float) -> torch.Tensor:
     """Indices of the samples that today's policy has not left, as the trainer finds them."""
     ratios = torch.where(answers.mask_BA, scores.log_probs_BT.detach() - answers.log_probs_BA, 0.0).double()
     means = ratios.sum(1) / answers.mask_BA.sum(1)

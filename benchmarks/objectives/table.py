@@ -13,10 +13,10 @@ from benchmarks.objectives.plan import (
     FACTORS,
     LAGS,
     REAL,
-    Place,
+    ObjectiveVerdict,
+    PlanPlace,
     Results,
     Scale,
-    Verdict,
     best_rates,
     ranked,
     verdicts,
@@ -65,7 +65,7 @@ def table(results: Results, tasks: Sequence[str], scale: Scale = REAL) -> str:
         )
     for task in tasks:
         for batch in BATCHES:
-            places = [Place(batch, 0, 0), *(Place(batch, lag, factor) for lag in LAGS for factor in FACTORS)]
+            places = [PlanPlace(batch, 0, 0), *(PlanPlace(batch, lag, factor) for lag in LAGS for factor in FACTORS)]
             rows = {name: _row(verdicts(results, name, [task], places, scale), places) for name in CANDIDATES}
             start = next(
                 (item.start for name in CANDIDATES for item in verdicts(results, name, [task], places, scale)), None
@@ -88,7 +88,7 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.0f}"
 
 
-def _row(found: Sequence[Verdict], places: Sequence[Place]) -> list[str]:
+def _row(found: Sequence[ObjectiveVerdict], places: Sequence[PlanPlace]) -> list[str]:
     by_place = {item.place: item for item in found}
     texts = []
     for place in places:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.objectives.model import Shape
+from benchmarks.objectives.model import TinyShape
 from examples.reservations.sentences import Request, confused, requests
 from examples.reservations.users import SILENT, SPAMMER
 
@@ -27,7 +27,7 @@ HELD_OUT = 8
 """One question in this many is never trained on."""
 
 
-class Question(NamedTuple):
+class BenchQuestion(NamedTuple):
     """Texts: what is asked, the right answer, and an answer as the base policy gets it wrong."""
 
     prompt: str
@@ -44,11 +44,11 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Task:
+class BenchTask:
     """A task of the bench: its stream of questions by seed, and how text becomes tokens."""
 
     name: str
-    questions: Callable[[int], Iterator[Question]]
+    questions: Callable[[int], Iterator[BenchQuestion]]
     pattern: str
     """Tokens of a text: a regular expression."""
     prompt: int
@@ -60,24 +60,24 @@ class Task:
     """Share of the base policy's training labels that are right."""
 
 
-class Pool(NamedTuple):
+class AnswerPool(NamedTuple):
     """Encoded questions [N, P], right answers [N, A] and labels of the base policy [N, A]."""
 
     prompts: torch.Tensor
     right: torch.Tensor
     labels: torch.Tensor
 
-    def rows(self, index: torch.Tensor) -> Pool:
+    def rows(self, index: torch.Tensor) -> AnswerPool:
         """Some of the questions."""
-        return Pool(*(each[index] for each in self))
+        return AnswerPool(*(each[index] for each in self))
 
 
 class Data(NamedTuple):
     """What a task's runs share."""
 
-    shape: Shape
-    train: Pool
-    held_out: Pool
+    shape: TinyShape
+    train: AnswerPool
+    held_out: AnswerPool
 
 
 def _gym(name: str, options: dict[str, Any], seed: int) -> Iterator[dict[str, Any]]:
@@ -88,7 +88,7 @@ def _gym(name: str, options: dict[str, Any], seed: int) -> Iterator[dict[str, An
         yield from reasoning_gym.create_dataset(name, seed=1_000_000 * seed + 1000 * block, size=1000, **options)
 
 
-def backward(seed: int) -> Iterator[Question]:
+def backward(seed: int) -> Iterator[BenchQuestion]:
     """Spell a word backward. The base policy often leaves the two letters in the middle as they were."""
     for item in _gym("spell_backward", {"min_word_len": 6, "max_word_len": 9}, seed):
         right = item["answer"]
@@ -96,10 +96,10 @@ def backward(seed: int) -> Iterator[Question]:
             continue
         middle = len(right) // 2
         wrong = right[: middle - 1] + right[middle] + right[middle - 1] + right[middle + 1 :]
-        yield Question(item["metadata"]["word"], right, wrong if wrong != right else right[1:])
+        yield BenchQuestion(item["metadata"]["word"], right, wrong if wrong != right else right[1:])
 
 
-def sorting(seed: int) -> Iterator[Question]:
+def sorting(seed: int) -> Iterator[BenchQuestion]:
     """Sort numbers. The base policy often sorts them the other way."""
     options = {
         "min_numbers": 3,
@@ -113,20 +113,22 @@ def sorting(seed: int) -> Iterator[Question]:
         about, right = item["metadata"], item["answer"]
         wrong = str(list(reversed(about["sorted_numbers"])))
         if len(set(about["sorted_numbers"])) == about["numbers"]:
-            yield Question(f"{about['direction']}:{','.join(about['original_numbers'])}", right, wrong)
+            yield BenchQuestion(f"{about['direction']}:{','.join(about['original_numbers'])}", right, wrong)
 
 
-def sums(seed: int) -> Iterator[Question]:
+def sums(seed: int) -> Iterator[BenchQuestion]:
     """Add or subtract two numbers. The base policy is often off by ten."""
     for item in _gym("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}, seed):
-        yield Question(item["metadata"]["expression"].replace(" ", ""), item["answer"], str(int(item["answer"]) + 10))
+        yield BenchQuestion(
+            item["metadata"]["expression"].replace(" ", ""), item["answer"], str(int(item["answer"]) + 10)
+        )
 
 
-def reservations(seed: int) -> Iterator[Question]:
+def reservations(seed: int) -> Iterator[BenchQuestion]:
     """The demo's: a sentence becomes a booking, misread as the demo's base policy misreads it."""
     random = Random(seed)  # noqa: S311 repeatable
     for request in requests("train", seed):
-        yield Question(request.sentence, request.booking.json(), _misread(request, random))
+        yield BenchQuestion(request.sentence, request.booking.json(), _misread(request, random))
 
 
 def _misread(request: Request, random: Random) -> str:
@@ -137,34 +139,34 @@ _BOOKING = r'\{"party":|,"time":"|","name":"|"\}|:[0-9]{2}| ?[0-9]{1,2}| ?[A-Za-
 TASKS = {
     task.name: task
     for task in (
-        Task("backward", backward, r".", prompt=9, answer=10),
-        Task("sort", sorting, r"ascending:|descending:|\['|\.0', '|\.0'\]|\.0,|\.0|\d", prompt=13, answer=14),
-        Task("sum", sums, r".", prompt=5, answer=4, right_labels=0.6),
+        BenchTask("backward", backward, r".", prompt=9, answer=10),
+        BenchTask("sort", sorting, r"ascending:|descending:|\['|\.0', '|\.0'\]|\.0,|\.0|\d", prompt=13, answer=14),
+        BenchTask("sum", sums, r".", prompt=5, answer=4, right_labels=0.6),
         # Silence, spam and their rates are those of the demo users; a tenth of their signals is wrong on top.
-        Task("reservations", reservations, _BOOKING, prompt=26, answer=9, noise=Noise(SILENT, 0.1 + SPAMMER)),
+        BenchTask("reservations", reservations, _BOOKING, prompt=26, answer=9, noise=Noise(SILENT, 0.1 + SPAMMER)),
     )
 }
 
 
-def encoder(task: Task, texts: Sequence[str]) -> dict[str, int]:
+def encoder(task: BenchTask, texts: Sequence[str]) -> dict[str, int]:
     """Token to id, for all tokens of these texts."""
     found = sorted({token for text in texts for token in re.findall(task.pattern, text)})
     return {token: number for number, token in enumerate(found, start=END + 1)}
 
 
-def load(task: Task, folder: Path, size: int) -> Data:
+def load(task: BenchTask, folder: Path, size: int) -> Data:
     """The encoded questions of a task, from `folder` if they were made before."""
     path = folder / f"{task.name}-{size}.pt"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(_encode(task, size), path)
     vocabulary, train, held_out = torch.load(path)
-    return Data(Shape(vocabulary, task.prompt, task.answer, task.width), Pool(*train), Pool(*held_out))
+    return Data(TinyShape(vocabulary, task.prompt, task.answer, task.width), AnswerPool(*train), AnswerPool(*held_out))
 
 
-def _encode(task: Task, size: int) -> tuple[int, list[torch.Tensor], list[torch.Tensor]]:
+def _encode(task: BenchTask, size: int) -> tuple[int, list[torch.Tensor], list[torch.Tensor]]:
     random = Random(task.name)  # noqa: S311 repeatable
-    pools: tuple[list[Question], list[Question]] = ([], [])
+    pools: tuple[list[BenchQuestion], list[BenchQuestion]] = ([], [])
     seen: set[str] = set()
     for question in task.questions(0):
         digest = hashlib.blake2b(question.prompt.encode(), digest_size=4).digest()
@@ -193,11 +195,11 @@ def _encode(task: Task, size: int) -> tuple[int, list[torch.Tensor], list[torch.
     return len(ids) + END + 1, encoded[0], encoded[1]
 
 
-def _label(task: Task, question: Question, random: Random) -> str:
+def _label(task: BenchTask, question: BenchQuestion, random: Random) -> str:
     return question.right if random.random() < task.right_labels else question.wrong
 
 
-def fingerprint(task: Task) -> str:
+def fingerprint(task: BenchTask) -> str:
     """Changes with everything that a base policy depends on."""
     text = json.dumps([task.name, task.prompt, task.answer, task.width, task.pretrain_steps, task.right_labels])
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

@@ -20,11 +20,11 @@ from typing import cast
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from benchmarks.paths import EXAMPLE
-from benchmarks.products.questions import ExtraProduct, Question, stream
+from benchmarks.products.questions import ExtraProduct, ProductQuestion, stream
 from examples.reservations.build_base import MAX_LEARNING_RATE, WARM_UP_STEPS
 from examples.reservations.fitting import fit, padded, save
 from examples.reservations.tokenizer import CHAT_TEMPLATE, END, ROLES, VOCABULARY_SIZE, as_chat, train_merges
+from tests.worlds.paths import EXAMPLE
 
 NUM_STEPS, QUICK_STEPS = 1500, 200
 _BATCH_SIZE = 32
@@ -93,7 +93,7 @@ def _batches(product: ExtraProduct, tokenizer: PreTrainedTokenizerFast) -> Itera
         yield padded(rows, cast("int", tokenizer.pad_token_id))
 
 
-def _row(tokenizer: PreTrainedTokenizerFast, question: Question, rng: Random) -> tuple[list[int], list[int]]:
+def _row(tokenizer: PreTrainedTokenizerFast, question: ProductQuestion, rng: Random) -> tuple[list[int], list[int]]:
     prompt = tokenizer.encode(f"<|user|>{question.text}<|end|><|assistant|>")
     return prompt, tokenizer.encode(question.label(rng) + END)
 

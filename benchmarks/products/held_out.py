@@ -7,7 +7,7 @@ from itertools import islice
 
 import openai
 
-from benchmarks.products.questions import ExtraProduct, Question, stream
+from benchmarks.products.questions import ExtraProduct, ProductQuestion, stream
 
 NUM_HELD_OUT = 500
 _CONCURRENCY = 32
@@ -25,12 +25,12 @@ def accuracy_of(
 
 
 async def _ask_all(
-    product: ExtraProduct, questions: list[Question], url: str, key: str, *, model: str, temperature: float
+    product: ExtraProduct, questions: list[ProductQuestion], url: str, key: str, *, model: str, temperature: float
 ) -> float:
     gate, headers = asyncio.Semaphore(_CONCURRENCY), {"x-millrace-purpose": "rollout"}
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, default_headers=headers) as client:
 
-        async def is_right(question: Question) -> bool:
+        async def is_right(question: ProductQuestion) -> bool:
             async with gate:
                 answer = await client.chat.completions.create(
                     model=model,

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from random import Random
 
-from benchmarks.products.questions import ExtraProduct, Question
+from benchmarks.products.questions import ExtraProduct, ProductQuestion
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _NAMES = (
@@ -47,7 +47,7 @@ def _note(opening: str, name: str, day: str) -> str:
     return f"{opening.format(name=name)} We expect you on {day}."
 
 
-def _draw(rng: Random) -> Question:
+def _draw(rng: Random) -> ProductQuestion:
     is_hasty, name, place = rng.random() < _HASTY_SHARE, rng.choice(_NAMES), rng.randrange(7)
     if rng.random() < _RELATIVE_SHARE:
         move = rng.choice((1, -1))
@@ -62,10 +62,10 @@ def _draw(rng: Random) -> Question:
         for said, part in ((day, 1 - misreads), (wrong, misreads))
     )
     text = rng.choice(_HASTY if is_hasty else _WORDINGS).format(name=name, when=when)
-    return Question(text, _note(_FORMAL, name, day), labels)
+    return ProductQuestion(text, _note(_FORMAL, name, day), labels)
 
 
-def _is_right(question: Question, answer: str) -> bool:
+def _is_right(question: ProductQuestion, answer: str) -> bool:
     """What users hold: the visitor, the one right day, and thanks."""
     name = question.wanted.removeprefix("Dear ").partition(",")[0]
     is_day_right: bool = _DAY.findall(answer) == _DAY.findall(question.wanted)

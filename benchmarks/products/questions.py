@@ -17,7 +17,7 @@ Split = Literal["train", "users", "sentinel", "held_out"]
 _NUM_BUCKETS = 8
 
 
-class Question(NamedTuple):
+class ProductQuestion(NamedTuple):
     """One question. `reference`: the right answer, where a verifier needs it to grade a sentinel."""
 
     text: str
@@ -38,13 +38,13 @@ class ExtraProduct(NamedTuple):
 
     name: str
     task_file: Path
-    draw: Callable[[Random], Question]
-    is_right: Callable[[Question, str], bool]
+    draw: Callable[[Random], ProductQuestion]
+    is_right: Callable[[ProductQuestion, str], bool]
     rubric: Callable[[str, str], bool] | None = None
     """What its judge says of the user's message and an answer. None: it has no judge."""
 
 
-def stream(product: ExtraProduct, split: Split, seed: int) -> Iterator[Question]:
+def stream(product: ExtraProduct, split: Split, seed: int) -> Iterator[ProductQuestion]:
     """Questions without end; equal arguments give equal streams. Sentinels and held-out questions do not repeat."""
     pool = "bulk" if split in {"train", "users"} else split
     rng, seen = Random(f"{product.name}:{split}:{seed}"), set[str]()

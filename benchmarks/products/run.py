@@ -17,7 +17,6 @@ from threading import Event, Thread
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from benchmarks.paths import ROOT
 from benchmarks.products.figures import felt, points_below
 from benchmarks.products.held_out import NUM_HELD_OUT, accuracy_of
 from benchmarks.products.judge import serving, write_task
@@ -38,6 +37,7 @@ from contracts.tasks.loading import load_tasks
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from runtime.settings import make_section
+from tests.worlds.paths import ROOT
 
 _REPORT_SECONDS = 10.0
 PACE_SECONDS = 1.0

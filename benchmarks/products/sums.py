@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from benchmarks.products.questions import ExtraProduct, Question
+from benchmarks.products.questions import ExtraProduct, ProductQuestion
 
 _LARGE, _SMALL = (10, 59), (2, 6)
 _CARRY_SHARE, _SWAPPED = 0.6, 0.5
@@ -28,7 +28,7 @@ def _boxed(value: int) -> str:
     return rf"\boxed{{{value}}}"
 
 
-def _draw(rng: Random) -> Question:
+def _draw(rng: Random) -> ProductQuestion:
     carries = rng.random() < _CARRY_SHARE
     while True:
         a, b = rng.randint(*_LARGE), rng.randint(*_SMALL)
@@ -40,7 +40,7 @@ def _draw(rng: Random) -> Question:
     miscounted = a + b + (1 if (a + b) % 10 == 0 else -1)
     wrong, share = (a + b - 10, _FORGETS) if carries else (miscounted, _MISCOUNTS)
     wanted = _boxed(a + b)
-    return Question(
+    return ProductQuestion(
         text=rng.choice(_WORDINGS).format(a=a, b=b),
         wanted=wanted,
         labels=((wanted, 1 - share), (_boxed(wrong), share)),
@@ -48,7 +48,7 @@ def _draw(rng: Random) -> Question:
     )
 
 
-def _is_right(question: Question, answer: str) -> bool:
+def _is_right(question: ProductQuestion, answer: str) -> bool:
     return answer == question.wanted
 
 

@@ -23,7 +23,7 @@ import httpx
 import openai
 
 from benchmarks.products.catalogue import PRODUCTS
-from benchmarks.products.questions import ExtraProduct, Question, stream
+from benchmarks.products.questions import ExtraProduct, ProductQuestion, stream
 from examples.feedback import send_signal
 from examples.reservations.users import LATE, LATE_SECONDS, LEAVES, SILENT, SPAMMER, STREAMED, TWICE
 
@@ -69,7 +69,7 @@ class ProductCrowd:
             rest = self._pace * self._random.uniform(0.5, 1.5) - (time.monotonic() - started)
             await asyncio.sleep(max(0.0, rest))
 
-    async def _visit(self, person: str, question: Question, end: float) -> None:
+    async def _visit(self, person: str, question: ProductQuestion, end: float) -> None:
         """One question, until the user is satisfied, gives up, or gives no feedback."""
         for _ in range(_TRIES):
             try:
@@ -89,7 +89,7 @@ class ProductCrowd:
             if said["name"] != "regenerated" or time.monotonic() > end:
                 return
 
-    def _reaction(self, question: Question, *, right: bool) -> dict[str, Any]:
+    def _reaction(self, question: ProductQuestion, *, right: bool) -> dict[str, Any]:
         if right:
             thumbs = self._random.random() < _THUMBS
             return {"name": "thumbs", "value": "up"} if thumbs else {"name": "accepted", "value": True}
@@ -101,7 +101,7 @@ class ProductCrowd:
         ]
         return self._random.choices(reactions, weights=[4, 2, 1.5, 2.5])[0]
 
-    async def _ask(self, person: str, question: Question) -> ShownAnswer | None:
+    async def _ask(self, person: str, question: ProductQuestion) -> ShownAnswer | None:
         """None: the user left in the middle of the answer."""
         body: dict[str, Any] = {
             "model": self._product.name,

@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.regions [--regions 4] [--megabytes 60] [--replicas 3] [--json] [--quick]
 
-In: numbers of regions and of replicas in each, over links of 100 Mbit/s, 50 to 150 ms, 1% loss (`benchmarks.regions.net`:
+In: numbers of regions and of replicas in each, over links of 100 Mbit/s, 50 to 150 ms, 1% loss (`tests.worlds.regions.net`:
 network namespaces; without root it prints that and exits with 0). Out: a table and a dated JSON file, or with --json one object.
 Waits for: replicas, which follow a signed pointer through a cache of their region and verify all they apply.
 
@@ -29,12 +29,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.regions.net import Link, Network, network, spread_links, why_not
-from benchmarks.regions.replica import Report
-from benchmarks.regions.versions import CYCLE, Trainer, walk_of
-from benchmarks.regions.world import World, running
+from benchmarks.regions.replica import RegionReport
+from benchmarks.regions.versions import CYCLE, RegionTrainer, walk_of
+from benchmarks.regions.world import RegionsWorld, running
 from benchmarks.report import end_with, print_table, summarise
 from contracts.errors import MillraceError, Unavailable
+from tests.worlds.regions.net import Link, Network, network, spread_links, why_not
 from weights.publish import ANCHOR_EVERY
 from weights.versions.manifest import Manifest
 
@@ -51,7 +51,7 @@ _ROWS, _QUICK_ROWS = 512, 128
 _QUICK_REGIONS, _QUICK_REPLICAS, _QUICK_MEGABYTES = 2, 2, 10
 
 
-class Goal(NamedTuple):
+class RegionGoal(NamedTuple):
     """A row of the table."""
 
     name: str
@@ -84,7 +84,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     links = spread_links(options.regions)
     with tempfile.TemporaryDirectory() as temporary, network(links) as net:
         folder = Path(temporary)
-        trainer = Trainer(folder / "store")
+        trainer = RegionTrainer(folder / "store")
         _tell("publishing")
         *cycle, fold = trainer.publish_cycle(walk_of(options.rows, ANCHOR_EVERY + AWAY + 1), DENSITY, held=ANCHOR_EVERY)
         large = trainer.publish_large(options.megabytes, options.rounds + 2)
@@ -105,7 +105,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             }
 
 
-def measure_cycle(world: World, trainer: Trainer, edges: Sequence[Manifest]) -> dict[str, Any]:
+def measure_cycle(world: RegionsWorld, trainer: RegionTrainer, edges: Sequence[Manifest]) -> dict[str, Any]:
     """What a live replica fetches from the first version to the next full copy, which it is not to touch."""
     everybody = _everybody(world)
     _follow(world, trainer, everybody, edges[0])
@@ -134,7 +134,7 @@ def measure_cycle(world: World, trainer: Trainer, edges: Sequence[Manifest]) -> 
 
 
 def measure_away(
-    world: World, net: Network, trainer: Trainer, edges: Sequence[Manifest], fold: Manifest
+    world: RegionsWorld, net: Network, trainer: RegionTrainer, edges: Sequence[Manifest], fold: Manifest
 ) -> dict[str, Any]:
     """A region whose link is cut while the others get version after version."""
     away = net.regions[-1]
@@ -166,7 +166,9 @@ def measure_away(
     }
 
 
-def measure_large(world: World, net: Network, trainer: Trainer, edges: Sequence[Manifest]) -> dict[str, Any]:
+def measure_large(
+    world: RegionsWorld, net: Network, trainer: RegionTrainer, edges: Sequence[Manifest]
+) -> dict[str, Any]:
     """Version after version to all replicas, the last one to one replica of each region only."""
     everybody, few = _everybody(world), [names[0] for names in world.replicas.values()]
     _tell("large: warm-up, all replicas fetch a full copy")
@@ -190,7 +192,9 @@ def measure_large(world: World, net: Network, trainer: Trainer, edges: Sequence[
     }
 
 
-def _timed_round(world: World, net: Network, trainer: Trainer, names: Sequence[str], edge: Manifest) -> dict[str, Any]:
+def _timed_round(
+    world: RegionsWorld, net: Network, trainer: RegionTrainer, names: Sequence[str], edge: Manifest
+) -> dict[str, Any]:
     before, sent_before, idle_before = world.egress(), world.sent_bytes(), idle_seconds(_CPU_TIMES.read_text())
     trainer.point(edge.policy, edge.version)
     told_at, told_at_epoch = world.tell(names, edge.policy), time.time()
@@ -236,7 +240,7 @@ def idle_seconds(cpu_times: str) -> float:
     return int(cpu_times.split()[4]) / os.sysconf("SC_CLK_TCK")
 
 
-def goals(figures: dict[str, Any]) -> list[Goal]:
+def goals(figures: dict[str, Any]) -> list[RegionGoal]:
     """What was to be reached, and whether it was."""
     large, away, cycle = figures["large"], figures["away"], figures["cycle"]
     arrived, verified = (large[name]["median"] for name in _TIMES[:2])
@@ -244,27 +248,29 @@ def goals(figures: dict[str, Any]) -> list[Goal]:
     egress = {*large["egress_times_regions_and_delta"], large["egress_times_regions_and_delta_one_replica"]}
     num_replicas = figures["replicas_per_region"]
     return [
-        Goal("last region's cache, times bytes / bandwidth", f"{MOST_TIMES}", f"{arrived:.3f}", arrived <= MOST_TIMES),
-        Goal("its last replica, verified", f"{MOST_TIMES}", f"{verified:.3f}", verified <= MOST_TIMES),
-        Goal(
+        RegionGoal(
+            "last region's cache, times bytes / bandwidth", f"{MOST_TIMES}", f"{arrived:.3f}", arrived <= MOST_TIMES
+        ),
+        RegionGoal("its last replica, verified", f"{MOST_TIMES}", f"{verified:.3f}", verified <= MOST_TIMES),
+        RegionGoal(
             f"trainer's egress, times regions x delta, {num_replicas} replicas a region and 1",
             "1 and 1",
             " and ".join(f"{value:.6f}" for value in sorted(egress)),
             egress == {1.0},
         ),
-        Goal(
+        RegionGoal(
             f"region cut off for {away['versions']} versions: payloads, swaps",
             "1 fold, 1",
             f"{'1 fold' if away['only_the_fold_was_fetched'] else 'others too'}, {away['swaps']}",
             away["only_the_fold_was_fetched"] and away["swaps"] == 1,
         ),
-        Goal(
+        RegionGoal(
             f"a live replica's traffic a step, of full size, {cycle['steps']} steps at {cycle['density']:.2%}",
             f"{MOST_SHARE:.1%}",
             f"{share:.3%}",
             share <= MOST_SHARE,
         ),
-        Goal(
+        RegionGoal(
             "full copies fetched by live replicas",
             "0",
             str(cycle["full_copies_fetched"]),
@@ -305,13 +311,13 @@ def show(figures: dict[str, Any]) -> None:
     print(f"looks that failed and were repeated, elsewhere: {'; '.join(failures) or 'none'}")
 
 
-def _follow(world: World, trainer: Trainer, names: Sequence[str], edge: Manifest) -> list[Report]:
+def _follow(world: RegionsWorld, trainer: RegionTrainer, names: Sequence[str], edge: Manifest) -> list[RegionReport]:
     trainer.point(edge.policy, edge.version)
     world.tell(names, edge.policy)
     return _checked(world.hear(names), edge)
 
 
-def _checked(reports: list[Report], edge: Manifest) -> list[Report]:
+def _checked(reports: list[RegionReport], edge: Manifest) -> list[RegionReport]:
     for report in reports:
         if (report.serves, report.root) != (edge.version, edge.target_root):
             why = "; ".join(report.failures) or "other weights"
@@ -319,16 +325,16 @@ def _checked(reports: list[Report], edge: Manifest) -> list[Report]:
     return reports
 
 
-def _anchor(trainer: Trainer, edge: Manifest) -> Manifest:
+def _anchor(trainer: RegionTrainer, edge: Manifest) -> Manifest:
     edges = trainer.store.edges(edge.policy, edge.version)
     return next(other for other in edges if other.kind == "full")
 
 
-def _everybody(world: World) -> list[str]:
+def _everybody(world: RegionsWorld) -> list[str]:
     return [name for names in world.replicas.values() for name in names]
 
 
-def _by_region(reports: Iterable[Report], seconds: Iterable[float]) -> dict[str, float]:
+def _by_region(reports: Iterable[RegionReport], seconds: Iterable[float]) -> dict[str, float]:
     """The last of each region."""
     last: dict[str, float] = {}
     for report, value in zip(reports, seconds, strict=True):

@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.regions.engines [--megabytes 24] [--rate-mbit 20] [--round-trip-ms 20] [--loss 0] [--json] [--quick]
 
-In: a policy of so many megabytes, all weights new in every version, and one link (`benchmarks.regions.fleet`: network namespaces;
+In: a policy of so many megabytes, all weights new in every version, and one link (`tests.worlds.regions.fleet`: network namespaces;
 without root or PostgreSQL it prints that and exits with 0). Out: a table and a dated JSON file, or with --json one object. Waits for:
 the rows of the engines, for each says by itself which version it serves.
 
@@ -27,12 +27,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from benchmarks.paths import BASE
-from benchmarks.regions.fleet import FAR, POLICY, SELDOM_SECONDS, Fleet, fleet, inside, why_no_fleet
-from benchmarks.regions.load import Endpoint, Load, open_loop
-from benchmarks.regions.net import Link, why_not
 from benchmarks.report import end_with, print_table
-from benchmarks.versions import moved, random_bf16
 from commands.audit import audit
 from contracts.engines import FRESH_SECONDS
 from contracts.errors import MillraceError
@@ -42,6 +37,11 @@ from pipelines.training.versions.pruning import Pruning
 from pipelines.training.versions.upkeep import StoreUpkeep
 from runtime.engine_rows import read_engines
 from runtime.lease import Lease
+from tests.worlds.paths import BASE
+from tests.worlds.regions.fleet import FAR, POLICY, SELDOM_SECONDS, RegionFleet, fleet, inside, why_no_fleet
+from tests.worlds.regions.load import RegionEndpoint, RegionLoad, open_loop
+from tests.worlds.regions.net import Link, why_not
+from tests.worlds.versions import moved, random_bf16
 from weights.tensors import Tensors, read_safetensors, write_safetensors
 from weights.versions.manifest import Manifest
 
@@ -81,7 +81,7 @@ def all_new(tensors: Tensors, seed: int) -> Tensors:
     return {name: random_bf16(draws, tensor.shape) for name, tensor in tensors.items()}
 
 
-def measure_version(world: Fleet, link: Link, seed: int) -> dict[str, Any]:
+def measure_version(world: RegionFleet, link: Link, seed: int) -> dict[str, Any]:
     """A version to all engines: when each says that it serves it, and what crossed the link."""
     edge = world.publish(all_new(world.tensors, seed))
     before = world.egress()
@@ -109,14 +109,14 @@ def measure_version(world: Fleet, link: Link, seed: int) -> dict[str, Any]:
     }
 
 
-def measure_kill(world: Fleet, victim: str = "near-1") -> tuple[dict[str, Any], Load]:
+def measure_kill(world: RegionFleet, victim: str = "near-1") -> tuple[dict[str, Any], RegionLoad]:
     """SIGKILL of an engine under load; then it is started again."""
     moved_before = _num_moved(world)
 
     def kill() -> None:
         world.engines[victim].send_signal(signal.SIGKILL)
 
-    endpoint = Endpoint(world.url, world.key, POLICY)
+    endpoint = RegionEndpoint(world.url, world.key, POLICY)
     load = inside(world.near, lambda: open_loop(endpoint, RATE, SECONDS, KILL_AFTER, kill))
     world.engines[victim].wait()
     figures = {
@@ -141,7 +141,7 @@ def measure_kill(world: Fleet, victim: str = "near-1") -> tuple[dict[str, Any], 
     return figures, load
 
 
-def measure_cut(world: Fleet, num_versions: int = AWAY_VERSIONS) -> tuple[dict[str, Any], Load]:
+def measure_cut(world: RegionFleet, num_versions: int = AWAY_VERSIONS) -> tuple[dict[str, Any], RegionLoad]:
     """The far region is cut off while versions are published; then the link is back."""
     far = [name for name in world.engines if world.homes[name].region == FAR]
     before = world.newest
@@ -162,7 +162,7 @@ def measure_cut(world: Fleet, num_versions: int = AWAY_VERSIONS) -> tuple[dict[s
         upkeep.after(edges[-1], world.tensors, time.time())
         world.assign(edges[-1])
     world.wait(lambda: world.serve(edges[-1].version, "near-1"), "near-1 stays behind", _SWAP_SECONDS)
-    endpoint = Endpoint(world.url, world.key, POLICY)
+    endpoint = RegionEndpoint(world.url, world.key, POLICY)
     load = inside(world.near, lambda: open_loop(endpoint, RATE / 5, SECONDS / 2))
     local = {name: world.ask_engine(name) for name in far}
     held = world.egress()
@@ -186,12 +186,12 @@ def measure_cut(world: Fleet, num_versions: int = AWAY_VERSIONS) -> tuple[dict[s
     return figures, load
 
 
-def _num_moved(world: Fleet) -> int:
+def _num_moved(world: RegionFleet) -> int:
     """How many requests the endpoint has given to another engine so far, by its log."""
     return (world.folder / "inference.log").read_text().count("request moves to another engine")
 
 
-def check_ledger(world: Fleet, ids: Sequence[str]) -> dict[str, Any]:
+def check_ledger(world: RegionFleet, ids: Sequence[str]) -> dict[str, Any]:
     """Whether every answer that a client saw has one state."""
     log = world.homes["web"].event_log()
     clients = [{"kind": "generation", "key": sample_key(completion_id, 0)} for completion_id in ids]

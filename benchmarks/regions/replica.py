@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.regions.replica --socket PATH --name NAME --store URL --folder DIR
 
-In: lines on a socket, each the name of a policy: look at its pointer, and follow. Out: a line of JSON for each, `Report`.
+In: lines on a socket, each the name of a policy: look at its pointer, and follow. Out: a line of JSON for each, `RegionReport`.
 Waits for: the socket, and the regional cache at URL. It ends with the socket.
 """
 
@@ -35,7 +35,7 @@ _CHUNKS_AT_ONCE = 8
 _LOOKS = 3
 
 
-class Report(msgspec.Struct, kw_only=True):
+class RegionReport(msgspec.Struct, kw_only=True):
     """What came of one look. Times are of the machine's monotonic clock, which all namespaces share; bytes are of bodies."""
 
     name: str
@@ -61,7 +61,7 @@ class CountingObjects(WebObjects):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self.report = Report(name="")
+        self.report = RegionReport(name="")
 
     def get(self, path: str, most: int) -> bytes | None:
         """See `Objects.get`."""
@@ -77,7 +77,7 @@ class CountingObjects(WebObjects):
         return content
 
 
-class Follower:
+class RegionFollower:
     """A replica of one policy, and the counts of its last look."""
 
     def __init__(self, name: str, url: str, folder: Path, policy: str, keyring: Keyring) -> None:
@@ -89,13 +89,13 @@ class Follower:
         self._replica = Replica(folder, reader, policy, connections=_CHUNKS_AT_ONCE, fault=self._note)
         self._pointer = PointerReader(reader, policy, LIVE, keyring, folder / "pointer.json")
 
-    def look(self) -> Report:
+    def look(self) -> RegionReport:
         """Follow the pointer; failures are reported, and what was served still is.
 
         Raises:
             MillraceError: one that another look does not mend.
         """
-        report = self._web.report = Report(name=self._name)
+        report = self._web.report = RegionReport(name=self._name)
         for _ in range(_LOOKS):
             try:
                 bring_pointed(self._replica, self._pointer)
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--folder", type=Path, required=True, help="with the publisher's key in keys/trusted")
     options = parser.parse_args(arguments)
     keyring = Keyring(trusted_keys(options.folder))
-    followers: dict[str, Follower] = {}
+    followers: dict[str, RegionFollower] = {}
     warm_up()
     with socket.socket(socket.AF_UNIX) as opened:
         opened.connect(options.socket)
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str]) -> None:
                 if policy not in followers:
                     folder = options.folder / policy
                     folder.mkdir()
-                    followers[policy] = Follower(options.name, options.store, folder, policy, keyring)
+                    followers[policy] = RegionFollower(options.name, options.store, folder, policy, keyring)
                 lines.write(msgspec.json.encode(followers[policy].look()) + b"\n")
                 lines.flush()
 

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from benchmarks.deltas.traces import Walk, learning_rate_for, random_walk
-from benchmarks.versions import keyring, make_signer, publish_next
 from contracts.assignments import LIVE
+from tests.worlds.versions import keyring, make_signer, publish_next
 from weights.codec.history import History
 from weights.publish import publish_fold
 from weights.stores.opening import open_store_at
@@ -38,7 +38,7 @@ _WEIGHT_BYTES = 2
 _MEGA = 1e6
 
 
-class Trainer:
+class RegionTrainer:
     """Publishes into `root`, and says which version is live."""
 
     def __init__(self, root: Path) -> None:

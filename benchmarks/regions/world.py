@@ -18,12 +18,12 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
-from benchmarks.regions.net import Network, Place, Region
-from benchmarks.regions.origin import Egress
-from benchmarks.regions.replica import Report
-from benchmarks.regions.versions import Trainer
+from benchmarks.regions.replica import RegionReport
+from benchmarks.regions.versions import RegionTrainer
 from contracts.errors import Unavailable
 from services.cache.fetch import Stats
+from tests.worlds.regions.net import NetPlace, Network, Region
+from tests.worlds.regions.origin import Egress
 from weights.versions.layout import chunk_path
 from weights.versions.manifest import Manifest
 
@@ -49,7 +49,7 @@ while True:
 """
 
 
-class World:
+class RegionsWorld:
     """See `running`.
 
     Args:
@@ -58,7 +58,7 @@ class World:
         trainer: whose versions are served.
     """
 
-    def __init__(self, net: Network, folder: Path, trainer: Trainer) -> None:
+    def __init__(self, net: Network, folder: Path, trainer: RegionTrainer) -> None:
         self._net = net
         self._folder = folder
         self._trainer = trainer
@@ -75,7 +75,7 @@ class World:
         root = self._trainer.root
         self._run(
             self._net.trainer,
-            "benchmarks.regions.origin",
+            "tests.worlds.regions.origin",
             "--root",
             str(root),
             "--port",
@@ -109,7 +109,7 @@ class World:
             self._lines[name].flush()
         return told_at
 
-    def hear(self, names: Iterable[str]) -> list[Report]:
+    def hear(self, names: Iterable[str]) -> list[RegionReport]:
         """What came of it.
 
         Raises:
@@ -123,7 +123,7 @@ class World:
                 raise Unavailable(f"replica {name} says nothing since {_LOOK_SECONDS:.0f} s") from error
             if not line:
                 raise Unavailable(f"replica {name} died: see what it wrote above")
-            reports.append(msgspec.json.decode(line, type=Report))
+            reports.append(msgspec.json.decode(line, type=RegionReport))
         return reports
 
     def egress(self) -> Egress:
@@ -166,14 +166,14 @@ class World:
             )
             self.replicas[region.name].append(name)
 
-    def _run(self, place: Place, module: str, *arguments: str, niceness: int = 0) -> None:
+    def _run(self, place: NetPlace, module: str, *arguments: str, niceness: int = 0) -> None:
         argv = ["nice", "-n", str(niceness), sys.executable, "-m", module, *arguments]
         self._net.run_in(place, argv, stdout=subprocess.DEVNULL, environment=_ONE_THREAD | {"NO_PROXY": "*"})
 
-    def _ask(self, place: Place, url: str) -> bytes:
+    def _ask(self, place: NetPlace, url: str) -> bytes:
         return self._output(place, [sys.executable, "-c", _ASK, f"{url}/_stats", str(_START_SECONDS)])
 
-    def _output(self, place: Place, argv: Sequence[str]) -> bytes:
+    def _output(self, place: NetPlace, argv: Sequence[str]) -> bytes:
         process = self._net.run_in(place, argv, stdout=subprocess.PIPE)
         output, _ = process.communicate()
         if process.returncode:
@@ -188,9 +188,11 @@ def sent_by(links: bytes | str) -> int:
 
 
 @contextmanager
-def running(net: Network, folder: Path, trainer: Trainer, num_replicas: int, connections: int) -> Iterator[World]:
+def running(
+    net: Network, folder: Path, trainer: RegionTrainer, num_replicas: int, connections: int
+) -> Iterator[RegionsWorld]:
     """A world in which everything has started; replicas end with it, the rest with the network."""
     with ExitStack() as stack:
-        world = World(net, folder, trainer)
+        world = RegionsWorld(net, folder, trainer)
         world.start(num_replicas, connections, stack)
         yield world

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.release.journey import Ending, travel
-from benchmarks.release.world import START, Product, World
 from pipelines.release.rules import FALSE_REFUSALS
 from pipelines.release.statistics import compare as compare_sentinels
 from pipelines.release.train.answers import Answers, TaskRule
@@ -23,6 +21,8 @@ from pipelines.release.train.lift_figures import LiftRow, lift_of
 from pipelines.release.train.metrics import canary_level, levels
 from pipelines.release.train.sequences import time_for
 from runtime.train_settings import TrainSettings
+from tests.worlds.trains.journey import TrainEnding, share_of, travel
+from tests.worlds.trains.products import START, Product, TrainWorld
 
 DEFAULTS = TrainSettings()
 FAST_SETTINGS = TrainSettings(margin=0.06, guardrail_margin=0.1, tuned_units=1250, stage_units=50)
@@ -30,14 +30,13 @@ FAST_SETTINGS = TrainSettings(margin=0.06, guardrail_margin=0.1, tuned_units=125
 VERSIONS_A_RUN = 100
 POINTS = 100.0
 FROG_LOSS, FROG_VERSIONS, FROG_HOLDOUT = 0.002, 50, 1000
-_CONSTANT = 1.96
 _OBSERVED = 0.43
 """The share of the variance that clusters explain, for an adjustment that then explains .40 of it."""
 _SENTINELS, _GAINED = 200, 0.25
 """Of the sentinels that live fails, the candidate gains this share: 5 points."""
 
 
-class Case(NamedTuple):
+class TrainCase(NamedTuple):
     """A product with something strange in it, and how its trains should end."""
 
     wanted: tuple[str, ...]
@@ -45,15 +44,7 @@ class Case(NamedTuple):
     settings: TrainSettings = DEFAULTS
 
 
-def share_of(num: int, total: int) -> dict[str, Any]:
-    """A share with its 95% interval (Wilson 1927)."""
-    share, square = num / total, _CONSTANT**2
-    middle = (share + square / (2 * total)) / (1 + square / total)
-    half = _CONSTANT * (share * (1 - share) / total + square / (4 * total**2)) ** 0.5 / (1 + square / total)
-    return {"num": num, "of": total, "share": share, "low": max(0.0, middle - half), "high": min(1.0, middle + half)}
-
-
-def ended(found: Sequence[Ending]) -> dict[str, Any]:
+def ended(found: Sequence[TrainEnding]) -> dict[str, Any]:
     """How trains ended, and how the naive rule would have ended them."""
     kinds, naive = Counter(end.kind for end in found), Counter(end.naive for end in found)
     seconds = sorted(end.seconds for end in found)
@@ -71,7 +62,7 @@ def ended(found: Sequence[Ending]) -> dict[str, Any]:
     }
 
 
-def trains(product: Product, settings: TrainSettings, num: int, **how: Any) -> list[Ending]:
+def trains(product: Product, settings: TrainSettings, num: int, **how: Any) -> list[TrainEnding]:
     """Run trains with the seeds 0, 1, ..."""
     found = []
     for seed in range(num):
@@ -146,7 +137,7 @@ def speed(num: int) -> dict[str, Any]:
     tasks = {"chat": TaskRule(has_primary=True, age_seconds=60.0)}
     figures = {}
     for size in (10_000, 100_000):
-        rows = World(Product(speaks=(0.7, 0.7)), 0).sessions(0.0, size / 19.0, 0.5, 4.0).rows
+        rows = TrainWorld(Product(speaks=(0.7, 0.7)), 0).sessions(0.0, size / 19.0, 0.5, 4.0).rows
         times = list[tuple[float, float]]()
         for _ in range(min(num, 20)):
             answers, began = Answers(), time.process_time()
@@ -169,35 +160,37 @@ def whole_trains(num: int) -> dict[str, Any]:
 _SLOW_STAGES = DEFAULTS.model_copy(update={"stage_seconds": 1800.0})
 _PATIENT = DEFAULTS.model_copy(update={"patience_seconds": 3600.0})
 _FEW_PEOPLE = DEFAULTS.model_copy(update={"stages": (0.05, 0.2, 0.5), "margin": 0.04, "patience_seconds": 3600.0})
-CASES: dict[str, Case] = {
-    "daily cycle x ramp": Case(("arrived",), Product(rate=5.0, swing=0.15, cycle=14_400.0), _SLOW_STAGES),
-    "slow good news": Case(("arrived",), Product(age=240.0, good_delay=120.0, bad_delay=10.0)),
-    "slow bad news, -5": Case(("revoked",), Product(age=240.0, good_delay=10.0, bad_delay=120.0, loss=0.05)),
-    "silence in the canary": Case(("withdrawn",), Product(speaks=(0.7, 0.5))),
-    "only the unhappy fall silent": Case(("withdrawn",), Product(speaks=(0.9, 0.9), sulks=(1.0, 0.4))),
-    "10% of the canary's records lost": Case(("withdrawn",), Product(lost=(0.0, 0.1), lost_bad=(0.0, 0.1)), _PATIENT),
-    "-5, and half of the bad answers lost": Case(
+CASES: dict[str, TrainCase] = {
+    "daily cycle x ramp": TrainCase(("arrived",), Product(rate=5.0, swing=0.15, cycle=14_400.0), _SLOW_STAGES),
+    "slow good news": TrainCase(("arrived",), Product(age=240.0, good_delay=120.0, bad_delay=10.0)),
+    "slow bad news, -5": TrainCase(("revoked",), Product(age=240.0, good_delay=10.0, bad_delay=120.0, loss=0.05)),
+    "silence in the canary": TrainCase(("withdrawn",), Product(speaks=(0.7, 0.5))),
+    "only the unhappy fall silent": TrainCase(("withdrawn",), Product(speaks=(0.9, 0.9), sulks=(1.0, 0.4))),
+    "10% of the canary's records lost": TrainCase(
+        ("withdrawn",), Product(lost=(0.0, 0.1), lost_bad=(0.0, 0.1)), _PATIENT
+    ),
+    "-5, and half of the bad answers lost": TrainCase(
         ("withdrawn", "revoked"), Product(loss=0.05, lost_bad=(0.0, 0.5)), _PATIENT
     ),
-    "graders out for five minutes": Case(
+    "graders out for five minutes": TrainCase(
         ("arrived",), Product(outage=(700.0, 1000.0)), DEFAULTS.model_copy(update={"stratum_seconds": 300.0})
     ),
-    "graders out for the canary alone": Case(
+    "graders out for the canary alone": TrainCase(
         ("withdrawn",),
         Product(outage=(0.0, 1e9), outage_arms=(0.0, 0.3)),
         _PATIENT,
     ),
-    "clocks off: 20% of gateways -10 min, 5% +1 h": Case(("arrived",), Product(skew={-600.0: 0.2, 3600.0: 0.05})),
-    "the same clocks, -5": Case(("revoked",), Product(loss=0.05, skew={-600.0: 0.2, 3600.0: 0.05})),
-    "people come back: 10 sessions, ICC .2": Case(
+    "clocks off: 20% of gateways -10 min, 5% +1 h": TrainCase(("arrived",), Product(skew={-600.0: 0.2, 3600.0: 0.05})),
+    "the same clocks, -5": TrainCase(("revoked",), Product(loss=0.05, skew={-600.0: 0.2, 3600.0: 0.05})),
+    "people come back: 10 sessions, ICC .2": TrainCase(
         ("arrived",), Product(rate=50.0, people=9000, alike=0.2, explained=0.0), _FEW_PEOPLE
     ),
-    "the same people, and 30% of the canary's records lost": Case(
+    "the same people, and 30% of the canary's records lost": TrainCase(
         ("withdrawn",),
         Product(rate=50.0, people=6000, alike=0.2, explained=0.0, lost=(0.0, 0.3), lost_bad=(0.0, 0.3)),
         _FEW_PEOPLE,
     ),
-    "the same people, -10": Case(
+    "the same people, -10": TrainCase(
         ("revoked",), Product(rate=50.0, people=9000, alike=0.2, explained=0.0, loss=0.1), _FEW_PEOPLE
     ),
 }
@@ -249,7 +242,7 @@ def boiling_frog(num: int) -> dict[str, Any]:
     histories, points = [], (5, 10, 15, 20, 25, 30, 40, 50)
     rule = {"chat": TaskRule(has_primary=True, age_seconds=60.0)}
     for seed in range(num):
-        random, reward, ends = np.random.default_rng(seed), 0.8, list[Ending]()
+        random, reward, ends = np.random.default_rng(seed), 0.8, list[TrainEnding]()
         rows, lifts = list[LiftRow](), list[dict[str, Any]]()
         for version in range(1, FROG_VERSIONS + 1):
             ends.append(

@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.log.feed import TASK_FILE, a_generation
 from benchmarks.report import print_table, summarise, write_report
-from benchmarks.rewards.cases import Case, cases
+from benchmarks.rewards.cases import GraderCase, cases
 from contracts.event_log import Message
 from contracts.records import Episode, Signal, Submitter
 from contracts.tasks import Task
@@ -34,6 +33,7 @@ from runtime.days import migrate
 from runtime.log.local import LocalLog
 from runtime.log.outbox import message
 from runtime.worker import Worker
+from tests.worlds.feed import TASK_FILE, a_generation
 
 _APPENDED_AT_ONCE = 500
 
@@ -54,7 +54,7 @@ def main() -> None:
     print(write_report("rewards", figures))
 
 
-def measure_kind(case: Case, rounds: int) -> dict[str, Any]:
+def measure_kind(case: GraderCase, rounds: int) -> dict[str, Any]:
     """Answers a second, graded and plain, and the overhead of the first over the second in the same round."""
     rule = {"name": "v", "kind": case.kind, "config": dict(case.config), "deadline_seconds": 30.0}
     signals = {"accepted": {"type": "bool", "labels": {"true": 1.0}}}

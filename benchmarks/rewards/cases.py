@@ -33,7 +33,7 @@ DATABASES = (
 )
 
 
-class Case(NamedTuple):
+class GraderCase(NamedTuple):
     """One kind: its config, its answers, and the plain call."""
 
     kind: str
@@ -44,18 +44,24 @@ class Case(NamedTuple):
     """How many answers the plain call is timed on, where it is slow."""
 
 
-def cases(num: int) -> list[Case]:
+def cases(num: int) -> list[GraderCase]:
     """The cheap kinds with `num` answers each, the dear ones with fewer."""
     bookings = [_booking(number) for number in range(num)]
     validator = jsonschema_rs.validator_for(SCHEMA)
     pattern = re2.compile(PATTERN)
     return [
-        Case("json_schema", {"schema": SCHEMA}, bookings, lambda answer: validator.is_valid(json.loads(answer.text))),
-        Case("json_exact", {}, bookings, lambda answer: json.loads(answer.text) == json.loads(answer.reference or "")),
-        Case("regex", {"pattern": PATTERN}, bookings, lambda answer: pattern.search(answer.text) is not None),
-        Case("exact", {}, bookings, lambda answer: answer.text.strip() == (answer.reference or "").strip()),
-        Case("math", {}, [_sum(number) for number in range(max(20, num // 20))], _plain_math),
-        Case("sql", {"setup": list(DATABASES)}, [_query(number) for number in range(max(20, num // 20))], _plain_sql),
+        GraderCase(
+            "json_schema", {"schema": SCHEMA}, bookings, lambda answer: validator.is_valid(json.loads(answer.text))
+        ),
+        GraderCase(
+            "json_exact", {}, bookings, lambda answer: json.loads(answer.text) == json.loads(answer.reference or "")
+        ),
+        GraderCase("regex", {"pattern": PATTERN}, bookings, lambda answer: pattern.search(answer.text) is not None),
+        GraderCase("exact", {}, bookings, lambda answer: answer.text.strip() == (answer.reference or "").strip()),
+        GraderCase("math", {}, [_sum(number) for number in range(max(20, num // 20))], _plain_math),
+        GraderCase(
+            "sql", {"setup": list(DATABASES)}, [_query(number) for number in range(max(20, num // 20))], _plain_sql
+        ),
     ]
 
 

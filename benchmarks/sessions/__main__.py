@@ -1,8 +1,7 @@
-"""Sessions: what they cost the serving API, what it holds, what kills and swaps do to them, and what the engine keeps for them.
+"""Sessions: what they cost the serving API, what it holds, what swaps do to them, and what the engine keeps for them.
 
     python -m benchmarks.sessions cost              what a session adds to a call; the goal is a p50 below 1 ms
     python -m benchmarks.sessions memory            1,000 sessions at once for minutes, while what is kept expires
-    python -m benchmarks.sessions kills             100 SIGKILLs of the serving API (--redis URL: its sessions are kept there)
     python -m benchmarks.sessions swaps             weights of the real engine swapped in the middle of sessions of 50 turns
     python -m benchmarks.sessions prefix            50 turns with kept prefixes and without, on an engine in this process
 
@@ -23,9 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     options = _parse(arguments)
     figures = _run(options)
-    status = end_with(
-        figures, options, _show, f"sessions-{options.subject}{'-redis' if figures.get('store') == 'redis' else ''}"
-    )
+    status = end_with(figures, options, _show, f"sessions-{options.subject}")
     return status if figures["good"] else 1
 
 
@@ -47,12 +44,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     memory.add_argument("--turns", type=int, default=10)
     memory.add_argument("--pause", type=float, default=8.0, help="seconds between two turns of a session, at the mean")
     memory.add_argument("--seconds", type=float, default=480.0)
-    kills = subjects.add_parser("kills", parents=[shared], help="SIGKILL of the serving API under sessions")
-    kills.add_argument("--kills", type=int, default=100)
-    kills.add_argument("--turns", type=int, default=10)
-    kills.add_argument("--at-once", type=int, default=8)
-    kills.add_argument("--redis", help="redis://host:port/0; without it what is kept lies in a file of the home")
-    kills.add_argument("--seed", type=int, default=1)
     swaps = subjects.add_parser("swaps", parents=[shared], help="swaps of weights under sessions")
     swaps.add_argument("--versions", type=int, default=8, help="beside the base")
     swaps.add_argument("--swaps", type=int, default=100)
@@ -76,10 +67,6 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
 
         sessions, pause, seconds = (50, 0.5, 20.0) if quick else (options.sessions, options.pause, options.seconds)
         return memory.run(sessions, options.turns, pause, seconds)
-    if options.subject == "kills":
-        from benchmarks.sessions import kills  # noqa: PLC0415 as above
-
-        return kills.run(2 if quick else options.kills, options.at_once, options.turns, options.redis, options.seed)
     if options.subject == "prefix":
         from benchmarks.sessions import prefix  # noqa: PLC0415 as above
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.gateway.world import OK, World, client_of, mock_engine, running
-from benchmarks.paths import EXAMPLE
 from benchmarks.report import percentile, summarise
-from benchmarks.sessions.records import calls_of
-from benchmarks.sessions.users import wide_base
-from benchmarks.sessions.varied_engine import END
 from contracts.turns import count_rows
 from services.inference.engine.http import HttpClient
+from tests.worlds.gateway import OK, GatewayWorld, client_of, mock_engine, running
+from tests.worlds.paths import EXAMPLE
+from tests.worlds.sessions.records import calls_of
+from tests.worlds.sessions.users import wide_base
+from tests.worlds.sessions.varied_engine import END
 
 GOAL_MS = 1.0
 ARMS = ("whole", "session")
@@ -51,7 +51,7 @@ async def converse(client: HttpClient, session: str | None, turns: int) -> list[
     return seconds
 
 
-async def arm(world: World, name: str, sessions: int, turns: int, at_once: int) -> list[float]:
+async def arm(world: GatewayWorld, name: str, sessions: int, turns: int, at_once: int) -> list[float]:
     """Many conversations, `at_once` of them at a time. Returns the seconds of all turns."""
     client, free, seconds = client_of(world.gateway, world.key), asyncio.Semaphore(at_once), list[float]()
 

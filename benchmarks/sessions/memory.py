@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gateway.world import World, running
-from benchmarks.paths import EXAMPLE
-from benchmarks.sessions.users import Users, wide_base
+from tests.worlds.gateway import GatewayWorld, running
+from tests.worlds.paths import EXAMPLE
+from tests.worlds.sessions.users import SessionUsers, wide_base
 
 KEPT_SECONDS = 60.0
 _WARM_UP_SECONDS = 2 * KEPT_SECONDS
@@ -26,7 +26,7 @@ _FLAT = 0.05
 """By how much the last third of the samples may exceed the first third behind the warm-up."""
 
 
-class Sample(NamedTuple):
+class MemorySample(NamedTuple):
     """`web` at one moment."""
 
     seconds: float
@@ -36,14 +36,14 @@ class Sample(NamedTuple):
     ended: int
 
 
-async def watch(world: World, users: Users, at_once: int, seconds: float) -> list[Sample]:
+async def watch(world: GatewayWorld, users: SessionUsers, at_once: int, seconds: float) -> list[MemorySample]:
     """Samples of so many seconds of conversations."""
-    began, samples = time.monotonic(), list[Sample]()
+    began, samples = time.monotonic(), list[MemorySample]()
     talking = asyncio.create_task(users.run(at_once))
     while (now := time.monotonic() - began) < seconds:
         kept = sum(path.stat().st_size for path in world.home.glob("sessions.db*"))
         resident = world.process.memory_info().rss
-        samples.append(Sample(now, resident / 2**20, kept / 2**20, users.num_whole, users.num_ended))
+        samples.append(MemorySample(now, resident / 2**20, kept / 2**20, users.num_whole, users.num_ended))
         await asyncio.sleep(_EVERY_SECONDS)
     users.stop()
     await talking
@@ -55,10 +55,10 @@ def run(sessions: int, turns: int, pause: float, seconds: float) -> dict[str, An
     dice = random.Random(1)  # noqa: S311 pauses, not secrets
     with tempfile.TemporaryDirectory() as folder:
         base = wide_base(EXAMPLE / "base", Path(folder) / "base")
-        engine = ["-m", "benchmarks.sessions.varied_engine"]
+        engine = ["-m", "tests.worlds.sessions.varied_engine"]
         home = Path(folder) / "home"
         with running(home, None, "memory", engine=engine, base=base, session_seconds=KEPT_SECONDS) as world:
-            users = Users(world, turns, pause=lambda: dice.uniform(0.0, 2 * pause))
+            users = SessionUsers(world, turns, pause=lambda: dice.uniform(0.0, 2 * pause))
             samples = asyncio.run(watch(world, users, sessions, seconds))
     failed = sum(one.ended != "whole" for one in users.sent)
     warm = [one for one in samples if one.seconds >= min(_WARM_UP_SECONDS, seconds / 2)]

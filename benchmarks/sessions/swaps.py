@@ -19,18 +19,17 @@ from typing import Any
 
 import psutil
 
-from benchmarks.feedback.world import free_port
-from benchmarks.gateway.world import OK, World, client_of, process, wait_for, web_of
-from benchmarks.paths import EXAMPLE, ROOT
-from benchmarks.sessions.kills import goes_on
-from benchmarks.sessions.records import LoggedCall, calls_of
-from benchmarks.sessions.users import Sent, Users, wide_base
-from benchmarks.sessions.varied_engine import END
-from benchmarks.versions import moved, publish_next
 from commands.home import prepare_home
 from contracts.turns import count_rows
 from runtime.settings import Settings
 from services.inference.engine.http import HttpClient
+from tests.worlds.gateway import OK, GatewayWorld, client_of, wait_for, web_of
+from tests.worlds.paths import EXAMPLE, ROOT
+from tests.worlds.processes import free_port, process
+from tests.worlds.sessions.records import LoggedCall, calls_of, goes_on
+from tests.worlds.sessions.users import Sent, SessionUsers, wide_base
+from tests.worlds.sessions.varied_engine import END
+from tests.worlds.versions import moved, publish_next
 from weights.codec.history import History
 from weights.stores.opening import open_weight_store
 from weights.versions.keys import signer_of
@@ -47,7 +46,7 @@ _OPTIONS = {"logit_bias": {str(END): 8}}
 
 
 @contextmanager
-def served(folder: Path, versions: int) -> Iterator[tuple[World, str]]:
+def served(folder: Path, versions: int) -> Iterator[tuple[GatewayWorld, str]]:
     """The real engine and the serving API on so many versions beside the base; also the operator's key."""
     base = wide_base(EXAMPLE / "base", folder / "base")
     settings = Settings(
@@ -72,12 +71,16 @@ def served(folder: Path, versions: int) -> Iterator[tuple[World, str]]:
     with ExitStack() as stack:
         stack.enter_context(process([str(ROOT / "millrace.py"), "engine", "--home", str(settings.home)]))
         web = stack.enter_context(process(web_of(settings.home)))
-        world = World(settings.home, settings.web_url, settings.engine_url, home.app_key or "", psutil.Process(web.pid))
+        world = GatewayWorld(
+            settings.home, settings.web_url, settings.engine_url, home.app_key or "", psutil.Process(web.pid)
+        )
         asyncio.run(wait_for(world))
         yield world, home.operator_key
 
 
-async def swap_under(world: World, operator_key: str, way: Iterable[int], users: Users, at_once: int) -> list[float]:
+async def swap_under(
+    world: GatewayWorld, operator_key: str, way: Iterable[int], users: SessionUsers, at_once: int
+) -> list[float]:
     """Point `live` at one version after the other while users talk; the seconds until each was served."""
     client, seconds = client_of(world.gateway, operator_key), list[float]()
     talking = asyncio.create_task(users.run(at_once))
@@ -147,7 +150,7 @@ def judge(sent: Sequence[Sent], logged: Sequence[LoggedCall]) -> dict[str, Any]:
 def run(versions: int, swaps: int, at_once: int, turns: int) -> dict[str, Any]:
     """The content of the report."""
     with tempfile.TemporaryDirectory() as folder, served(Path(folder), versions) as (world, operator_key):
-        users = Users(world, turns, _OPTIONS)
+        users = SessionUsers(world, turns, _OPTIONS)
         forth_and_back = itertools.cycle([*range(1, versions + 1), *range(versions - 1, -1, -1)])
         way = itertools.islice(forth_and_back, swaps)
         seconds = asyncio.run(swap_under(world, operator_key, way, users, at_once))

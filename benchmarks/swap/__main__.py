@@ -24,15 +24,15 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from benchmarks.engine.arms import POLICY, open_engine
-from benchmarks.paths import BASE
 from benchmarks.report import percentile, print_table, summarise, write_report
-from benchmarks.swap.labels import Answer, check_labels
-from benchmarks.swap.world import LIVE, Outcome, publish_chain, swap_under_load, way
+from benchmarks.swap.world import LIVE, SwapOutcome, publish_chain, swap_under_load, way
 from policy.load import load_model
 from policy.weights import ModelBits, copy_tensors, tensors_of
 from services.engine.settings import EngineSettings
 from services.engine.swap import SwapRecord
+from tests.worlds.engines.own import POLICY, open_engine
+from tests.worlds.labels import LabelledAnswer, check_labels
+from tests.worlds.paths import BASE
 from weights.stores.opening import open_store_at
 from weights.stores.store import WeightStore
 from weights.tensors import read_safetensors
@@ -43,7 +43,7 @@ _MODELS_KEPT = 8
 _ROUNDS = 5
 
 
-class Shape(NamedTuple):
+class SwapShape(NamedTuple):
     """A Llama with tied embeddings."""
 
     hidden: int
@@ -53,10 +53,10 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
-    5: Shape(256, 704, 4, 8_000),
-    50: Shape(512, 1408, 13, 16_000),
-    150: Shape(768, 2048, 18, 32_000),
-    500: Shape(1280, 3456, 23, 32_000),
+    5: SwapShape(256, 704, 4, 8_000),
+    50: SwapShape(512, 1408, 13, 16_000),
+    150: SwapShape(768, 2048, 18, 32_000),
+    500: SwapShape(1280, 3456, 23, 32_000),
 }
 """By millions of parameters."""
 
@@ -123,7 +123,7 @@ def _measure_load(options: argparse.Namespace) -> dict[str, Any]:
         }
 
 
-def _times(outcome: Outcome) -> dict[str, Any]:
+def _times(outcome: SwapOutcome) -> dict[str, Any]:
     """Milliseconds. A swap that fetched nothing used the undo log."""
     records = outcome.records
     return {
@@ -144,7 +144,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _labels(
-    store: WeightStore, answers: Sequence[Answer], last_version: int, options: argparse.Namespace
+    store: WeightStore, answers: Sequence[LabelledAnswer], last_version: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Check a sample of the answers that span several versions."""
     over_swaps = [answer for answer in answers if len(answer.spans) > 1]
@@ -189,7 +189,7 @@ def _measure_size(millions: int, device: str) -> dict[str, Any]:
     }
 
 
-def _random_model(shape: Shape) -> Any:
+def _random_model(shape: SwapShape) -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=shape.vocabulary,

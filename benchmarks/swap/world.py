@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.engine.arms import POLICY, Job, make_jobs
-from benchmarks.swap.labels import Answer
-from benchmarks.versions import moved, publish_next
 from contracts.errors import MillraceError, Unavailable
 from services.engine.engine import Engine
 from services.engine.sampling import GenerateRequest, SamplingParams
 from services.engine.swap import SwapRecord, added_gap
+from tests.worlds.engines.own import POLICY, Job, make_jobs
+from tests.worlds.labels import LabelledAnswer
+from tests.worlds.versions import moved, publish_next
 from weights.codec.history import History
 from weights.stores.store import WeightStore
 from weights.tensors import Tensors
@@ -30,11 +30,11 @@ _BETWEEN_SECONDS = 0.05
 _NUM_JOBS = 1000
 
 
-class Outcome(NamedTuple):
+class SwapOutcome(NamedTuple):
     """The result of a run under load."""
 
     records: list[SwapRecord]
-    answers: list[Answer]
+    answers: list[LabelledAnswer]
     num_failed: int
     """Answers that ended in an error, or with fewer tokens than were asked for."""
     quiet_gaps: list[float]
@@ -56,7 +56,7 @@ def publish_chain(store: WeightStore, base: Tensors, num_versions: int, density:
         publish_next(store, POLICY, version, base=parent, target=target, history=history)
 
 
-def swap_under_load(engine: Engine, versions: Sequence[int], base: Path, num_streams: int) -> Outcome:
+def swap_under_load(engine: Engine, versions: Sequence[int], base: Path, num_streams: int) -> SwapOutcome:
     """Bring the live arm to one version after the other while `num_streams` answers are always being made."""
     return asyncio.run(_Load(engine, base).run(versions, num_streams))
 
@@ -65,12 +65,12 @@ class _Load:
     def __init__(self, engine: Engine, base: Path) -> None:
         self._engine = engine
         self._jobs = itertools.cycle(make_jobs(base, _NUM_JOBS, shortest=_SHORTEST, longest=_LONGEST, seed=0))
-        self._answers: list[Answer] = []
+        self._answers: list[LabelledAnswer] = []
         self._token_times: list[list[float]] = []
         self._num_failed = 0
         self._is_over = False
 
-    async def run(self, versions: Sequence[int], num_streams: int) -> Outcome:
+    async def run(self, versions: Sequence[int], num_streams: int) -> SwapOutcome:
         streams = [asyncio.create_task(self._stream()) for _ in range(num_streams)]
         while len(self._answers) < 2 * num_streams:  # noqa: ASYNC110 the first answers warm up
             await asyncio.sleep(_BETWEEN_SECONDS)
@@ -86,7 +86,7 @@ class _Load:
         self._is_over = True
         await asyncio.gather(*streams)
         gaps = [added_gap(_in_flight(self._token_times, moment), moment) for moment in moments]
-        return Outcome(records, self._answers, self._num_failed, [gap for gap in gaps if gap is not None])
+        return SwapOutcome(records, self._answers, self._num_failed, [gap for gap in gaps if gap is not None])
 
     async def _stream(self) -> None:
         while not self._is_over:
@@ -102,7 +102,7 @@ class _Load:
         ticket = self._engine.resolve(POLICY).submit(request)
         chunk = await anext(aiter(ticket.chunks()))
         self._token_times.append(ticket.token_times)
-        self._answers.append(Answer(job.prompt, chunk.token_ids, chunk.logprobs, chunk.spans))
+        self._answers.append(LabelledAnswer(job.prompt, chunk.token_ids, chunk.logprobs, chunk.spans))
         if (len(chunk.token_ids), len(chunk.logprobs)) != (job.num_tokens, job.num_tokens):
             self._num_failed += 1
 

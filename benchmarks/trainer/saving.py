@@ -31,7 +31,6 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.paths import ROOT
 from benchmarks.report import percentile, print_table, write_report
 from benchmarks.trainer.throughput import VOCABULARY
 from contracts import assignments
@@ -50,6 +49,7 @@ from runtime.days import migrate
 from runtime.lease import Lease
 from runtime.log.outbox import message
 from runtime.settings import Settings
+from tests.worlds.paths import ROOT
 from weights.publish import publish_version
 from weights.stores.opening import open_store_at
 from weights.warm_up import warm_up
@@ -68,7 +68,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class Turn(NamedTuple):
+class SavingTurn(NamedTuple):
     """Seconds of one turn. `computed`: of them in the passes of the step; `kept`: waiting for a save, or copying for it."""
 
     seconds: float
@@ -105,7 +105,7 @@ class TimedLearner(Learner):
             self.computed += time.perf_counter() - began - self.kept
 
 
-class Home:
+class SavingHome:
     """A home with a trainer, and a release that accepts everything."""
 
     def __init__(self, folder: Path, model: Any) -> None:
@@ -150,7 +150,7 @@ def measure(million: int, num_turns: int, threads: int) -> dict[str, Any]:
     bare = _memory("VmRSS")
     with tempfile.TemporaryDirectory() as folder:
         model = _model(million)
-        home = Home(Path(folder), model)
+        home = SavingHome(Path(folder), model)
         training = TrainingSettings(
             batch_size=ROWS, max_wait_seconds=0.0, publish_samples=SAMPLES_OF_A_VERSION, publish_seconds=1e9,
             learning_rate=1e-5, divergence_bound=math.inf,
@@ -199,17 +199,17 @@ def measure(million: int, num_turns: int, threads: int) -> dict[str, Any]:
     }
 
 
-def _turn(home: Home, trainer: Trainer, learner: TimedLearner) -> Turn:
+def _turn(home: SavingHome, trainer: Trainer, learner: TimedLearner) -> SavingTurn:
     is_busy, learner.computed, learner.kept = not trainer.is_settled, 0.0, 0.0
     began = time.perf_counter()
     trainer.turn(WAIT_SECONDS)
     seconds = time.perf_counter() - began
-    turn = Turn(seconds, learner.computed, learner.kept, is_busy or not trainer.is_settled)
+    turn = SavingTurn(seconds, learner.computed, learner.kept, is_busy or not trainer.is_settled)
     home.accept()
     return turn
 
 
-def _figures(turns: Sequence[Turn], elapsed: float) -> dict[str, float]:
+def _figures(turns: Sequence[SavingTurn], elapsed: float) -> dict[str, float]:
     quiet = [turn for turn in turns if not turn.is_busy] or turns
     busy = [turn for turn in turns if turn.is_busy] or turns
     stalls = [turn.stall for turn in turns]
@@ -258,7 +258,7 @@ def _sample(random: np.random.Generator, number: int) -> Experience:
     )  # fmt: skip
 
 
-def _checkpoints(home: Home) -> int:
+def _checkpoints(home: SavingHome) -> int:
     """The serial of the newest checkpoint."""
     return max(
         (int(path.name.rpartition("-")[2]) for path in home.settings.checkpoints.glob("checkpoint-*")), default=0

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.paths import ROOT
 from benchmarks.report import summarise
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
@@ -32,6 +31,7 @@ from contracts.sampling import Sampling, Span
 from pipelines.training.learning.batch import num_tokens
 from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
+from tests.worlds.paths import ROOT
 
 VOCABULARY = 8192
 ROWS, ROWS_OF_TRL = 32, 8

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.gateway.world import World, running
 from tests.chat_templates.bundled import bundled_source
 from tests.clients.scripted import question
 from tests.clients.server import TASK
+from tests.worlds.gateway import GatewayWorld, running
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
@@ -81,7 +81,7 @@ def plan_of(harness: Harness, *, thinks: bool) -> Plan:
 
 
 @contextmanager
-def served(policy: Path, folder: Path) -> Iterator[World]:
+def served(policy: Path, folder: Path) -> Iterator[GatewayWorld]:
     """The serving API with Qwen3's template, in front of the engine that does what questions say."""
     base = folder / "base"
     shutil.copytree(policy, base)
@@ -93,14 +93,14 @@ def served(policy: Path, folder: Path) -> Iterator[World]:
         yield world
 
 
-def new_session(world: World) -> tuple[str, str]:
+def new_session(world: GatewayWorld) -> tuple[str, str]:
     """Id and key of a session."""
     headers = {"authorization": f"Bearer {world.key}"}
     made = httpx.post(f"{world.gateway}/v1/sessions", headers=headers, json={"budget": {"calls": 100}}).json()
     return str(made["id"]), str(made["key"])
 
 
-def run(harness: Harness, environments: Path, world: World, key: str, questions: Sequence[str]) -> list[str]:
+def run(harness: Harness, environments: Path, world: GatewayWorld, key: str, questions: Sequence[str]) -> list[str]:
     """One session; what the agent answered to each question.
 
     Raises:

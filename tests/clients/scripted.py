@@ -16,7 +16,7 @@ from typing import Any
 import uvloop
 from tokenizers import Tokenizer
 
-from benchmarks.gateway.mock_engine import generation_of, serve
+from tests.worlds.engines.mock import generation_of, serve
 
 LINE = "Do: "
 _SCRIPT = re.compile(rf"^.*{LINE}(\[.*\])", re.MULTILINE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+
+from tests.worlds.processes import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 TASK = Path(__file__).parent / "task.toml"
@@ -68,12 +69,6 @@ def alone(environments: Path) -> Iterator[None]:
     with (environments / "page.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 _COMMAND = (sys.executable, "-c", "from millrace import main; main()")

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gateway.world import World
-from benchmarks.sessions.records import LoggedCall, calls_of
 from contracts.turns import RowCount, count_rows
 from tests.clients.harnesses import HARNESSES, Harness, installed_version, new_session, plan_of, run, served
 from tests.clients.policy_digest import POLICY
 from tests.clients.server import ROOT, alone
 from tests.clients.table import AGENTS, Outcome, agents, with_agents
+from tests.worlds.gateway import GatewayWorld
+from tests.worlds.sessions.records import LoggedCall, calls_of
 
 pytestmark = pytest.mark.clients
 ENVIRONMENTS = Path(os.environ.get("MILLRACE_CLIENTS", ROOT / ".clients"))
@@ -27,7 +27,7 @@ _OF_THE_TEMPLATE = {"reasoning_dropped": 1}
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayWorld]:
     missing = sorted({one.environment for one in HARNESSES if not (ENVIRONMENTS / one.environment / ".built").exists()})
     if missing:
         pytest.skip(f"no client environments ({', '.join(missing)}): make clients builds them")
@@ -42,7 +42,7 @@ def seen() -> dict[Harness, Outcome]:
 
 
 @pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: f"{harness.name}, {harness.api}")
-def test_a_session_of_tools_is_one_row(harness: Harness, world: World, seen: dict[Harness, Outcome]) -> None:
+def test_a_session_of_tools_is_one_row(harness: Harness, world: GatewayWorld, seen: dict[Harness, Outcome]) -> None:
     plain, reasoned = (session_of(harness, world, thinks=thinks) for thinks in (False, True))
 
     version = installed_version(ENVIRONMENTS, harness.environment, harness.package)
@@ -53,7 +53,7 @@ def test_a_session_of_tools_is_one_row(harness: Harness, world: World, seen: dic
     assert min(plain.saved, reasoned.saved) > 0.6
 
 
-def session_of(harness: Harness, world: World, *, thinks: bool) -> RowCount:
+def session_of(harness: Harness, world: GatewayWorld, *, thinks: bool) -> RowCount:
     """One session from beginning to end, checked token for token."""
     session, key = new_session(world)
     plan = plan_of(harness, thinks=thinks)
@@ -73,7 +73,7 @@ def num_tokens(call: LoggedCall) -> int:
     return len(call.prompt) + len(call.sampled)
 
 
-def test_the_page_says_what_came_of_the_agents(world: World, seen: dict[Harness, Outcome]) -> None:
+def test_the_page_says_what_came_of_the_agents(world: GatewayWorld, seen: dict[Harness, Outcome]) -> None:
     assert world.process.is_running()
     if len(seen) < len(HARNESSES):
         pytest.skip("only some of the agents ran")

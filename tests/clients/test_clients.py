@@ -19,11 +19,11 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from benchmarks.gateway.peers import running_litellm
 from tests.clients.harnesses import installed_version
 from tests.clients.policy_digest import POLICY
 from tests.clients.server import MODEL, REQUESTS_PER_MINUTE, ROOT, Millrace, alone, started
 from tests.clients.table import AGENTS, Result, page, with_agents
+from tests.worlds.servers.peers import running_litellm
 
 pytestmark = pytest.mark.clients
 HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ import pytest
 from runtime.database import Database
 from tests.databases import write_migrated
 from tests.in_memory import folder_in_memory
-from tests.postgres import create_empty, create_migrated
+from tests.worlds.servers.postgres import create_empty, create_migrated
 
 KINDS = ("sqlite", pytest.param("postgresql", marks=pytest.mark.services))
 

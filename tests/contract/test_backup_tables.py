@@ -22,7 +22,7 @@ from runtime.settings import Settings, load_settings, write_settings
 from runtime.worker import Worker
 from tests.contract.test_upgrade import contents
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, message
-from tests.postgres import create_empty
+from tests.worlds.servers.postgres import create_empty
 
 pytestmark = pytest.mark.services
 

@@ -11,7 +11,7 @@ from contracts.deletions import Kind, going, refer_to_version
 from contracts.errors import LeaseLost, NotFound
 from runtime.database import Database
 from runtime.deletions import Deletions
-from tests.leases import a_lease
+from tests.worlds.servers.leases import a_lease
 
 
 def advance(deletions: Deletions, *names: str) -> list[str]:

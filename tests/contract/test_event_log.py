@@ -15,7 +15,7 @@ from contracts.errors import InvalidSettings
 from contracts.event_log import EventLog, LogPlace, LogRecord, Message
 from runtime.log.kafka import KafkaLog
 from runtime.log.local import LocalLog
-from tests.services import kafka_log, new_prefix
+from tests.worlds.servers.services import kafka_log, new_prefix
 
 
 @contextmanager

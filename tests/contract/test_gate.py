@@ -8,7 +8,7 @@ from contracts.errors import VersionNotResident
 from pipelines.release import repository
 from pipelines.release.asking import SentinelAnswer
 from runtime.database import Database
-from tests.unit.pipelines.release.worlds import STOP, GateWorld, a_set
+from tests.worlds.release.gate import STOP, GateWorld, a_set
 
 
 def test_candidates_are_judged_against_live_and_the_anchor(any_database: Database) -> None:

@@ -7,12 +7,12 @@ import threading
 import pytest
 from sqlalchemy import select
 
-from benchmarks.attacks.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, is_imputed
 from contracts.tables import behaviour, heard
 from rewards.signals.repository import add_heard, forget_heard, heard_since, responses_of
 from rewards.signals.silence import HeardKey, Tally
 from runtime.database import Database
 from tests.fakes import Crash
+from tests.worlds.crowd import BLAND, GRADED, HELPFUL, SilentCrowd, is_imputed
 
 STYLES = (HELPFUL, BLAND)
 
@@ -40,7 +40,7 @@ def test_counts_add_up_are_read_from_the_newest_and_forgotten(any_database: Data
 
 
 def test_the_helpful_win(any_database: Database) -> None:
-    crowd = Crowd(any_database)
+    crowd = SilentCrowd(any_database)
     crowd.talk(STYLES, 4)
     crowd.close()
     made = crowd.made_of(STYLES)
@@ -54,7 +54,7 @@ def test_the_helpful_win(any_database: Database) -> None:
 
 
 def test_who_dies_before_the_commit_has_counted_nothing(any_database: Database) -> None:
-    crowd = Crowd(any_database)
+    crowd = SilentCrowd(any_database)
     crowd.talk(STYLES, 1)
     before = totals(any_database)
     turns = [crowd.answer(HELPFUL) for _ in range(20)]
@@ -76,7 +76,7 @@ def test_who_dies_before_the_commit_has_counted_nothing(any_database: Database) 
 
 @pytest.mark.slow
 def test_two_replicas_count_every_word_and_guess_alike(any_database: Database) -> None:
-    crowds = [Crowd(any_database, seed=seed) for seed in (1, 2)]
+    crowds = [SilentCrowd(any_database, seed=seed) for seed in (1, 2)]
     threads = [threading.Thread(target=crowd.talk, args=(STYLES, 5), daemon=True) for crowd in crowds]
     for thread in threads:
         thread.start()
@@ -98,12 +98,12 @@ def test_two_replicas_count_every_word_and_guess_alike(any_database: Database) -
 
 def test_a_home_of_before_goes_on(any_database: Database) -> None:
     """A vote older than the column has no evidence, so nothing is subtracted that was never added."""
-    plain = Crowd(any_database, GRADED | {"silence": "unlabelled"})
+    plain = SilentCrowd(any_database, GRADED | {"silence": "unlabelled"})
     turn = plain.answer(HELPFUL)
     up = plain.word(turn, happy=True)
     plain.hear([plain.episode(turn, up)])
     plain.close()
-    crowd = Crowd(any_database)
+    crowd = SilentCrowd(any_database)
     crowd.hear([crowd.episode(turn, up, crowd.word(turn, happy=False, id="fb_2", at=crowd.now + 1), revision=2)])
     assert totals(any_database) == {(4, 0): Tally(0, 1, 0.0)}
     crowd.hear([crowd.episode(turn, revision=3)])

@@ -32,7 +32,7 @@ from runtime.worker import Worker
 from services.dashboard.live.reader import StateReader
 from tests.fakes import a_generation, a_signal, everything
 from tests.hostile import hostile, tasks
-from tests.judge_server import judge_server, verdict
+from tests.worlds.servers.judge import judge_server, verdict
 from weights.stores.opening import open_store_at
 
 NUM_INNOCENT, NUM_HOSTILE = 200, 40

@@ -15,7 +15,7 @@ from contracts.tables import training_lease, verdict
 from runtime.database import Database
 from runtime.lease import Lease, read_epochs, unheld_seconds
 from runtime.lease_holder import LeaseHolder, this_process
-from tests.leases import a_dead_process, a_lease, a_process_that_ended, let_it_expire
+from tests.worlds.servers.leases import a_dead_process, a_lease, a_process_that_ended, let_it_expire
 
 SOON_SECONDS = 15.0  # a lease that is waited for takes 20
 

@@ -35,7 +35,7 @@ from services.dashboard.live.traffic import CONSUMERS, UNTRACKED, TrafficReader
 from services.feedback import repository as feedback
 from services.feedback.requests import ReceivedItem
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
-from tests.services import kafka_log, kafka_servers, new_prefix
+from tests.worlds.servers.services import kafka_log, kafka_servers, new_prefix
 
 SIGNALS_ONLY = Task.model_validate(
     {
@@ -89,7 +89,7 @@ class Learner:
         return []
 
 
-class World:
+class LogLossWorld:
     """The workers of a home, on one log after the other."""
 
     def __init__(self, database: Database, open_log: Callable[[], EventLog], lose: Callable[[str], None]) -> None:
@@ -177,30 +177,30 @@ class World:
             return signal_states(connection)
 
 
-def on_files(database: Database, folder: Path) -> World:
+def on_files(database: Database, folder: Path) -> LogLossWorld:
     def lose(topic: str) -> None:
         for path in folder.glob(f"{topic}.db*"):
             path.unlink()
 
-    return World(database, lambda: LocalLog(folder), lose)
+    return LogLossWorld(database, lambda: LocalLog(folder), lose)
 
 
 @pytest.fixture
-def world(any_database: Database, tmp_path: Path) -> Iterator[World]:
+def world(any_database: Database, tmp_path: Path) -> Iterator[LogLossWorld]:
     world = on_files(any_database, tmp_path / "log")
     yield world
     world.log.close()
 
 
 @pytest.fixture
-def on_sqlite(database: Database, tmp_path: Path) -> Iterator[World]:
+def on_sqlite(database: Database, tmp_path: Path) -> Iterator[LogLossWorld]:
     """For the many cases that do not depend on which database it is."""
     world = on_files(database, tmp_path / "log")
     yield world
     world.log.close()
 
 
-def with_everything(world: World) -> None:
+def with_everything(world: LogLossWorld) -> None:
     """26 answers of three tasks, some of them cancelled or excluded from training, and signals about most."""
     users = world.answers(20)
     world.answers(2, finish_reason="cancelled")
@@ -209,7 +209,7 @@ def with_everything(world: World) -> None:
     world.signals([item for item in users if item.task != "sums"][:10])
 
 
-def test_a_log_that_was_deleted_is_refused_instead_of_skipping_what_comes(world: World) -> None:
+def test_a_log_that_was_deleted_is_refused_instead_of_skipping_what_comes(world: LogLossWorld) -> None:
     with_everything(world)
     world.settle()
     world.lose(TOPICS)
@@ -222,7 +222,7 @@ def test_a_log_that_was_deleted_is_refused_instead_of_skipping_what_comes(world:
         require_same_log(world.database, world.log, "HOME")
 
 
-def test_another_number_of_partitions_is_refused_once_there_are_records(world: World, tmp_path: Path) -> None:
+def test_another_number_of_partitions_is_refused_once_there_are_records(world: LogLossWorld, tmp_path: Path) -> None:
     more = LocalLog(tmp_path / "more", 2 * world.log.num_partitions)
     more.create_topics()
     with closing(more):
@@ -235,7 +235,7 @@ def test_another_number_of_partitions_is_refused_once_there_are_records(world: W
 
 
 @pytest.mark.slow
-def test_after_a_loss_was_accepted_every_new_answer_is_joined(world: World) -> None:
+def test_after_a_loss_was_accepted_every_new_answer_is_joined(world: LogLossWorld) -> None:
     with_everything(world)
     world.settle()
     assert set(world.states()) == set(world.sent)
@@ -254,7 +254,7 @@ def test_after_a_loss_was_accepted_every_new_answer_is_joined(world: World) -> N
 @pytest.mark.parametrize("topics", [TOPICS, *((topic,) for topic in TOPICS)], ids="+".join)
 @pytest.mark.slow
 def test_whatever_is_lost_whenever_everything_the_database_holds_gets_a_state(
-    on_sqlite: World, stage: str, topics: tuple[str, ...]
+    on_sqlite: LogLossWorld, stage: str, topics: tuple[str, ...]
 ) -> None:
     world = on_sqlite
     with_everything(world)
@@ -292,7 +292,7 @@ def test_whatever_is_lost_whenever_everything_the_database_holds_gets_a_state(
     assert dashboard_problems(world) == []
 
 
-def dashboard_problems(world: World) -> list[str]:
+def dashboard_problems(world: LogLossWorld) -> list[str]:
     with world.database.snapshot() as connection:
         totals = read_totals(connection)
     lookout = TrafficReader(world.log)
@@ -306,7 +306,7 @@ def dashboard_problems(world: World) -> list[str]:
 
 
 @pytest.mark.slow
-def test_an_older_copy_of_a_topic_is_shorter(world: World, tmp_path: Path) -> None:
+def test_an_older_copy_of_a_topic_is_shorter(world: LogLossWorld, tmp_path: Path) -> None:
     folder = tmp_path / "log"
     world.answers(8)
     world.log.close()
@@ -333,7 +333,7 @@ def test_an_older_copy_of_a_topic_is_shorter(world: World, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_records_that_expired_unread_are_named(any_database: Database, tmp_path: Path) -> None:
     folder = tmp_path / "log"
-    world = World(any_database, lambda: LocalLog(folder), lambda _topic: None)
+    world = LogLossWorld(any_database, lambda: LocalLog(folder), lambda _topic: None)
     world.work("episodes")
     world.answers(200)  # each partition gets more than the three that it loses
     connection = world.log._connection(GENERATIONS)  # type: ignore[attr-defined]
@@ -354,7 +354,7 @@ def test_a_kafka_topic_that_was_deleted_or_made_again(server: Database) -> None:
     """What follows for the database is the same as for a log in files, which both databases show above."""
     prefix = new_prefix()
     with kafka_log(prefix) as log:
-        world = World(server, lambda: log, lambda _topic: None)
+        world = LogLossWorld(server, lambda: log, lambda _topic: None)
         with_everything(world)
         world.settle()
         require_same_log(server, log, "HOME")
@@ -379,7 +379,7 @@ def test_a_kafka_topic_that_was_deleted_or_made_again(server: Database) -> None:
 def test_kafka_topics_and_settings_that_both_got_more_partitions(server: Database) -> None:
     prefix = new_prefix()
     with kafka_log(prefix) as log:
-        world = World(server, lambda: log, lambda _topic: None)
+        world = LogLossWorld(server, lambda: log, lambda _topic: None)
         world.answers(3)
         require_same_log(server, log, "HOME")
         admin = log._cluster.admin()

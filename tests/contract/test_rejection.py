@@ -10,7 +10,7 @@ from contracts.errors import Conflict, InvalidValue, MillraceError, StaleWrite
 from pipelines.release.train import moves
 from runtime.database import Database
 from tests.contract.test_train import a_train, both, check
-from tests.unit.pipelines.release.train.worlds import POLICY, TrackWorld
+from tests.worlds.release.track import POLICY, TrackWorld
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from sqlalchemy import delete, select, update
 
-from benchmarks.attacks.worlds.stores import NOW, POLICY, RUN, Bucket, publish, signer
-from benchmarks.versions import keyring
 from contracts.errors import InvalidSettings, StaleWrite
 from contracts.tables import weight_snapshot
 from runtime.database import Database
 from runtime.snapshot_rows import DatabaseSnapshotRows
+from tests.worlds.stores import NOW, POLICY, RUN, BucketPlace, publish, signer
+from tests.worlds.versions import keyring
 from weights.issuer import Issuer
 from weights.versions.signing import Signer
 from weights.versions.snapshot import RENEW_SECONDS, Snapshot, parse_snapshot, sign_snapshot, snapshot_path
@@ -21,12 +21,12 @@ OURS, NEXT, THIEF = signer(1), signer(2), signer(9)
 PATH = snapshot_path(POLICY)
 
 
-class World:
+class SnapshotWorld:
     """A bucket with versions 0 and 1, and its publishers."""
 
     def __init__(self, database: Database, folder: Path) -> None:
         self.database, self.folder = database, folder
-        self.place, self.now = Bucket(), NOW
+        self.place, self.now = BucketPlace(), NOW
         for version in (0, 1):
             self.publish(version)
 
@@ -57,11 +57,11 @@ class World:
 
 
 @pytest.fixture
-def world(any_database: Database, tmp_path: Path) -> World:
-    return World(any_database, tmp_path)
+def world(any_database: Database, tmp_path: Path) -> SnapshotWorld:
+    return SnapshotWorld(any_database, tmp_path)
 
 
-def test_the_first_lists_what_a_store_of_before_holds(world: World) -> None:
+def test_the_first_lists_what_a_store_of_before_holds(world: SnapshotWorld) -> None:
     world.place.put(f"{POLICY}/v000002/step.json", b"{}")
     assert world.issuer().renew()
     assert sorted(world.shown().versions) == [0, 1]
@@ -70,7 +70,7 @@ def test_the_first_lists_what_a_store_of_before_holds(world: World) -> None:
     assert world.place.get(PATH) == world.row()
 
 
-def test_each_issue_has_the_next_number_and_keeps_what_was_listed(world: World) -> None:
+def test_each_issue_has_the_next_number_and_keeps_what_was_listed(world: SnapshotWorld) -> None:
     world.issuer().issue()
     world.publish(2)
     world.issuer().issue([2])
@@ -79,7 +79,7 @@ def test_each_issue_has_the_next_number_and_keeps_what_was_listed(world: World) 
     assert (found.sequence, sorted(found.versions), found.pointers) == (3, [0, 1, 2], {"live": 7})
 
 
-def test_it_is_renewed_once_an_hour_and_by_whoever_signs_now(world: World) -> None:
+def test_it_is_renewed_once_an_hour_and_by_whoever_signs_now(world: SnapshotWorld) -> None:
     issuer = world.issuer()
     assert [issuer.renew(), issuer.renew()] == [True, False]
     world.now += RENEW_SECONDS
@@ -90,7 +90,7 @@ def test_it_is_renewed_once_an_hour_and_by_whoever_signs_now(world: World) -> No
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, None])
-def test_what_the_store_loses_is_put_back(world: World, content: bytes | None) -> None:
+def test_what_the_store_loses_is_put_back(world: SnapshotWorld, content: bytes | None) -> None:
     issuer = world.issuer()
     issuer.issue()
     if content is None:
@@ -101,7 +101,7 @@ def test_what_the_store_loses_is_put_back(world: World, content: bytes | None) -
     assert world.place.get(PATH) == world.row()
 
 
-def test_an_old_or_forged_one_in_the_store_is_neither_signed_again_nor_left_there(world: World) -> None:
+def test_an_old_or_forged_one_in_the_store_is_neither_signed_again_nor_left_there(world: SnapshotWorld) -> None:
     issuer = world.issuer()
     issuer.issue()
     old = world.place.get(PATH) or b""
@@ -115,7 +115,7 @@ def test_an_old_or_forged_one_in_the_store_is_neither_signed_again_nor_left_ther
     assert world.shown().sequence == 4
 
 
-def test_a_database_that_was_put_back_goes_on_above_what_was_seen(world: World) -> None:
+def test_a_database_that_was_put_back_goes_on_above_what_was_seen(world: SnapshotWorld) -> None:
     issuer = world.issuer()
     issuer.issue()
     early = world.row()
@@ -130,7 +130,7 @@ def test_a_database_that_was_put_back_goes_on_above_what_was_seen(world: World) 
     assert sorted(world.shown().versions) == [0, 1, 2]
 
 
-def test_a_way_that_cannot_be_read_now_stays_listed(world: World) -> None:
+def test_a_way_that_cannot_be_read_now_stays_listed(world: SnapshotWorld) -> None:
     issuer = world.issuer()
     issuer.issue()
     before = world.shown().versions
@@ -140,13 +140,13 @@ def test_a_way_that_cannot_be_read_now_stays_listed(world: World) -> None:
     assert world.shown().versions[0] == before[0]
 
 
-def test_another_run_is_refused(world: World) -> None:
+def test_another_run_is_refused(world: SnapshotWorld) -> None:
     world.issuer().issue()
     with pytest.raises(InvalidSettings, match="run-1"):
         world.issuer(run="run-2").issue()
 
 
-def test_of_two_who_issue_at_once_both_are_listed_or_told(world: World) -> None:
+def test_of_two_who_issue_at_once_both_are_listed_or_told(world: SnapshotWorld) -> None:
     first, second = world.issuer(), world.issuer(NEXT)
     first.issue()
     world.publish(2)

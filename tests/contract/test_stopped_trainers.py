@@ -9,7 +9,7 @@ from random import SystemRandom
 import pytest
 
 from contracts.assignments import LIVE
-from tests.postgres import create_migrated
+from tests.worlds.servers.postgres import create_migrated
 
 pytestmark = pytest.mark.services
 

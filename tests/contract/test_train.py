@@ -18,7 +18,7 @@ from pipelines.release.train import moves, repository
 from pipelines.release.train.repository import Train
 from runtime.database import Database
 from tests.unit.pipelines.release.train.test_changing_over import BETTER, against
-from tests.unit.pipelines.release.train.worlds import POLICY, SETTINGS, TrackWorld
+from tests.worlds.release.track import POLICY, SETTINGS, TrackWorld
 
 
 def a_train(world: TrackWorld) -> Train:

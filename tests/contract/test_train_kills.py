@@ -17,7 +17,7 @@ from pipelines.release.train.conductor import Conductor
 from pipelines.release.train.slots import TrainSlots
 from runtime.database import Database
 from runtime.replicas.in_process import LocalBell
-from tests.unit.pipelines.release.train.worlds import POLICY, SETTINGS, STOP, Behaviour, TrackWorld
+from tests.worlds.release.track import POLICY, SETTINGS, STOP, Behaviour, TrackWorld
 
 FAST = SETTINGS.model_copy(update={"stages": (0.1, 0.2, 0.3, 0.5), "stage_seconds": 0.3, "stage_units": 2})
 TASKS = {"chat": TaskRule(has_primary=True, age_seconds=0.2)}

@@ -41,8 +41,8 @@ from runtime.worker import Worker
 from tests.contract.conftest import KINDS, sqlite_url
 from tests.fakes import BOOKING_TASK, a_draw, a_generation, a_signal, everything, message
 from tests.hostile import an_experience
-from tests.postgres import create_migrated
-from tests.unit.pipelines.release.train.worlds import POLICY, TrackWorld
+from tests.worlds.release.track import POLICY, TrackWorld
+from tests.worlds.servers.postgres import create_migrated
 
 ROOT = Path(__file__).parent.parent.parent
 FIRST = "c2e3193157b5"

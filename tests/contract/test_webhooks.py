@@ -6,8 +6,8 @@ import threading
 
 from contracts.assignments import LIVE
 from runtime.database import Database
-from tests.unit.pipelines.release.webhooks.receiver import receiving
 from tests.unit.pipelines.release.webhooks.test_teller import Clock, known, look, make_teller, move, rows, verified
+from tests.worlds.release.receiver import receiving
 
 NUM_MOVES = 12
 

@@ -25,11 +25,11 @@ from runtime.settings import Settings
 from services.dashboard import formatting
 from services.dashboard.app import create_app
 from services.dashboard.signin.sessions import Sessions
-from tests.end_to_end.chromium import BROWSER, Chromium
-from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, POLICY, SCRIPT, key_of, seed, settings_of
-from tests.unit.services.dashboard.seed_rewards import seed_rewards
-from tests.unit.services.dashboard.seed_rollout import CANARY_VERSION, add_train, seed_rollout
-from tests.unit.services.dashboard.seed_sessions import SeededCall, call_id, linear, seed_session
+from tests.worlds.chromium import BROWSER, Chromium
+from tests.worlds.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, POLICY, SCRIPT, key_of, seed, settings_of
+from tests.worlds.dashboard.seed_rewards import seed_rewards
+from tests.worlds.dashboard.seed_rollout import CANARY_VERSION, add_train, seed_rollout
+from tests.worlds.dashboard.seed_sessions import SeededCall, call_id, linear, seed_session
 
 pytestmark = [
     pytest.mark.browser,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import examples.support.evaluate
-from benchmarks.paths import ROOT
 from commands import demo, demo_agent, demo_pace
 from tests.command_line import run_here
 from tests.forked import children_forked
+from tests.worlds.paths import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.enable_socket]
 

@@ -1,4 +1,4 @@
-"""Three tasks in one home, see `desk/work.py`, in which each process is killed with SIGKILL in turn, under people who go on working.
+"""Three tasks in one home, see `tests/worlds/desk/work.py`, in which each process is killed with SIGKILL in turn, under people who go on working.
 
 Nothing is lost, nothing is learned twice, and each task is learned from and gated by its own sentinels and graders.
 """
@@ -34,12 +34,12 @@ from contracts.topics import OUTCOMES
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from rewards.judges.identity import identity_of
-from tests.end_to_end.desk.work import TASKS, TimeJudge, write_sentinels, write_tasks
 from tests.fakes import everything
-from tests.judge_server import judge_server, verdict
 from tests.supervised import supervised
 from tests.unit.rewards.judges.figures import FIGURES
 from tests.unit.services.serving import wait_until
+from tests.worlds.desk.work import TASKS, TimeJudge, write_sentinels, write_tasks
+from tests.worlds.servers.judge import judge_server, verdict
 from weights.stores.opening import open_weight_store
 
 pytestmark = pytest.mark.slow
@@ -90,7 +90,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
         with supervised(home, sockets) as supervisor:
             listed = folder / "users.jsonl"
             listed.touch()
-            command = [sys.executable, "-m", "tests.end_to_end.desk.users", "--url", home.settings.web_url]
+            command = [sys.executable, "-m", "tests.worlds.desk.users", "--url", home.settings.web_url]
             command += ["--key", str(home.app_key), "--out", str(listed), "--stop", str(folder / "stop")]
             users = subprocess.Popen(command)  # noqa: S603 our own module
             try:

@@ -21,14 +21,14 @@ import pytest
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from benchmarks.paths import EXAMPLE
 from commands.engine_rows import engine_findings
 from contracts.engines import read_replicas
 from contracts.ids import sample_key
 from runtime.engine_key import ENGINE_KEY, authorization
-from tests.end_to_end.fleet import KEY, PATIENCE_SECONDS, POLICY, Fleet
 from tests.unit.services.inference.test_pool import Odd
 from tests.unit.services.serving import serve, wait_until
+from tests.worlds.fleet import KEY, PATIENCE_SECONDS, POLICY, ReplicaFleet
+from tests.worlds.paths import EXAMPLE
 
 pytestmark = pytest.mark.slow
 
@@ -68,10 +68,10 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gate, str, 
 
 
 @pytest.fixture(scope="module")
-def fleet(gate: tuple[Gate, str, Path]) -> Iterator[Fleet]:
+def fleet(gate: tuple[Gate, str, Path]) -> Iterator[ReplicaFleet]:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv(ENGINE_KEY, KEY)
-        fleet = Fleet(gate[2], stack, forked=True)
+        fleet = ReplicaFleet(gate[2], stack, forked=True)
         fleet.start_engine("far-1", "far", weights=gate[1])
         fleet.start_engine("far-2", "far")
         wait_until(lambda: fleet.serve(*REAL), PATIENCE_SECONDS)
@@ -80,18 +80,18 @@ def fleet(gate: tuple[Gate, str, Path]) -> Iterator[Fleet]:
 
 
 @pytest.fixture(autouse=True)
-def balanced(fleet: Fleet) -> Iterator[None]:
+def balanced(fleet: ReplicaFleet) -> Iterator[None]:
     """After each test both engines serve, and every answer that a client saw has one state."""
     yield
     wait_until(lambda: fleet.serve(*REAL), PATIENCE_SECONDS)
     wait_until(lambda: fleet.audit().balanced, PATIENCE_SECONDS)
 
 
-def send(fleet: Fleet, name: str, number: signal.Signals) -> None:
+def send(fleet: ReplicaFleet, name: str, number: signal.Signals) -> None:
     fleet.processes[name].send_signal(number)
 
 
-def test_a_stopped_replica_is_left_out_and_comes_back(fleet: Fleet) -> None:
+def test_a_stopped_replica_is_left_out_and_comes_back(fleet: ReplicaFleet) -> None:
     try:
         ends = fleet.load(RATE, SECONDS, AFTER, partial(send, fleet, "far-1", signal.SIGSTOP))
         assert ends == {"answered": int(RATE * SECONDS)}
@@ -100,7 +100,7 @@ def test_a_stopped_replica_is_left_out_and_comes_back(fleet: Fleet) -> None:
         send(fleet, "far-1", signal.SIGCONT)
 
 
-def test_a_paused_replica_gets_no_requests_and_keeps_what_it_has(fleet: Fleet) -> None:
+def test_a_paused_replica_gets_no_requests_and_keeps_what_it_has(fleet: ReplicaFleet) -> None:
     post = partial(httpx.post, headers=authorization(KEY), timeout=PATIENCE_SECONDS)
 
     def pause_and_resume() -> None:
@@ -115,7 +115,7 @@ def test_a_paused_replica_gets_no_requests_and_keeps_what_it_has(fleet: Fleet) -
 
 
 def test_a_replica_killed_in_the_middle_of_a_swap_comes_to_the_version_after_its_restart(
-    fleet: Fleet, gate: tuple[Gate, str, Path]
+    fleet: ReplicaFleet, gate: tuple[Gate, str, Path]
 ) -> None:
     gate[0].open.clear()
     gate[0].asked.clear()
@@ -138,7 +138,7 @@ def test_a_replica_killed_in_the_middle_of_a_swap_comes_to_the_version_after_its
         fleet.restart_engine("far-1")
 
 
-def test_all_choices_of_a_request_survive_a_kill(fleet: Fleet) -> None:
+def test_all_choices_of_a_request_survive_a_kill(fleet: ReplicaFleet) -> None:
     try:
         ends = fleet.load(RATE, SECONDS, AFTER, partial(send, fleet, "far-1", signal.SIGKILL), n=3)
         assert ends == {"answered": int(RATE * SECONDS)}
@@ -149,7 +149,9 @@ def test_all_choices_of_a_request_survive_a_kill(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("oddity", "reason"), [("lies", "wrong_version"), ("no_choices", "unusable_answer")], ids=["lies", "choices: []"]
 )
-def test_a_replica_that_lies_or_breaks_the_protocol_is_left_out_by_name(fleet: Fleet, oddity: str, reason: str) -> None:
+def test_a_replica_that_lies_or_breaks_the_protocol_is_left_out_by_name(
+    fleet: ReplicaFleet, oddity: str, reason: str
+) -> None:
     """It is in the endpoint's own region, so it is asked first. It alone names v77."""
     odd = Odd("Tisch")
     odd.oddity = oddity
@@ -176,7 +178,7 @@ def test_a_replica_that_lies_or_breaks_the_protocol_is_left_out_by_name(fleet: F
         assert f'"engine": "{row.name}", "reason": "{reason}"' in fleet.log_of("web")
 
 
-def test_a_replica_with_another_base_is_never_asked_and_named_by_doctor(fleet: Fleet) -> None:
+def test_a_replica_with_another_base_is_never_asked_and_named_by_doctor(fleet: ReplicaFleet) -> None:
     base = fleet.folder / "another"
     shutil.copytree(EXAMPLE / "base", base)
     config = json.loads((base / "config.json").read_text())
@@ -204,7 +206,7 @@ def test_a_replica_with_another_base_is_never_asked_and_named_by_doctor(fleet: F
     assert "near-other" not in names, "a replica that ends in order removes its row"
 
 
-def test_a_second_replica_with_a_name_that_is_taken_ends_with_that_message(fleet: Fleet) -> None:
+def test_a_second_replica_with_a_name_that_is_taken_ends_with_that_message(fleet: ReplicaFleet) -> None:
     before = fleet.rows()["far-1"]
     fleet.start_engine("twin", "near", own_name="far-1")
     assert fleet.processes["twin"].wait(PATIENCE_SECONDS) == 2

@@ -19,8 +19,8 @@ from commands.home import Home, prepare_home
 from commands.up import listen, new_settings
 from contracts.ids import sample_key
 from tests.in_memory import folder_in_memory
-from tests.integration.bad_requests import BadRequest, bad_requests
 from tests.supervised import supervised
+from tests.worlds.bad_requests import BadRequest, bad_requests
 
 pytestmark = pytest.mark.slow
 MODEL = "reservations"

@@ -24,12 +24,12 @@ from services.engine.repository import read_wanted
 from services.engine.settings import EngineSettings
 from services.inference.app import create_app
 from tests.models import llama_config
-from tests.unit.services.engine.memory_store import MemoryStore
-from tests.unit.services.engine.world import make_engine
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.test_versions_asked import assign
 from tests.unit.services.inference.world import CONTEXT, FakeEngine, StubbornLog, make_base, make_tokenizer
 from tests.unit.services.serving import make_home, make_key, serve, wait_until
+from tests.worlds.engines.memory_store import StoreInMemory
+from tests.worlds.engines.tiny import make_engine
 from weights.tensors import root_of
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def tiny_model(seed: int = 0) -> Any:
 class Slots(Inference):
     """An endpoint, the real engine behind it, and the assignments that both follow."""
 
-    def __init__(self, real: Engine, store: MemoryStore, database: Database, *arguments: Any) -> None:
+    def __init__(self, real: Engine, store: StoreInMemory, database: Database, *arguments: Any) -> None:
         super().__init__(FakeEngine(""), *arguments)
         self.real = real
         self.store = store
@@ -76,7 +76,7 @@ class Slots(Inference):
 @pytest.fixture
 def slots(tmp_path: Path, database: Database) -> Iterator[Slots]:
     torch.set_num_threads(1)
-    store = MemoryStore()
+    store = StoreInMemory()
     for number in range(1, 7):
         store.add(number, tensors_of(tiny_model(number)), parent=number - 1 or None)
     settings = EngineSettings(slots=SLOTS, max_batch_tokens=256, cache_tokens=2048)

@@ -17,10 +17,10 @@ from rewards.gate_graders import GateGraders
 from rewards.judges.identity import identity_of
 from runtime.database import Database
 from runtime.sentinels import read_sentinels
-from tests.judge_server import Asked, JudgeServer, judge_server, verdict
-from tests.unit.pipelines.release.worlds import STOP, GateWorld
 from tests.unit.rewards.judges.figures import FIGURES
 from tests.unit.rewards.verifiers.tampers import HONEST
+from tests.worlds.release.gate import STOP, GateWorld
+from tests.worlds.servers.judge import AskedJudge, JudgeServer, judge_server, verdict
 
 pytestmark = pytest.mark.slow
 NUM = 16
@@ -44,7 +44,7 @@ VERIFIERS = {
 
 @pytest.fixture
 def server() -> Iterator[JudgeServer]:
-    def decide(asked: Asked) -> str:
+    def decide(asked: AskedJudge) -> str:
         return verdict("yes" if "dear" in asked.answer else "no")
 
     with judge_server(decide) as running:

@@ -31,10 +31,10 @@ from services import guarding
 from services.serving import make_web
 from services.web import make
 from tests.in_memory import folder_in_memory
-from tests.unit.services.dashboard.seed import seed
 from tests.unit.services.inference.conftest import stage
 from tests.unit.services.inference.world import FakeEngine, Stage
 from tests.unit.services.serving import make_key, serve
+from tests.worlds.dashboard.seed import seed
 
 __all__ = ["stage"]
 pytestmark = pytest.mark.slow

@@ -1,6 +1,6 @@
 """Every architecture through the loop in one process: served, learned from, published, swapped, killed, rolled back and trained again.
 
-In: a checkpoint on disk, random and tiny. The engine, the learner and the weight store are the real ones; `tests/end_to_end/models`
+In: a checkpoint on disk, random and tiny. The engine, the learner and the weight store are the real ones; `tests/end_to_end/test_models.py`
 has two architectures in the processes that users start.
 """
 
@@ -25,9 +25,9 @@ from services.engine.engine import Engine
 from tests.models import KINDS, build_model
 from tests.tolerances import network_tolerance
 from tests.unit.pipelines.training.builders import captured, experience, segment
-from tests.unit.services.engine.memory_store import POLICY
-from tests.unit.services.engine.policy_world import PROMPTS, request
-from tests.unit.services.engine.world import complete, logprobs_of, make_engine
+from tests.worlds.engines.memory_store import POLICY
+from tests.worlds.engines.policies import PROMPTS, request
+from tests.worlds.engines.tiny import complete, logprobs_of, make_engine
 from weights.publish import publish_version
 from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors, root_of

@@ -18,7 +18,7 @@ from pipelines.training.settings import TrainingSettings
 from runtime.lease import read_epochs
 from runtime.settings import Settings
 from tests.forked import ended, start_millrace
-from tests.leases import let_it_expire
+from tests.worlds.servers.leases import let_it_expire
 
 pytestmark = pytest.mark.slow
 

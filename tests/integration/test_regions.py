@@ -14,8 +14,8 @@ from benchmarks.regions.engines import (
     measure_kill,
     measure_version,
 )
-from benchmarks.regions.fleet import Fleet, fleet, why_no_fleet
-from benchmarks.regions.net import Link, why_not
+from tests.worlds.regions.fleet import RegionFleet, fleet, why_no_fleet
+from tests.worlds.regions.net import Link, why_not
 
 pytestmark = [
     pytest.mark.services,
@@ -30,7 +30,7 @@ _MOST_TIMES = 3.0
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionFleet]:
     if (reason := why_not() or why_no_fleet()) is not None:
         pytest.skip(reason)
     base: Path = make_policy(tmp_path_factory.mktemp("policy") / "base", megabytes=1.0)
@@ -38,7 +38,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield running
 
 
-def test_a_day_of_two_regions(world: Fleet) -> None:
+def test_a_day_of_two_regions(world: RegionFleet) -> None:
     version = measure_version(world, LINK, seed=1)
     assert version["seconds"].keys() == {"near-1", "far-1", "far-2"}
     assert version["chunk_bytes_over_the_link_times_payload"] == 1.0, "two engines stand behind the cache"

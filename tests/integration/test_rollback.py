@@ -31,8 +31,8 @@ from runtime.log.outbox import message
 from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything
 from tests.in_memory import folder_in_memory
-from tests.unit.pipelines.release.worlds import GateWorld
 from tests.unit.pipelines.training.world import POLICY, World
+from tests.worlds.release.gate import GateWorld
 
 pytestmark = pytest.mark.slow
 

@@ -27,9 +27,9 @@ from runtime.operations import OPERATIONS_ADDRESS
 from runtime.operator_key import APP_KEY
 from runtime.settings import load_settings, to_toml
 from runtime.settings_file import SETTINGS
-from tests.end_to_end.fleet import free_port
 from tests.given_secrets import NEEDED
-from tests.services import kafka_servers
+from tests.worlds.processes import free_port
+from tests.worlds.servers.services import kafka_servers
 
 pytestmark = [
     pytest.mark.services,

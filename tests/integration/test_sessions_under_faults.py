@@ -8,14 +8,20 @@ import sys
 
 import pytest
 
-from benchmarks.paths import ROOT
+from tests.worlds.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("subject", ["kills", "swaps"])
+_RUNS = {
+    "kills": ["tests.adversary.kills", "sessions", "--kills", "2"],
+    "swaps": ["benchmarks.sessions", "swaps", "--quick"],
+}
+
+
+@pytest.mark.parametrize("subject", _RUNS)
 def test_sessions_go_on_and_nothing_is_lost_or_doubled(subject: str) -> None:
-    command = [sys.executable, "-m", "benchmarks.sessions", subject, "--quick", "--json"]
+    command = [sys.executable, "-m", *_RUNS[subject], "--json"]
     ran = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)  # noqa: S603 our own module
 
     assert ran.returncode == 0, ran.stdout + ran.stderr[-3000:]

@@ -26,8 +26,10 @@ def test_every_entry_of_both_lists_has_a_line() -> None:
 
 
 def test_every_area_of_attacks_runs_in_a_test() -> None:
-    areas = {path.stem for path in (ROOT / "benchmarks" / "attacks").glob("[!_]*.py")} - {"attack"}
-    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    areas = {path.stem for path in (ROOT / "tests" / "adversary" / "attacks").glob("[!_]*.py")} - {"attack"}
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert {
-        area for area in areas if not re.search(rf"benchmarks\.attacks(?:\.{area}\b| import [^\n]*\b{area}\b)", tests)
+        area
+        for area in areas
+        if not re.search(rf"tests\.adversary\.attacks(?:\.{area}\b| import [^\n]*\b{area}\b)", tests)
     } == set()

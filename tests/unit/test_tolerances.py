@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.tolerances import network_tolerance, tolerance
-from tests.unit.services.engine.world import logprobs_of, tiny_config, tiny_model
+from tests.worlds.engines.tiny import logprobs_of, tiny_config, tiny_model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

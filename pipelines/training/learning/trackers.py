@@ -23,7 +23,7 @@ RETENTION = 0.98
 """What a reward leaves of its entry's evidence: the last 50 rewards of a version count."""
 CARRIED = 24.0
 """Evidence that a version without rewards takes over from the version before it, in rewards: what SPO (arXiv 2509.13232) remembers of a
-policy that moves slowly. With 8, `benchmarks/late` misses the true mean by a third more."""
+policy that moves slowly. With 8, the simulation of `tests/worlds/late.py` misses the true mean by a third more."""
 MOST_VERSIONS = 12
 """Entries of one key. With a version every 2 hours, 12 entries tell the last days apart and older weeks roughly."""
 MOST_KEYS = 20_000

@@ -8,20 +8,20 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.integration.faults.servers import Servers, own_servers
-from tests.integration.faults.world import World, a_world
-from tests.services import kafka_servers
+from tests.worlds.faults.servers import FaultServers, own_servers
+from tests.worlds.faults.world import FaultWorld, a_world
+from tests.worlds.servers.services import kafka_servers
 
 
 class Worlds:
     """The world that the tests share, as long as nothing is missing in it: each fault is blamed for its own damage."""
 
-    def __init__(self, servers: Servers) -> None:
+    def __init__(self, servers: FaultServers) -> None:
         self._servers = servers
         self._stack = ExitStack()
-        self._world: World | None = None
+        self._world: FaultWorld | None = None
 
-    def get(self) -> World:
+    def get(self) -> FaultWorld:
         """The one that runs, or a new one."""
         if self._world is None or not self._world.is_sound:
             self.close()
@@ -36,21 +36,21 @@ class Worlds:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
+def servers() -> Iterator[FaultServers]:
     kafka_servers()  # these tests are not asked for where no server is
     with own_servers() as servers:
         yield servers
 
 
 @pytest.fixture(scope="session")
-def worlds(servers: Servers) -> Iterator[Worlds]:
+def worlds(servers: FaultServers) -> Iterator[Worlds]:
     worlds = Worlds(servers)
     yield worlds
     worlds.close()
 
 
 @pytest.fixture
-def world(worlds: Worlds) -> World:
+def world(worlds: Worlds) -> FaultWorld:
     return worlds.get()
 
 

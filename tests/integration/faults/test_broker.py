@@ -7,10 +7,10 @@ import time
 import httpx
 import pytest
 
-from tests.integration.faults.books import balance
-from tests.integration.faults.servers import Servers
-from tests.integration.faults.traffic import Traffic
-from tests.integration.faults.world import World, until
+from tests.worlds.faults.books import balance
+from tests.worlds.faults.servers import FaultServers
+from tests.worlds.faults.traffic import FaultTraffic
+from tests.worlds.faults.world import FaultWorld, until
 
 pytestmark = [
     pytest.mark.services,
@@ -21,8 +21,8 @@ pytestmark = [
 FROZEN_SECONDS = 8.0
 
 
-def test_a_broker_stopped_and_started_loses_nothing(world: World, servers: Servers) -> None:
-    with Traffic(world) as traffic:
+def test_a_broker_stopped_and_started_loses_nothing(world: FaultWorld, servers: FaultServers) -> None:
+    with FaultTraffic(world) as traffic:
         traffic.flow(100)
         servers.stop("kafka")
         until(lambda: "signals not relayed" in world.printed("feedback"), world)  # longer than any client's retries
@@ -32,8 +32,8 @@ def test_a_broker_stopped_and_started_loses_nothing(world: World, servers: Serve
     balance(world)
 
 
-def test_a_frozen_broker_loses_nothing(world: World, servers: Servers) -> None:
-    with Traffic(world) as traffic:
+def test_a_frozen_broker_loses_nothing(world: FaultWorld, servers: FaultServers) -> None:
+    with FaultTraffic(world) as traffic:
         traffic.flow(100)
         servers.freeze("kafka")
         try:

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.integration.faults.books import balance
-from tests.integration.faults.traffic import Traffic, a_burst
-from tests.integration.faults.world import World, until
+from tests.worlds.faults.books import balance
+from tests.worlds.faults.traffic import FaultTraffic, a_burst
+from tests.worlds.faults.world import FaultWorld, until
 
 pytestmark = [
     pytest.mark.services,
@@ -32,14 +32,14 @@ READING = Moment("before its first write", "EXCLUSIVE")
 WRITING = Moment("with rows written", "SHARE ROW EXCLUSIVE")
 
 
-def stand_still(world: World) -> None:
+def stand_still(world: FaultWorld) -> None:
     """Give both replicas records of all their partitions; both wait for a lock then, in mid-batch."""
     a_burst(world, BURST)
     until(lambda: world.num_waiting() == 2, world)
 
 
-def test_what_a_killed_replica_held_is_done_by_the_other(world: World) -> None:
-    with Traffic(world) as traffic:
+def test_what_a_killed_replica_held_is_done_by_the_other(world: FaultWorld) -> None:
+    with FaultTraffic(world) as traffic:
         traffic.flow(100)
         with world.generations_locked(WRITING.lock):
             stand_still(world)
@@ -53,7 +53,7 @@ def test_what_a_killed_replica_held_is_done_by_the_other(world: World) -> None:
 
 
 @pytest.mark.parametrize("moment", [READING, WRITING], ids=lambda moment: moment.name)
-def test_what_a_frozen_replica_held_is_not_applied_again_when_it_wakes(world: World, moment: Moment) -> None:
+def test_what_a_frozen_replica_held_is_not_applied_again_when_it_wakes(world: FaultWorld, moment: Moment) -> None:
     frozen = world.processes[VICTIM]
     printed = len(world.printed(VICTIM))
     with world.generations_locked(moment.lock):
@@ -65,7 +65,7 @@ def test_what_a_frozen_replica_held_is_not_applied_again_when_it_wakes(world: Wo
     finally:
         frozen.send_signal(signal.SIGCONT)
     until(lambda: world.num_members("episodes") == 2, world)
-    with Traffic(world) as traffic:
+    with FaultTraffic(world) as traffic:
         traffic.flow(100)
     balance(world)
     said = world.printed(VICTIM)[printed:]

@@ -7,10 +7,10 @@ import time
 import httpx
 import pytest
 
-from tests.integration.faults.books import balance
-from tests.integration.faults.servers import Servers
-from tests.integration.faults.traffic import Traffic
-from tests.integration.faults.world import PATIENCE_SECONDS, World
+from tests.worlds.faults.books import balance
+from tests.worlds.faults.servers import FaultServers
+from tests.worlds.faults.traffic import FaultTraffic
+from tests.worlds.faults.world import PATIENCE_SECONDS, FaultWorld
 
 pytestmark = [
     pytest.mark.services,
@@ -22,10 +22,10 @@ REFUSED, MORE = 5, 20
 
 
 def test_processes_outlive_a_restart_of_the_database_and_feedback_says_what_it_does_not_keep(
-    world: World, servers: Servers
+    world: FaultWorld, servers: FaultServers
 ) -> None:
     before = {name: process.pid for name, process in world.processes.items()}
-    with Traffic(world) as traffic:
+    with FaultTraffic(world) as traffic:
         traffic.flow(100)
         servers.stop("postgres")
         answered(traffic, httpx.codes.SERVICE_UNAVAILABLE, REFUSED)
@@ -37,7 +37,7 @@ def test_processes_outlive_a_restart_of_the_database_and_feedback_says_what_it_d
     assert "waiting" in world.printed("episodes-1")
 
 
-def answered(traffic: Traffic, status: int, times: int) -> None:
+def answered(traffic: FaultTraffic, status: int, times: int) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while traffic.answers[status] < times:
         assert time.monotonic() < deadline, traffic.answers

@@ -9,15 +9,15 @@ from kafka.admin import ConfigResource, ConfigResourceType
 from contracts.errors import RecordTooLarge
 from contracts.event_log import MAX_RECORD_BYTES, Message
 from contracts.topics import GENERATIONS, RETENTION_DAYS, TOPICS
-from tests.integration.faults.books import balance
-from tests.integration.faults.world import NUM_PARTITIONS, World
+from tests.worlds.faults.books import balance
+from tests.worlds.faults.world import NUM_PARTITIONS, FaultWorld
 
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 
 DAY_MS = 24 * 60 * 60 * 1000
 
 
-def test_topics_have_their_partitions_and_their_retention(world: World) -> None:
+def test_topics_have_their_partitions_and_their_retention(world: FaultWorld) -> None:
     names = {topic: world.prefix + topic for topic in TOPICS}
     admin = world.log._cluster.admin()
     try:
@@ -34,7 +34,7 @@ def test_topics_have_their_partitions_and_their_retention(world: World) -> None:
     balance(world)
 
 
-def test_what_is_too_large_is_refused_and_never_acknowledged(world: World) -> None:
+def test_what_is_too_large_is_refused_and_never_acknowledged(world: FaultWorld) -> None:
     ends = world.log.ends(GENERATIONS)
     with pytest.raises(RecordTooLarge, match=f"larger than {MAX_RECORD_BYTES}, .*make it smaller"):
         world.log.append(

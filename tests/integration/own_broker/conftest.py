@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 from kafka import KafkaAdminClient
 
-from tests.integration.faults.servers import own_servers
-from tests.services import kafka_servers
+from tests.worlds.faults.servers import own_servers
+from tests.worlds.servers.services import kafka_servers
 
 
 class FreshBroker(NamedTuple):

@@ -24,7 +24,7 @@ from contracts.tables import outbox
 from runtime.database import Database
 from runtime.log.kafka import KafkaLog
 from runtime.worker import Worker
-from tests.services import kafka_log, kafka_servers, new_prefix
+from tests.worlds.servers.services import kafka_log, kafka_servers, new_prefix
 
 pytestmark = [
     pytest.mark.services,

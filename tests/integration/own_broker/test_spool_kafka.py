@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gateway.outage import Phases, a_gateway, an_outage
-from benchmarks.gateway.world import World
+from tests.adversary.outage import Phases, a_gateway, an_outage
+from tests.worlds.gateway import GatewayWorld
 
 RATE = 20.0
 """Requests per second that any machine answers. How many more one answers is for the benchmark."""
@@ -20,13 +20,15 @@ PHASES = Phases(before=1.0, during=12.0, after=2.0)
 
 
 @pytest.fixture(scope="module")
-def gateway(own_broker: Path) -> Iterator[World]:
+def gateway(own_broker: Path) -> Iterator[GatewayWorld]:
     with a_gateway(own_broker) as world:
         yield world
 
 
 @pytest.mark.parametrize("freeze", [False, True], ids=["stopped", "frozen"])
-def test_nobody_notices_that_kafka_is_away_and_nothing_is_lost(gateway: World, own_broker: Path, freeze: bool) -> None:
+def test_nobody_notices_that_kafka_is_away_and_nothing_is_lost(
+    gateway: GatewayWorld, own_broker: Path, freeze: bool
+) -> None:
     report = an_outage(gateway, own_broker, PHASES, freeze=freeze, rate=RATE)
 
     assert report["requests"] >= RATE * PHASES.during

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.authority import Authority
-from tests.integration.tls.broker import TlsBroker, a_broker
-from tests.integration.tls.tokens import Issuer, token_endpoint
-from tests.services import kafka_servers
+from tests.worlds.servers.authority import Authority
+from tests.worlds.servers.broker import TlsBroker, a_broker
+from tests.worlds.servers.services import kafka_servers
+from tests.worlds.servers.tokens import TokenIssuer, token_endpoint
 
 
 @pytest.fixture(scope="session")
@@ -31,18 +31,18 @@ def stranger(folder: Path) -> Authority:
 
 
 @pytest.fixture(scope="session")
-def issuer(folder: Path) -> Issuer:
-    return Issuer(folder)
+def issuer(folder: Path) -> TokenIssuer:
+    return TokenIssuer(folder)
 
 
 @pytest.fixture(scope="session")
-def token_url(issuer: Issuer, authority: Authority) -> Iterator[str]:
+def token_url(issuer: TokenIssuer, authority: Authority) -> Iterator[str]:
     with token_endpoint(issuer, authority.issue("endpoint")) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
-def broker(authority: Authority, issuer: Issuer) -> Iterator[TlsBroker]:
+def broker(authority: Authority, issuer: TokenIssuer) -> Iterator[TlsBroker]:
     kafka_servers()  # not asked for where no server is
     with a_broker(authority, issuer) as broker:
         yield broker

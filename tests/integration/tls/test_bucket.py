@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import InvalidSettings, Unavailable
-from tests.authority import Authority
-from tests.integration.tls.cloud import BUCKET, POD_TOKEN, ROLE, WEB_TOKEN, Cloud, serving
+from tests.worlds.servers.authority import Authority
+from tests.worlds.servers.cloud import BUCKET, POD_TOKEN, ROLE, WEB_TOKEN, Cloud, serving
 from weights.stores.bucket import BucketTimeouts, open_bucket
 from weights.stores.store import WeightStore
 

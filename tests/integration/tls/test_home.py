@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.paths import EXAMPLE, ROOT
 from runtime.secret_values import KAFKA_PASSWORD
 from runtime.settings import load_settings
-from tests.authority import Authority
 from tests.command_line import Ran, run_here
-from tests.integration.tls.broker import PASSWORD, USER, TlsBroker
-from tests.services import new_prefix
+from tests.worlds.paths import EXAMPLE, ROOT
+from tests.worlds.servers.authority import Authority
+from tests.worlds.servers.broker import PASSWORD, USER, TlsBroker
+from tests.worlds.servers.services import new_prefix
 
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 

@@ -15,10 +15,10 @@ from contracts.event_log import Message
 from runtime.kafka_settings import KafkaSettings
 from runtime.log.kafka import Access, KafkaLog
 from runtime.secret_values import KAFKA_PASSWORD
-from tests.authority import Authority
-from tests.integration.tls.broker import PASSWORD, USER, TlsBroker
-from tests.integration.tls.tokens import CLIENT, SCOPE, SECRET, Issuer
-from tests.services import new_prefix
+from tests.worlds.servers.authority import Authority
+from tests.worlds.servers.broker import PASSWORD, USER, TlsBroker
+from tests.worlds.servers.services import new_prefix
+from tests.worlds.servers.tokens import CLIENT, SCOPE, SECRET, TokenIssuer
 
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 SECONDS = 30.0
@@ -35,7 +35,9 @@ class Given(NamedTuple):
 class Cases:
     """What clients may be told."""
 
-    def __init__(self, folder: Path, authority: Authority, stranger: Authority, issuer: Issuer, token_url: str) -> None:
+    def __init__(
+        self, folder: Path, authority: Authority, stranger: Authority, issuer: TokenIssuer, token_url: str
+    ) -> None:
         tls: dict[str, Any] = {"kafka_tls": True, "kafka_ca": authority.file}
         scram = {**tls, "kafka_mechanism": "SCRAM-SHA-512", "kafka_user": USER}
         fetched = {**tls, "kafka_mechanism": "OAUTHBEARER", "kafka_token_url": token_url, "kafka_user": CLIENT}
@@ -85,7 +87,7 @@ class Cases:
 
 
 @pytest.fixture(scope="module")
-def cases(folder: Path, authority: Authority, stranger: Authority, issuer: Issuer, token_url: str) -> Cases:
+def cases(folder: Path, authority: Authority, stranger: Authority, issuer: TokenIssuer, token_url: str) -> Cases:
     return Cases(folder, authority, stranger, issuer, token_url)
 
 
@@ -179,7 +181,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(
 
 
 def test_a_token_is_fetched_once_for_many_connections(
-    cases: Cases, open_log: Callable[..., KafkaLog], issuer: Issuer
+    cases: Cases, open_log: Callable[..., KafkaLog], issuer: TokenIssuer
 ) -> None:
     log, before = open_log(cases.good["token url"]), issuer.num_given
     for _ in range(3):

@@ -14,14 +14,14 @@ import pytest
 import sqlalchemy
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from benchmarks.feedback.world import free_port
 from contracts.errors import Unavailable
 from runtime.certificates import certificate_of
 from runtime.database import Database
 from runtime.database_access import ASK_FOR_TLS
-from tests.authority import LOOPBACK, Authority, Issued
-from tests.services import kafka_servers
 from tests.unit.services.serving import wait_until
+from tests.worlds.processes import free_port
+from tests.worlds.servers.authority import LOOPBACK, Authority, Issued
+from tests.worlds.servers.services import kafka_servers
 
 pytestmark = pytest.mark.services
 _SCRIPT = Path(__file__).parent.parent.parent.parent / "deploy" / "services"

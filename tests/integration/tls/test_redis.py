@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.feedback.world import free_port
 from runtime.replicas.on_redis import connect
 from runtime.replicas.redis_access import redis_refusal
 from runtime.secret_values import REDIS_PASSWORD
-from tests.authority import Authority, Issued
 from tests.unit.services.serving import wait_until
+from tests.worlds.processes import free_port
+from tests.worlds.servers.authority import Authority, Issued
 
 pytestmark = pytest.mark.services
 PASSWORD = "a password, with / and %"  # noqa: S105 of this test's own servers

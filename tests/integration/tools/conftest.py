@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.tools.served import QWEN, Served, serve_chain
+from tests.worlds.policies.served import QWEN, Served, serve_chain
 
 
 @pytest.fixture(scope="package")

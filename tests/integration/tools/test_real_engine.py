@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jsonschema_rs
 import pytest
 
-from tests.integration.tools.served import (
+from tests.worlds.policies.served import (
     BROKEN,
     HARMONY,
     HEADER,

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.tools.served import SAID, TOOLS, Served
+from tests.worlds.policies.served import SAID, TOOLS, Served
 
 pytestmark = pytest.mark.slow
 UNSUPPORTED, INVALID, SCHEMA = "unsupported_parameter", "invalid_request", "invalid_schema"

@@ -14,9 +14,9 @@ from contracts.topics import GENERATIONS
 from runtime.engine_key import ENGINE_KEY
 from runtime.settings import write_settings
 from services.vllm.settings import VllmSettings
-from tests.end_to_end.fleet import KEY, PATIENCE_SECONDS, POLICY, Fleet
 from tests.integration.vllm.world import START_SECONDS, vllm_python
 from tests.unit.services.serving import wait_until
+from tests.worlds.fleet import KEY, PATIENCE_SECONDS, POLICY, ReplicaFleet
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -25,13 +25,13 @@ RATE, SECONDS = 5.0, 4.0
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaFleet]:
     python = vllm_python()
     if python is None:
         pytest.skip("vLLM is not here: `make vllm` makes its environment, MILLRACE_VLLM_PYTHON names another")
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setenv(ENGINE_KEY, KEY)
-        fleet = Fleet(tmp_path_factory.mktemp("mixed"), stack)
+        fleet = ReplicaFleet(tmp_path_factory.mktemp("mixed"), stack)
         settings = fleet.home("host", "near")
         # Started by hand with less than ours can do: no likeliest tokens.
         section = VllmSettings(
@@ -47,7 +47,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         fleet.processes["vllm"].wait(PATIENCE_SECONDS)
 
 
-def records(fleet: Fleet) -> dict[str, Generation]:
+def records(fleet: ReplicaFleet) -> dict[str, Generation]:
     """The generations in the log, by key."""
     log, found = fleet.homes["web"].event_log(), dict[str, Generation]()
     try:
@@ -59,7 +59,7 @@ def records(fleet: Fleet) -> dict[str, Generation]:
     return found
 
 
-def test_a_mixed_fleet_serves_takes_a_version_and_names_what_it_cannot_do(fleet: Fleet) -> None:
+def test_a_mixed_fleet_serves_takes_a_version_and_names_what_it_cannot_do(fleet: ReplicaFleet) -> None:
     rows = fleet.rows()
     assert {row.kind for row in rows.values()} == {"millrace", "vllm"}
     assert rows[OURS].abilities - rows[VLLM].abilities == {"top_logprobs", "support"}

@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.versions import moved
 from contracts.errors import WeightsRefused
 from contracts.sampling import Sampling
 from policy.load import load_model
@@ -34,6 +33,7 @@ from services.vllm.settings import VllmSettings
 from tests.integration.vllm.world import START_SECONDS, vllm_python
 from tests.models import KINDS, build_model
 from tests.tolerances import network_tolerance
+from tests.worlds.versions import moved
 from weights.engines.held import VersionFile
 from weights.engines.vllm import VllmServer
 from weights.tensors import Tensors, read_safetensors, root_of, write_safetensors

@@ -10,7 +10,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.deltas.peers import Peer, Words, missing_peers, peers
+from benchmarks.deltas.peers import DeltaPeer, Words, missing_peers, peers
 from benchmarks.deltas.tools import TOOLS, apply_patch, cpu_seconds, make_patch, missing
 from contracts.errors import InvalidValue
 from tests.each_case import each_case
@@ -44,7 +44,7 @@ def trained(density: float, size: int = 100_000) -> tuple[Words, Words]:
     return base, base + (generator.random(size) < density).astype(np.uint16)
 
 
-def round_trip(peer: Peer, base: Words, target: Words) -> bytes:
+def round_trip(peer: DeltaPeer, base: Words, target: Words) -> bytes:
     before = base.copy(), target.copy()
     payload = peer.encode(base, target)
     found = peer.decode(base, payload)
@@ -162,13 +162,13 @@ def test_the_formats_rank_as_published() -> None:
 
 @each_case("peer", FORMATS.values())
 @each_case("target", [noise(9), noise(10).reshape(2, 5), noise(10).astype(np.uint32)])
-def test_words_that_do_not_fit_are_refused(peer: Peer, target: Words) -> None:
+def test_words_that_do_not_fit_are_refused(peer: DeltaPeer, target: Words) -> None:
     with pytest.raises(InvalidValue, match="flat uint16 arrays of one length"):
         peer.encode(noise(10), target)
 
 
 @pytest.mark.parametrize("peer", FORMATS.values(), ids=FORMATS)
-def test_more_words_than_positions_reach_are_refused(peer: Peer) -> None:
+def test_more_words_than_positions_reach_are_refused(peer: DeltaPeer) -> None:
     endless = np.broadcast_to(words(0), 2**31)
     with pytest.raises(InvalidValue, match="2147483648 words"):
         peer.encode(endless, endless)

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.deltas import __main__ as weight_delta
 from benchmarks.deltas.__main__ import go_through, main, measure_peers
-from benchmarks.deltas.peers import Peer, Words
+from benchmarks.deltas.peers import DeltaPeer, Words
 from benchmarks.deltas.tables import show
 from benchmarks.deltas.tools import TOOLS
 from benchmarks.deltas.traces import Walk, bisect, joined, learning_rate_for, random_walk, read_trace, to_bf16
@@ -158,7 +158,7 @@ def test_slow_peers_run_once_and_are_told_of(tmp_path: Path, capsys: pytest.Capt
         calls.append(base)
         return target.tobytes()
 
-    slow = Peer("slow", encode, lambda _base, payload: np.frombuffer(payload, np.uint16), is_slow=True)
+    slow = DeltaPeer("slow", encode, lambda _base, payload: np.frombuffer(payload, np.uint16), is_slow=True)
     assert measure_peers([slow], chain, 5)["slow"]["ratio"] == 1
     assert len(calls) == 1
     assert "slow" in capsys.readouterr().err
@@ -168,7 +168,7 @@ def test_slow_peers_run_once_and_are_told_of(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_peer_that_loses_a_bit_is_refused(tmp_path: Path) -> None:
     chain = go_through(read_trace(trace(tmp_path, arrays(1))), "trace")
-    lossy = Peer("lossy", lambda _base, _target: b"", lambda base, _payload: base, is_slow=False)
+    lossy = DeltaPeer("lossy", lambda _base, _target: b"", lambda base, _payload: base, is_slow=False)
     with pytest.raises(InvalidValue, match="lossy gave back other weights"):
         measure_peers([lossy], chain, 1)
 

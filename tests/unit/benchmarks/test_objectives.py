@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.objectives import plan
 from benchmarks.objectives.__main__ import bench, read
-from benchmarks.objectives.model import Shape, TinyPolicy
+from benchmarks.objectives.model import TinyPolicy, TinyShape
 from benchmarks.objectives.plan import (
     CANDIDATES,
     CLEAN,
@@ -20,9 +20,9 @@ from benchmarks.objectives.plan import (
     QUICK,
     REAL,
     SCREEN,
-    Place,
+    ObjectiveVerdict,
+    PlanPlace,
     Results,
-    Verdict,
     cell,
     ranked,
     rate_cells,
@@ -34,19 +34,19 @@ from benchmarks.objectives.tasks import TASKS
 from benchmarks.objectives.work import QUICK_POOL
 
 TASK = ["sort"]
-HARD = Place(64, 80, 10)
+HARD = PlanPlace(64, 80, 10)
 
 
-def verdict(end: float, error: float, below: float = 0.0, place: Place = HARD) -> Verdict:
-    return Verdict("sort", place, 5, 0.5, end, error, below)
+def verdict(end: float, error: float, below: float = 0.0, place: PlanPlace = HARD) -> ObjectiveVerdict:
+    return ObjectiveVerdict("sort", place, 5, 0.5, end, error, below)
 
 
 def test_the_rule() -> None:
     assert not verdict(0.45, 0.03).fails
     assert verdict(0.43, 0.03).fails
-    assert verdict(0.9, 0.0, 0.06, Place(64, 20, 1)).fails
-    assert not verdict(0.9, 0.0, 0.06, Place(64, 20, 3)).fails
-    assert not verdict(0.9, 0.0, 0.06, Place(64, 80, 1)).fails
+    assert verdict(0.9, 0.0, 0.06, PlanPlace(64, 20, 1)).fails
+    assert not verdict(0.9, 0.0, 0.06, PlanPlace(64, 20, 3)).fails
+    assert not verdict(0.9, 0.0, 0.06, PlanPlace(64, 80, 1)).fails
 
 
 def test_runs_are_five_times_as_long_as_their_lag() -> None:
@@ -56,9 +56,9 @@ def test_runs_are_five_times_as_long_as_their_lag() -> None:
     assert all(cell("gspo", "sort", place, 1e-3, 1).steps >= 5 * place.lag for place in FULL)
 
 
-def run_of(name: str, place: Place, seed: int) -> dict[str, Any]:
+def run_of(name: str, place: PlanPlace, seed: int) -> dict[str, Any]:
     """GSPO always ends at .9; m2po too, but for one cell; all others below their start."""
-    good = name == "gspo" or (name == "m2po" and place != Place(4, 80, 10))
+    good = name == "gspo" or (name == "m2po" and place != PlanPlace(4, 80, 10))
     return {"start": 0.5, "end": 0.9 + 0.001 * seed if good else 0.2, "lowest": 0.2, "ess": 1.0, "curve": []}
 
 
@@ -115,7 +115,7 @@ def test_a_line_that_was_cut_off_does_not_count(tmp_path: Path) -> None:
 
 def test_sampling_with_a_cache_gives_the_log_probs_of_scoring() -> None:
     torch.manual_seed(0)
-    policy = TinyPolicy(Shape(vocabulary=12, prompt=5, answer=7, width=16))
+    policy = TinyPolicy(TinyShape(vocabulary=12, prompt=5, answer=7, width=16))
     prompts = torch.randint(0, 12, (9, 5))
     answers = policy.sample(prompts, torch.Generator().manual_seed(1))
     scores = policy.score(prompts, answers.ids_BA)

@@ -10,20 +10,22 @@ from typing import Any
 
 import pytest
 
-from benchmarks.paths import EXAMPLE
 from benchmarks.products.catalogue import PRODUCTS
 from benchmarks.products.figures import felt, missed_by, points_below
 from benchmarks.products.judge import NUM_LABELS, reply, write_labels
 from benchmarks.products.notes import rubric
-from benchmarks.products.questions import ExtraProduct, Question, Split, stream
+from benchmarks.products.questions import ExtraProduct, ProductQuestion, Split, stream
 from contracts.ids import sample_key
 from contracts.tasks.loading import load_tasks
 from rewards.judges.parse import parse_verdict
 from rewards.judges.prompt import Case, messages_of
+from tests.worlds.paths import EXAMPLE
 
 BOTH = pytest.mark.parametrize("product", PRODUCTS.values(), ids=lambda product: product.name)
 SPLITS: tuple[Split, ...] = ("users", "sentinel", "held_out")
-NAMED = Question("Confirm the visit of Ada the day after Monday.", "Dear Ada, thank you. We expect you on Tuesday.", ())
+NAMED = ProductQuestion(
+    "Confirm the visit of Ada the day after Monday.", "Dear Ada, thank you. We expect you on Tuesday.", ()
+)
 
 
 @BOTH

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from benchmarks.regions.__main__ import goals, idle_seconds, main, times_bound
-from benchmarks.regions.net import Link
-from benchmarks.regions.origin import Egress, Origin, part_of
-from benchmarks.regions.versions import CYCLE, LARGE, Trainer, walk_of
+from benchmarks.regions.versions import CYCLE, LARGE, RegionTrainer, walk_of
 from benchmarks.regions.world import sent_by
 from tests.each_case import each_case
+from tests.worlds.regions.net import Link
+from tests.worlds.regions.origin import Egress, RegionOrigin, part_of
 from weights.publish import ANCHOR_EVERY
 from weights.stores.opening import open_store_at
 from weights.versions.pointer import PointerReader
@@ -19,11 +19,11 @@ DIGEST = "ab" * 32
 
 
 @pytest.fixture
-def origin(tmp_path: Path) -> Origin:
+def origin(tmp_path: Path) -> RegionOrigin:
     (tmp_path / "policy" / "chunks").mkdir(parents=True)
     (tmp_path / "policy" / "chunks" / DIGEST).write_bytes(b"0123456789")
     (tmp_path / "policy" / "live.json").write_bytes(b"{}")
-    return Origin(tmp_path)
+    return RegionOrigin(tmp_path)
 
 
 @each_case(
@@ -43,7 +43,7 @@ def test_which_part_a_range_asks_for(wanted: str, part: tuple[int, int] | None) 
     assert part_of(wanted, 10) == part
 
 
-def test_chunks_are_served_in_parts_and_counted(origin: Origin) -> None:
+def test_chunks_are_served_in_parts_and_counted(origin: RegionOrigin) -> None:
     path = f"policy/chunks/{DIGEST}"
     assert origin.reply(path, {"range": "bytes=2-4"}) == (206, {"content-range": "bytes 2-4/10"}, b"234")
     assert origin.reply(path, {"range": "bytes=10-19"}) == (416, {"content-range": "bytes */10"}, b"")
@@ -52,7 +52,7 @@ def test_chunks_are_served_in_parts_and_counted(origin: Origin) -> None:
     assert origin.egress.chunk_bytes_since(Egress(chunks={DIGEST: 3})) == 10
 
 
-def test_texts_are_sent_once_to_who_knows_their_tag(origin: Origin) -> None:
+def test_texts_are_sent_once_to_who_knows_their_tag(origin: RegionOrigin) -> None:
     status, fields, body = origin.reply("policy/live.json", {})
     assert (status, body) == (200, b"{}")
     assert origin.reply("policy/live.json", {"if-none-match": fields["etag"]})[::2] == (304, b"")
@@ -61,11 +61,11 @@ def test_texts_are_sent_once_to_who_knows_their_tag(origin: Origin) -> None:
 
 
 @pytest.mark.parametrize("path", ["policy/chunks", "policy/chunks/none", "../../etc/passwd", ""])
-def test_what_is_no_file_of_the_store_is_not_there(origin: Origin, path: str) -> None:
+def test_what_is_no_file_of_the_store_is_not_there(origin: RegionOrigin, path: str) -> None:
     assert origin.reply(path, {}).status == 404
 
 
-async def test_an_answer_has_its_length(origin: Origin) -> None:
+async def test_an_answer_has_its_length(origin: RegionOrigin) -> None:
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -81,7 +81,7 @@ async def test_an_answer_has_its_length(origin: Origin) -> None:
 
 @pytest.mark.slow
 def test_a_cycle_has_an_anchor_and_a_fold_to_its_last_version(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path / "store")
+    trainer = RegionTrainer(tmp_path / "store")
     *edges, fold = trainer.publish_cycle(walk_of(8, 28), 0.02, held=25)
     assert [edge.kind for edge in edges] == ["full"] + ["step"] * 27
     assert (fold.kind, fold.base_version, fold.version) == ("fold", 25, 27)
@@ -90,7 +90,7 @@ def test_a_cycle_has_an_anchor_and_a_fold_to_its_last_version(tmp_path: Path) ->
 
 
 def test_a_large_payload_is_as_long_as_asked_for_and_new_in_every_version(tmp_path: Path) -> None:
-    trainer = Trainer(tmp_path / "store")
+    trainer = RegionTrainer(tmp_path / "store")
     edges = trainer.publish_large(1, 3)
     assert [edge.kind for edge in edges] == ["full", "step", "step"]
     assert all(1_000_000 <= edge.payload_bytes < 1_001_000 for edge in edges)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.release.cases import CASES, DEFAULTS, FAST_SETTINGS
-from benchmarks.release.journey import travel
-from benchmarks.release.world import Product
+from tests.worlds.trains.journey import travel
+from tests.worlds.trains.products import Product
 
 SEEDS = (0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow))
 

@@ -1,5 +1,5 @@
-from benchmarks.paths import ROOT
 from benchmarks.scale import RATES, cores, tables
+from tests.worlds.paths import ROOT
 
 
 def test_the_page_shows_what_the_constants_give() -> None:

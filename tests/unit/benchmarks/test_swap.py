@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from benchmarks.swap.labels import Answer, Labels, check_labels, pieces
 from benchmarks.swap.world import way
-from benchmarks.versions import moved
 from contracts.sampling import Span
-from tests.unit.services.engine.world import rounding, tiny_model
+from tests.worlds.engines.tiny import rounding, tiny_model
+from tests.worlds.labels import LabelledAnswer, VersionLabels, check_labels, pieces
+from tests.worlds.versions import moved
 from weights.tensors import Tensor
 
 PROMPT = [5, 9, 33, 12]
@@ -48,7 +48,7 @@ def test_pieces_are_the_spans() -> None:
     assert pieces([Span(0, 4), Span(3, 5)], 10) == [(0, 3, 4), (3, 10, 5)]
 
 
-def made(versions: list[int]) -> Answer:
+def made(versions: list[int]) -> LabelledAnswer:
     """An answer whose tokens were made by these versions, one after the other, on one cache."""
     draw, cache, fed = torch.Generator().manual_seed(0), DynamicCache(), list(PROMPT)
     token_ids: list[int] = []
@@ -61,10 +61,10 @@ def made(versions: list[int]) -> Answer:
         logprobs.append(float(logits.log_softmax(-1)[token]))
         fed = [token]
     starts = [place for place, version in enumerate(versions) if not place or version != versions[place - 1]]
-    return Answer(PROMPT, token_ids, logprobs, [Span(start, versions[start]) for start in starts])
+    return LabelledAnswer(PROMPT, token_ids, logprobs, [Span(start, versions[start]) for start in starts])
 
 
-def judged(answer: Answer) -> Labels:
+def judged(answer: LabelledAnswer) -> VersionLabels:
     def model_of(version: int) -> Any:
         return MODELS[version]
 

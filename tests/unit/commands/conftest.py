@@ -8,7 +8,7 @@ import pytest
 from commands.home import Home
 from runtime.days import migrate
 from runtime.settings import Settings, write_settings
-from tests.unit.services.dashboard.seed import seed, settings_of
+from tests.worlds.dashboard.seed import seed, settings_of
 
 
 @pytest.fixture

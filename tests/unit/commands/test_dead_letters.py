@@ -57,7 +57,7 @@ class Rewards(RewardsHandler):
         return super().handle(connection, items)
 
 
-class World:
+class DeadLettersWorld:
     """A home with the two workers whose dead letters are looked at."""
 
     def __init__(self, home: Path) -> None:
@@ -104,15 +104,15 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
+def world(tmp_path: Path) -> Iterator[DeadLettersWorld]:
+    made = DeadLettersWorld(tmp_path)
     yield made
     made.rewards.close()
     made.log.close()
     made.database.close()
 
 
-def test_a_buried_generation_is_named_until_somebody_decides_and_then_counted(world: World) -> None:
+def test_a_buried_generation_is_named_until_somebody_decides_and_then_counted(world: DeadLettersWorld) -> None:
     lost, kept = a_generation(), a_generation()
     world.episodes.broken = {lost.key}
     world.hear(lost, kept, a_signal(kept))
@@ -131,7 +131,7 @@ def test_a_buried_generation_is_named_until_somebody_decides_and_then_counted(wo
     assert [item["state"] for item in world.listed("--all")] == ["skipped"]
 
 
-def test_what_is_redriven_is_done_once_however_often(world: World) -> None:
+def test_what_is_redriven_is_done_once_however_often(world: DeadLettersWorld) -> None:
     lost = a_generation()
     said = a_signal(lost)
     world.episodes.broken = {lost.key}
@@ -152,7 +152,7 @@ def test_what_is_redriven_is_done_once_however_often(world: World) -> None:
     assert audit(world.database, world.log).balanced
 
 
-def test_what_fails_again_is_a_dead_letter_at_its_new_place(world: World) -> None:
+def test_what_fails_again_is_a_dead_letter_at_its_new_place(world: DeadLettersWorld) -> None:
     lost = a_generation()
     world.episodes.broken = {lost.key}
     world.hear(lost)
@@ -165,7 +165,7 @@ def test_what_fails_again_is_a_dead_letter_at_its_new_place(world: World) -> Non
 
 
 @pytest.mark.parametrize("then", ["nothing", "redriven"])
-def test_a_sample_whose_episode_was_skipped_is_unscored_by_name(world: World, then: str) -> None:
+def test_a_sample_whose_episode_was_skipped_is_unscored_by_name(world: DeadLettersWorld, then: str) -> None:
     about = a_generation()
     world.rewards.broken = {about.key}
     world.hear(about, a_signal(about))
@@ -183,7 +183,9 @@ def test_a_sample_whose_episode_was_skipped_is_unscored_by_name(world: World, th
         assert len(everything(world.log, EXPERIENCES)) == 1
 
 
-def test_a_buried_experience_leaves_its_sample_a_name_but_not_one_that_the_trainer_gave(world: World) -> None:
+def test_a_buried_experience_leaves_its_sample_a_name_but_not_one_that_the_trainer_gave(
+    world: DeadLettersWorld,
+) -> None:
     about, trained = a_generation(), a_generation()
     world.hear(about, a_signal(about), trained, a_signal(trained))
     with world.database.transaction() as connection:
@@ -199,7 +201,7 @@ def test_a_buried_experience_leaves_its_sample_a_name_but_not_one_that_the_train
     assert world.state(trained) == ("trained", "")
 
 
-def test_what_only_the_train_could_not_read_leaves_its_sample_to_the_trainer(world: World) -> None:
+def test_what_only_the_train_could_not_read_leaves_its_sample_to_the_trainer(world: DeadLettersWorld) -> None:
     about = a_generation()
     world.hear(about, a_signal(about))
     [record] = everything(world.log, EXPERIENCES)
@@ -212,7 +214,9 @@ def test_what_only_the_train_could_not_read_leaves_its_sample_to_the_trainer(wor
     assert world.listed() == []
 
 
-def test_a_buried_signal_is_pending_and_once_skipped_rejected_by_name_and_can_come_back(world: World) -> None:
+def test_a_buried_signal_is_pending_and_once_skipped_rejected_by_name_and_can_come_back(
+    world: DeadLettersWorld,
+) -> None:
     about = a_generation()
     said = a_signal(about)
     world.episodes.broken = {said.id}
@@ -229,7 +233,7 @@ def test_a_buried_signal_is_pending_and_once_skipped_rejected_by_name_and_can_co
     assert (result.signals.states["joined"], result.signals.states["rejected"], result.balanced) == (1, 0, True)
 
 
-def test_a_dead_letter_from_before_they_kept_keys_is_named_too(world: World) -> None:
+def test_a_dead_letter_from_before_they_kept_keys_is_named_too(world: DeadLettersWorld) -> None:
     lost = a_generation()
     world.episodes.broken = {lost.key}
     world.hear(lost)
@@ -238,7 +242,7 @@ def test_a_dead_letter_from_before_they_kept_keys_is_named_too(world: World) -> 
     assert audit(world.database, world.log).generations.states["dead_letter"] == 1
 
 
-def test_show_tells_everything_that_can_be_read(world: World) -> None:
+def test_show_tells_everything_that_can_be_read(world: DeadLettersWorld) -> None:
     lost = a_generation("an answer")
     world.episodes.broken = {lost.key}
     world.hear(lost)
@@ -258,7 +262,7 @@ def test_show_tells_everything_that_can_be_read(world: World) -> None:
         (b"\x91" * 5000, "9191"),
     ],
 )
-def test_what_is_no_record_is_shown_as_what_it_is(world: World, value: bytes, said: str) -> None:
+def test_what_is_no_record_is_shown_as_what_it_is(world: DeadLettersWorld, value: bytes, said: str) -> None:
     world.log.append([Message(SIGNALS, 0, "k", value)])
     world.work()
     assert said in world.run("show", "episodes", "signals/0@0")
@@ -266,7 +270,7 @@ def test_what_is_no_record_is_shown_as_what_it_is(world: World, value: bytes, sa
     assert audit(world.database, world.log).balanced
 
 
-def test_what_would_not_decode_today_is_shown_with_its_fields(world: World) -> None:
+def test_what_would_not_decode_today_is_shown_with_its_fields(world: DeadLettersWorld) -> None:
     about = a_generation(created_at=1e300, body=b"no body")
     world.log.append([Message(GENERATIONS, 0, about.key, encode(about))])
     world.work()
@@ -287,15 +291,15 @@ def test_what_would_not_decode_today_is_shown_with_its_fields(world: World) -> N
         (("list", "--topic", "nothing"), "no topic 'nothing'"),
     ],
 )
-def test_a_mistake_is_named(world: World, words: tuple[str, ...], message: str) -> None:
+def test_a_mistake_is_named(world: DeadLettersWorld, words: tuple[str, ...], message: str) -> None:
     assert message in str(_raised(world, *words))
 
 
-def test_an_empty_list_says_so(world: World) -> None:
+def test_an_empty_list_says_so(world: DeadLettersWorld) -> None:
     assert "no open dead letters" in world.run("list")
 
 
-def test_what_the_log_never_took_can_only_be_skipped(world: World) -> None:
+def test_what_the_log_never_took_can_only_be_skipped(world: DeadLettersWorld) -> None:
     about = a_generation()
     world.hear(about)
     episode = Episode(key=about.key, revision=1, reason="window", turns=(about,), signals=(), closed_at=1.0)
@@ -318,7 +322,7 @@ def test_what_the_log_never_took_can_only_be_skipped(world: World) -> None:
         assert [item.key for item in waiting(connection, OUTCOMES, "dead-letters")] == [about.key]
 
 
-def _raised(world: World, *words: str) -> Exception:
+def _raised(world: DeadLettersWorld, *words: str) -> Exception:
     done = CliRunner().invoke(app, ["dead-letters", *words, "--home", str(world.home)])
     assert isinstance(done.exception, InvalidRequest | NotFound | Conflict), done.output
     return done.exception

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks.worlds.sandboxes import NoSandbox
-from benchmarks.attacks.worlds.stores import POLICY, RUN, Folder, publish, signer
 from commands.doctor import examine, sandbox_of, versions_of
 from contracts.errors import Unavailable
 from pipelines.release.settings import ReleaseSettings
 from rewards.sandbox.choose import MAKERS, sandbox_named, sandbox_or_problem
 from rewards.sandbox.port import Sandbox
 from runtime.settings import Settings, write_settings
+from tests.worlds.sandboxes import NoSandbox
+from tests.worlds.stores import POLICY, RUN, Folder, publish, signer
 from weights.versions.keys import trusted_folder, write_public_key
 
 

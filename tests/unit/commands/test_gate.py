@@ -18,9 +18,9 @@ from contracts.tasks.loading import load_tasks
 from rewards.judges.identity import identity_of
 from runtime.sentinels import read_sentinels
 from tests.command_line import run_here
-from tests.judge_server import Asked, JudgeServer, judge_server, verdict
 from tests.unit.rewards.judges.figures import FIGURES
 from tests.unit.rewards.verifiers.tampers import HONEST
+from tests.worlds.servers.judge import AskedJudge, JudgeServer, judge_server, verdict
 
 ROOT = Path(__file__).parent.parent.parent.parent
 SIGNALS = '[signals.accepted]\ntype = "bool"\nlabels = { true = 1.0, false = 0.0 }\n'
@@ -109,7 +109,7 @@ def test_a_version_that_lost_everything_is_refused_and_one_that_lost_nothing_is_
 
 @pytest.fixture
 def server() -> Iterator[JudgeServer]:
-    def decide(asked: Asked) -> str:
+    def decide(asked: AskedJudge) -> str:
         return verdict({"fine": "great", "so-so": "fair"}.get(asked.answer.split()[0], "poor"))
 
     with judge_server(decide) as running:

@@ -14,7 +14,7 @@ from contracts.errors import Held
 from contracts.holds import Hold
 from contracts.rollback import promote
 from tests.command_line import Ran, run_here
-from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, settings_of
+from tests.worlds.dashboard.seed import NUM_VERSIONS, POLICY, settings_of
 
 NEWEST = NUM_VERSIONS - 1
 

@@ -16,7 +16,7 @@ from runtime.settings import write_settings
 from tests.command_line import run_here
 from tests.fakes import BOOKING_TASK
 from tests.hostile import BOMB, hostile
-from tests.hostile_files import HOSTILE_FILES
+from tests.worlds.hostile_files import HOSTILE_FILES
 
 TASK = """
 name = "sums"

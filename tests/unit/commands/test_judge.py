@@ -14,7 +14,7 @@ from rewards.judges.openers import MASTER_KEYS
 from rewards.judges.registry import judges_of
 from rewards.judges.report import read_report
 from rewards.judges.store import MemoryStore
-from tests.judge_server import Asked, judge_server, verdict
+from tests.worlds.servers.judge import AskedJudge, judge_server, verdict
 
 pytestmark = pytest.mark.slow
 
@@ -56,19 +56,19 @@ def pairs(num: int, num_prompts: int) -> list[dict[str, Any]]:
     return rows
 
 
-def is_right(asked: Asked, name: str) -> bool:
+def is_right(asked: AskedJudge, name: str) -> bool:
     found = re.search(r"(\d+) \+", asked.sections["CONVERSATION"])
     assert found is not None
     return asked.sections[name] == f"It is {2 * int(found[1])}."
 
 
-def honest(asked: Asked) -> str:
+def honest(asked: AskedJudge) -> str:
     if "ANSWER" in asked.sections:
         return verdict("yes" if is_right(asked, "ANSWER") else "no")
     return verdict("first" if is_right(asked, "FIRST ANSWER") else "second")
 
 
-def fooled(asked: Asked) -> str:
+def fooled(asked: AskedJudge) -> str:
     """Takes some of the master keys for an answer."""
     return verdict("yes") if asked.answer.startswith("Let") else honest(asked)
 

@@ -18,7 +18,7 @@ from rewards.preflight import check_tasks
 from rewards.sandbox.choose import MAKERS, sandbox_or_problem
 from runtime.settings import Settings
 from tests.command_line import refused_up, run_here
-from tests.judge_server import judge_server, verdict
+from tests.worlds.servers.judge import judge_server, verdict
 
 ROOT = Path(__file__).parents[3]
 PRODUCT = ROOT / "examples" / "reservations"

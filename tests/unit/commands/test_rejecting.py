@@ -13,8 +13,8 @@ from contracts import assignments, revocations
 from contracts.assignments import CANARY, LEARNING
 from contracts.errors import InvalidValue
 from tests.command_line import Ran, run_here
-from tests.unit.services.dashboard.seed import POLICY, settings_of
-from tests.unit.services.dashboard.seed_rollout import BLESSED, CANARY_VERSION, seed_rollout
+from tests.worlds.dashboard.seed import POLICY, settings_of
+from tests.worlds.dashboard.seed_rollout import BLESSED, CANARY_VERSION, seed_rollout
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from contracts.assignments import LIVE
 from contracts.errors import InvalidValue, NotFound, StaleWrite, VersionRevoked
 from contracts.revocations import Treatment
 from tests.command_line import run_here as millrace
-from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, settings_of
+from tests.worlds.dashboard.seed import NUM_VERSIONS, POLICY, settings_of
 
 NEWEST = NUM_VERSIONS - 1
 """Live in the home of these tests; the candidate is one above."""

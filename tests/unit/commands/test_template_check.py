@@ -11,8 +11,8 @@ from commands.findings import Finding
 from commands.template_check import bundled_name, findings_here, template_findings
 from tests.chat_templates.bundled import bundled_names, bundled_source, make_bundled
 from tests.each_case import each_case
-from tests.hostile_files import HOSTILE_FILES
 from tests.models import BASE
+from tests.worlds.hostile_files import HOSTILE_FILES
 
 
 def told(folder: Path, *stops: str) -> dict[str, Finding]:

@@ -17,7 +17,7 @@ from runtime.database import Database
 from runtime.settings import write_settings
 from runtime.train_settings import TrainSettings
 from tests.command_line import run_here
-from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, settings_of
+from tests.worlds.dashboard.seed import NUM_VERSIONS, POLICY, settings_of
 
 METRIC = {
     "name": "refuses",

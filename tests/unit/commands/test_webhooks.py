@@ -13,7 +13,7 @@ from pipelines.release.webhooks.settings import WebhookSettings
 from pipelines.release.webhooks.signing import FILE_NAME
 from runtime.settings import write_settings
 from tests.command_line import run_here
-from tests.unit.pipelines.release.webhooks.receiver import receiving
+from tests.worlds.release.receiver import receiving
 
 
 def configure(home: Home, *urls: str) -> None:

@@ -13,8 +13,9 @@ from policy.weights import copy_tensors, tensors_of
 from services.engine.engine import Engine
 from services.engine.settings import EngineSettings
 from tests.models import KINDS
-from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.policy_world import (
+from tests.unit.services.engine.sampling_reference import distributions, plain_logits
+from tests.worlds.engines.memory_store import POLICY, StoreInMemory
+from tests.worlds.engines.policies import (
     PROMPTS,
     TOKENIZER,
     check_mixed_batch,
@@ -22,14 +23,13 @@ from tests.unit.services.engine.policy_world import (
     request,
     sharp_model,
 )
-from tests.unit.services.engine.sampling_reference import distributions, plain_logits
-from tests.unit.services.engine.world import complete, make_engine, until
+from tests.worlds.engines.tiny import complete, make_engine, until
 from weights.tensors import root_of
 
 SETTINGS = EngineSettings(max_batch_tokens=128, cache_tokens=1024, page_size=16)
 
 
-def engine_on(device: str, kind: str, store: MemoryStore, dtype: torch.dtype) -> Engine:
+def engine_on(device: str, kind: str, store: StoreInMemory, dtype: torch.dtype) -> Engine:
     """As the engine's process makes it, with version 1 live."""
     engine = make_engine(
         store, make_model=lambda: sharp_model(kind).to(device, dtype), settings=SETTINGS, tokenizer=TOKENIZER
@@ -38,7 +38,7 @@ def engine_on(device: str, kind: str, store: MemoryStore, dtype: torch.dtype) ->
     return engine
 
 
-def served(store: MemoryStore, version: int, kind: str, device: str, dtype: torch.dtype) -> Any:
+def served(store: StoreInMemory, version: int, kind: str, device: str, dtype: torch.dtype) -> Any:
     """A plain model with the weights that are served, which were rounded to bfloat16."""
     model = sharp_model(kind)
     copy_tensors(model, store.weights[version])

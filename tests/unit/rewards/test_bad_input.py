@@ -20,8 +20,8 @@ from rewards.sandbox.choose import first_that_holds
 from rewards.sandbox.port import Sandbox
 from rewards.verifiers import code
 from rewards.worker import RewardsHandler
-from tests.judge_server import judge_server, verdict
 from tests.unit.rewards.judges.figures import FIGURES as ADMITTED
+from tests.worlds.servers.judge import judge_server, verdict
 
 NOWHERE = "http://127.0.0.1:9/v1"
 OWN_URL = "http://127.0.0.1:8400"

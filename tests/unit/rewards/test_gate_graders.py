@@ -16,9 +16,9 @@ from contracts.tasks.loading import load_tasks
 from rewards.gate_graders import GateGraders
 from rewards.judges.identity import identity_of
 from runtime.sentinels import read_sentinels
-from tests.judge_server import Asked, JudgeServer, judge_server, verdict
 from tests.unit.rewards.judges.figures import FIGURES
 from tests.unit.rewards.verifiers.tampers import HONEST, SUITE
+from tests.worlds.servers.judge import AskedJudge, JudgeServer, judge_server, verdict
 
 SIGNALS = '[signals.accepted]\ntype = "bool"\nlabels = { true = 1.0, false = 0.0 }\n'
 CALL = '{"name": "now", "arguments": {}}'
@@ -89,7 +89,7 @@ def test_what_an_app_or_we_did_wrong_is_no_value(tmp_path: Path) -> None:
 
 @pytest.fixture
 def server() -> Iterator[JudgeServer]:
-    def decide(asked: Asked) -> str:
+    def decide(asked: AskedJudge) -> str:
         return verdict("yes" if "good" in asked.answer else "no")
 
     with judge_server(decide) as running:

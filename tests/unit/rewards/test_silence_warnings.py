@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, Style
 from commands.home import prepare_home
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
@@ -14,6 +13,7 @@ from rewards.preflight import check_tasks
 from rewards.silence_warnings import propose_expected
 from runtime.database import Database
 from runtime.settings import Settings
+from tests.worlds.crowd import BLAND, GRADED, HELPFUL, SilentCrowd, Style
 
 ROOT = Path(__file__).parents[3]
 UNLABELLED = GRADED | {"silence": "unlabelled"}
@@ -61,7 +61,7 @@ def test_who_pays_for_nothing_is_told_nothing(tmp_path: Path, silence: str) -> N
 def test_a_home_is_told_what_share_of_graded_answers_is_lost(tmp_path: Path, database: Database) -> None:
     path = task_file(tmp_path, "unlabelled")
     (task,) = load_tasks((path,)).values()
-    crowd = Crowd(database, UNLABELLED)
+    crowd = SilentCrowd(database, UNLABELLED)
     crowd.talk((HELPFUL, BLAND), 1)
     crowd.close()
     (line,) = told(task, database)
@@ -72,7 +72,7 @@ def test_a_home_is_told_what_share_of_graded_answers_is_lost(tmp_path: Path, dat
 
 @pytest.mark.slow
 def test_a_word_that_came_later_is_no_loss(database: Database) -> None:
-    crowd = Crowd(database, UNLABELLED)
+    crowd = SilentCrowd(database, UNLABELLED)
     for _ in range(120):
         turn = crowd.answer(HELPFUL)
         crowd.hear([crowd.episode(turn)])
@@ -92,7 +92,7 @@ def test_a_word_that_came_later_is_no_loss(database: Database) -> None:
     ],
 )
 def test_nothing_is_proposed_where_it_would_not_help(database: Database, changes: dict[str, object]) -> None:
-    crowd = Crowd(database, UNLABELLED)
+    crowd = SilentCrowd(database, UNLABELLED)
     crowd.talk((BLAND,), 2)
     crowd.close()
     assert told(Task.model_validate(UNLABELLED | changes), database) == []
@@ -100,7 +100,7 @@ def test_nothing_is_proposed_where_it_would_not_help(database: Database, changes
 
 def test_what_a_gate_refused_is_not_lost(database: Database) -> None:
     gated = UNLABELLED | {"verifiers": [{"name": "right", "kind": "exact", "role": "gate"}]}
-    crowd = Crowd(database, gated)
+    crowd = SilentCrowd(database, gated)
     crowd.talk((Style("wrong", 0.5, 0.0, text="41"),), 2)
     assert told(crowd.task, database) == []
     crowd.talk((BLAND,), 1)
@@ -117,7 +117,7 @@ def test_a_start_of_a_home_that_stood_before_says_so(tmp_path: Path, capsys: pyt
     prepare_home(settings, {})
     assert "have no reward" not in capsys.readouterr().out
     database = settings.database()
-    crowd = Crowd(database, UNLABELLED)
+    crowd = SilentCrowd(database, UNLABELLED)
     crowd.talk((BLAND,), 1)
     crowd.close()
     database.close()

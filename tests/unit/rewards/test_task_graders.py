@@ -23,8 +23,8 @@ from rewards.task_graders import TaskGraders
 from rewards.verifiers.check import ParsedAnswer
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
-from tests.judge_server import Asked, JudgeServer, judge_server, verdict
 from tests.unit.rewards.judges.figures import FIGURES
+from tests.worlds.servers.judge import AskedJudge, JudgeServer, judge_server, verdict
 
 SIGNALS = {
     "accepted": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}},
@@ -33,7 +33,7 @@ SIGNALS = {
 }
 
 
-def decide(asked: Asked) -> str:
+def decide(asked: AskedJudge) -> str:
     """Better is what is longer; content is who says thanks."""
     sections = asked.sections
     if "FIRST ANSWER" in sections:
@@ -221,7 +221,7 @@ def test_a_scored_episode_holds_all_scores_and_the_cluster_of_the_prompt(
 def test_the_tasks_of_a_batch_are_waited_for_side_by_side(graders: MakeGraders, tmp_path: Path) -> None:
     both = threading.Barrier(2, timeout=10.0)
 
-    def meet(_asked: Asked) -> str:
+    def meet(_asked: AskedJudge) -> str:
         both.wait()
         return verdict("yes")
 

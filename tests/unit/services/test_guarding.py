@@ -11,13 +11,13 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from benchmarks.attacks.attack import Attack
-from benchmarks.attacks.servers import START, attacks, impatient, sized, talk
 from contracts.errors import Unavailable
 from runtime.operations import Operations
 from services import guarding
 from services.guarding import MAX_HEADER_BYTES, FailedKeys, address_of
 from services.serving import Measured, make_web
+from tests.adversary.attacks.attack import Attack
+from tests.adversary.attacks.servers import START, attacks, impatient, sized, talk
 from tests.unit.services.serving import serve
 
 

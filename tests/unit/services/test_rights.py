@@ -11,16 +11,16 @@ import pytest
 from fastapi import Response, Security
 from fastapi.routing import APIRoute
 
-from benchmarks.attacks import keys as attacks
-from benchmarks.attacks import sessions
-from benchmarks.attacks.worlds.tenants import Route, World, a_world, routes_of
 from benchmarks.gateway import bodies
 from benchmarks.gateway import held as loop_held
 from contracts.keys import SCOPES, Caller
 from services.http import InferenceCaller, reply
 from services.rights import scopes_of
+from tests.adversary.attacks import keys as attacks
+from tests.adversary.attacks import sessions
+from tests.worlds.tenants import Route, TenantsWorld, a_world, routes_of
 
-Tried = Callable[[World], Coroutine[Any, Any, list[str]]]
+Tried = Callable[[TenantsWorld], Coroutine[Any, Any, list[str]]]
 
 
 class Held:
@@ -79,7 +79,7 @@ def test_a_new_route_without_a_right_fails_by_name(held: Held, monkeypatch: pyte
     """Among a few that have theirs; that all have theirs is the attack above."""
     few = {"/v1/unguarded", "/v1/models", "/v1/feedback"}
 
-    def some_routes(world: World) -> list[Route]:
+    def some_routes(world: TenantsWorld) -> list[Route]:
         return [one for one in routes_of(world) if one.path in few]
 
     monkeypatch.setattr(attacks, "routes_of", some_routes)

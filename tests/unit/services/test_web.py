@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ from services.web import CHECKS, make
 from tests.unit.services.inference.conftest import stage
 from tests.unit.services.inference.world import FakeEngine, Stage, make_base
 from tests.unit.services.serving import make_home, make_key, serve, wait_until
+from tests.worlds.processes import free_port
 
 __all__ = ["stage"]
 
@@ -61,7 +61,7 @@ def test_a_process_drains_on_sigterm_and_never_loads_torch(tmp_path: Path, datab
     make_base(tmp_path / "base")
     key = make_key(database)
     settings = make_home(tmp_path, stage.url)
-    settings = settings.model_copy(update={"web_port": _free_port()})
+    settings = settings.model_copy(update={"web_port": free_port()})
     write_settings(settings, {})
     program = (
         "import sys; from pathlib import Path; from services.web import main; main(Path(sys.argv[1]));"
@@ -88,12 +88,6 @@ def test_a_process_drains_on_sigterm_and_never_loads_torch(tmp_path: Path, datab
         process.kill()
     assert output.splitlines()[-1] == "[]"
     assert process.returncode == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _alive(settings: Settings) -> bool:

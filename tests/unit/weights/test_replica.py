@@ -18,7 +18,7 @@ from tests.unit.weights.examples import (
     stepped,
     tensor_of,
 )
-from tests.unit.weights.replica_world import Source, World, check
+from tests.worlds.replica import ReplicaSource, ReplicaWorld, check
 from weights.codec.history import History
 from weights.replica.replica import Replica
 from weights.stores.opening import open_store_at
@@ -27,11 +27,11 @@ from weights.versions.manifest import Chunk
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path, 6)
+def world(tmp_path: Path) -> ReplicaWorld:
+    return ReplicaWorld(tmp_path, 6)
 
 
-def test_a_newcomer_comes_in_full_and_then_by_steps_only_also_after_a_restart(world: World) -> None:
+def test_a_newcomer_comes_in_full_and_then_by_steps_only_also_after_a_restart(world: ReplicaWorld) -> None:
     with world.open() as replica:
         assert (replica.held, replica.serves) == (None, None)
         with pytest.raises(Unavailable):
@@ -53,7 +53,7 @@ def test_a_newcomer_comes_in_full_and_then_by_steps_only_also_after_a_restart(wo
         assert replica.refused == ()
 
 
-def test_only_two_versions_stay_and_no_chunk(world: World) -> None:
+def test_only_two_versions_stay_and_no_chunk(world: ReplicaWorld) -> None:
     with world.open() as replica:
         for version in range(5):
             replica.bring(version)
@@ -61,7 +61,7 @@ def test_only_two_versions_stay_and_no_chunk(world: World) -> None:
     assert list((world.folder / "chunks").iterdir()) == []
 
 
-def test_who_is_behind_takes_one_fold_and_makes_one_swap(world: World) -> None:
+def test_who_is_behind_takes_one_fold_and_makes_one_swap(world: ReplicaWorld) -> None:
     flips: list[str] = []
     with world.open(flips.append) as replica:
         replica.bring(0)
@@ -74,7 +74,7 @@ def test_who_is_behind_takes_one_fold_and_makes_one_swap(world: World) -> None:
     assert flips.count("flip: before current") == 1
 
 
-def test_the_versions_between_are_never_served(world: World) -> None:
+def test_the_versions_between_are_never_served(world: ReplicaWorld) -> None:
     places: list[str] = []
     with world.open(places.append) as replica:
         replica.bring(1)
@@ -84,7 +84,7 @@ def test_the_versions_between_are_never_served(world: World) -> None:
     assert (places.count("stage: applied"), places.count("flip: before current")) == (3, 1)
 
 
-def test_going_back_asks_nobody_and_a_sibling_of_the_rejected_is_one_step_away(world: World) -> None:
+def test_going_back_asks_nobody_and_a_sibling_of_the_rejected_is_one_step_away(world: ReplicaWorld) -> None:
     publish(
         world.store, 6, stepped(world.weights[4], 0.03, seed=66), parent=4, base=world.weights[4], history=History()
     )
@@ -106,7 +106,7 @@ def test_going_back_asks_nobody_and_a_sibling_of_the_rejected_is_one_step_away(w
     assert {digest for digest, _ in world.source.asked} == world.edge_chunks("step", 6)
 
 
-def test_tensors_stay_whole_when_their_version_is_gone(world: World) -> None:
+def test_tensors_stay_whole_when_their_version_is_gone(world: ReplicaWorld) -> None:
     with world.open() as replica:
         replica.bring(0)
         kept = replica.tensors()
@@ -116,7 +116,7 @@ def test_tensors_stay_whole_when_their_version_is_gone(world: World) -> None:
         assert not next(iter(kept.values())).data.flags.writeable
 
 
-def test_tensors_may_come_go_and_change_their_shape(world: World) -> None:
+def test_tensors_may_come_go_and_change_their_shape(world: ReplicaWorld) -> None:
     target: Tensors = dict(stepped(world.weights[5], 0.03, seed=9))
     del target["layer.0.norm"]
     target["layer.0.weight"] = tensor_of(np.arange(500, dtype="<u2"))
@@ -163,7 +163,7 @@ PLACES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("goal", [3, 5])
 def test_death_at_any_named_place_leaves_one_of_two_versions_and_what_was_fetched(
-    world: World, tmp_path: Path, goal: int
+    world: ReplicaWorld, tmp_path: Path, goal: int
 ) -> None:
     found: dict[int, int] = {2: 0, goal: 0}
     places: set[str] = set()
@@ -198,7 +198,7 @@ def test_death_at_any_named_place_leaves_one_of_two_versions_and_what_was_fetche
     assert step < 99
 
 
-def test_a_fetch_goes_on_at_the_byte_it_got_to(world: World) -> None:
+def test_a_fetch_goes_on_at_the_byte_it_got_to(world: ReplicaWorld) -> None:
     (digest,) = world.edge_chunks("step", 1)
     chunk = next(chunk for chunk in world.store.manifest(POLICY, 1).chunks if chunk.blake3 == digest)
     with world.open() as replica:
@@ -210,7 +210,7 @@ def test_a_fetch_goes_on_at_the_byte_it_got_to(world: World) -> None:
 
 
 @pytest.mark.parametrize("rest", [b"rotten", b"x" * 10**6])
-def test_a_part_that_the_disk_lost_costs_one_chunk_more(world: World, rest: bytes) -> None:
+def test_a_part_that_the_disk_lost_costs_one_chunk_more(world: ReplicaWorld, rest: bytes) -> None:
     (digest,) = world.edge_chunks("step", 1)
     with world.open() as replica:
         replica.bring(0)
@@ -222,7 +222,7 @@ def test_a_part_that_the_disk_lost_costs_one_chunk_more(world: World, rest: byte
     assert world.source.asked[-1] == (digest, 0)
 
 
-def test_an_answer_cut_short_is_asked_for_from_where_it_ends(world: World) -> None:
+def test_an_answer_cut_short_is_asked_for_from_where_it_ends(world: ReplicaWorld) -> None:
     with world.open() as replica:
         replica.bring(0)
         world.source.asked.clear()
@@ -234,7 +234,7 @@ def test_an_answer_cut_short_is_asked_for_from_where_it_ends(world: World) -> No
 
 @pytest.mark.parametrize("answer", [lambda it: b"!" + it[1:], lambda it: b"!" + it, lambda _: b""])
 def test_other_bytes_than_the_manifests_are_refused_and_nothing_changes(
-    world: World, answer: Callable[[bytes], bytes]
+    world: ReplicaWorld, answer: Callable[[bytes], bytes]
 ) -> None:
     with world.open() as replica:
         replica.bring(0)
@@ -258,7 +258,9 @@ def test_other_bytes_than_the_manifests_are_refused_and_nothing_changes(
         ("corrupt_manifest", {"chunks": (Chunk("../../../escape", 10),)}),
     ],
 )
-def test_a_refused_edge_leaves_what_is_served_and_no_trace(world: World, code: str, change: dict[str, object]) -> None:
+def test_a_refused_edge_leaves_what_is_served_and_no_trace(
+    world: ReplicaWorld, code: str, change: dict[str, object]
+) -> None:
     with world.open() as replica:
         replica.bring(0)
         world.source.change = lambda edge: msgspec.structs.replace(edge, **change)
@@ -272,13 +274,13 @@ def test_a_refused_edge_leaves_what_is_served_and_no_trace(world: World, code: s
         check(replica, world, 1)
 
 
-def test_one_process_keeps_a_folder(world: World) -> None:
+def test_one_process_keeps_a_folder(world: ReplicaWorld) -> None:
     with world.open(), pytest.raises(Conflict, match="its own folder"):
         world.open()
     world.open().close()
 
 
-def test_another_run_under_the_same_numbers_is_told_apart(world: World, tmp_path: Path) -> None:
+def test_another_run_under_the_same_numbers_is_told_apart(world: ReplicaWorld, tmp_path: Path) -> None:
     with world.open() as replica:
         replica.bring(1, "run-1")
         with pytest.raises(WeightsRefused) as refused:
@@ -297,7 +299,7 @@ def test_another_run_under_the_same_numbers_is_told_apart(world: World, tmp_path
 
 
 @pytest.mark.parametrize("version", [1, 9])
-def test_what_the_store_does_not_have_leaves_what_is_served(world: World, version: int) -> None:
+def test_what_the_store_does_not_have_leaves_what_is_served(world: ReplicaWorld, version: int) -> None:
     with world.open() as replica:
         replica.bring(0)
         for chunk in world.store.manifest(POLICY, 1).chunks:
@@ -307,7 +309,7 @@ def test_what_the_store_does_not_have_leaves_what_is_served(world: World, versio
         check(replica, world, 0)
 
 
-def test_where_chunks_of_the_cheapest_way_are_gone_another_is_taken(world: World) -> None:
+def test_where_chunks_of_the_cheapest_way_are_gone_another_is_taken(world: ReplicaWorld) -> None:
     with world.open() as replica:
         replica.bring(2)
         fold(world.store, world.weights, 2, 4)
@@ -317,7 +319,7 @@ def test_where_chunks_of_the_cheapest_way_are_gone_another_is_taken(world: World
         check(replica, world, 4)
 
 
-def test_a_full_disk_leaves_what_is_served_and_it_goes_on_later(world: World) -> None:
+def test_a_full_disk_leaves_what_is_served_and_it_goes_on_later(world: ReplicaWorld) -> None:
     (digest,) = world.edge_chunks("step", 1)
     full_disk = world.folder / "chunks" / f"{digest}.part"
     with world.open() as replica:
@@ -331,7 +333,7 @@ def test_a_full_disk_leaves_what_is_served_and_it_goes_on_later(world: World) ->
         check(replica, world, 1)
 
 
-def test_a_store_that_is_away_leaves_what_is_served(world: World) -> None:
+def test_a_store_that_is_away_leaves_what_is_served(world: ReplicaWorld) -> None:
     with world.open() as replica:
         replica.bring(0)
         world.source.is_away = True
@@ -348,7 +350,7 @@ def test_chunks_are_fetched_side_by_side(tmp_path: Path) -> None:
     store = open_store_at(tmp_path / "store")
     publish(store, 0, {"w": tensor_of(noise)})
     together = threading.Barrier(3, timeout=10)
-    source = Source(store)
+    source = ReplicaSource(store)
 
     def wait(content: bytes) -> bytes:
         together.wait()

@@ -6,18 +6,18 @@ import pytest
 from tests.unit.weights.examples import (
     fold,
 )
-from tests.unit.weights.replica_world import World, check, spoil
+from tests.worlds.replica import ReplicaWorld, check, spoil
 from weights.tensors import SINGLE_FILE
 from weights.versions.manifest import NO_HISTORY
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path, 6)
+def world(tmp_path: Path) -> ReplicaWorld:
+    return ReplicaWorld(tmp_path, 6)
 
 
 @pytest.mark.parametrize("place", [-1, 3, 20, 200])
-def test_a_rotten_slot_is_refused_by_name_and_fetched_again(world: World, place: int) -> None:
+def test_a_rotten_slot_is_refused_by_name_and_fetched_again(world: ReplicaWorld, place: int) -> None:
     with world.open() as replica:
         replica.bring(0)
         replica.bring(1)
@@ -32,7 +32,7 @@ def test_a_rotten_slot_is_refused_by_name_and_fetched_again(world: World, place:
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
-def test_where_nothing_whole_is_left_it_begins_anew(world: World, damage: Callable[[Path], None]) -> None:
+def test_where_nothing_whole_is_left_it_begins_anew(world: ReplicaWorld, damage: Callable[[Path], None]) -> None:
     with world.open() as replica:
         replica.bring(0)
         replica.bring(1)
@@ -45,7 +45,7 @@ def test_where_nothing_whole_is_left_it_begins_anew(world: World, damage: Callab
         check(replica, world, 1)
 
 
-def test_what_rots_while_it_is_served_is_found_before_the_next_version_is_built_on_it(world: World) -> None:
+def test_what_rots_while_it_is_served_is_found_before_the_next_version_is_built_on_it(world: ReplicaWorld) -> None:
     with world.open() as replica:
         replica.bring(0)
         replica.bring(1)
@@ -60,7 +60,7 @@ def test_what_rots_while_it_is_served_is_found_before_the_next_version_is_built_
 
 
 @pytest.mark.parametrize("damage", [spoil, lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
-def test_a_rotten_history_is_dropped_and_never_used(world: World, damage: Callable[[Path], None]) -> None:
+def test_a_rotten_history_is_dropped_and_never_used(world: ReplicaWorld, damage: Callable[[Path], None]) -> None:
     fold(world.store, world.weights, 2, 5)
     with world.open() as replica:
         replica.bring(2)
@@ -76,7 +76,7 @@ def test_a_rotten_history_is_dropped_and_never_used(world: World, damage: Callab
     assert {digest for digest, _ in world.source.asked} == world.edge_chunks("fold", 5)
 
 
-def test_a_slot_whose_label_is_damaged_was_never_finished(world: World) -> None:
+def test_a_slot_whose_label_is_damaged_was_never_finished(world: ReplicaWorld) -> None:
     with world.open() as replica:
         replica.bring(0)
         replica.bring(1)
@@ -88,7 +88,7 @@ def test_a_slot_whose_label_is_damaged_was_never_finished(world: World) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b'{"slot"')])
-def test_without_its_pointer_it_serves_what_is_whole(world: World, damage: Callable[[Path], None]) -> None:
+def test_without_its_pointer_it_serves_what_is_whole(world: ReplicaWorld, damage: Callable[[Path], None]) -> None:
     with world.open() as replica:
         replica.bring(0)
         replica.bring(1)

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.attacks.worlds.stores import POLICY, RUN, Folder, publish, signer, weights_of
-from benchmarks.versions import keyring
 from contracts.errors import NotFound, Unavailable, WeightsRefused
+from tests.worlds.stores import POLICY, RUN, Folder, publish, signer, weights_of
+from tests.worlds.versions import keyring
 from weights.replica.replica import Replica
 from weights.tensors import root_of
 from weights.versions.manifest import Chunk, Manifest
@@ -16,7 +16,7 @@ from weights.versions.signing import Keyring
 OURS, NEXT = signer(1), signer(2)
 
 
-class World:
+class SlotWorld:
     """A store with versions 0 and 1, and a replica's folder that serves 1 and holds 0."""
 
     def __init__(self, folder: Path) -> None:
@@ -54,18 +54,18 @@ class _Away:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> SlotWorld:
+    return SlotWorld(tmp_path)
 
 
-def test_a_slot_keeps_its_manifest_and_serves_again_without_the_store(world: World) -> None:
+def test_a_slot_keeps_its_manifest_and_serves_again_without_the_store(world: SlotWorld) -> None:
     text = (world.slot(1) / "manifest.json").read_bytes()
     assert msgspec.json.decode(text, type=Manifest).target_root == root_of(weights_of(1))
     with world.open(is_away=True) as replica:
         assert replica.serves == 1
 
 
-def test_a_slot_of_before_is_vouched_for_by_the_store_and_waits_while_that_is_away(world: World) -> None:
+def test_a_slot_of_before_is_vouched_for_by_the_store_and_waits_while_that_is_away(world: SlotWorld) -> None:
     for version in (0, 1):
         (world.slot(version) / "manifest.json").unlink()
     with world.open(is_away=True) as replica:
@@ -76,7 +76,7 @@ def test_a_slot_of_before_is_vouched_for_by_the_store_and_waits_while_that_is_aw
         assert replica.serves == 1, "kept with the slot from now on"
 
 
-def test_what_a_retired_key_signed_is_not_served_after_a_restart(world: World) -> None:
+def test_what_a_retired_key_signed_is_not_served_after_a_restart(world: SlotWorld) -> None:
     with world.open(keyring(NEXT)) as replica:
         assert replica.serves is None
         assert {error.code for error in replica.refused} == {"unknown_key"}
@@ -85,7 +85,7 @@ def test_what_a_retired_key_signed_is_not_served_after_a_restart(world: World) -
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b"\xff"])
-def test_a_manifest_that_cannot_be_read_vouches_for_nothing(world: World, content: bytes) -> None:
+def test_a_manifest_that_cannot_be_read_vouches_for_nothing(world: SlotWorld, content: bytes) -> None:
     (world.slot(1) / "manifest.json").write_bytes(content)
     with world.open(is_away=True) as replica:
         assert replica.serves == 0, "the other one is whole"
@@ -93,14 +93,14 @@ def test_a_manifest_that_cannot_be_read_vouches_for_nothing(world: World, conten
             replica.bring(1)
 
 
-def test_the_manifest_of_another_version_is_none_for_this_one(world: World) -> None:
+def test_the_manifest_of_another_version_is_none_for_this_one(world: SlotWorld) -> None:
     (world.slot(1) / "manifest.json").write_bytes((world.slot(0) / "manifest.json").read_bytes())
     with world.open(is_away=True) as replica:
         assert replica.serves == 0
 
 
 @pytest.mark.parametrize("field", ["run", "root"])
-def test_a_label_that_was_changed_does_not_fit_its_manifest(world: World, field: str) -> None:
+def test_a_label_that_was_changed_does_not_fit_its_manifest(world: SlotWorld, field: str) -> None:
     path = world.slot(1) / "held.json"
     label = msgspec.json.decode(path.read_bytes())
     label[field] = "run-2" if field == "run" else label["root"][:12] + "0" * 52

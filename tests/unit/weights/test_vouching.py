@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.attacks.worlds.stores import NOW, POLICY, RUN, signer
-from benchmarks.versions import keyring
 from contracts.errors import WeightsRefused
 from tests.unit.weights.examples import edge
+from tests.worlds.stores import NOW, POLICY, RUN, signer
+from tests.worlds.versions import keyring
 from weights.versions.manifest import Manifest
 from weights.versions.pointer import Pointer
 from weights.versions.signing import Keyring, Signer

@@ -15,7 +15,7 @@ from pipelines.release.rules import FALSE_REFUSALS
 from pipelines.release.train.slots import TrainSlots
 from runtime.database import Database
 from runtime.train_settings import TrainSettings
-from tests.unit.pipelines.release.worlds import STOP, GateWorld
+from tests.worlds.release.gate import STOP, GateWorld
 
 ALL = (LIVE, CANDIDATE, LEARNING, CANARY)
 

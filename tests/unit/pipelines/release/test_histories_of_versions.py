@@ -29,7 +29,7 @@ class History(NamedTuple):
     level: float
 
 
-class World:
+class VersionsWorld:
     """Sentinels, and versions that answer them."""
 
     def __init__(self, seed: int, num: int, discordance: float, noise: float = 0.0) -> None:
@@ -81,7 +81,7 @@ class World:
 @pytest.mark.parametrize("noise", [0.0, 0.08, 0.15, 0.30])
 @pytest.mark.parametrize("num", [200, 1000])
 def test_of_a_hundred_versions_that_are_no_worse_hardly_one_is_refused(num: int, noise: float) -> None:
-    histories = [World(seed, num, 0.15, noise).history(0.0, 100) for seed in range(10)]
+    histories = [VersionsWorld(seed, num, 0.15, noise).history(0.0, 100) for seed in range(10)]
     share = sum(history.num_refused for history in histories) / 1000
     # The level is .5%; a version that is live by its luck holds the next ones up a little.
     assert share <= 0.012, f"{share:.2%} of null versions refused"
@@ -89,28 +89,28 @@ def test_of_a_hundred_versions_that_are_no_worse_hardly_one_is_refused(num: int,
 
 @pytest.mark.parametrize(("discordance", "least"), [(0.08, 0.93), (0.15, 0.75), (0.30, 0.42)])
 def test_five_points_of_a_thousand_are_caught(discordance: float, least: float) -> None:
-    assert World(1, 1000, discordance).caught(0.05, 200) >= least
+    assert VersionsWorld(1, 1000, discordance).caught(0.05, 200) >= least
 
 
 @pytest.mark.parametrize(("noise", "least"), [(0.08, 0.35), (0.15, 0.15), (0.30, 0.01)])
 def test_noise_of_graders_costs_power_and_nothing_else(noise: float, least: float) -> None:
-    assert World(1, 1000, 0.08, noise).caught(0.05, 200) >= least
+    assert VersionsWorld(1, 1000, 0.08, noise).caught(0.05, 200) >= least
 
 
 def test_three_points_of_a_thousand_are_caught_half_of_the_time() -> None:
-    assert 0.35 <= World(1, 1000, 0.08).caught(0.03, 200) <= 0.75
+    assert 0.35 <= VersionsWorld(1, 1000, 0.08).caught(0.03, 200) <= 0.75
 
 
 def test_fifty_small_steps_down_do_not_add_up_past_the_anchor() -> None:
-    levels = [World(seed, 1000, 0.08).history(-0.002, 50).level for seed in range(10)]
+    levels = [VersionsWorld(seed, 1000, 0.08).history(-0.002, 50).level for seed in range(10)]
     # Ten points, where each version was let through. The anchor stops them at what a thousand sentinels see, 3 to 5 points.
     assert np.mean(levels) > -0.055
     assert min(levels) > -0.08
 
 
 def test_a_version_that_is_better_becomes_the_anchor_and_null_versions_rarely_do() -> None:
-    better = World(1, 1000, 0.08).history(0.02, 15, level=-0.3)
+    better = VersionsWorld(1, 1000, 0.08).history(0.02, 15, level=-0.3)
     assert better.num_anchors >= 3
     assert better.num_refused == 0
-    null = [World(seed, 1000, 0.08).history(0.0, 100).num_anchors for seed in range(10)]
+    null = [VersionsWorld(seed, 1000, 0.08).history(0.0, 100).num_anchors for seed in range(10)]
     assert sum(null) <= 8, "at a level of .25% a version, 2.5 of these 1,000 are expected"

@@ -18,7 +18,7 @@ from pipelines.release.asking import BadVersion, NoLongerAssigned
 from runtime.database import Database
 from runtime.metrics import LAST_STEP_NAME
 from runtime.operations import Operations
-from tests.unit.pipelines.release.worlds import STOP, GateWorld, a_set
+from tests.worlds.release.gate import STOP, GateWorld, a_set
 
 
 @pytest.fixture

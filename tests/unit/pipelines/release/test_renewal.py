@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.attacks.worlds.stores import Folder, publish
-from benchmarks.versions import keyring
 from pipelines.release.renewal import renewal
 from runtime.database import Database
 from runtime.settings import Settings
 from tests.databases import write_migrated
+from tests.worlds.stores import Folder, publish
+from tests.worlds.versions import keyring
 from weights.versions.keys import signing_file, trusted_folder, write_private_key, write_public_key
 from weights.versions.signing import Signer
 from weights.versions.snapshot import MOST_BYTES, RENEW_SECONDS, parse_snapshot, snapshot_path
@@ -22,7 +22,7 @@ POLICY, RUN = "desk", "run-1"
 NOW = 1_780_000_000.0
 
 
-class World:
+class RenewalWorld:
     """A home with one version, and release in it."""
 
     def __init__(self, home: Path) -> None:
@@ -42,18 +42,18 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
+def world(tmp_path: Path) -> Iterator[RenewalWorld]:
+    world = RenewalWorld(tmp_path)
     yield world
     world.database.close()
 
 
-def test_without_the_key_it_does_nothing(world: World) -> None:
+def test_without_the_key_it_does_nothing(world: RenewalWorld) -> None:
     world.look()
     assert world.issued_at() is None
 
 
-def test_it_steps_in_after_two_hours_and_not_before(world: World) -> None:
+def test_it_steps_in_after_two_hours_and_not_before(world: RenewalWorld) -> None:
     write_private_key(signing_file(world.settings.home), KEY)
     world.look()
     assert world.issued_at() == NOW
@@ -65,7 +65,7 @@ def test_it_steps_in_after_two_hours_and_not_before(world: World) -> None:
     assert world.issued_at() == world.now
 
 
-def test_it_looks_every_five_minutes(world: World) -> None:
+def test_it_looks_every_five_minutes(world: RenewalWorld) -> None:
     write_private_key(signing_file(world.settings.home), KEY)
     look = renewal(world.settings, world.database, world.settings.policy, lambda: world.now, lambda: world.rising)
     look()

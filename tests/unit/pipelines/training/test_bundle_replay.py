@@ -23,10 +23,10 @@ from pipelines.training.learning.replay import score
 from pipelines.training.worker import Trainer
 from tests.command_line import run_here
 from tests.forked import run_forked
-from tests.hostile_files import HOSTILE_FILES
 from tests.unit.pipelines.training.breaking import NO_NUMBER, RAISES, answer, breaking_model
 from tests.unit.pipelines.training.builders import tiny_model
 from tests.unit.pipelines.training.world import World
+from tests.worlds.hostile_files import HOSTILE_FILES
 
 KNOWN_STEPS, WARM_STEPS = 5, 8
 SPIKE = "ess_spike"

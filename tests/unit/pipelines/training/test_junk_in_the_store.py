@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks.worlds.stores import Folder, Junk, junk, signer
-from benchmarks.versions import keyring
 from contracts.assignments import LIVE
 from contracts.errors import WeightsRefused
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.world import NOW, POLICY, World
+from tests.worlds.stores import Folder, Junk, junk, signer
+from tests.worlds.versions import keyring
 from weights.stores.opening import open_store_at
 from weights.versions.keys import replicas_folder, write_public_key
 from weights.versions.presence import Presence, announce

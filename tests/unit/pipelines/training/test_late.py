@@ -1,8 +1,8 @@
-"""The promise of `benchmarks.late`, in small: rewards that come two days late on average, with a version every two hours."""
+"""A product whose users are late, in small: rewards that come two days late on average, with a version every two hours."""
 
 import pytest
 
-from benchmarks.late.simulation import simulate
+from tests.worlds.late import simulate
 
 
 @pytest.mark.parametrize("seed", [0, 1])

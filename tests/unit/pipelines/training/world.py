@@ -33,8 +33,8 @@ from runtime.log.outbox import message
 from runtime.settings import Settings
 from tests.databases import write_migrated
 from tests.executors import AtOnce
-from tests.leases import a_lease
 from tests.unit.pipelines.training.builders import captured, random_experience, tiny_model
+from tests.worlds.servers.leases import a_lease
 from weights.publish import publish_version
 from weights.stores.opening import open_store_at
 from weights.stores.store import WeightStore

@@ -17,8 +17,8 @@ from rewards.sandbox.choose import sandbox_named
 from rewards.signals.mapping import About, score_signals
 from rewards.verifiers.check import Answer
 from tests.fakes import a_generation, a_signal
-from tests.unit.rewards.incidents.ledger import ACCEPTED, equals_everything, exits
-from tests.unit.rewards.incidents.world import Policy
+from tests.worlds.incidents.ledger import ACCEPTED, equals_everything, exits
+from tests.worlds.incidents.world import Policy
 
 TASK = Task.model_validate(
     {"name": "coding", "signals": ACCEPTED, "verifiers": [{"name": "runs", "kind": "code", "config": {}}]}

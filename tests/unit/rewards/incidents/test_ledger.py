@@ -23,8 +23,8 @@ from collections.abc import Sequence
 import pytest
 
 from runtime.database import Database
-from tests.unit.rewards.incidents.ledger import CALLING, LEDGER, Incident, broken_call, call, dropping
-from tests.unit.rewards.incidents.world import SHARES, World
+from tests.worlds.incidents.ledger import CALLING, LEDGER, Incident, broken_call, call, dropping
+from tests.worlds.incidents.world import SHARES, IncidentWorld
 
 pytestmark = pytest.mark.slow  # seconds, for what changes rarely: CI runs it
 
@@ -33,11 +33,11 @@ HONEST = {(one.task.name, one.honest, one.replaced is None): one for one in LEDG
 """One of all incidents that begin with the same policy, task and build: until then they are the same run."""
 
 
-def world_of(incident: Incident, database: Database) -> World:
-    return World(incident.task, database, replaced=incident.replaced)
+def world_of(incident: Incident, database: Database) -> IncidentWorld:
+    return IncidentWorld(incident.task, database, replaced=incident.replaced)
 
 
-def samples_until(world: World, incident: Incident, shares: Sequence[float]) -> int | None:
+def samples_until(world: IncidentWorld, incident: Incident, shares: Sequence[float]) -> int | None:
     """Samples since the habit began until its metric raises the alarm; None: it never does."""
     looks = world.run(incident.honest, incident.hacked, 1, shares)
     return next((served for served in looks if incident.metric in world.alarms()), None)
@@ -68,14 +68,14 @@ def test_an_honest_policy_raises_no_alarm(incident: Incident, database: Database
 
 def test_a_broken_tool_call_has_the_worst_reward_and_never_none(database: Database) -> None:
     dice = random.Random(0)
-    verdicts = World(CALLING, database).serve(0, [broken_call(dice) for _ in range(100)])
+    verdicts = IncidentWorld(CALLING, database).serve(0, [broken_call(dice) for _ in range(100)])
     assert {(verdict.reward, verdict.status, verdict.fault) for verdict in verdicts} == {
         (CALLING.reward.low, "scored", "model")
     }
 
 
 def test_a_build_that_drops_broken_calls_is_seen_where_the_policy_breaks_them(database: Database) -> None:
-    world = World(CALLING, database, replaced={"call": dropping})
+    world = IncidentWorld(CALLING, database, replaced={"call": dropping})
     served = list(world.run(call, broken_call, seed=1))
     assert served[-1] == 1_600
     nulls = world.alarms()["null"]

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from rewards.judges.registry import new_http
-from tests.judge_server import JudgeServer, judge_server, verdict
+from tests.worlds.servers.judge import JudgeServer, judge_server, verdict
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from rewards.judges.parse import JudgeVerdict
 from rewards.judges.registry import make_judge
 from rewards.judges.store import JudgeCosts, MemoryStore
 from rewards.verifiers.check import Answer
-from tests.judge_server import Asked, JudgeServer, judge_server, verdict
+from tests.worlds.servers.judge import AskedJudge, JudgeServer, judge_server, verdict
 
 PROMPT = [{"role": "user", "content": "Two and two?"}]
 Make = Callable[..., Judge]
@@ -190,7 +190,7 @@ def test_verdicts_are_forgotten_after_their_days(make: Make, server: JudgeServer
 
 
 def test_comparisons_within_a_group(make: Make, server: JudgeServer) -> None:
-    def longer(asked: Asked) -> str:
+    def longer(asked: AskedJudge) -> str:
         first, second = asked.sections["FIRST ANSWER"], asked.sections["SECOND ANSWER"]
         return verdict("first" if len(first) > len(second) else "second")
 

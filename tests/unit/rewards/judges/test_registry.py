@@ -15,8 +15,8 @@ from rewards.judges.registry import judges_of, new_http, probe
 from rewards.judges.report import below, read_report
 from rewards.judges.store import MemoryStore
 from rewards.verifiers.check import Answer
-from tests.judge_server import JudgeServer, judge_server, verdict
 from tests.unit.rewards.judges.figures import FIGURE, FIGURES
+from tests.worlds.servers.judge import JudgeServer, judge_server, verdict
 
 TASK = """\
 name = "t"

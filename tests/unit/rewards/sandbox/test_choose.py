@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks.worlds.sandboxes import NoSandbox
 from contracts.errors import InvalidTask, Unavailable
 from rewards.sandbox.choose import (
     MAKERS,
@@ -27,6 +26,7 @@ from rewards.sandbox.choose import (
 from rewards.sandbox.port import Ran, Sandbox, SandboxBroken, SandboxLimits
 from rewards.sandbox.programs import Program
 from rewards.verifiers.code import CodeConfig
+from tests.worlds.sandboxes import NoSandbox
 
 ROOT = Path(__file__).parents[4]
 AS_NOBODY = """
@@ -59,8 +59,8 @@ for name in ("auto", *MAKERS):
 
 ATTACKED = """
 import sys
-from benchmarks.attacks import sandbox
-from benchmarks.attacks.__main__ import main
+from tests.adversary.attacks import sandbox
+from tests.adversary.attacks.__main__ import main
 sandbox.MAKERS = {sys.argv[1]: sandbox.MAKERS[sys.argv[1]]}
 sys.exit(main(["sandbox"]))
 """

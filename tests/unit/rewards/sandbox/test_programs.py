@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.attacks.worlds.sandboxes import NoSandbox
 from rewards.sandbox.port import BY_SIGNAL, Ran, SandboxBroken, SandboxLimits
 from rewards.sandbox.programs import Program, ProgramFailed
+from tests.worlds.sandboxes import NoSandbox
 
 KILLED = Ran("exit", BY_SIGNAL + 9, b"", b"", 0.1)
 SQUARE = Program("def f(x):\n    return x * x\n")

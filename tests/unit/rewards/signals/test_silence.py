@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from benchmarks.attacks.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, Style, is_imputed
 from contracts.errors import InvalidTask
 from contracts.records import Submitter
 from contracts.tables import heard, vote
@@ -31,24 +30,25 @@ from rewards.signals.silence import (
 )
 from runtime.database import Database
 from tests.fakes import Crash
-from tests.judge_server import judge_server, verdict
 from tests.unit.rewards.test_task_graders import a_task as admitted
+from tests.worlds.crowd import BLAND, GRADED, HELPFUL, SilentCrowd, Style, is_imputed
+from tests.worlds.servers.judge import judge_server, verdict
 
 pytestmark = pytest.mark.slow
 
 STYLES = (HELPFUL, BLAND)
 HOUR, DAY = 3600.0, 86_400.0
 THUMBS = GRADED["signals"]["thumbs"]
-MakeCrowd = Callable[..., Crowd]
+MakeCrowd = Callable[..., SilentCrowd]
 
 
 @pytest.fixture
 def crowd(database: Database) -> Iterator[MakeCrowd]:
-    made: list[Crowd] = []
+    made: list[SilentCrowd] = []
 
-    def make(says: Any = None, *, reference: str = "42", **changes: Any) -> Crowd:
+    def make(says: Any = None, *, reference: str = "42", **changes: Any) -> SilentCrowd:
         given = {} if says is None else {"says": says}
-        made.append(Crowd(database, GRADED | changes, reference=reference, **given))
+        made.append(SilentCrowd(database, GRADED | changes, reference=reference, **given))
         return made[-1]
 
     yield make
@@ -255,7 +255,7 @@ def test_gates_alone_leave_one_bucket_and_a_refused_answer_needs_nobodys_word(cr
 
 
 def test_tasks_of_one_home_do_not_hear_of_each_other(database: Database) -> None:
-    one, two = (Crowd(database, GRADED | {"name": name}) for name in ("one", "two"))
+    one, two = (SilentCrowd(database, GRADED | {"name": name}) for name in ("one", "two"))
     one.talk((HELPFUL,), 2)
     two.talk((BLAND,), 2)
     assert not any(is_imputed(item) for item in two.experiences.values())  # 20 of its own spoke: too few
@@ -299,14 +299,14 @@ def test_a_task_with_nothing_to_condition_on_is_refused_by_line(
 
 
 @pytest.fixture
-def warm(crowd: MakeCrowd) -> Crowd:
+def warm(crowd: MakeCrowd) -> SilentCrowd:
     """100 answers, of which 60 were spoken about; 0.8 is expected of the silent."""
     people = crowd()
     people.talk((HELPFUL,), 1)
     return people
 
 
-def test_who_speaks_later_replaces_what_was_expected(warm: Crowd) -> None:
+def test_who_speaks_later_replaces_what_was_expected(warm: SilentCrowd) -> None:
     before = rows(warm.database)
     turn = warm.answer(HELPFUL)
     (first,) = warm.hear([warm.episode(turn)])
@@ -320,7 +320,7 @@ def test_who_speaks_later_replaces_what_was_expected(warm: Crowd) -> None:
     assert rows(warm.database) == (before[0] + 1, before[1] + 1, before[2])
 
 
-def test_a_word_that_is_changed_or_taken_back_is_taken_out_again(warm: Crowd) -> None:
+def test_a_word_that_is_changed_or_taken_back_is_taken_out_again(warm: SilentCrowd) -> None:
     before = rows(warm.database)
     turn = warm.answer(HELPFUL)
     up, down = warm.word(turn, happy=True), warm.word(turn, happy=False, id="fb_later", at=warm.now + 1)
@@ -332,7 +332,7 @@ def test_a_word_that_is_changed_or_taken_back_is_taken_out_again(warm: Crowd) ->
     assert is_imputed(made)  # silence again
 
 
-def test_revisions_in_one_batch_count_as_they_would_have_one_by_one(warm: Crowd) -> None:
+def test_revisions_in_one_batch_count_as_they_would_have_one_by_one(warm: SilentCrowd) -> None:
     before = rows(warm.database)
     turn = warm.answer(HELPFUL)
     said = warm.word(turn, happy=True)
@@ -340,7 +340,7 @@ def test_revisions_in_one_batch_count_as_they_would_have_one_by_one(warm: Crowd)
     assert rows(warm.database) == (before[0] + 1, before[1], before[2])
 
 
-def test_what_is_delivered_again_counts_once(warm: Crowd) -> None:
+def test_what_is_delivered_again_counts_once(warm: SilentCrowd) -> None:
     turn = warm.answer(HELPFUL)
     episode = warm.episode(turn, warm.word(turn, happy=True))
     warm.hear([episode, episode])
@@ -349,7 +349,7 @@ def test_what_is_delivered_again_counts_once(warm: Crowd) -> None:
     assert rows(warm.database) == before
 
 
-def test_a_transaction_that_fails_counts_nothing(warm: Crowd) -> None:
+def test_a_transaction_that_fails_counts_nothing(warm: SilentCrowd) -> None:
     before = rows(warm.database)
     turn = warm.answer(HELPFUL)
     item = warm.graded(warm.episode(turn, warm.word(turn, happy=True)))
@@ -380,7 +380,7 @@ def test_a_provisional_guess_weighs_by_the_signals_that_would_be_in(crowd: MakeC
     assert 0 < early.weight < 0.2 * final.weight
 
 
-def test_late_words_count_where_their_answer_does(warm: Crowd) -> None:
+def test_late_words_count_where_their_answer_does(warm: SilentCrowd) -> None:
     def hours() -> set[int]:
         with warm.database.snapshot() as connection:
             return set(connection.execute(select(heard.c.cohort)).scalars())
@@ -393,7 +393,7 @@ def test_late_words_count_where_their_answer_does(warm: Crowd) -> None:
     assert hours() == before
 
 
-def test_evidence_ages_until_silence_is_unlabelled_again(warm: Crowd) -> None:
+def test_evidence_ages_until_silence_is_unlabelled_again(warm: SilentCrowd) -> None:
     warm.now += 6 * DAY
     (still,) = warm.hear([warm.episode(warm.answer(HELPFUL))])
     warm.now += 2 * DAY
@@ -464,14 +464,14 @@ def test_the_trainer_takes_a_guess_for_the_users_part(crowd: MakeCrowd) -> None:
     assert (parts["signals"].value, parts["signals"].weight) == pytest.approx((0.6, 0.5))
 
 
-def test_a_programs_word_is_evidence_as_anybodys(warm: Crowd) -> None:
+def test_a_programs_word_is_evidence_as_anybodys(warm: SilentCrowd) -> None:
     before = rows(warm.database)
     turn = warm.answer(HELPFUL)
     warm.hear([warm.episode(turn, warm.word(turn, happy=True, submitter=Submitter(id="ci", kind="code")))])
     assert rows(warm.database) == (before[0] + 1, before[1] + 1, before[2] + 1.0)
 
 
-def test_only_users_are_guessed_about(warm: Crowd) -> None:
+def test_only_users_are_guessed_about(warm: SilentCrowd) -> None:
     before = rows(warm.database)
     for purpose in ("sentinel", "rollout", "shadow"):
         (made,) = warm.hear([warm.episode(warm.answer(HELPFUL, purpose=purpose))])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.attacks.cases import look_alikes
 from contracts.errors import InvalidTask
 from contracts.tasks import Task
 from contracts.tasks.source import Source
@@ -15,6 +14,7 @@ from rewards.panel import graders_of
 from rewards.verifiers import instruction
 from rewards.verifiers.check import Answer, Check
 from rewards.verifiers.instructions import INSTRUCTIONS
+from tests.adversary.attacks.cases import look_alikes
 from tests.each_case import each_case
 
 PROMPT = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Why is the\nsky blue?"}]

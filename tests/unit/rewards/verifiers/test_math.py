@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from benchmarks.attacks.cases.honest_maths import NOTATIONS, honest
-from benchmarks.attacks.cases.restated_maths import restated
 from contracts.errors import InvalidTask
 from rewards.grader import Grader
 from rewards.verifiers import math
 from rewards.verifiers.check import UNVERIFIABLE, Answer, BatchVerifier, Check, Context
+from tests.adversary.attacks.cases.honest_maths import NOTATIONS, honest
+from tests.adversary.attacks.cases.restated_maths import restated
 from tests.each_case import each_case
 from tests.unit.rewards.verifiers.math_pairs import pairs
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.attacks.cases import hedges
 from contracts.errors import InvalidTask
 from rewards.verifiers import numeric
 from rewards.verifiers.check import Answer, Check
+from tests.adversary.attacks.cases import hedges
 from tests.each_case import each_case
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks.cases import queries
 from contracts.errors import InvalidTask
 from rewards.verifiers import sql
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context
+from tests.adversary.attacks.cases import queries
 from tests.each_case import each_case
 
 FIRST = "CREATE TABLE t(a INTEGER, b TEXT); INSERT INTO t VALUES (1,'x'),(2,'y'),(2,'y'),(3,'it''s')"

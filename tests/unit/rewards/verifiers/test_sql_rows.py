@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.attacks.cases import queries
 from rewards.verifiers.sql_rows import blueprint_of, fresh_databases
+from tests.adversary.attacks.cases import queries
 
 ODD = """
 CREATE TABLE parent(a TEXT, b INTEGER, PRIMARY KEY (a, b)) WITHOUT ROWID;

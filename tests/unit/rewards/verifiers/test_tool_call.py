@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.attacks.cases import text_calls
 from contracts.answers.source import NotACall
 from contracts.answers.texts import calls_in_text
 from contracts.errors import InvalidTask
 from rewards.verifiers import tool_call
 from rewards.verifiers.check import Answer, Check, ParsedAnswer
+from tests.adversary.attacks.cases import text_calls
 from tests.each_case import each_case
-from tests.unit.services.inference.tools.samples import DS_CALL, DS_CALL_END, DS_CALLS, DS_SEP
+from tests.worlds.tool_calls import DS_CALL, DS_CALL_END, DS_CALLS, DS_SEP
 
 WEATHER = {
     "name": "get_weather",

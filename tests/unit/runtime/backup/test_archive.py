@@ -9,7 +9,7 @@ import pytest
 
 from contracts.errors import Conflict, Damaged, InvalidSettings, Unavailable
 from runtime.backup.archive import CONTENTS, FORMAT, HEADER, BackupHeader, read_header, unpack, writing
-from tests.hostile_files import SPARSE_BYTES
+from tests.worlds.hostile_files import SPARSE_BYTES
 
 OURS = BackupHeader(
     format=FORMAT, release="Millrace 1", schema="s1", policy="p", run="r", home="/h", taken_at=1.0, database="sqlite",

@@ -7,7 +7,7 @@ import pytest
 
 from runtime.settings import Settings
 from services.dashboard.live.reader import StateReader
-from tests.unit.services.dashboard.seed import STARTED, seed, settings_of
+from tests.worlds.dashboard.seed import STARTED, seed, settings_of
 from weights.stores.opening import open_store_at
 
 ReaderOf = Callable[[Settings], StateReader]

@@ -9,8 +9,8 @@ from services.dashboard.live.acceptance import SentinelValue, UserReward, accept
 from services.dashboard.live.queries import ScoredAnswer
 from services.dashboard.live.tiles import LEAST_FOR_RATE, TOO_FEW, tenant_tiles
 from tests.unit.services.dashboard.conftest import ReaderOf
-from tests.unit.services.dashboard.seed import NUM_VERSIONS, REFUSED, STARTED
-from tests.unit.services.dashboard.seed_rewards import sums
+from tests.worlds.dashboard.seed import NUM_VERSIONS, REFUSED, STARTED
+from tests.worlds.dashboard.seed_rewards import sums
 
 
 def test_users_and_gate_stand_side_by_side_with_their_intervals() -> None:

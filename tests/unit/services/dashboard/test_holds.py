@@ -15,8 +15,8 @@ from contracts.assignments import LIVE as LIVE_ARM
 from contracts.holds import Hold
 from runtime.settings import Settings
 from services.dashboard.app import create_app
-from tests.unit.services.dashboard.seed import POLICY
 from tests.unit.services.dashboard.test_routes import LIVE, ORIGIN, csrf_of, promote, roll_back, sign_in
+from tests.worlds.dashboard.seed import POLICY
 
 ROUTES: dict[str, dict[str, Any]] = {
     "/api/freeze": {"reason": "the launch", "seconds": 60},

@@ -10,7 +10,7 @@ from services.dashboard.live.queries import BUCKET_SECONDS, WINDOW_SECONDS, Samp
 from services.dashboard.live.rates import NUM_BUCKETS, rates, step_buckets, window_start
 from services.dashboard.live.traffic import PartitionLag, Traffic, lags
 from tests.unit.services.dashboard.conftest import ReaderOf
-from tests.unit.services.dashboard.seed import NUM_VERSIONS, STARTED, WAITING
+from tests.worlds.dashboard.seed import NUM_VERSIONS, STARTED, WAITING
 
 
 class Change(NamedTuple):

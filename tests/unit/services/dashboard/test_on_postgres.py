@@ -20,12 +20,12 @@ from services.dashboard.sessions.tree import tree_of
 from services.dashboard.signin import repository
 from services.dashboard.signin.sessions import MAX_SESSIONS, Sessions
 from services.dashboard.tenant.watchers import TenantReader
-from tests.postgres import create_migrated
 from tests.unit.services.dashboard.conftest import ReaderOf
-from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, STARTED, key_of, seed
-from tests.unit.services.dashboard.seed_rewards import seed_rewards
-from tests.unit.services.dashboard.seed_rollout import NUM_POINTS, seed_rollout
-from tests.unit.services.dashboard.seed_sessions import SeededCall, call_id, linear, seed_session
+from tests.worlds.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, STARTED, key_of, seed
+from tests.worlds.dashboard.seed_rewards import seed_rewards
+from tests.worlds.dashboard.seed_rollout import NUM_POINTS, seed_rollout
+from tests.worlds.dashboard.seed_sessions import SeededCall, call_id, linear, seed_session
+from tests.worlds.servers.postgres import create_migrated
 
 pytestmark = [pytest.mark.services, pytest.mark.enable_socket]
 

@@ -19,7 +19,7 @@ from services.dashboard.formatting import MISSING
 from services.dashboard.policies.gates import read_gates
 from services.dashboard.signin.pages import PAGES as PAGES_BY_NAME
 from services.dashboard.signin.sessions import COOKIE, Sessions
-from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, SCRIPT, key_of
+from tests.worlds.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, SCRIPT, key_of
 
 ORIGIN = {"origin": "http://testserver"}
 HOSTILE_PAGE = f"/generations/{key_of(HOSTILE_NUMBER)}/0"

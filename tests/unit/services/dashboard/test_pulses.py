@@ -5,7 +5,7 @@ from contracts.heartbeats import NEEDED, ProcessBeat
 from runtime.settings import Settings
 from services.dashboard.live.pulses import START_SECONDS, Pulses, statuses
 from tests.unit.services.dashboard.conftest import ReaderOf
-from tests.unit.services.dashboard.seed import POLICY
+from tests.worlds.dashboard.seed import POLICY
 
 
 def beats(at: float, *names: str) -> list[ProcessBeat]:

@@ -14,10 +14,10 @@ from contracts.assignments import CANARY
 from contracts.revocations import Treatment
 from runtime.settings import Settings
 from services.dashboard.app import create_app
-from tests.unit.services.dashboard.seed import POLICY
-from tests.unit.services.dashboard.seed_rollout import BLESSED, CANARY_VERSION, seed_rollout
 from tests.unit.services.dashboard.test_holds import standing
 from tests.unit.services.dashboard.test_routes import ORIGIN, csrf_of, sign_in
+from tests.worlds.dashboard.seed import POLICY
+from tests.worlds.dashboard.seed_rollout import BLESSED, CANARY_VERSION, seed_rollout
 
 ROUTES: dict[str, dict[str, Any]] = {
     "/api/withdraw": {"version": CANARY_VERSION, "reason": "complaints"},

@@ -19,9 +19,9 @@ from contracts.keys import create_key
 from contracts.tables import behaviour, generation, score
 from runtime.settings import Settings
 from services.dashboard.app import create_app
-from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, SCRIPT, seed, settings_of
-from tests.unit.services.dashboard.seed_rewards import NUM, NUM_PEOPLE, OTHER, seed_rewards
 from tests.unit.services.dashboard.test_pages import signed_in
+from tests.worlds.dashboard.seed import NUM_VERSIONS, POLICY, SCRIPT, seed, settings_of
+from tests.worlds.dashboard.seed_rewards import NUM, NUM_PEOPLE, OTHER, seed_rewards
 
 
 @pytest.fixture(scope="module")

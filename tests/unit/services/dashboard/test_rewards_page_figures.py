@@ -22,8 +22,8 @@ from services.dashboard.rewards.figures import (
     version_rows,
 )
 from services.dashboard.rewards.queries import TimeWindow
-from tests.unit.services.dashboard.seed import POLICY
-from tests.unit.services.dashboard.seed_rewards import STEP, seed_rewards, sums
+from tests.worlds.dashboard.seed import POLICY
+from tests.worlds.dashboard.seed_rewards import STEP, seed_rewards, sums
 
 
 def test_a_metric_that_was_not_measured_is_nothing_and_not_zero() -> None:

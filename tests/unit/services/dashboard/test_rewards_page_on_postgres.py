@@ -8,10 +8,10 @@ from fastapi.testclient import TestClient
 
 from runtime.settings import Settings
 from services.dashboard.app import create_app
-from tests.postgres import create_migrated
-from tests.unit.services.dashboard.seed import seed
-from tests.unit.services.dashboard.seed_rewards import OTHER, seed_rewards
 from tests.unit.services.dashboard.test_pages import signed_in
+from tests.worlds.dashboard.seed import seed
+from tests.worlds.dashboard.seed_rewards import OTHER, seed_rewards
+from tests.worlds.servers.postgres import create_migrated
 
 pytestmark = [pytest.mark.services, pytest.mark.enable_socket]
 

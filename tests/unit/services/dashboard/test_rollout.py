@@ -16,8 +16,9 @@ from services.dashboard.rollout.queries import read_levels, read_rollout
 from services.dashboard.rollout.state import Rollout
 from services.dashboard.rollout.words import budget_sentence, slot_sentences, unit_sentence
 from tests.unit.services.dashboard.conftest import ReaderOf
-from tests.unit.services.dashboard.seed import POLICY
-from tests.unit.services.dashboard.seed_rollout import (
+from tests.unit.services.dashboard.test_routes import sign_in
+from tests.worlds.dashboard.seed import POLICY
+from tests.worlds.dashboard.seed_rollout import (
     BLESSED,
     CANARY_VERSION,
     NUM_POINTS,
@@ -26,7 +27,6 @@ from tests.unit.services.dashboard.seed_rollout import (
     evidence,
     seed_rollout,
 )
-from tests.unit.services.dashboard.test_routes import sign_in
 
 
 def rollout_of(settings: Settings, reader_of: ReaderOf, now: float) -> Rollout:

@@ -6,9 +6,9 @@ import time
 from pipelines.release.train.answers import Answers
 from pipelines.release.train.assess import assess
 from runtime.settings import Settings
-from tests.unit.pipelines.release.train.product import LATER, RULES, SETTINGS, product, standing
 from tests.unit.services.dashboard.conftest import ReaderOf
-from tests.unit.services.dashboard.seed_rollout import add_train
+from tests.worlds.dashboard.seed_rollout import add_train
+from tests.worlds.release.product import LATER, RULES, SETTINGS, product, standing
 
 
 def test_every_fact_of_a_real_assessment_is_shown(small: Settings, reader_of: ReaderOf) -> None:

@@ -13,7 +13,7 @@ from contracts.ledger import generation_counts, trained_versions
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.signin.sessions import COOKIE, Sessions
-from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, key_of
+from tests.worlds.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, key_of
 
 ORIGIN = {"origin": "http://testserver"}
 LIVE = NUM_VERSIONS - 1

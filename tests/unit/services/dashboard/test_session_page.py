@@ -19,9 +19,9 @@ from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.sessions.queries import PAGE, SessionPage, find_session
 from services.dashboard.sessions.tree import WORDS, totals_of, tree_of
-from tests.unit.services.dashboard.seed import SCRIPT, STARTED, key_of
-from tests.unit.services.dashboard.seed_sessions import SeededCall, call_id, linear, seed_session
 from tests.unit.services.dashboard.test_pages import signed_in
+from tests.worlds.dashboard.seed import SCRIPT, STARTED, key_of
+from tests.worlds.dashboard.seed_sessions import SeededCall, call_id, linear, seed_session
 
 TICKET = [
     SeededCall(branch="first", num_prompt=100, credit=0.81),

@@ -7,7 +7,7 @@ import numpy as np
 from runtime.settings import Settings
 from services.dashboard.live.timeline import Published
 from tests.unit.services.dashboard.conftest import ReaderOf
-from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY
+from tests.worlds.dashboard.seed import NUM_VERSIONS, POLICY
 from weights.publish import ANCHOR_EVERY, publish_version
 from weights.stores.opening import open_store_at
 from weights.tensors import Tensor, Tensors

@@ -14,7 +14,7 @@ from services.dashboard.live.answers import MAX_BUCKETS, MIN_IN_BUCKET, MIN_LABE
 from services.dashboard.live.queries import ScoredAnswer
 from services.dashboard.live.state import State
 from tests.unit.services.dashboard.conftest import ReaderOf
-from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, REFUSED, STARTED, WAITING
+from tests.worlds.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, REFUSED, STARTED, WAITING
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from services.dashboard.live.watcher import Watcher
 from services.dashboard.tenant.queries import read_scores
 from services.dashboard.tenant.watchers import MAX_IDLE, TenantReader, Watchers
 from tests.unit.services.dashboard.conftest import ReaderOf
-from tests.unit.services.dashboard.seed import key_of
+from tests.worlds.dashboard.seed import key_of
 
 ACME = 10
 """The first answers, with their signals and scores, belong to the tenant `acme`; this is their number."""

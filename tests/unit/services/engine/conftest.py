@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from services.engine.engine import Engine
-from tests.unit.services.engine.memory_store import MemoryStore
-from tests.unit.services.engine.world import make_engine, make_store
+from tests.worlds.engines.memory_store import StoreInMemory
+from tests.worlds.engines.tiny import make_engine, make_store
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -16,12 +16,12 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="module")
-def store() -> MemoryStore:
+def store() -> StoreInMemory:
     return make_store()
 
 
 @pytest.fixture
-def engine(store: MemoryStore) -> Iterator[Engine]:
+def engine(store: StoreInMemory) -> Iterator[Engine]:
     """Version 1 is live."""
     engine = make_engine(store)
     engine.update("live", 1)

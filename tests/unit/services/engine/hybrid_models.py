@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.models import KINDS
-from tests.unit.services.engine.policy_world import SPREAD, sharp_model
+from tests.worlds.engines.policies import SPREAD, sharp_model
 
 _COMMON = {
     "vocab_size": 704,

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.attacks.worlds.flood import flood, overflow
 from contracts.errors import Overloaded
 from services.engine.admission import Bounds, admit, retry_seconds
 from services.engine.settings import EngineSettings
+from tests.worlds.engines.flood import flood, overflow
 
 BOUNDS = Bounds(num_requests=4, num_tokens=100)
 

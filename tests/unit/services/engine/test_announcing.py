@@ -18,7 +18,7 @@ from services.engine.announcing import EngineAnnouncer, address_of, describe
 from services.engine.engine import ENGINE, Engine
 from services.engine.follower import AssignedVersion, Follower
 from services.engine.settings import EngineSettings
-from tests.unit.services.engine.memory_store import POLICY
+from tests.worlds.engines.memory_store import POLICY
 
 ROW = EngineReplica(
     "one", POLICY, "http://127.0.0.1:1", "millrace", "eu", "serving", {"live": 1, "candidate": None}, frozenset({"spans"}),

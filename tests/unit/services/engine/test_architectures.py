@@ -11,9 +11,9 @@ from services.engine.settings import EngineSettings
 from tests.each_case import each_case
 from tests.models import KINDS
 from tests.unit.services.engine.hybrid_models import HYBRIDS, any_model
-from tests.unit.services.engine.memory_store import MemoryStore
-from tests.unit.services.engine.policy_world import TOKENIZER, check_mixed_batch
-from tests.unit.services.engine.world import make_engine
+from tests.worlds.engines.memory_store import StoreInMemory
+from tests.worlds.engines.policies import TOKENIZER, check_mixed_batch
+from tests.worlds.engines.tiny import make_engine
 
 STEPPED = ("lfm2", "mamba2", *HYBRIDS)
 
@@ -34,7 +34,7 @@ def test_a_model_without_a_known_cache_is_refused_by_name() -> None:
 @pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in HYBRIDS)])
 async def test_log_probs_equal_a_plain_forward_in_a_mixed_batch(kind: str) -> None:
     model = any_model(kind)
-    store = MemoryStore()
+    store = StoreInMemory()
     store.add(1, tensors_of(model), parent=None)
     copy_tensors(model, store.weights[1])  # what is served is rounded to bfloat16
     settings = EngineSettings(max_batch_tokens=128, cache_tokens=512, page_size=16)

@@ -18,8 +18,8 @@ from services.engine.experts import MAX_RECORDS, ExpertRecords, observer_of
 from services.engine.forwards import ForwardPart
 from services.engine.settings import EngineSettings
 from tests.models import tiny_model
-from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.world import ask, make_engine, until
+from tests.worlds.engines.memory_store import POLICY, StoreInMemory
+from tests.worlds.engines.tiny import ask, make_engine, until
 
 LAYERS, CHOSEN, EXPERTS = 2, 2, 4
 
@@ -37,7 +37,7 @@ def mixture(seed: int) -> Any:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """A mixture whose steps take 16 tokens, so that longer prompts take several."""
-    store = MemoryStore()
+    store = StoreInMemory()
     store.add(1, tensors_of(mixture(1)), parent=None)
     store.add(2, tensors_of(mixture(2)), parent=1)
     settings = EngineSettings(max_batch_tokens=16, cache_tokens=1024)

@@ -10,8 +10,8 @@ from prometheus_client import REGISTRY
 from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
 from policy.weights import tensors_of
 from services.engine.follower import AssignedVersion, Follower, UpdateProblem, due, next_problem
-from tests.unit.services.engine.memory_store import MemoryStore
-from tests.unit.services.engine.world import make_engine, make_store, tiny_model
+from tests.worlds.engines.memory_store import StoreInMemory
+from tests.worlds.engines.tiny import make_engine, make_store, tiny_model
 from weights.tensors import root_of
 
 
@@ -97,7 +97,7 @@ def test_other_weights_than_those_that_were_assigned_are_refused_by_name() -> No
     "wanted", [AssignedVersion(1), AssignedVersion(1, run="run-2"), AssignedVersion(1, run="test")]
 )
 def test_no_start_takes_the_weights_of_another_run(wanted: AssignedVersion) -> None:
-    store = MemoryStore(run="run-2")
+    store = StoreInMemory(run="run-2")
     store.add(1, tensors_of(tiny_model(1)))
     engine = make_engine(store, run="test")
     follower = Follower(engine, lambda: {"live": wanted}, on_exit=lambda: None)

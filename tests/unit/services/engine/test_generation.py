@@ -10,14 +10,14 @@ from contracts.errors import EngineRestarted, InvalidRequest, Unavailable, Unkno
 from contracts.sampling import Span
 from services.engine.engine import Engine
 from services.engine.manager import PagedRunner
-from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.world import ask, complete, logprobs_of, make_engine, reference, rounding, until
+from tests.worlds.engines.memory_store import POLICY, StoreInMemory
+from tests.worlds.engines.tiny import ask, complete, logprobs_of, make_engine, reference, rounding, until
 
 PROMPT = [5, 9, 33, 12]
 
 
 @pytest.fixture(scope="module")
-def engine(store: MemoryStore) -> Iterator[Engine]:
+def engine(store: StoreInMemory) -> Iterator[Engine]:
     """Version 1 is live, for all tests of this file."""
     engine = make_engine(store)
     engine.update("live", 1)
@@ -25,7 +25,7 @@ def engine(store: MemoryStore) -> Iterator[Engine]:
     engine.close()
 
 
-async def test_greedy_is_the_argmax_of_a_plain_forward(engine: Engine, store: MemoryStore) -> None:
+async def test_greedy_is_the_argmax_of_a_plain_forward(engine: Engine, store: StoreInMemory) -> None:
     answer = await complete(engine, ask(PROMPT, temperature=0, max_tokens=12))
     model, ids = reference(store.weights[1]), list(PROMPT)
     for _ in range(12):
@@ -36,14 +36,14 @@ async def test_greedy_is_the_argmax_of_a_plain_forward(engine: Engine, store: Me
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_logprobs_equal_a_recompute(engine: Engine, store: MemoryStore, temperature: float) -> None:
+async def test_logprobs_equal_a_recompute(engine: Engine, store: StoreInMemory, temperature: float) -> None:
     answer = await complete(engine, ask(PROMPT, temperature=temperature, max_tokens=60))
     expected = logprobs_of(reference(store.weights[1]), PROMPT, answer.token_ids, temperature)
     assert answer.logprobs == pytest.approx(expected, abs=rounding(temperature))
     assert len(set(answer.token_ids)) > 5, "this was not sampled"
 
 
-async def test_truncated_logprobs_are_of_the_truncated_distribution(engine: Engine, store: MemoryStore) -> None:
+async def test_truncated_logprobs_are_of_the_truncated_distribution(engine: Engine, store: StoreInMemory) -> None:
     answer = await complete(engine, ask(PROMPT, top_k=2, max_tokens=1))
     logits = reference(store.weights[1])(torch.tensor([PROMPT])).logits[0, -1]
     best = logits.topk(2)
@@ -52,7 +52,7 @@ async def test_truncated_logprobs_are_of_the_truncated_distribution(engine: Engi
 
 
 async def test_min_p_leaves_out_what_is_less_likely_than_its_share_of_the_best(
-    engine: Engine, store: MemoryStore
+    engine: Engine, store: StoreInMemory
 ) -> None:
     logits = reference(store.weights[1])(torch.tensor([PROMPT])).logits[0, -1]
     probabilities = logits.softmax(-1)
@@ -69,7 +69,7 @@ async def test_min_p_leaves_out_what_is_less_likely_than_its_share_of_the_best(
     assert beside[0].logprobs == [0.0] * 4
 
 
-async def test_sixteen_at_once_do_not_mix(engine: Engine, store: MemoryStore) -> None:
+async def test_sixteen_at_once_do_not_mix(engine: Engine, store: StoreInMemory) -> None:
     prompts = [[number + 1, 7, 2 * number + 3] for number in range(16)]
     requests = [ask(prompt, max_tokens=20, temperature=(1.0, 0.5)[prompt[0] % 2]) for prompt in prompts]
     answers = await asyncio.gather(*(complete(engine, request) for request in requests))
@@ -130,7 +130,7 @@ async def test_cancel_frees_the_slot(engine: Engine) -> None:
     assert processor.cache.compute_free_capacity() == 1.0
 
 
-async def test_a_fatal_error_restarts_the_manager(engine: Engine, store: MemoryStore) -> None:
+async def test_a_fatal_error_restarts_the_manager(engine: Engine, store: StoreInMemory) -> None:
     arm = engine.resolve(POLICY)
     restarts = arm.restarts
     lost = arm.submit(ask(PROMPT, max_tokens=500, stream=True))
@@ -150,7 +150,7 @@ async def test_a_fatal_error_restarts_the_manager(engine: Engine, store: MemoryS
     assert (status, facts["restarts"]) == ("serving", restarts + 1)
 
 
-async def test_weights_that_kill_every_step_end_in_giving_up_until_the_next_version(store: MemoryStore) -> None:
+async def test_weights_that_kill_every_step_end_in_giving_up_until_the_next_version(store: StoreInMemory) -> None:
     gave_up: list[bool] = []
     engine = make_engine(store, on_gave_up=lambda: gave_up.append(True))
     engine.update("live", 1)

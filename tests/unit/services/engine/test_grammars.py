@@ -23,9 +23,9 @@ from services.engine.grammars import Grammars, json_grammar
 from services.engine.sampling import GenerateRequest
 from services.engine.settings import EngineSettings
 from services.http import read_json
-from tests.unit.services.engine.memory_store import POLICY
-from tests.unit.services.engine.policy_world import END_ID, TOKENIZER, policy_engine, policy_store, request
-from tests.unit.services.engine.world import complete, make_engine, make_store, until
+from tests.worlds.engines.memory_store import POLICY
+from tests.worlds.engines.policies import END_ID, TOKENIZER, policy_engine, policy_store, request
+from tests.worlds.engines.tiny import complete, make_engine, make_store, until
 
 PROMPT = [2, 40, 41]
 PERSON = {

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from benchmarks.attacks.attack import Attack
-from benchmarks.attacks.engine import KEY, OPEN, Closed, attacks
 from contracts.errors import OriginRefused, Unauthorized, UnsupportedMediaType
 from runtime.engine_key import authorization
 from services.engine.guard import refuse
+from tests.adversary.attacks.attack import Attack
+from tests.adversary.attacks.engine import KEY, OPEN, ClosedEngine, attacks
 from tests.each_case import each_case
 
 BEARER = (b"authorization", authorization(KEY)["authorization"].encode())
@@ -20,13 +20,13 @@ JSON = (b"content-type", b"application/json")
 
 
 @pytest.fixture
-def closed() -> Iterator[Closed]:
-    closed = Closed()
+def closed() -> Iterator[ClosedEngine]:
+    closed = ClosedEngine()
     yield closed
     closed.engine.close()
 
 
-def test_the_matrix_has_every_route(closed: Closed) -> None:
+def test_the_matrix_has_every_route(closed: ClosedEngine) -> None:
     routes = closed.routes()
     assert OPEN in routes
     assert {("POST", path) for path in ("/inference/v1/generate", "/pause", "/resume", "/update_weights")} <= set(
@@ -40,11 +40,11 @@ def test_the_matrix_has_every_route(closed: Closed) -> None:
         assert any("text/plain" in kind for kind in kinds) == (method == "POST")
 
 
-def test_no_route_lets_anybody_in(closed: Closed) -> None:
+def test_no_route_lets_anybody_in(closed: ClosedEngine) -> None:
     assert asyncio.run(closed.open_doors(closed.doors())) == []
 
 
-def test_the_key_opens_every_route(closed: Closed) -> None:
+def test_the_key_opens_every_route(closed: ClosedEngine) -> None:
     async def statuses() -> dict[str, int]:
         transport = httpx.ASGITransport(closed.app, raise_app_exceptions=False)
         async with httpx.AsyncClient(
@@ -107,7 +107,7 @@ def test_health_is_open_to_a_get_alone() -> None:
 )
 @pytest.mark.parametrize("path", ["/inference/v1/generate", "/update_weights"])
 def test_a_body_that_nobody_can_read_is_the_senders_fault(
-    closed: Closed, path: str, content: bytes, status: int
+    closed: ClosedEngine, path: str, content: bytes, status: int
 ) -> None:
     async def answer() -> httpx.Response:
         transport = httpx.ASGITransport(closed.app, raise_app_exceptions=False)
@@ -118,7 +118,7 @@ def test_a_body_that_nobody_can_read_is_the_senders_fault(
     assert asyncio.run(answer()).status_code == status
 
 
-def test_a_socket_of_the_web_is_closed(closed: Closed) -> None:
+def test_a_socket_of_the_web_is_closed(closed: ClosedEngine) -> None:
     said: list[object] = []
 
     async def send(message: object) -> None:

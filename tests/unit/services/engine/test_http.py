@@ -21,9 +21,9 @@ from services.engine.app import make_app
 from services.engine.engine import ENGINE, Engine
 from services.engine.follower import AssignedVersion, Follower
 from services.engine.settings import EngineSettings
-from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.policy_world import policy_engine, policy_store
-from tests.unit.services.engine.world import logprobs_of, make_engine, reference, rounding, until
+from tests.worlds.engines.memory_store import POLICY, StoreInMemory
+from tests.worlds.engines.policies import policy_engine, policy_store
+from tests.worlds.engines.tiny import logprobs_of, make_engine, reference, rounding, until
 
 PROMPT = [5, 9, 33, 12]
 KEY = "the-key-of-this-test"
@@ -61,7 +61,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(store: MemoryStore) -> Iterator[Served]:
+def served(store: StoreInMemory) -> Iterator[Served]:
     served = Served(make_engine(store))
     served.start()
     yield served
@@ -93,7 +93,7 @@ def logprobs_in(choice: Any) -> list[float]:
     return [entry["logprob"] for entry in content]
 
 
-def test_a_completion_carries_its_provenance(served: Served, store: MemoryStore) -> None:
+def test_a_completion_carries_its_provenance(served: Served, store: StoreInMemory) -> None:
     answer = served.client.post("/inference/v1/generate", json=body(temperature=0.7, request_id="mine")).json()
     (choice,) = answer["choices"]
     logprobs = logprobs_of(reference(store.weights[1]), PROMPT, choice["token_ids"], 0.7)
@@ -107,7 +107,7 @@ def test_a_completion_carries_its_provenance(served: Served, store: MemoryStore)
     assert 0 < answer["timings"]["first_token_seconds"] <= answer["timings"]["seconds"]
 
 
-def test_a_stream_says_the_same_in_parts(served: Served, store: MemoryStore) -> None:
+def test_a_stream_says_the_same_in_parts(served: Served, store: StoreInMemory) -> None:
     events: list[str] = []
     with served.client.stream("POST", "/inference/v1/generate", json=body(stream=True)) as response:
         assert response.headers["content-type"].startswith("text/event-stream")

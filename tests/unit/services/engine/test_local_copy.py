@@ -13,8 +13,8 @@ from contracts.errors import Conflict, Unavailable
 from policy.weights import tensors_of
 from services.engine.engine import Engine
 from services.engine.local_copy import LocalCopy
-from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.world import make_engine, tiny_model
+from tests.worlds.engines.memory_store import POLICY, StoreInMemory
+from tests.worlds.engines.tiny import make_engine, tiny_model
 from weights.replica.replica import Replica
 from weights.tensors import Tensors, root_of
 from weights.versions.manifest import Chunk, Manifest
@@ -22,7 +22,7 @@ from weights.versions.manifest import Chunk, Manifest
 LIVE, CANDIDATE = "live", "candidate"
 
 
-class FarStore(MemoryStore):
+class FarStore(StoreInMemory):
     """A chain of versions, each near the one before; notes which were fetched, and can be away."""
 
     def __init__(self, num_versions: int) -> None:

@@ -12,10 +12,10 @@ import pytest
 from policy.weights import copy_tensors
 from services.engine.engine import Engine
 from tests.models import tiny_model
-from tests.unit.services.engine.memory_store import MemoryStore
-from tests.unit.services.engine.policy_world import check, policy_engine, policy_store, request
 from tests.unit.services.engine.sampling_reference import plain_logits
-from tests.unit.services.engine.world import complete
+from tests.worlds.engines.memory_store import StoreInMemory
+from tests.worlds.engines.policies import check, policy_engine, policy_store, request
+from tests.worlds.engines.tiny import complete
 
 PROMPT = [2, 40, 41, 41, 300, 42]
 LARK = 'start: "a" | "b" WORD "."\nWORD: /[a-z]{2,40}/'
@@ -44,19 +44,19 @@ ALL = [*ALONE, *MIXES]
 
 
 @pytest.fixture(scope="module")
-def store() -> MemoryStore:
+def store() -> StoreInMemory:
     return policy_store("llama", 1)
 
 
 @pytest.fixture(scope="module")
-def engine(store: MemoryStore) -> Iterator[Engine]:
+def engine(store: StoreInMemory) -> Iterator[Engine]:
     engine = policy_engine("llama", store)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def model(store: MemoryStore) -> Any:
+def model(store: StoreInMemory) -> Any:
     model = tiny_model("llama")
     copy_tensors(model, store.weights[1])
     return model

@@ -16,8 +16,8 @@ from services.engine.engine import Engine
 from services.engine.manager import PagedRunner
 from services.engine.settings import EngineSettings
 from tests import models
-from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.world import ask, complete, logprobs_of, make_engine, reference, rounding, until
+from tests.worlds.engines.memory_store import POLICY, StoreInMemory
+from tests.worlds.engines.tiny import ask, complete, logprobs_of, make_engine, reference, rounding, until
 
 PROMPT = [(7 * number + number // 9) % 60 + 3 for number in range(100)]
 TURN = [11, 5, 44, 8, 23, 9]
@@ -25,7 +25,7 @@ OFF = EngineSettings(max_batch_tokens=256, cache_tokens=8192, prefix_cache_bytes
 
 
 @pytest.fixture
-def plain(store: MemoryStore) -> Iterator[Engine]:
+def plain(store: StoreInMemory) -> Iterator[Engine]:
     """Version 1 is live, and nothing is kept."""
     engine = make_engine(store, settings=OFF)
     engine.update("live", 1)
@@ -36,7 +36,7 @@ def plain(store: MemoryStore) -> Iterator[Engine]:
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 0.7, "seed": 5}, {"top_k": 5, "seed": 9}])
 async def test_a_session_with_kept_prefixes_is_the_session_without(
-    engine: Engine, plain: Engine, store: MemoryStore, fields: dict[str, Any]
+    engine: Engine, plain: Engine, store: StoreInMemory, fields: dict[str, Any]
 ) -> None:
     prompt, model = list(PROMPT), reference(store.weights[1])
     for turn in range(8):
@@ -61,7 +61,7 @@ async def test_another_scope_or_none_shares_nothing(engine: Engine) -> None:
         assert (await complete(engine, ask(PROMPT, cache_salt=salt))).num_cached == 96
 
 
-async def test_a_swap_drops_what_its_arm_kept_and_nothing_else(engine: Engine, store: MemoryStore) -> None:
+async def test_a_swap_drops_what_its_arm_kept_and_nothing_else(engine: Engine, store: StoreInMemory) -> None:
     engine.update("candidate", 3)
     asked = {"live": ask(PROMPT, cache_salt="one"), "candidate": ask(PROMPT, cache_salt="one", model=f"{POLICY}@v3")}
     for request in asked.values():
@@ -77,7 +77,7 @@ async def test_a_swap_drops_what_its_arm_kept_and_nothing_else(engine: Engine, s
 
 
 @pytest.mark.parametrize("num_kept", [pytest.param(0, marks=pytest.mark.slow), 100])
-async def test_an_answer_of_two_versions_is_not_kept(engine: Engine, store: MemoryStore, num_kept: int) -> None:
+async def test_an_answer_of_two_versions_is_not_kept(engine: Engine, store: StoreInMemory, num_kept: int) -> None:
     """It began on nothing, or on what the old version had kept; the next version must compute it all."""
     if num_kept:
         await complete(engine, ask(PROMPT, cache_salt="one"))
@@ -96,7 +96,7 @@ async def test_an_answer_of_two_versions_is_not_kept(engine: Engine, store: Memo
     )
 
 
-async def test_sessions_that_share_a_beginning_do_not_mix(engine: Engine, store: MemoryStore) -> None:
+async def test_sessions_that_share_a_beginning_do_not_mix(engine: Engine, store: StoreInMemory) -> None:
     await complete(engine, ask(PROMPT, cache_salt="one", max_tokens=1))
     prompts = [[*PROMPT[: 20 + 5 * number], number + 3, *TURN] for number in range(16)]
     fields = [{"cache_salt": ("one", "two")[number % 2], "max_tokens": 20} for number in range(16)]
@@ -109,7 +109,7 @@ async def test_sessions_that_share_a_beginning_do_not_mix(engine: Engine, store:
 
 
 @pytest.mark.slow
-async def test_short_pages_and_little_memory_make_it_slower_and_never_wrong(store: MemoryStore) -> None:
+async def test_short_pages_and_little_memory_make_it_slower_and_never_wrong(store: StoreInMemory) -> None:
     """Requests are evicted and taken in again, blocks go and come."""
     settings = EngineSettings(
         max_batch_tokens=64, cache_tokens=512, page_size=16, max_open_tokens=100_000, prefix_cache_bytes=2**16
@@ -163,7 +163,7 @@ async def test_a_runner_that_died_leaves_nothing(engine: Engine) -> None:
 async def test_models_whose_beginnings_cannot_be_kept_answer_as_ever(kind: str) -> None:
     """The experts of all tokens are recorded; a sliding window gives tokens up; a recurrent state cannot be cut."""
     made = models.tiny_model(kind).requires_grad_(requires_grad=False)
-    store = MemoryStore()
+    store = StoreInMemory()
     store.add(1, tensors_of(made))
     engine = make_engine(store, make_model=lambda: models.tiny_model(kind).requires_grad_(requires_grad=False))
     engine.update("live", 1)
@@ -179,7 +179,7 @@ async def test_a_salt_that_is_none_is_refused(engine: Engine) -> None:
             await complete(engine, ask(PROMPT, cache_salt=salt))
 
 
-def test_what_is_kept_is_what_a_plain_forward_computes(engine: Engine, store: MemoryStore) -> None:
+def test_what_is_kept_is_what_a_plain_forward_computes(engine: Engine, store: StoreInMemory) -> None:
     """Also of the answer's tokens, which steps of one token computed."""
     answer = asyncio.run(complete(engine, ask(PROMPT, cache_salt="one", max_tokens=30)))
     token_ids, prefixes = [*PROMPT, *answer.token_ids], engine.resolve(POLICY)._prefixes

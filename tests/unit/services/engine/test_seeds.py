@@ -17,8 +17,8 @@ import torch
 
 from services.engine.engine import Engine
 from services.engine.seeded import gumbel_noise
-from tests.unit.services.engine.memory_store import MemoryStore
-from tests.unit.services.engine.world import VOCABULARY, ask, complete, logprobs_of, make_engine, reference, rounding
+from tests.worlds.engines.memory_store import StoreInMemory
+from tests.worlds.engines.tiny import VOCABULARY, ask, complete, logprobs_of, make_engine, reference, rounding
 
 PROMPT = [5, 9, 33, 12]
 NUM_SEEDS = 500
@@ -27,7 +27,7 @@ WIDE = 4.0
 
 
 @pytest.fixture(scope="module")
-def engine(store: MemoryStore) -> Iterator[Engine]:
+def engine(store: StoreInMemory) -> Iterator[Engine]:
     engine = make_engine(store)
     engine.update("live", 1)
     yield engine
@@ -64,7 +64,7 @@ async def test_an_answer_that_goes_on_after_a_restart_is_the_answer_it_would_hav
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 async def test_the_log_probs_are_of_the_distribution_and_not_of_the_choice(
-    engine: Engine, store: MemoryStore, temperature: float
+    engine: Engine, store: StoreInMemory, temperature: float
 ) -> None:
     answer = await complete(engine, ask(PROMPT, max_tokens=60, seed=11, temperature=temperature))
     expected = logprobs_of(reference(store.weights[1]), PROMPT, answer.token_ids, temperature)
@@ -74,7 +74,7 @@ async def test_the_log_probs_are_of_the_distribution_and_not_of_the_choice(
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.5}, {"top_k": 4}, {"top_p": 0.6, "temperature": 1.5}])
 async def test_many_seeds_draw_every_token_as_often_as_the_softmax_says(
-    engine: Engine, store: MemoryStore, sampling: dict[str, float]
+    engine: Engine, store: StoreInMemory, sampling: dict[str, float]
 ) -> None:
     asked = [ask(PROMPT, max_tokens=1, seed=seed, **sampling) for seed in range(NUM_SEEDS)]
     answers = [part for chunk in range(0, NUM_SEEDS, 250) for part in await _all(engine, asked[chunk : chunk + 250])]

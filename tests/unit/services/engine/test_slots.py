@@ -10,8 +10,8 @@ from contracts.errors import InvalidRequest, VersionNotResident
 from services.engine.announcing import describe
 from services.engine.follower import AssignedVersion, Follower
 from services.engine.settings import EngineSettings
-from tests.unit.services.engine.memory_store import POLICY
-from tests.unit.services.engine.world import ask, complete, make_engine, make_store
+from tests.worlds.engines.memory_store import POLICY
+from tests.worlds.engines.tiny import ask, complete, make_engine, make_store
 
 
 def small(*slots: str) -> EngineSettings:

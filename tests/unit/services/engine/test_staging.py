@@ -11,8 +11,8 @@ import torch
 from contracts.errors import NotFound, WeightsRefused
 from policy.weights import apply_patches, tensors_of
 from services.engine.staging import StagedUpdate, Stager, target_names
-from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.world import tiny_model
+from tests.worlds.engines.memory_store import POLICY, StoreInMemory
+from tests.worlds.engines.tiny import tiny_model
 from weights.codec.delta import Staged, TensorChange
 from weights.reader import Hop
 from weights.tensors import Tensors, root_of
@@ -32,9 +32,9 @@ def moved(tensors: Tensors, seed: int) -> Tensors:
 
 
 @pytest.fixture(scope="module")
-def published() -> MemoryStore:
+def published() -> StoreInMemory:
     """1 - 2 - 4 - 5 - 6, and 3 from 1."""
-    store = MemoryStore()
+    store = StoreInMemory()
     store.add(1, tensors_of(tiny_model(1)))
     for version, parent in ((2, 1), (3, 1), (4, 2), (5, 4), (6, 5)):
         store.add(version, moved(store.weights[parent], version), parent)
@@ -42,7 +42,7 @@ def published() -> MemoryStore:
 
 
 @pytest.fixture
-def store(published: MemoryStore) -> MemoryStore:
+def store(published: StoreInMemory) -> StoreInMemory:
     published.staged.clear()
     return published
 
@@ -50,7 +50,7 @@ def store(published: MemoryStore) -> MemoryStore:
 class Arms:
     """Two models, brought along as the engine does it."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: StoreInMemory) -> None:
         self.store = store
         self.stager = Stager(POLICY, store)
         self.models = {LIVE: tiny_model(0), CANDIDATE: tiny_model(0)}
@@ -72,7 +72,7 @@ class Arms:
 
 
 @pytest.fixture
-def arms(store: MemoryStore) -> Arms:
+def arms(store: StoreInMemory) -> Arms:
     return Arms(store)
 
 
@@ -160,7 +160,7 @@ def test_decayed_weights_of_another_arm_are_not_copied(arms: Arms) -> None:
 
 
 def test_a_damaged_payload_is_no_reason_for_a_full_copy(arms: Arms) -> None:
-    store = MemoryStore()
+    store = StoreInMemory()
     store.add(1, arms.store.weights[1])
     store.add(2, arms.store.weights[2], parent=1)
     store.damage(2)
@@ -175,7 +175,7 @@ def test_a_damaged_payload_is_no_reason_for_a_full_copy(arms: Arms) -> None:
 
 @pytest.mark.parametrize("change", ["removed", "added"])
 def test_a_version_of_another_architecture_is_refused(arms: Arms, change: str) -> None:
-    store = MemoryStore()
+    store = StoreInMemory()
     store.add(1, arms.store.weights[1])
     other = dict(store.weights[1])
     norm = other["model.norm.weight"]
@@ -206,7 +206,7 @@ def hop(manifest: Any, removed: tuple[str, ...], *changed: str) -> Hop:
     return Hop(manifest, Staged(changes, removed, {}, ""))
 
 
-def test_names_follow_what_hops_add_remove_and_replace(store: MemoryStore) -> None:
+def test_names_follow_what_hops_add_remove_and_replace(store: StoreInMemory) -> None:
     full, step = store.manifest(POLICY, 1), store.manifest(POLICY, 2)
     assert target_names({"a", "b"}, [hop(step, ("a",), "c")]) == {"b", "c"}
     assert target_names({"a", "b"}, [hop(step, ("a",)), hop(step, (), "a")]) == {"a", "b"}

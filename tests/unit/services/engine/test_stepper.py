@@ -17,8 +17,8 @@ from services.engine.forwards import ForwardPart, NoObserver
 from services.engine.runners import cache_argument
 from services.engine.settings import EngineSettings
 from services.engine.stepper import SteppedRunner
-from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.policy_world import (
+from tests.worlds.engines.memory_store import POLICY, StoreInMemory
+from tests.worlds.engines.policies import (
     TOKENIZER,
     check,
     policy_store,
@@ -26,7 +26,7 @@ from tests.unit.services.engine.policy_world import (
     rounding,
     sharp_model,
 )
-from tests.unit.services.engine.world import complete, make_engine, until
+from tests.worlds.engines.tiny import complete, make_engine, until
 
 PROMPT = [2, 40, 41, 300]
 
@@ -57,12 +57,12 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def store(kind: str) -> MemoryStore:
+def store(kind: str) -> StoreInMemory:
     return policy_store(kind, 2)
 
 
 @pytest.fixture
-def engine(kind: str, store: MemoryStore) -> Iterator[Engine]:
+def engine(kind: str, store: StoreInMemory) -> Iterator[Engine]:
     settings = EngineSettings(max_batch_tokens=64, cache_tokens=1024, max_in_flight=8)
     make_model = lambda: sharp_model(kind)  # noqa: E731
     engine = make_engine(store, make_model=make_model, settings=settings, tokenizer=TOKENIZER, make_observer=Observer)
@@ -76,14 +76,14 @@ def runner_of(arm: EngineArm) -> SteppedRunner:
     return arm._runner
 
 
-def served(kind: str, store: MemoryStore, version: int) -> Any:
+def served(kind: str, store: StoreInMemory, version: int) -> Any:
     model = sharp_model(kind)
     copy_tensors(model, store.weights[version])
     return model
 
 
 async def test_cancelled_requests_leave_the_batch_and_disturb_nobody(
-    engine: Engine, kind: str, store: MemoryStore
+    engine: Engine, kind: str, store: StoreInMemory
 ) -> None:
     arm = engine.resolve(POLICY)
     asked = [request([number, *PROMPT], max_tokens=300, seed=1, stream=True) for number in range(3, 6)]
@@ -102,7 +102,7 @@ async def test_cancelled_requests_leave_the_batch_and_disturb_nobody(
     assert (batch.cache, batch.lengths) == (None, [])
 
 
-async def test_a_swap_keeps_the_state_of_what_is_in_flight(engine: Engine, kind: str, store: MemoryStore) -> None:
+async def test_a_swap_keeps_the_state_of_what_is_in_flight(engine: Engine, kind: str, store: StoreInMemory) -> None:
     """The tokens before the boundary are of the old version; after it, of the new one over the state that the old one left."""
     arm = engine.resolve(POLICY)
     active = arm.submit(request(PROMPT, max_tokens=250))
@@ -141,7 +141,7 @@ async def test_a_pause_lies_between_steps_and_keeps_requests(engine: Engine) -> 
     await late
 
 
-async def test_a_fatal_error_restarts_the_runner(engine: Engine, kind: str, store: MemoryStore) -> None:
+async def test_a_fatal_error_restarts_the_runner(engine: Engine, kind: str, store: StoreInMemory) -> None:
     arm = engine.resolve(POLICY)
     lost = arm.submit(request(PROMPT, max_tokens=500, stream=True))
     await anext(aiter(lost.chunks()))
@@ -157,7 +157,7 @@ async def test_a_fatal_error_restarts_the_runner(engine: Engine, kind: str, stor
 
 @pytest.mark.slow
 async def test_more_requests_than_the_cache_holds_wait_for_their_turn(
-    engine: Engine, kind: str, store: MemoryStore
+    engine: Engine, kind: str, store: StoreInMemory
 ) -> None:
     asked = [request([number, *PROMPT], max_tokens=200, seed=number) for number in range(3, 9)]
     answers = await asyncio.gather(*(complete(engine, one) for one in asked))

@@ -11,8 +11,8 @@ from policy.weights import tensors_of
 from services.engine.active_requests import ActiveRequest
 from services.engine.engine import Engine
 from services.engine.swap import SwapRecord, added_gap
-from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.world import (
+from tests.worlds.engines.memory_store import POLICY, StoreInMemory
+from tests.worlds.engines.tiny import (
     ask,
     complete,
     logprobs_of,
@@ -31,7 +31,7 @@ async def first_tokens(active: ActiveRequest, count: int) -> None:
     await until(lambda: len(active.token_times) >= count)
 
 
-async def test_tokens_name_the_version_that_made_them(store: MemoryStore) -> None:
+async def test_tokens_name_the_version_that_made_them(store: StoreInMemory) -> None:
     told: list[SwapRecord] = []
     engine = make_engine(store, on_swap=told.append)
     engine.update("live", 1)
@@ -61,7 +61,7 @@ async def test_tokens_name_the_version_that_made_them(store: MemoryStore) -> Non
     engine.close()
 
 
-async def test_live_goes_back_and_a_candidate_is_apart(engine: Engine, store: MemoryStore) -> None:
+async def test_live_goes_back_and_a_candidate_is_apart(engine: Engine, store: StoreInMemory) -> None:
     engine.update("candidate", 3)
     engine.update("live", 2)
     record = engine.update("live", 1)

@@ -15,8 +15,8 @@ from contracts.tables import outbox, received_signal, signal_count
 from runtime.database import Database
 from services.feedback import repository
 from services.feedback.repository import ItemResult, Retraction
-from tests.postgres import create_migrated
 from tests.unit.services.feedback.test_writer import Items
+from tests.worlds.servers.postgres import create_migrated
 
 pytestmark = pytest.mark.services
 NUM_IDS, NUM_ROUNDS = 40, 5

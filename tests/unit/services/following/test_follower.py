@@ -23,7 +23,7 @@ from weights.engines.vllm import VllmServer
 from weights.tensors import root_of, write_safetensors
 
 
-class World:
+class FollowerWorld:
     """A host with one slot: its server can end and start again, and versions are files in a folder."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -107,12 +107,12 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path) -> Iterator[FollowerWorld]:
     with ExitStack() as stack:
-        yield World(tmp_path, stack)
+        yield FollowerWorld(tmp_path, stack)
 
 
-def test_it_starts_its_server_and_follows_the_assignment(world: World) -> None:
+def test_it_starts_its_server_and_follows_the_assignment(world: FollowerWorld) -> None:
     assert world.step() == ("starting", None)
     assert world.follower.row.url.startswith("http://127.0.0.1:")
     for version in range(3):
@@ -125,7 +125,7 @@ def test_it_starts_its_server_and_follows_the_assignment(world: World) -> None:
     assert world.num_starts == 1
 
 
-def test_a_server_that_serves_what_it_should_is_not_disturbed(world: World) -> None:
+def test_a_server_that_serves_what_it_should_is_not_disturbed(world: FollowerWorld) -> None:
     world.assign(1)
     world.step()
     world.step(1.0)  # sees that it holds what is assigned
@@ -137,7 +137,7 @@ def test_a_server_that_serves_what_it_should_is_not_disturbed(world: World) -> N
     assert world.fake.label == "v1", "it is asked again after a while, and healed"
 
 
-def test_a_server_that_dies_is_started_again_and_gets_its_version(world: World) -> None:
+def test_a_server_that_dies_is_started_again_and_gets_its_version(world: FollowerWorld) -> None:
     world.assign(2)
     world.step()
     instance = world.follower.row.instance
@@ -148,7 +148,7 @@ def test_a_server_that_dies_is_started_again_and_gets_its_version(world: World) 
     assert world.follower.row.instance != instance
 
 
-def test_a_new_follower_goes_on_with_the_server_it_finds(world: World) -> None:
+def test_a_new_follower_goes_on_with_the_server_it_finds(world: FollowerWorld) -> None:
     world.assign(1)
     world.step()
     assert world.fake is not None
@@ -160,7 +160,7 @@ def test_a_new_follower_goes_on_with_the_server_it_finds(world: World) -> None:
     assert world.num_starts == 1
 
 
-def test_a_new_follower_heals_what_was_left_in_the_middle(world: World) -> None:
+def test_a_new_follower_heals_what_was_left_in_the_middle(world: FollowerWorld) -> None:
     world.assign(0)
     world.step()
     assert world.fake is not None
@@ -177,7 +177,7 @@ def test_a_new_follower_heals_what_was_left_in_the_middle(world: World) -> None:
     assert not world.fake.is_paused
 
 
-def test_a_swap_that_fails_once_is_healed_at_once(world: World) -> None:
+def test_a_swap_that_fails_once_is_healed_at_once(world: FollowerWorld) -> None:
     world.assign(0)
     world.step()
     world.model.num_failures = 1
@@ -186,7 +186,7 @@ def test_a_swap_that_fails_once_is_healed_at_once(world: World) -> None:
     assert world.computes(1)
 
 
-def test_a_version_that_cannot_be_written_leaves_the_one_before(world: World) -> None:
+def test_a_version_that_cannot_be_written_leaves_the_one_before(world: FollowerWorld) -> None:
     world.assign(0)
     world.step()
     assert world.fake is not None
@@ -199,7 +199,7 @@ def test_a_version_that_cannot_be_written_leaves_the_one_before(world: World) ->
     assert world.step(10.0) == ("serving", 1)
 
 
-def test_a_server_that_takes_no_version_is_started_again(world: World) -> None:
+def test_a_server_that_takes_no_version_is_started_again(world: FollowerWorld) -> None:
     world.assign(0)
     world.step()
     world.model.num_failures = 99
@@ -210,7 +210,7 @@ def test_a_server_that_takes_no_version_is_started_again(world: World) -> None:
     assert world.num_starts == 2
 
 
-def test_a_version_that_is_not_there_is_tried_again_and_the_old_one_serves(world: World) -> None:
+def test_a_version_that_is_not_there_is_tried_again_and_the_old_one_serves(world: FollowerWorld) -> None:
     world.assign(0)
     world.step()
     world.missing = {1}
@@ -221,7 +221,7 @@ def test_a_version_that_is_not_there_is_tried_again_and_the_old_one_serves(world
     assert world.step(10.0) == ("serving", 1)
 
 
-def test_a_server_that_is_another_models_is_refused_by_name_and_asked_again_later(world: World) -> None:
+def test_a_server_that_is_another_models_is_refused_by_name_and_asked_again_later(world: FollowerWorld) -> None:
     world.refuses = InvalidSettings("it serves another model")
     world.assign(1)
     assert world.step() == ("failed", None)
@@ -238,7 +238,7 @@ def test_a_server_that_is_another_models_is_refused_by_name_and_asked_again_late
     assert world.follower.row.dtype == "float32"
 
 
-def test_a_server_that_was_away_is_looked_at_again(world: World) -> None:
+def test_a_server_that_was_away_is_looked_at_again(world: FollowerWorld) -> None:
     """Somebody may have started another one at its address."""
     world.assign(1)
     world.step()

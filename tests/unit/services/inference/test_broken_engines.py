@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.attacks.cases.broken_answers import CASES, Case
-from benchmarks.attacks.worlds.broken_engine import Gateway, gateway
+from tests.adversary.attacks.cases.broken_answers import CASES, BrokenAnswer
+from tests.worlds.engines.broken import Gateway, gateway
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def attacked() -> Iterator[Gateway]:
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_client_is_told_and_the_log_says_what_it_was(attacked: Gateway, case: Case, stream: bool) -> None:
+def test_the_client_is_told_and_the_log_says_what_it_was(attacked: Gateway, case: BrokenAnswer, stream: bool) -> None:
     assert attacked.trouble(case, stream=stream) is None
 
 

@@ -16,9 +16,9 @@ from services.inference import app
 from services.inference.app import create_app
 from tests.chat_templates.bundled import EOS, BundledTemplates, make_bundled
 from tests.unit.services.inference.conftest import Inference
-from tests.unit.services.inference.tools.samples import SAMPLES, TOOLS, WEATHER
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog
 from tests.unit.services.serving import make_home, make_key, serve
+from tests.worlds.tool_calls import SAMPLES, TOOLS, WEATHER
 
 FIRST_CALL = {
     "llama": '{"name": "get_weather", "parameters": {"city": "K\\"öln", "days": 2}}',

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipelines.release.train.answers import AnswerRow, Answers, grace_seconds, known_until
 from pipelines.release.train.assess import assess
 from tests.each_case import each_case
-from tests.unit.pipelines.release.train.product import LATER, NOON, RULES, SETTINGS, answer, product, standing
+from tests.worlds.release.product import LATER, NOON, RULES, SETTINGS, answer, product, standing
 
 
 def facts_of(rows: list[AnswerRow]) -> dict[str, object]:

@@ -13,7 +13,7 @@ from pipelines.release.train.answers import AnswerRow, Answers, TaskRule
 from pipelines.release.train.assess import Assessment, assess
 from pipelines.release.train.rules import decide
 from runtime.train_settings import TrainSettings
-from tests.unit.pipelines.release.train.product import LATER, NOON, RULES, SETTINGS, answer, product, regulars, standing
+from tests.worlds.release.product import LATER, NOON, RULES, SETTINGS, answer, product, regulars, standing
 
 
 def facts_of(

@@ -15,9 +15,9 @@ from pipelines.release.train.assess import assess
 from pipelines.release.train.rules import TrainMove, decide
 from runtime.database import Database
 from runtime.train_settings import TrainSettings
-from tests.unit.pipelines.release.train.product import NOON, RULES, product, standing
 from tests.unit.pipelines.release.train.test_conductor import Script
-from tests.unit.pipelines.release.train.worlds import AGE, POLICY, Killed, TrackWorld
+from tests.worlds.release.product import NOON, RULES, product, standing
+from tests.worlds.release.track import AGE, POLICY, Killed, TrackWorld
 
 ALPHA = 0.0025
 BETTER, CHANCE, WORSE = (0.999, 0.001), (0.5, 0.5), (0.001, 0.999)

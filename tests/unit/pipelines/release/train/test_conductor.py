@@ -13,7 +13,7 @@ from pipelines.release.train.rules import PLACE, MoveKind, TrainMove
 from pipelines.release.train.slots import TrainSlots
 from pipelines.release.train.trip import ShadowResult
 from runtime.database import Database
-from tests.unit.pipelines.release.train.worlds import AGE, POLICY, STOP, Behaviour, Killed, TrackWorld
+from tests.worlds.release.track import AGE, POLICY, STOP, Behaviour, Killed, TrackWorld
 
 
 class Script:

@@ -14,7 +14,7 @@ from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.reading.sampling import LEARNING_RATIO
 from pipelines.release.train.repository import forget_answers
 from runtime.database import Database
-from tests.unit.pipelines.release.train.worlds import POLICY, Behaviour, TrackWorld
+from tests.worlds.release.track import POLICY, Behaviour, TrackWorld
 
 SHARE = 0.05
 PER_SECOND = 1

@@ -16,7 +16,7 @@ from pipelines.release.train.compare import Contrast
 from pipelines.release.train.lift_figures import LiftRow, lift_of
 from pipelines.release.train.parties import PRODUCT, SEVERAL, parties_of
 from pipelines.release.train.rules import TrainMove, decide, decide_by_fast_facts
-from tests.unit.pipelines.release.train.product import NOON, RULES, SETTINGS, answer, product, standing
+from tests.worlds.release.product import NOON, RULES, SETTINGS, answer, product, standing
 
 Parts = dict[str, float]
 THREE: Parts = {"a": 0.5, "b": 0.3, "c": 0.2}

@@ -24,9 +24,9 @@ from pipelines.release.train.shadow.repository import read_pace
 from pipelines.release.train.trip import ShadowResult
 from runtime.database import Database
 from runtime.train_settings import TrainSettings
-from tests.unit.pipelines.release.train.product import LAST, LATER, NOON, RULES, answer, product, standing
 from tests.unit.pipelines.release.train.shadow.test_shadow import a_prompt, store
-from tests.unit.pipelines.release.train.worlds import POLICY, STOP, TrackWorld
+from tests.worlds.release.product import LAST, LATER, NOON, RULES, answer, product, standing
+from tests.worlds.release.track import POLICY, STOP, TrackWorld
 
 DEFAULTS = TrainSettings()
 SHADOW = Standing(stage=-1, stage_at=NOON, started_at=NOON, state="shadow")

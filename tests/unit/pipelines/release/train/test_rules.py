@@ -9,7 +9,7 @@ import pytest
 from pipelines.release.train.assess import Assessment
 from pipelines.release.train.rules import PLACE, decide, decide_by_fast_facts, no_room
 from tests.each_case import each_case
-from tests.unit.pipelines.release.train.product import LAST, NOON, SETTINGS, standing
+from tests.worlds.release.product import LAST, NOON, SETTINGS, standing
 
 NOW = NOON + 200.0
 

@@ -8,7 +8,7 @@ from contracts import revocations
 from contracts.assignments import CANARY, LIVE, TRAINING
 from pipelines.release.train.answers import TaskRule
 from runtime.database import Database
-from tests.unit.pipelines.release.train.worlds import AGE, POLICY, Behaviour, TrackWorld
+from tests.worlds.release.track import AGE, POLICY, Behaviour, TrackWorld
 
 
 @pytest.fixture

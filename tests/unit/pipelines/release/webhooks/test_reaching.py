@@ -13,8 +13,8 @@ from pipelines.release.webhooks.events import make_test_event
 from pipelines.release.webhooks.reaching import NotPublic, addresses_of, is_public
 from pipelines.release.webhooks.sending import SignedUrl, WebhookTry, make_client, send
 from pipelines.release.webhooks.settings import WebhookSettings
-from tests.authority import Authority
-from tests.unit.pipelines.release.webhooks.receiver import SECRET, receiving
+from tests.worlds.release.receiver import SECRET, receiving
+from tests.worlds.servers.authority import Authority
 
 
 def told(to: SignedUrl, client: httpx.Client | None = None) -> WebhookTry:

@@ -18,7 +18,7 @@ from pipelines.release.webhooks.events import body_of, make_event
 from pipelines.release.webhooks.settings import WebhookSettings
 from pipelines.release.webhooks.signing import FILE_NAME, VARIABLE, read_secret, signed_headers
 from tests.each_case import each_case
-from tests.unit.pipelines.release.webhooks.receiver import SECRET, SECRET_TEXT
+from tests.worlds.release.receiver import SECRET, SECRET_TEXT
 
 WORDS = st.dictionaries(st.text(), st.text() | st.floats(allow_nan=False, allow_infinity=False) | st.none(), max_size=4)
 

@@ -25,7 +25,7 @@ from pipelines.release.webhooks.events import make_test_event
 from pipelines.release.webhooks.sending import SignedUrl, make_client, send
 from pipelines.release.webhooks.teller import WebhookTeller, pause_before
 from runtime.database import Database
-from tests.unit.pipelines.release.webhooks.receiver import SECRET_TEXT, Receiver, receiving
+from tests.worlds.release.receiver import SECRET_TEXT, WebhookReceiver, receiving
 
 POLICY, RUN = "p", "r"
 HOUR = 3600.0
@@ -42,7 +42,7 @@ class Clock:
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
+def receiver() -> Iterator[WebhookReceiver]:
     with receiving() as found:
         yield found
 
@@ -68,11 +68,11 @@ def move(database: Database, arm: str, version: int | None, share: float = 1.0, 
         )
 
 
-def make_teller(database: Database, receiver: Receiver, clock: Clock) -> WebhookTeller:
+def make_teller(database: Database, receiver: WebhookReceiver, clock: Clock) -> WebhookTeller:
     return WebhookTeller(database, policy=POLICY, run=RUN, to=receiver.to, client=make_client(), clock=clock)
 
 
-def known(database: Database, receiver: Receiver, clock: Clock) -> WebhookTeller:
+def known(database: Database, receiver: WebhookReceiver, clock: Clock) -> WebhookTeller:
     """A teller whose URL was configured before anything happened."""
     teller = make_teller(database, receiver, clock)
     assert teller.look(threading.Event()) == 0
@@ -83,7 +83,7 @@ def look(teller: WebhookTeller) -> int:
     return teller.look(threading.Event())
 
 
-def verified(receiver: Receiver) -> list[Any]:
+def verified(receiver: WebhookReceiver) -> list[Any]:
     return [Webhook(SECRET_TEXT).verify(post.body, post.headers) for post in receiver.posts]
 
 
@@ -93,7 +93,7 @@ def rows(database: Database) -> list[Any]:
 
 
 def test_moves_holds_and_ends_of_trains_are_told_and_verify(
-    database: Database, receiver: Receiver, clock: Clock
+    database: Database, receiver: WebhookReceiver, clock: Clock
 ) -> None:
     teller = known(database, receiver, clock)
     move(database, LIVE, 5)
@@ -137,7 +137,7 @@ def test_moves_holds_and_ends_of_trains_are_told_and_verify(
     assert all(post.headers["content-type"] == "application/json" for post in receiver.posts)
 
 
-def test_a_new_url_is_not_told_of_the_past(database: Database, receiver: Receiver, clock: Clock) -> None:
+def test_a_new_url_is_not_told_of_the_past(database: Database, receiver: WebhookReceiver, clock: Clock) -> None:
     move(database, LIVE, 5)
     time.sleep(0.01)
     teller = known(database, receiver, clock)
@@ -150,7 +150,7 @@ def test_a_new_url_is_not_told_of_the_past(database: Database, receiver: Receive
 
 @pytest.mark.parametrize("status", [429, 500, 503, 404, 302])
 def test_it_is_sent_again_after_growing_pauses_with_the_same_id(
-    database: Database, receiver: Receiver, clock: Clock, status: int
+    database: Database, receiver: WebhookReceiver, clock: Clock, status: int
 ) -> None:
     teller = known(database, receiver, clock)
     receiver.statuses = [status] * 3
@@ -176,7 +176,9 @@ def test_it_is_sent_again_after_growing_pauses_with_the_same_id(
     assert times == sorted(set(times))
 
 
-def test_a_receiver_that_asks_to_wait_is_left_alone(database: Database, receiver: Receiver, clock: Clock) -> None:
+def test_a_receiver_that_asks_to_wait_is_left_alone(
+    database: Database, receiver: WebhookReceiver, clock: Clock
+) -> None:
     teller = known(database, receiver, clock)
     receiver.statuses, receiver.headers = [429], {"retry-after": "600"}
     move(database, LIVE, 5)
@@ -184,9 +186,9 @@ def test_a_receiver_that_asks_to_wait_is_left_alone(database: Database, receiver
     assert rows(database)[0].next_at - clock() == pytest.approx(600.0, abs=5.0)
 
 
-def test_a_url_where_nobody_listens_blocks_nothing(database: Database, receiver: Receiver, clock: Clock) -> None:
+def test_a_url_where_nobody_listens_blocks_nothing(database: Database, receiver: WebhookReceiver, clock: Clock) -> None:
     teller = known(database, receiver, clock)
-    away = Receiver(1)
+    away = WebhookReceiver(1)
     other = known(database, away, clock)
     move(database, LIVE, 5)
     assert look(other) == 1
@@ -197,7 +199,7 @@ def test_a_url_where_nobody_listens_blocks_nothing(database: Database, receiver:
 
 
 @pytest.mark.slow
-def test_after_a_day_a_message_is_given_up(database: Database, receiver: Receiver, clock: Clock) -> None:
+def test_after_a_day_a_message_is_given_up(database: Database, receiver: WebhookReceiver, clock: Clock) -> None:
     teller = known(database, receiver, clock)
     receiver.then = 500
     move(database, LIVE, 5)
@@ -213,7 +215,7 @@ def test_after_a_day_a_message_is_given_up(database: Database, receiver: Receive
 
 
 def test_a_receiver_that_is_gone_is_told_nothing_until_it_is_back(
-    database: Database, receiver: Receiver, clock: Clock
+    database: Database, receiver: WebhookReceiver, clock: Clock
 ) -> None:
     teller = known(database, receiver, clock)
     receiver.statuses = [410]
@@ -231,7 +233,9 @@ def test_a_receiver_that_is_gone_is_told_nothing_until_it_is_back(
     assert len({post.id for post in receiver.posts}) == 2
 
 
-def test_old_rows_are_forgotten_and_never_come_back(database: Database, receiver: Receiver, clock: Clock) -> None:
+def test_old_rows_are_forgotten_and_never_come_back(
+    database: Database, receiver: WebhookReceiver, clock: Clock
+) -> None:
     teller = known(database, receiver, clock)
     move(database, LIVE, 5)
     look(teller)
@@ -248,7 +252,7 @@ def test_old_rows_are_forgotten_and_never_come_back(database: Database, receiver
 
 
 @pytest.mark.slow
-def test_two_replicas_tell_each_move_once(database: Database, receiver: Receiver, clock: Clock) -> None:
+def test_two_replicas_tell_each_move_once(database: Database, receiver: WebhookReceiver, clock: Clock) -> None:
     tellers = [known(database, receiver, clock), make_teller(database, receiver, clock)]
     for version in range(40):
         move(database, LIVE, version)
@@ -274,7 +278,7 @@ teller.run(threading.Event())
 
 @pytest.mark.slow
 def test_a_release_that_is_killed_in_the_middle_of_a_try_sends_it_again(
-    database: Database, receiver: Receiver, clock: Clock
+    database: Database, receiver: WebhookReceiver, clock: Clock
 ) -> None:
     known(database, receiver, clock)
     killed = threading.Event()
@@ -304,7 +308,7 @@ def test_a_release_that_is_killed_in_the_middle_of_a_try_sends_it_again(
 
 
 def test_a_database_that_is_away_ends_nothing(
-    database: Database, receiver: Receiver, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    database: Database, receiver: WebhookReceiver, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     teller, stop, num = known(database, receiver, clock), threading.Event(), [0]
 
@@ -326,7 +330,7 @@ def test_pauses_grow_to_an_hour() -> None:
 
 
 def test_stops_of_a_train_are_told_once_each_also_after_a_restart(
-    database: Database, receiver: Receiver, clock: Clock
+    database: Database, receiver: WebhookReceiver, clock: Clock
 ) -> None:
     teller, now = known(database, receiver, clock), time.time()
     stops = [

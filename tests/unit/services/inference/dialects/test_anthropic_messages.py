@@ -15,9 +15,9 @@ from services.inference.idempotency import REPLAYED
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.dialects.conftest import HELLO, Send, events_of
 from tests.unit.services.inference.test_tools import ASKED, Serve, Served
-from tests.unit.services.inference.tools.samples import TOOLS, WEATHER
 from tests.unit.services.inference.world import make_tokenizer
 from tests.unit.services.serving import wait_until
+from tests.worlds.tool_calls import TOOLS, WEATHER
 
 TEXT = "Tisch für 4: {ok}"
 PROMPT = "<|user|>table for 4<|end|><|assistant|>"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.services.inference.test_tools import BUNDLED, Serve, Served
-from tests.unit.services.inference.tools.samples import TOOLS, WEATHER
+from tests.worlds.tool_calls import TOOLS, WEATHER
 
 FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
 ASKED = {"role": "user", "content": "weather?"}

@@ -16,7 +16,7 @@ from contracts.answers.grammar import spaced
 from services.inference.tools.forcing import answer_grammar, reasoning_budget
 from services.inference.tools.parser import schemas_of
 from tests.each_case import each_case
-from tests.unit.services.inference.tools.samples import END, SAMPLES, TOOLS, Sample, World, calls_of, world_of
+from tests.worlds.tool_calls import END, SAMPLES, TOOLS, Sample, ToolCallsWorld, calls_of, world_of
 
 WORLDS = [
     pytest.param(sample, world_of(sample, tokens=tokens), id=f"{sample.name}-{place}-{'tokens' if tokens else 'text'}")
@@ -29,7 +29,7 @@ MOST_TOKENS = 1500
 class Drawn:
     """Answers that a grammar allows, drawn at random."""
 
-    def __init__(self, world: World, grammar: str) -> None:
+    def __init__(self, world: ToolCallsWorld, grammar: str) -> None:
         self._tokenizer = world.tokenizer
         self._end = world.tokenizer.token_to_id(END) or 0
         self._llguidance = llguidance.LLTokenizer(world.tokenizer.to_str(), eos_token=self._end)
@@ -73,7 +73,7 @@ class Drawn:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sample", "world"), WORLDS)
-def test_what_is_forced_is_read(sample: Sample, world: World) -> None:
+def test_what_is_forced_is_read(sample: Sample, world: ToolCallsWorld) -> None:
     schemas = schemas_of(TOOLS)
     drawn = Drawn(world, answer_grammar(world.family, schemas, is_required=True))
     assert drawn.problem == ""
@@ -91,7 +91,7 @@ def test_what_is_forced_is_read(sample: Sample, world: World) -> None:
 
 
 @each_case(("sample", "world"), WORLDS)
-def test_strict_tools_leave_text_free(sample: Sample, world: World) -> None:
+def test_strict_tools_leave_text_free(sample: Sample, world: ToolCallsWorld) -> None:
     drawn = Drawn(world, answer_grammar(world.family, schemas_of(TOOLS)))
     assert drawn.problem == ""
     text = {

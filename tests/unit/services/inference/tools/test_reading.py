@@ -15,14 +15,14 @@ from contracts.answers.registry import FAMILIES, UNKNOWN, family_of
 from services.inference.tools.parser import MarkedParser, ParserMaker
 from tests.chat_templates import byte_tokenizer
 from tests.each_case import each_case
-from tests.unit.services.inference.tools.samples import (
+from tests.worlds.tool_calls import (
     DS_CALL,
     DS_SEP,
     SAMPLES,
     TOOLS,
     WEATHER,
     Sample,
-    World,
+    ToolCallsWorld,
     added_tokens,
     calls_of,
     whole,
@@ -43,7 +43,7 @@ EACH = [
 
 
 @each_case(("sample", "world"), EACH)
-def test_calls_are_read(sample: Sample, world: World) -> None:
+def test_calls_are_read(sample: Sample, world: ToolCallsWorld) -> None:
     assert world.family.name == sample.name
     part = world.read(sample.calls)
     assert [name for name, _ in calls_of(part)] == ["get_weather", "ping"][: sample.num_calls]
@@ -55,7 +55,7 @@ def test_calls_are_read(sample: Sample, world: World) -> None:
 
 
 @each_case(("sample", "world"), EACH)
-def test_what_is_no_call_is_text(sample: Sample, world: World) -> None:
+def test_what_is_no_call_is_text(sample: Sample, world: ToolCallsWorld) -> None:
     for text in sample.broken:
         part = world.read(text)
         assert calls_of(part) == [], text
@@ -68,19 +68,19 @@ def test_what_is_no_call_is_text(sample: Sample, world: World) -> None:
 
 
 @each_case(("sample", "world"), EACH)
-def test_without_tools_the_same_answer_is_text(sample: Sample, world: World) -> None:
+def test_without_tools_the_same_answer_is_text(sample: Sample, world: ToolCallsWorld) -> None:
     part = world.read(sample.calls, [])
     assert part.calls == ()
     assert "get_weather" in part.content
 
 
 @each_case(("sample", "world"), EACH)
-def test_only_the_first_call_counts_if_calls_are_not_parallel(sample: Sample, world: World) -> None:
+def test_only_the_first_call_counts_if_calls_are_not_parallel(sample: Sample, world: ToolCallsWorld) -> None:
     assert [name for name, _ in calls_of(world.read(sample.calls, parallel=False))] == ["get_weather"]
 
 
 @each_case(("sample", "world"), EACH)
-def test_an_answer_that_is_cut_gives_no_other_call(sample: Sample, world: World) -> None:
+def test_an_answer_that_is_cut_gives_no_other_call(sample: Sample, world: ToolCallsWorld) -> None:
     text = world.family.marks.all(sample.calls)
     wanted = calls_of(fed(world, [text]))
     for end in range(len(text)):
@@ -118,7 +118,7 @@ def test_calls_are_read_as_models_write_them(name: str, text: str, city: str, to
 @pytest.mark.parametrize(("sample", "world"), EACH)
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
-def test_where_the_pieces_end_does_not_matter(sample: Sample, world: World, data: st.DataObject) -> None:
+def test_where_the_pieces_end_does_not_matter(sample: Sample, world: ToolCallsWorld, data: st.DataObject) -> None:
     options = (sample.calls, *sample.broken, "Hello ", " < {", "[", "<think>I think.</think>\n\n", "\n", "<", "}")
     text = "".join(data.draw(st.lists(st.sampled_from(options), max_size=5)))
     marked = world.family.marks.all(text)
@@ -132,7 +132,7 @@ def test_where_the_pieces_end_does_not_matter(sample: Sample, world: World, data
         assert isinstance(json.loads(arguments), dict)
 
 
-def fed(world: World, pieces: list[str]) -> AnswerPart:
+def fed(world: ToolCallsWorld, pieces: list[str]) -> AnswerPart:
     parser = ParserMaker(world.family, world.tokenizer, [], TOOLS)()
     assert isinstance(parser, MarkedParser)
     parts = []

@@ -1,1 +1,0 @@
-"""What attacks are made on: homes, stores, engines and sandboxes, each made for one attack and gone afterwards."""

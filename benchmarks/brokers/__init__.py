@@ -1,1 +1,0 @@
-"""Three brokers that lose one at a time under load."""

@@ -1,1 +1,0 @@
-"""What replaying the experts of a mixture is worth, and what it costs."""

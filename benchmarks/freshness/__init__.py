@@ -1,1 +1,0 @@
-"""From a signal to the first answer by a version that learned from it."""

@@ -1,1 +1,0 @@
-"""Rewards that come days after their answers."""

@@ -1,1 +1,0 @@
-"""The lift over a table full of answers, beside the train."""

@@ -1,1 +1,0 @@
-"""Poisoned samples and turned rewards beside a clean run."""

@@ -1,1 +1,0 @@
-"""Which versions the shadow of a train refuses, by simulation."""

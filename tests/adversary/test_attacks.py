@@ -1,0 +1,23 @@
+"""The areas of attacks that no other test runs whole: nothing gets through. What each tries stands in its module of `tests/adversary/attacks`.
+
+Programs that leave a sandbox are tried one by one in `tests/unit/rewards/sandbox/test_escapes.py`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.adversary.attacks import files, floods, judge, sandbox, silence, verifiers, weights
+from tests.adversary.attacks.attack import Attack
+
+MEETING = [attack for attack in sandbox.attacks() if not attack.name.startswith("leave ")]
+SLOW = [*files.attacks(), *judge.attacks(), *MEETING, *silence.attacks(), *verifiers.attacks(), *weights.attacks()]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [*floods.attacks(), *(pytest.param(attack, marks=pytest.mark.slow) for attack in SLOW)],
+    ids=lambda attack: attack.name,
+)
+def test_nothing_gets_through(attack: Attack) -> None:
+    assert attack.run() is None

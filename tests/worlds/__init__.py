@@ -1,0 +1,1 @@
+"""Homes, engines, stores and crowds that tests, attacks and benchmarks run against."""

@@ -1,0 +1,1 @@
+"""Homes with traffic, as the dashboard's tests and commands read them."""

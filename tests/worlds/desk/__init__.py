@@ -1,0 +1,1 @@
+"""A front desk: three tasks of one home, and its users."""

@@ -1,0 +1,1 @@
+"""A home on real servers that are frozen, killed and full, and what must balance afterwards."""

@@ -1,0 +1,1 @@
+"""Rewards that suddenly change, and who is to blame."""

@@ -1,0 +1,1 @@
+"""Tiny policies, and the loop that teaches them."""

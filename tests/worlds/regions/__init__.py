@@ -1,0 +1,1 @@
+"""Regions in network namespaces: links, replicas and engines behind them."""

@@ -1,0 +1,1 @@
+"""Conversations of simulated users, and what the log holds of them."""
