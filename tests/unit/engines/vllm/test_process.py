@@ -90,6 +90,12 @@ def test_a_mixture_of_experts_is_known_by_its_config(tmp_path: Path, config: str
         has_experts(tmp_path / "nothing")
 
 
+def test_a_configuration_that_is_no_plain_file_is_refused_and_nothing_waits(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(InvalidSettings, match="no plain file"):
+        has_experts(tmp_path)
+
+
 def test_our_secrets_and_our_interpreter_stay_here(tmp_path: Path) -> None:
     own = {
         "PATH": "/bin",
