@@ -20,6 +20,7 @@ RUN python -m venv --without-pip /opt/millrace \
 COPY pyproject.toml README.md millrace.py ./
 COPY commands commands
 COPY contracts contracts
+COPY engines engines
 COPY examples examples
 COPY migrations migrations
 COPY pipelines pipelines

@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from contracts.errors import MillraceError
+from engines.registry import FOLLOWED
 from runtime.private_files import create_private_files
 
 
@@ -52,7 +53,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
     "gate": Entry("commands.gate:gate", "Compare the answers of two versions as the gate does.", _REWARDS),
     **{
         name: Entry(_PROCESS, f"Run the process {name} in the foreground.", "", is_hidden=True)
-        for name in ("engine", "vllm", "sglang", "web", "inference", "feedback", "dashboard", "episodes", "rewards", "release")
+        for name in ("engine", *FOLLOWED, "web", "inference", "feedback", "dashboard", "episodes", "rewards", "release")
     },
     "training": Entry("commands.training:app", "Take a step that the trainer's guard stopped again: replay.", _LOOK),
 })  # fmt: skip

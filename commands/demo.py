@@ -25,17 +25,18 @@ from commands.demo_machine import MachineUse
 from commands.demo_pace import sizes_on
 from commands.demo_picture import draw_curves
 from commands.demo_product import DemoProduct
-from commands.demo_summary import GOALS, MOST, VLLM_SECONDS, figures_of, print_summary, summarise
+from commands.demo_summary import GOALS, MOST, figures_of, print_summary, summarise
 from commands.engine_weights import compare_engines
 from commands.engines import EngineChoice, choose_engine
 from commands.home import claimed, prepare_home
 from commands.link import dashboard_link
-from commands.options import DeviceOption, EngineOption, LearningRateOption, VllmPythonOption
+from commands.options import DeviceOption, EngineOption, EnginePythonOption, LearningRateOption
 from commands.servers import servers_of
 from commands.supervisor import Supervisor
 from commands.up import greet, listen, new_settings, running
 from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE
 from contracts.errors import MillraceError
+from engines.registry import kind_of
 from examples.reservations.evaluate import evaluate
 from examples.reservations.sentences import requests
 from pipelines.release.settings import ReleaseSettings
@@ -112,7 +113,7 @@ def demo(
     strict: StrictOption = False,
     profile: ProfileOption = "embedded",
     engine: EngineOption = "millrace",
-    vllm_python: VllmPythonOption = None,
+    engine_python: EnginePythonOption = None,
 ) -> int:
     """Watch a model learn from its users: a reservations assistant, from about half right to 97%.
 
@@ -121,11 +122,11 @@ def demo(
     product = RESERVATIONS._replace(seconds=seconds)
     if learning_rate is not None:
         product = product._replace(training={**product.training, "learning_rate": learning_rate})
-    chosen = choose_engine(engine, vllm_python, 2)
+    chosen = choose_engine(engine, engine_python, 2)
     if chosen.kind == "millrace":
         chosen = chosen._replace(own=make_section("[engine]", EngineSettings, slots=DEMO_SLOTS))
-    if chosen.kind == "vllm":
-        product = product._replace(goals=product.goals._replace(seconds=VLLM_SECONDS))
+    if limit := kind_of(chosen.kind).demo_seconds:
+        product = product._replace(goals=product.goals._replace(seconds=limit))
     return run_demo(product, chosen, DemoOptions(seed, home, keep, device, smoke, strict, profile))
 
 

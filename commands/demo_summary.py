@@ -60,8 +60,6 @@ MOST = 0.85
 GOALS = DemoGoals(accuracy=0.97, accepted=0.94, answers_to_most=1500, versions=5, seconds=300.0)
 LONGEST_SECONDS = 420.0
 """However slow the machine is."""
-VLLM_SECONDS = 480.0
-"""The limit with vLLM, whose servers import for a minute, and cost more per token on CPU."""
 _BAR_WIDTH = 16
 
 

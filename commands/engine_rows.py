@@ -12,6 +12,8 @@ from contracts import assignments
 from contracts.assignments import CANARY, HOLDOUT, LEARNING
 from contracts.engines import EngineReplica, read_replicas
 from contracts.errors import InvalidSettings, Unavailable
+from engines.fitting import misfit
+from engines.registry import OWN, why_gone
 from runtime.base_policy import fingerprint
 from runtime.database import Database
 from runtime.engine_key import ENGINE_KEY, authorization, engine_key
@@ -22,6 +24,7 @@ _ENGINE_SECONDS = 2.0
 _REMEDIES = {
     "another_run": "it belongs to another run, so it gets no requests: end it, or give its home this run",
     "another_base": "its config.json or tokenizer.json is another's, so it gets no requests: start it with this home's base",
+    "unknown_kind": "this release has no such engine, so it gets no requests: end the process that announces it",
 }
 
 
@@ -38,7 +41,7 @@ def engine_findings(settings: Settings) -> Iterator[Finding]:
     base, now = fingerprint(settings.base), time.time()
     for row in rows:
         yield _finding(row, settings.run, base, now, headers)
-    fresh = [row for row in rows if row.is_fresh(now) and row.misfit(settings.run, base) is None]
+    fresh = [row for row in rows if row.is_fresh(now) and misfit(row, settings.run, base) is None]
     if fresh:
         try:
             is_enabled = load_section(settings.home, "train", TrainSettings).enabled
@@ -77,15 +80,15 @@ def _finding(row: EngineReplica, run: str, base: str, now: float, headers: Mappi
     who = f"{row.name} ({row.kind}, region {row.region}, {row.url})"
     if not row.is_fresh(now):
         return Finding("engine", False, False, f"{who}: not heard of for {now - row.seen_at:.0f} s; last {held}")
-    misfit = row.misfit(run, base)
-    if misfit is not None:
-        return Finding("engine", False, True, f"{who}: {misfit}: {_REMEDIES[misfit]}")
+    why = misfit(row, run, base)
+    if why is not None:
+        return Finding("engine", False, True, f"{who}: {why}: {_REMEDIES[why]}{why_gone(row.kind)}")
     problems = "; ".join(
         f"cannot load v{problem['version']} as {arm}: {problem['code']}: {problem['message']}"
         for arm, problem in row.problems.items()
     )
     says = f"{who}: {row.status}, {held}" + (f"; {problems}" if problems else "")
-    if row.kind != "millrace":  # vLLM's servers are bound to loopback; their follower speaks for them
+    if row.kind != OWN:  # such servers are bound to loopback; their follower speaks for them
         return Finding("engine", row.status == "serving" and not problems, False, says)
     answered = _key_taken(says, row.url, headers)
     return answered._replace(good=answered.good and row.status == "serving" and not problems)

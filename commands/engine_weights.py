@@ -1,4 +1,4 @@
-"""Whether vLLM servers compute with the weights that were published. In: the rows of replicas. Out: figures of summary.json.
+"""Whether servers that are followed compute with the weights that were published. In: the rows of replicas. Out: figures of summary.json.
 
 Waits for: the store and the servers, each of which makes no tokens while it is asked. The version is fetched and decoded anew, so a
 fault in the file that the server was given would be found too.
@@ -7,15 +7,17 @@ fault in the file that the server was given would be found too.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from contracts.engines import EngineReplica, read_replicas
+from engines.following.driver import WeightDifference
+from engines.following.host_copy import HostCopy
+from engines.registry import FOLLOWED, followed_of
 from runtime.engine_key import authorization, engine_key
 from runtime.settings import Settings
-from services.following.host_copy import HostCopy
-from weights.engines.vllm import VllmServer, WeightDifference
 from weights.replica.replica import Replica
 from weights.stores.opening import open_weight_store
 
@@ -23,23 +25,23 @@ _CALL_SECONDS = 120.0
 
 
 def compare_engines(settings: Settings) -> dict[str, Any]:
-    """`weights_exact`, and `weights` with what was compared of each server; empty without a vLLM server.
+    """`weights_exact`, and `weights` with what was compared of each server; empty without such a server.
 
     Raises:
         Unavailable: a server or the store is away.
     """
     database = settings.database()
     with database.snapshot() as connection:
-        rows = [row for row in read_replicas(connection, settings.policy) if row.kind == "vllm"]
+        rows = [row for row in read_replicas(connection, settings.policy) if row.kind in FOLLOWED]
     database.close()
     if not rows:
         return {}
     serving = [row for row in rows if row.is_fresh(time.time()) and row.status == "serving"]
-    folder = settings.home / "vllm" / "compared"
+    folder = settings.home / "compared"
     folder.mkdir(parents=True, exist_ok=True)
     copy = HostCopy(Replica(folder / "replica", open_weight_store(settings), settings.policy), settings.run)
     try:
-        found = {row.name: _compare(settings, row, copy) for row in serving}
+        found = {row.name: _compare(settings, row, copy, folder) for row in serving}
     finally:
         copy.close()
     differences = [difference for versions in found.values() for difference in versions.values()]
@@ -54,12 +56,11 @@ def compare_engines(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _compare(settings: Settings, row: EngineReplica, copy: HostCopy) -> dict[int, WeightDifference]:
+def _compare(settings: Settings, row: EngineReplica, copy: HostCopy, folder: Path) -> dict[int, WeightDifference]:
     with httpx.Client(
         base_url=row.url, headers=authorization(engine_key(settings.home)), timeout=_CALL_SECONDS
     ) as client:
-        driver = VllmServer(client)
-        folder = settings.home / "vllm" / "compared"
+        driver = followed_of(row.kind).drive(client)
         return {
             version: driver.compare(copy.file_of(version, None, settings.run, folder))
             for version in set(row.slots.values())

@@ -40,10 +40,8 @@ SetOption = Annotated[
     ),
 ]
 LearningRateOption = Annotated[float | None, typer.Option("--learning-rate", help="Learning rate of the trainer.")]
-EngineOption = Annotated[
-    str, typer.Option("--engine", help="millrace; vllm: servers in vLLM's own environment; sglang, with --engine-url.")
-]
-VllmPythonOption = Annotated[
+EngineOption = Annotated[str, typer.Option("--engine", help="millrace; vllm: servers in vLLM's own environment.")]
+EnginePythonOption = Annotated[
     Path | None, typer.Option("--vllm-python", help="Interpreter of vLLM's environment. Default: that of `make vllm`.")
 ]
 EnginesOption = Annotated[
@@ -52,19 +50,17 @@ EnginesOption = Annotated[
 ]
 EngineUrlsOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--engine-url", help="A server of vLLM or SGLang that runs already, http://host:port; may be repeated."
-    ),
+    typer.Option("--engine-url", help="A server of vLLM that runs already, http://host:port; may be repeated."),
 ]
-VllmReplicasOption = Annotated[
+EngineServersOption = Annotated[
     int, typer.Option("--vllm-replicas", min=1, help="vLLM servers: the first serves live, the second candidate.")
 ]
 SlotsOption = Annotated[
     str | None,
     typer.Option(
         "--slots",
-        help="Arms that engines hold, of live, candidate, learning, canary and holdout, with commas: one for each server of vLLM or "
-        "SGLang; else those of each of our replicas. Default: live,candidate; kept from earlier starts.",
+        help="Arms that engines hold, of live, candidate, learning, canary and holdout, with commas: one for each server of vLLM; "
+        "else those of each of our replicas. Default: live,candidate; kept from earlier starts.",
     ),
 ]
 

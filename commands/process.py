@@ -21,6 +21,7 @@ import typer
 from commands.options import DEFAULT_HOME, HomeOption
 from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, LogRefused, PositionLost, Unavailable
+from engines.registry import FOLLOWED, check_section_names, followed_of
 from runtime import schema
 from runtime.clocks import ClockWatch
 from runtime.disks import watch_disks
@@ -29,7 +30,8 @@ from runtime.log.loss_detection import require_same_log
 from runtime.logs import set_up_logs
 from runtime.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Check, Operations
 from runtime.passwords import check_passwords
-from runtime.settings import load_settings
+from runtime.settings import load_settings, read_home_settings
+from runtime.settings_file import settings_file
 
 _SERVERS = {
     "engine",
@@ -39,7 +41,7 @@ _SERVERS = {
     "dashboard",
 }  # these handle the signals themselves, see services/serving.py
 # One turn of these takes a training step, gives a candidate all sentinels, or waits for judges and sandboxes.
-_LONG_WORKERS = {"training", "release", "rewards", "vllm", "sglang"}
+_LONG_WORKERS = {"training", "release", "rewards", *FOLLOWED}
 _LONGEST_END_SECONDS = 30.0
 # These append to the log or read on in it, so it must be the database's own log. The engine does neither; the dashboard shows it;
 # release may skip records, see `runtime/worker.py`.
@@ -47,8 +49,6 @@ _ON_THE_LOG = {"web", "inference", "feedback", "episodes", "rewards", "training"
 log = structlog.get_logger()
 PROCESSES = {
     "engine": "services.engine.__main__",
-    "vllm": "services.vllm.__main__",
-    "sglang": "services.sglang.__main__",
     "web": "services.web",
     "inference": "services.inference.__main__",
     "feedback": "services.feedback.__main__",
@@ -70,7 +70,7 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
     """Import only this process, and run it until SIGTERM, SIGINT or the end of its supervisor.
 
     Args:
-        name: a key of `PROCESSES`.
+        name: a key of `PROCESSES`, or one of `FOLLOWED`.
         home: the home folder.
         supervised: end when standard input closes.
         options: further arguments of its `main`.
@@ -83,8 +83,9 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
     if supervised:
         threading.Thread(target=_follow_supervisor, daemon=True).start()
     try:
-        module = importlib.import_module(PROCESSES[name])
+        module = importlib.import_module(PROCESSES.get(name) or followed_of(name).process)
         check_passwords(load_settings(home), os.environ)
+        check_section_names(read_home_settings(home) or (), str(settings_file(home)))
         check_release(home)
         if name in _ON_THE_LOG:
             _check_log(home, may_wait=name in _SERVERS)

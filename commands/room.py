@@ -90,7 +90,7 @@ def shortage(
         report: on the policy.
         device: cpu, cuda or cuda:N: of engines and trainer.
         room: what there is.
-        num_engines: how many of our engines run here; vLLM's and SGLang's servers are not counted.
+        num_engines: how many of our engines run here; vLLM's servers are not counted.
         num_slots: of each engine.
     """
     need, weights = memory_need(report, device), report.num_weights

@@ -8,10 +8,12 @@ from types import MappingProxyType
 
 from commands.findings import Finding
 from contracts.errors import InvalidSettings
+from engines.registry import check_section_names
 from pipelines.release.settings import ReleaseSettings
 from pipelines.release.webhooks.settings import WebhookSettings
 from pipelines.training.settings import TrainingSettings
-from runtime.settings import Section, load_section
+from runtime.settings import Section, load_section, read_home_settings
+from runtime.settings_file import settings_file
 from runtime.train_settings import TrainSettings
 from services.engine.settings import EngineSettings
 
@@ -28,6 +30,7 @@ KINDS: Mapping[str, type[Section]] = MappingProxyType(
 
 def check_sections(home: Path) -> None:
     """Raises InvalidSettings for the first mistake; it names file, section and field."""
+    check_section_names(read_home_settings(home) or (), str(settings_file(home)))
     for name, kind in KINDS.items():
         load_section(home, name, kind)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from contracts.errors import InvalidSettings
+from engines.registry import FOLLOWED
 from runtime.listening import LISTEN_FD, REPLICA
 from runtime.metrics import CHILD_ENDS
 from runtime.operations import OPERATIONS_FD, Operations, step_done
@@ -39,15 +40,12 @@ _ENDS = (
     "web",
     "inference",
     "engine",
-    "vllm",
-    "sglang",
+    *FOLLOWED,
 )
 _CLIENTS_OF = {
     "web": ("release",),
     "inference": ("release",),
-    "engine": ("web", "inference"),
-    "vllm": ("web", "inference"),
-    "sglang": ("web", "inference"),
+    **dict.fromkeys(("engine", *FOLLOWED), ("web", "inference")),
 }
 _OWN_NAME = "supervisor"
 WRONG_SETTINGS = 2

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from commands import options
-from commands.engines import OWN, EngineChoice, check_given, choose_engine
+from commands.engines import OWN, EngineChoice, check_announced, check_given, choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
 from commands.link import dashboard_link
@@ -60,8 +60,8 @@ def up(
     weights: options.WeightsOption = None,
     chosen: options.SetOption = None,
     engine: options.EngineOption = "millrace",
-    vllm_python: options.VllmPythonOption = None,
-    vllm_replicas: options.VllmReplicasOption = 2,
+    engine_python: options.EnginePythonOption = None,
+    engine_servers: options.EngineServersOption = 2,
     engines: options.EnginesOption = None,
     engine_url: options.EngineUrlsOption = None,
     slots: options.SlotsOption = None,
@@ -69,7 +69,7 @@ def up(
     """Start Millrace with your own policy and tasks. Ctrl-C ends it; the home folder keeps everything."""
     servers = Servers(kafka, database, redis, weights)
     with until_interrupted(), claimed(home):
-        engines_chosen = choose_engine(engine, vllm_python, vllm_replicas, engines, engine_url or (), slots=slots)
+        engines_chosen = choose_engine(engine, engine_python, engine_servers, engines, engine_url or (), slots=slots)
         folder = resolve_policy(policy)
         sockets = listen(port, split=servers.is_shared, num_engines=engines_chosen.num_own)
         settings = new_settings(
@@ -98,6 +98,7 @@ def up(
         ready = prepare_home(settings, sections, fitting)
         check.remember()
         check_given(engines_chosen, ready.settings)
+        check_announced(ready.settings)
         for limit in engines_chosen.limits():
             console.print(f"[yellow]{limit}")
         with running(

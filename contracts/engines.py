@@ -19,7 +19,6 @@ from contracts.tables.statements import insert_new
 FRESH_SECONDS = 10.0
 """A row that was not renewed for so long describes a replica that is gone."""
 _GONE_SECONDS = 86_400.0
-EngineKind = Literal["millrace", "vllm", "sglang"]
 Ability = Literal["spans", "logprobs", "top_logprobs", "constraints", "penalties", "seed", "experts", "support"]
 """`spans`: it names the version of each token. `logprobs`: those of the distribution sampled from. `constraints`: grammars.
 `experts`: it records the experts of each token. `support`: it names enough of the likeliest tokens to tell which ones could be drawn."""
@@ -40,11 +39,12 @@ class EngineReplica(NamedTuple):
     name: str
     policy: str
     url: str
-    kind: EngineKind
+    kind: str
+    """As `engines.registry` names it."""
     region: str
     status: str
     """`serving`, or why it takes no requests: `starting`, `restarting`, `paused`, `ending`, `failed`.
-    Readers see `another_run` or `another_base` in the rows of replicas that they may not ask, see `fitting`."""
+    Readers see `another_run`, `another_base` or `unknown_kind` in the rows of replicas that they may not ask, see `engines.fitting`."""
     slots: Mapping[str, int | None]
     """Arm to the version that its slot holds; None while it loads."""
     abilities: frozenset[str]
@@ -68,12 +68,6 @@ class EngineReplica(NamedTuple):
     def is_fresh(self, now: float) -> bool:
         """True if it announced itself lately."""
         return now - self.seen_at <= FRESH_SECONDS
-
-    def misfit(self, run: str, base: str) -> Literal["another_run", "another_base"] | None:
-        """Why it may not answer requests of a home with this run and base; None if it may, or if that is not known."""
-        if self.run and run and self.run != run:
-            return "another_run"
-        return "another_base" if self.base and base and self.base != base else None
 
 
 def announce(connection: Connection, replica: EngineReplica, *, instead_of: str | None = None) -> bool:
@@ -115,12 +109,6 @@ def read_replica(connection: Connection, policy: str, name: str) -> EngineReplic
     mine = (engine_replica.c.policy == policy) & (engine_replica.c.name == name)
     row = connection.execute(select(engine_replica).where(mine).with_for_update()).mappings().first()
     return None if row is None else _replica_of(row)
-
-
-def fitting(replica: EngineReplica, run: str, base: str) -> EngineReplica:
-    """The replica as a home with this run and base may use it: another's serves nothing, and its status says so."""
-    misfit = replica.misfit(run, base)
-    return replica if misfit is None else replica._replace(status=misfit, slots={}, problems={})
 
 
 def _replica_of(row: RowMapping) -> EngineReplica:

@@ -1,1 +1,1 @@
-"""The model itself: loading, log-probs, writing weights in place, and the plug-in for vLLM."""
+"""The model itself: loading, log-probs and writing weights in place."""

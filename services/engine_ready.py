@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 import httpx
 
 from contracts.assignments import LIVE
-from contracts.engines import EngineReplica, fitting
+from contracts.engines import EngineReplica
 from contracts.errors import Unavailable
+from engines.fitting import fitting
+from engines.registry import OWN
 from runtime.base_policy import fingerprint
 from runtime.engine_key import authorization, engine_key
 from runtime.engine_rows import read_engines
@@ -17,7 +19,6 @@ from runtime.operations import Check
 from runtime.settings import Settings
 
 _ENGINE_SECONDS = 5.0
-_PATHS = {"millrace": "/state"}
 
 
 def engine_check(settings: Settings) -> Check:
@@ -39,7 +40,7 @@ def engine_check(settings: Settings) -> Check:
                 problems.append(f"the engine {row.name} is {row.status}")
                 continue
             try:
-                _ask(row.url, _PATHS.get(row.kind, "/health"), headers)
+                _ask(row.url, "/state" if row.kind == OWN else "/health", headers)
             except Unavailable as error:
                 problems.append(error.message)
             else:

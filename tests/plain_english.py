@@ -36,8 +36,8 @@ PATTERNS = (
 _HARD = re.compile("|".join(PATTERNS))
 _CODE_BLOCK = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 ROOTS = (
-    "README.md", "CONTRIBUTING.md", "docs", "commands", "contracts", "deploy", "examples", "migrations", "millrace.py", "pipelines",
-    "policy", "rewards", "runtime", "services", "weights", "benchmarks", "tests",
+    "README.md", "CONTRIBUTING.md", "docs", "commands", "contracts", "deploy", "engines", "examples", "migrations", "millrace.py",
+    "pipelines", "policy", "rewards", "runtime", "services", "weights", "benchmarks", "tests",
 )  # fmt: skip
 
 

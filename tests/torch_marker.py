@@ -1,6 +1,6 @@
 """Which test modules touch torch: found by what they import, so that no list is forgotten when a test is added.
 
-Only three places of the product may load torch (tests/unit/test_architecture.py); a test that imports one of them,
+Only four places of the product may load torch (tests/unit/test_architecture.py); a test that imports one of them,
 itself, through a helper or in a `conftest.py` above it, computes with torch. Tests that start processes do not count.
 """
 
@@ -11,7 +11,9 @@ from functools import cache
 from pathlib import Path
 
 _ROOT = Path(__file__).parent.parent
-_TORCH = re.compile(r"(torch|transformers|trl|accelerate|policy|services\.engine|pipelines\.training)(\.|$)")
+_TORCH = re.compile(
+    r"(torch|transformers|trl|accelerate|policy|engines\.vllm\.server|services\.engine|pipelines\.training)(\.|$)"
+)
 _IMPORT = re.compile(r"^\s*(?:from ([\w.]+) import ([\w, ]*)|import ([\w.]+))", re.MULTILINE)
 _HELPERS = ("tests", "benchmarks", "examples")
 

@@ -17,6 +17,7 @@ from blake3 import blake3
 from safetensors import SafetensorError, deserialize
 
 from contracts.errors import NotFound, WeightsRefused
+from contracts.files import open_plain, read_small
 from weights.files import write_durably
 
 SINGLE_FILE = "model.safetensors"
@@ -116,8 +117,8 @@ def shards_of(index: Path) -> tuple[list[Path], set[str]]:
         WeightsRefused: `not_safetensors`, or `truncated`: a shard is missing.
     """
     try:
-        shard_of = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        shard_of = msgspec.json.decode(read_small(index), type=_Index).weight_map
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise WeightsRefused("not_safetensors", f"{index} is not an index of shards: {error}") from error
     shards = sorted(set(shard_of.values()))
     for shard in shards:
@@ -155,9 +156,12 @@ _SHORT = ("header too small", "invalid header length", "file not fully covered")
 
 def _read_file(path: Path) -> Tensors:
     try:
-        items = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # its stub carries no types
+        with open_plain(path) as file:
+            items = deserialize(file.read())  # type: ignore[no-untyped-call]  # its stub carries no types
     except FileNotFoundError as error:
         raise NotFound(f"there is no weight file {path}", path=str(path)) from error
+    except OSError as error:
+        raise WeightsRefused("not_safetensors", f"{path} cannot be read: {error.strerror}") from error
     except SafetensorError as error:
         code = "truncated" if str(error).endswith(_SHORT) else "not_safetensors"
         raise WeightsRefused(code, f"{path} cannot be used: {error}; fetch it again") from error

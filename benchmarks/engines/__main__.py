@@ -24,6 +24,7 @@ from benchmarks.engines.world import POLICY, OneEngine
 from benchmarks.report import print_table, summarise, write_report
 from commands.engines import choose_engine
 from contracts.errors import InvalidSettings
+from engines.vllm.settings import VllmSettings
 from policy.load import load_model
 from tests.worlds.paths import BASE
 
@@ -37,8 +38,8 @@ console = Console(soft_wrap=True)
 def main(arguments: Sequence[str]) -> None:
     """Measure, print a table, and write benchmarks/results."""
     options = _parse(arguments)
-    chosen = choose_engine("vllm", options.vllm_python, 1).vllm
-    if chosen is None or chosen.python is None:
+    chosen = choose_engine("vllm", options.vllm_python, 1).servers
+    if not isinstance(chosen, VllmSettings) or chosen.python is None:
         raise InvalidSettings("--vllm-python is missing")
     found: dict[str, list[dict[str, Any]]] = {"millrace": [], "vllm": []}
     with tempfile.TemporaryDirectory() as folder:

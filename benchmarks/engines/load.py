@@ -12,8 +12,10 @@ import msgspec
 import numpy as np
 
 from contracts.sampling import Sampling
-from services.inference.engine.events import data_of, read_event
-from services.inference.engine.wire import PATH, EngineRequest, request_body
+from engines.own.wire import own_body
+from engines.token_route import PATH, read_event
+from engines.wire import EngineRequest
+from services.inference.engine.events import data_of
 
 _PROMPT_TOKENS, _VOCABULARY = 32, 700
 _TIMEOUT = 600.0
@@ -73,7 +75,7 @@ async def _answer(
         policy, prompt, Sampling(temperature=1.0, max_tokens=max_tokens, seed=number), f"b-{number}"
     )
     found = EngineSampled(prompt, [], [])
-    async with client.stream("POST", PATH, content=request_body(request), headers=_JSON) as stream:
+    async with client.stream("POST", PATH, content=own_body(request), headers=_JSON) as stream:
         stream.raise_for_status()
         async for line in stream.aiter_lines():
             data = data_of(line.encode()) if line and "[DONE]" not in line else None

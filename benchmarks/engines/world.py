@@ -21,11 +21,11 @@ from contracts.assignments import LIVE
 from contracts.engines import read_replicas
 from contracts.errors import Unavailable
 from contracts.tables import swap
+from engines.vllm.settings import VllmSettings
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from runtime.engine_key import authorization, engine_key
 from services.engine.settings import EngineSettings
-from services.vllm.settings import VllmSettings
 from tests.worlds.paths import BASE, EXAMPLE, ROOT
 from tests.worlds.versions import moved
 from weights.publish import publish_version

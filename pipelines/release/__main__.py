@@ -10,12 +10,13 @@ import httpx
 
 from contracts import assignments
 from contracts.assignments import CANARY, CANDIDATE
-from contracts.engines import EngineReplica, fitting
+from contracts.engines import EngineReplica
 from contracts.gating import Grade, MarkAnswer
 from contracts.records import Purpose
 from contracts.tasks import Task
 from contracts.tasks.gate import without_reference
 from contracts.tasks.loading import load_tasks
+from engines.fitting import fitting
 from pipelines.release.asking import SentinelClient
 from pipelines.release.companions import Companions
 from pipelines.release.gauges import ReleaseGauges

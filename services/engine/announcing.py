@@ -16,6 +16,7 @@ import structlog
 
 from contracts.engines import EngineReplica, LoadProblem
 from contracts.errors import InvalidSettings, NameTaken, Unavailable
+from engines.registry import OWN
 from runtime.listening import replica_number
 from runtime.settings import Settings
 from services.engine.engine import Engine
@@ -107,7 +108,7 @@ def describe(
         name=name,
         policy=engine.policy,
         url=url,
-        kind="millrace",
+        kind=OWN,
         region=region,
         status="ending" if is_ending else status,
         slots={slot: held.get(slot) for slot in slots},

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from contracts.answers.parts import NOTHING, CallPart, add_calls
 from contracts.records import FinishReason
 from contracts.sampling import Span
-from services.inference.engine.wire import Piece, RecordedExperts, SampledToken, System
+from engines.wire import Piece, RecordedExperts, SampledToken, System
 from services.inference.parts import AnswerParser
 
 

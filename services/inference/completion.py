@@ -18,9 +18,9 @@ from typing import Literal
 
 from contracts.errors import GrammarStuck, InvalidRequest, InvalidSchema, MillraceError, VersionNotResident
 from contracts.records import Generation
+from engines.wire import EngineRequest, Piece, together
 from services.inference.answer import Choice, Delta
 from services.inference.engine.pool import EnginePool
-from services.inference.engine.wire import EngineRequest, Piece, together
 from services.inference.parts import AnswerParser
 from services.inference.plan import RequestPlan
 from services.inference.recorder import Recorder, failure_of, generation_of

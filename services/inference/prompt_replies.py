@@ -11,9 +11,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from engines.wire import SampledToken
 from services.inference.answer import Choice, Delta
 from services.inference.completion import Completion
-from services.inference.engine.wire import SampledToken
 from services.inference.event_forms import DataEvents
 from services.inference.plan import RequestPlan
 from services.inference.replies import head, prompt_ids, token_ids, token_text, usage, usage_chunk

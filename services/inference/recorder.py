@@ -23,11 +23,11 @@ from contracts.records import Generation, GenerationBody, pack_floats, pack_ids,
 from contracts.sampling import ExpertShape, Sampling
 from contracts.support import pack_support
 from contracts.topics import GENERATIONS
+from engines.wire import RecordedExperts
 from runtime.log.outbox import message
 from runtime.metrics import CACHED_TOKENS, NOT_LOGGED, SAMPLED, TOKENS
 from runtime.metrics import GENERATIONS as GENERATIONS_ENDED
 from services.inference.answer import Choice
-from services.inference.engine.wire import RecordedExperts
 from services.inference.plan import RequestPlan
 
 PROMPT_TOKENS, COMPLETION_TOKENS = TOKENS.labels("prompt"), TOKENS.labels("completion")

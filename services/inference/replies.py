@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 from contracts.answers.parts import CallPart
 from contracts.errors import MillraceError
+from engines.wire import SampledToken
 from services.inference.answer import Choice, Delta
 from services.inference.completion import Completion
-from services.inference.engine.wire import SampledToken
 from services.inference.event_forms import DataEvents
 from services.inference.plan import RequestPlan
 

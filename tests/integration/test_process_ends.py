@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "reservations"
 # `web` is three of the others in one; these two follow servers that are not here.
-NAMES = sorted(set(PROCESSES) - {"web", "vllm", "sglang"})
+NAMES = sorted(set(PROCESSES) - {"web"})
 _START_SECONDS, _GRACE_SECONDS = 180.0, 45.0
 
 

@@ -99,7 +99,7 @@ def test_counters_of_alarms_are_born_at_zero() -> None:
 def test_every_count_that_the_code_names_is_born() -> None:
     """A new label value in the code needs its place among those that are born."""
     named = {name: series for series, (name, _) in counters().items() if name not in {*BORN_LATER, *OPEN}}
-    code = [path for folder in ("runtime", "services", "pipelines", "rewards") for path in folder_of(folder)]
+    code = [path for folder in ("engines", "runtime", "services", "pipelines", "rewards") for path in folder_of(folder)]
     for path in code:
         for name, value in re.findall(r'\b([A-Z_]+)\.labels\("(\w+)"\)', path.read_text()):
             if name in named:

@@ -15,7 +15,10 @@ from tests.unit.test_architecture import PACKAGES, ROOT
 
 _LOADED_BY_OTHERS = {
     # vLLM loads its worker extension by the dotted name on its command line.
-    "policy.vllm_engine": ("docs/engines.md", "--worker-extension-cls policy.vllm_engine.WorkerExtension"),
+    "engines.vllm.server.receiver": (
+        "docs/engines.md",
+        "--worker-extension-cls engines.vllm.server.receiver.WorkerExtension",
+    ),
 }
 """Module to the page that shows how it is loaded, and the words there."""
 

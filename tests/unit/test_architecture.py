@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import grimp
 import pytest
 
+from engines.registry import FOLLOWED, GONE
+
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = ("commands", "contracts", "pipelines", "policy", "rewards", "runtime", "services", "weights")
+PACKAGES = ("commands", "contracts", "engines", "pipelines", "policy", "rewards", "runtime", "services", "weights")
 _QUALIFIED = {"Config": "each verifier's module has one; its registry says `module.Config`"}
 """Public class names that several modules have on purpose, and why nobody mixes them up."""
 KITS = ("benchmarks", "tests/adversary", "tests/worlds")
@@ -21,7 +24,7 @@ LONGEST_FILE = 400
 # In one process, one after another: the first that loads torch is named.
 TORCH_FREE = (
     "millrace", "commands.process", "commands.up", "commands.demo", "services.web", "commands.episodes",
-    "commands.release", "rewards.__main__", "examples.reservations.users",
+    "commands.release", "engines.vllm.follow", "rewards.__main__", "examples.reservations.users",
 )  # fmt: skip
 
 
@@ -59,6 +62,45 @@ def test_sql_stays_in_contracts_runtime_repositories_and_queries() -> None:
             if isinstance(node, ast.Import) and any(n.name.startswith("sqlalchemy") for n in node.names):
                 offenders.append(str(path.relative_to(ROOT)))
     assert offenders == []
+
+
+def _names(path: Path) -> Iterator[str]:
+    """What a file of code calls things: its identifiers, and strings that are names of things. Text for users is neither."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        yield from re.findall(r"\w+", text)
+        return
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Constant(value=str(value)) if re.fullmatch(r"[\w.:/]+", value):
+                yield value
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.alias(name=name):
+                yield name
+            case ast.keyword(arg=str(name)) | ast.ImportFrom(module=str(name)):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case _:
+                pass
+
+
+def test_only_engines_names_a_kind_of_engine(tmp_path: Path) -> None:
+    kinds = re.compile("|".join([*FOLLOWED, *GONE]), re.IGNORECASE)
+
+    def named(paths: Iterable[Path]) -> list[str]:
+        return [f"{path}: {name}" for path in paths for name in _names(path) if kinds.search(name)]
+
+    outside = [path for path in sources() if not path.is_relative_to(ROOT / "engines")]
+    assert named([*outside, ROOT / "millrace.py", *(ROOT / "services" / "dashboard" / "static").glob("*.js")]) == []
+    code = (
+        '"""Text for users may say vLLM."""\nfrom engines.vllm.kind import KIND\n'
+        'def f(vllm_python, *, x="--vllm-python"):\n    return f"as vLLM says", x == "vllm"\n'
+    )
+    (tmp_path / "one.py").write_text(code)
+    (tmp_path / "two.js").write_text('const LIVE = ["engine", "vllm"]; // as an engine')
+    assert [text.rpartition(" ")[2] for text in named(sorted(tmp_path.iterdir()))] == [
+        "engines.vllm.kind", "vllm_python", "vllm", "vllm",
+    ]  # fmt: skip
 
 
 def test_no_file_is_longer_than_one_can_read() -> None:

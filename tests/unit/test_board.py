@@ -220,7 +220,7 @@ def test_the_manual_knows_how_long_the_log_keeps_things() -> None:
 def test_every_metric_is_set_somewhere() -> None:
     words = {
         word
-        for folder in ("commands", "runtime", "services", "pipelines", "rewards")
+        for folder in ("commands", "engines", "runtime", "services", "pipelines", "rewards")
         for path in (ROOT / folder).rglob("*.py")
         if path != ROOT / "runtime" / "metrics.py"
         for word in re.findall(r"\b[A-Z][A-Z0-9_]+\b", path.read_text())

@@ -35,7 +35,7 @@ TEMPLATES = "".join(path.read_text() for path in sorted((CHART / "templates").it
 SETS = sorted(path.stem for path in (CHART.parent / "values").glob("*.yaml"))
 RENDERED = Path(os.environ.get("MILLRACE_HELM", ROOT / ".helm")) / "rendered"
 COMPOSE: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-OURS = set(PROCESSES) - {"web", "vllm", "sglang"}
+OURS = set(PROCESSES) - {"web"}
 PORTS = {"inference": 8400, "engine": 8401, "feedback": 8402, "dashboard": 8403}
 
 

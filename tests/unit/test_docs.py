@@ -9,9 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-TOPS = (
-    "benchmarks|commands|contracts|deploy|examples|migrations|pipelines|policy|rewards|runtime|services|tests|weights"
-)
+TOPS = "benchmarks|commands|contracts|deploy|engines|examples|migrations|pipelines|policy|rewards|runtime|services|tests|weights"
 MOST_WORDS = 1500
 MOST_FILES = 5
 

@@ -45,8 +45,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 STANDS_ON = {"kafka", "postgres", "redis", "s3"}
 OBSERVERS = {"prometheus", "grafana"}
-# `vllm` and `sglang` run on the host of the servers that they follow. None of our images has those.
-OURS = set(process.PROCESSES) - {"web", "vllm", "sglang"}
+OURS = set(process.PROCESSES) - {"web"}
 HOME = "/var/lib/millrace"
 
 

@@ -16,7 +16,8 @@ from sqlalchemy import Connection
 
 from contracts import assignments, engines
 from contracts.assignments import CANARY, LEARNING, LIVE
-from contracts.engines import EngineReplica, fitting
+from contracts.engines import EngineReplica
+from engines.fitting import fitting
 from runtime.train_settings import TrainSettings
 
 

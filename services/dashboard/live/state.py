@@ -10,6 +10,7 @@ import msgspec
 from contracts.arms import DRAWN
 from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, TRAINING
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
+from engines.registry import FOLLOWED
 from services.dashboard.live.answers import Columns, answers_over_time
 from services.dashboard.live.freshness import Leg
 from services.dashboard.live.identities import Identities, Identity
@@ -34,6 +35,8 @@ class Stage(msgspec.Struct, frozen=True):
     name: str
     unit: str
     num_recent: int
+    processes: tuple[str, ...]
+    """Without any of these it is dead."""
 
 
 class Edge(msgspec.Struct, frozen=True):
@@ -147,13 +150,13 @@ def _stages(loop: LoopRows, traffic: Mapping[str, Traffic], now: float) -> list[
         return sum(1 for row in rows if row.at >= now - RATE_SECONDS and keep(row))
 
     return [
-        Stage("generations", "answers", traffic[GENERATIONS].num_recent),
-        Stage("signals", "signals", traffic[SIGNALS].num_recent),
-        Stage("episodes", "episodes", traffic[EPISODES].num_recent),
-        Stage("rewards", "scored", traffic[EXPERIENCES].num_recent),
-        Stage("training", "steps", recent(loop.steps)),
-        Stage("release", "verdicts", recent(loop.verdicts)),
-        Stage("live", "swaps", recent(loop.swaps, lambda row: row.arm == LIVE)),
+        Stage("generations", "answers", traffic[GENERATIONS].num_recent, ("web", "inference")),
+        Stage("signals", "signals", traffic[SIGNALS].num_recent, ("web", "feedback")),
+        Stage("episodes", "episodes", traffic[EPISODES].num_recent, ("episodes",)),
+        Stage("rewards", "scored", traffic[EXPERIENCES].num_recent, ("rewards",)),
+        Stage("training", "steps", recent(loop.steps), ("training",)),
+        Stage("release", "verdicts", recent(loop.verdicts), ("release",)),
+        Stage("live", "swaps", recent(loop.swaps, lambda row: row.arm == LIVE), ("engine", *FOLLOWED)),
     ]
 
 

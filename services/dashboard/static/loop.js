@@ -64,9 +64,8 @@ function drawEdge(edge, layout, wide, now) {
 }
 
 // A stage is dead if none of its processes is up.
-const PROCESSES = { generations: ["web", "inference"], signals: ["web", "feedback"], live: ["engine", "vllm", "sglang"] };
 function isDead(stage, processes) {
-  const mine = processes.filter((process) => (PROCESSES[stage.name] ?? [stage.name]).includes(process.process));
+  const mine = processes.filter((process) => stage.processes.includes(process.process));
   return mine.length > 0 && mine.every((process) => process.state !== "up");
 }
 

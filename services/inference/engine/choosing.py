@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from contracts.assignments import CANARY, HOLDOUT, SLOTS
 from contracts.engines import Ability, EngineReplica
+from engines.registry import kind_of
+from engines.wire import EngineRequest
 from services.inference.engine.members import Member
-from services.inference.engine.wire import EngineRequest
 
 _PINNED = re.compile(r".*@v([0-9]+)")
 _ONE_VERSION = (CANARY, HOLDOUT)
@@ -27,8 +28,8 @@ class ServingSlot(NamedTuple):
     """The slot of a replica that can answer a request."""
 
     version: int
-    model: str | None
-    """What the replica calls it; None for an engine with only one model."""
+    model: str
+    """What our engine calls it."""
 
 
 def needed(request: EngineRequest) -> dict[Ability, str]:
@@ -54,14 +55,13 @@ def slot_of(row: EngineReplica, request: EngineRequest) -> ServingSlot | None:
     named = version_named(request)
     if named is not None:
         if named in row.slots.values():
-            return ServingSlot(named, request.model if row.kind == "millrace" else None)
+            return ServingSlot(named, request.model)
         if not request.any_version:
             return None
     held = row.slots.get(request.arm)
     if held is None or (named is not None and request.arm in _ONE_VERSION):
         return None
-    model = request.model if named is None else f"{row.policy}@v{held}"
-    return ServingSlot(held, model if row.kind == "millrace" else None)
+    return ServingSlot(held, request.model if named is None else f"{row.policy}@v{held}")
 
 
 def _is_elsewhere(row: EngineReplica, request: EngineRequest) -> bool:
@@ -76,21 +76,6 @@ def version_named(request: EngineRequest) -> int | None:
     return int(found[1]) if found else None
 
 
-def can_continue(row: EngineReplica, request: EngineRequest) -> bool:
-    """Whether this kind of engine can go on in the middle of an answer.
-
-    vLLM and SGLang take the tokens so far for a part of the prompt: they would begin the grammar again and forget them in their
-    penalties. SGLang's repetition penalty, too, is over the answer alone.
-    """
-    sampling = request.sampling
-    return row.kind == "millrace" or not (
-        request.constraint is not None
-        or sampling.frequency_penalty
-        or sampling.presence_penalty
-        or (row.kind == "sglang" and sampling.repetition_penalty != 1.0)
-    )
-
-
 def choose(
     members: Iterable[Member], request: EngineRequest, region: str, last_version: int | None, *, is_continued: bool
 ) -> Member | None:
@@ -101,7 +86,7 @@ def choose(
         slot = slot_of(member.row, request)
         if slot is None or not abilities <= member.row.abilities:
             continue
-        if is_continued and not can_continue(member.row, request):
+        if is_continued and not kind_of(member.row.kind).wire.can_continue(request):
             continue
         rank = (
             _is_elsewhere(member.row, request),

@@ -11,13 +11,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 
 from contracts.errors import EngineFailed, EngineSilent, MillraceError, Unavailable
+from engines.wire import Piece, Wire
 from runtime.engine_key import authorization
 from services.inference.engine.events import Lines, data_of
 from services.inference.engine.http import Broken, Closed, Exchange, HttpClient, NoConnection, Silent
 from services.inference.engine.progress import Progress
 from services.inference.engine.state import Health, read_health, read_refusal
-from services.inference.engine.wire import Piece
-from services.inference.engine.wires import VLLM_WIRE, Wire
 
 _STATE_SECONDS = 2.0
 _REFUSAL_SECONDS, _REFUSAL_BYTES = 5.0, 2**16
@@ -54,7 +53,7 @@ class EngineConnection:
             exchange.abort()
 
     async def attempt(
-        self, progress: Progress, body: bytes, accept_seconds: float, wire: Wire = VLLM_WIRE
+        self, progress: Progress, body: bytes, accept_seconds: float, wire: Wire
     ) -> AsyncGenerator[Piece]:
         """One request to the engine, for an answer that may have tokens already.
 

@@ -14,6 +14,7 @@ from contracts.errors import (
     UnknownModel,
     VersionNotResident,
 )
+from engines.registry import OWN
 from services.inference.engine.connection import LostRequest
 from services.inference.engine.members import Member, Reason
 from services.inference.engine.state import RequestNotTaken
@@ -62,7 +63,7 @@ class RequestLosses:
             return False
         if not isinstance(self.error, LostRequest):
             return True
-        if member.row.kind == "millrace":
+        if member.row.kind == OWN:
             return member.reason is None  # it came back, and named its instance
         return not member.is_stale and member.row.seen_at > self.closed[member.name].seen_at + _RENEWED_SECONDS
 

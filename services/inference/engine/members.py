@@ -16,10 +16,11 @@ import structlog
 
 from contracts.engines import EngineReplica
 from contracts.errors import EngineFailed, Unavailable
+from engines.registry import OWN
+from engines.wire import System
 from runtime.metrics import ENGINE_OUT_OF_ROTATION
 from services.inference.engine.connection import EngineConnection
 from services.inference.engine.state import Health
-from services.inference.engine.wire import System
 
 Reason = Literal["unreachable", "not_serving", "lost", "silent", "unusable_answer", "wrong_version"]
 """Why a replica left the rotation: no connection; 503; it closed a connection; it accepted or sent nothing; an answer that breaks the
@@ -81,7 +82,7 @@ class Member:
 
     async def health(self) -> Health:
         """Its health as it says it itself; of another kind than ours, as its row does. Raises Unavailable, EngineFailed."""
-        return (await self.connection.state())[1] if self.row.kind == "millrace" else self.last_health
+        return (await self.connection.state())[1] if self.row.kind == OWN else self.last_health
 
     @property
     def serves(self) -> bool:
@@ -158,7 +159,7 @@ class Member:
         self._show(self._trouble())
 
     async def _is_well(self) -> bool:
-        if self.row.kind != "millrace":
+        if self.row.kind != OWN:
             return await self.connection.is_healthy()
         try:
             is_well, health = await self.connection.state()

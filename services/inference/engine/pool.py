@@ -33,6 +33,8 @@ from contracts.errors import (
     VersionNotResident,
 )
 from contracts.sampling import Span
+from engines.registry import kind_of
+from engines.wire import EngineRequest, Piece, new_spans
 from runtime.metrics import ENGINE_REQUESTS_MOVED
 from services.inference.engine.choosing import choose, needed, slot_of, version_named
 from services.inference.engine.connection import ASK_LATER, EngineConnection
@@ -48,8 +50,6 @@ from services.inference.engine.members import Member
 from services.inference.engine.progress import Progress
 from services.inference.engine.rows import ReplicaRows
 from services.inference.engine.state import Health
-from services.inference.engine.wire import EngineRequest, Piece, new_spans
-from services.inference.engine.wires import wire_of
 
 PATIENCE_SECONDS = 30.0
 MOST_LOSSES = 3
@@ -166,8 +166,8 @@ class EnginePool:
         return held
 
     async def _ask(self, member: Member, progress: Progress, turn: RequestLosses) -> AsyncGenerator[Piece]:
-        slot, wire = slot_of(member.row, progress.request), wire_of(member.row.kind)
-        progress.begin(wire.system(member.system, progress.request.sampling))
+        slot, wire = slot_of(member.row, progress.request), kind_of(member.row.kind).wire
+        progress.begin(member.system)
         is_alone = len(self._in_rotation()) < 2  # noqa: PLR2004 there must be another one
         # An engine that compiles a grammar first is not silent: else one schema would take all replicas out of rotation.
         is_patient = is_alone or progress.request.constraint is not None
@@ -175,7 +175,7 @@ class EnginePool:
         if "support" not in member.row.abilities:
             progress.request = progress.request._replace(with_support=False)
         request = progress.request.salted(slot.version if slot else None)
-        body = wire.body(request, progress.made, slot.model if slot else None)
+        body = wire.body(request._replace(model=slot.model) if slot else request, progress.made)
         with member.working():
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._keep_looking())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contracts.errors import EngineFailed
 from contracts.sampling import Span
-from services.inference.engine.wire import EngineRequest, Piece, System, new_spans
+from engines.wire import EngineRequest, Piece, System, new_spans
 
 
 class Progress:

@@ -13,8 +13,10 @@ from typing import get_args
 
 import structlog
 
-from contracts.engines import FRESH_SECONDS, Ability, EngineReplica, fitting
+from contracts.engines import FRESH_SECONDS, Ability, EngineReplica
 from contracts.errors import EngineFailed, Unavailable
+from engines.fitting import fitting
+from engines.registry import OWN
 from runtime.database import Database
 from runtime.engine_rows import read_engines
 from services.inference.engine.connection import EngineConnection
@@ -125,7 +127,7 @@ class FixedEngine:
 
     def __init__(self, url: str, policy: str, region: str, connection: EngineConnection) -> None:
         abilities = frozenset[Ability](get_args(Ability))
-        self._row = EngineReplica(url, policy, url, "millrace", region, "unreachable", {}, abilities, "", "", "", 0.0)
+        self._row = EngineReplica(url, policy, url, OWN, region, "unreachable", {}, abilities, "", "", "", 0.0)
         self._connection = connection
 
     async def row(self) -> EngineReplica:

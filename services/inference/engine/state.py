@@ -18,8 +18,8 @@ from contracts.errors import (
     Unsupported,
     VersionNotResident,
 )
-from services.inference.engine.events import UNREADABLE, EngineFault, shown
-from services.inference.engine.wire import System
+from engines.token_route import UNREADABLE, EngineFault, shown
+from engines.wire import System
 
 _CODES = (
     ContextLengthExceeded, UnknownModel, VersionNotResident, InvalidRequest, InvalidSchema, GrammarStuck, Unsupported,

@@ -20,9 +20,9 @@ import pytest
 
 from contracts.records import Generation, decode
 from contracts.topics import GENERATIONS
+from engines.vllm.launch import make_plug_in, serve_command, serve_environment
+from engines.vllm.settings import VllmSettings
 from runtime.settings import load_settings
-from services.vllm.command import make_plug_in, serve_command, serve_environment
-from services.vllm.settings import VllmSettings
 from tests.fakes import everything
 from tests.integration.vllm.world import POLICY, PRODUCT, ROOT, START_SECONDS, vllm_python
 

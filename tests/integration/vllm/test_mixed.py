@@ -11,9 +11,9 @@ import pytest
 from contracts.assignments import LIVE
 from contracts.records import Generation, decode
 from contracts.topics import GENERATIONS
+from engines.vllm.settings import VllmSettings
 from runtime.engine_key import ENGINE_KEY
 from runtime.settings import write_settings
-from services.vllm.settings import VllmSettings
 from tests.integration.vllm.world import START_SECONDS, vllm_python
 from tests.unit.services.serving import wait_until
 from tests.worlds.fleet import KEY, PATIENCE_SECONDS, POLICY, ReplicaFleet

@@ -24,18 +24,18 @@ import torch
 
 from contracts.errors import WeightsRefused
 from contracts.sampling import Sampling
+from engines.following.driver import VersionFile
+from engines.token_route import PATH, read_event, route_body
+from engines.vllm.deliver import VllmServer
+from engines.vllm.launch import make_plug_in, serve_command, serve_environment
+from engines.vllm.settings import VllmSettings
+from engines.wire import EngineRequest, Piece
 from policy.load import load_model
 from policy.weights import copy_tensors
-from services.inference.engine.events import read_event
-from services.inference.engine.wire import EngineRequest, Piece, request_body
-from services.vllm.command import make_plug_in, serve_command, serve_environment
-from services.vllm.settings import VllmSettings
 from tests.integration.vllm.world import START_SECONDS, vllm_python
 from tests.models import KINDS, build_model
 from tests.tolerances import network_tolerance
 from tests.worlds.versions import moved
-from weights.engines.held import VersionFile
-from weights.engines.vllm import VllmServer
 from weights.tensors import Tensors, read_safetensors, root_of, write_safetensors
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -97,7 +97,7 @@ def ask(driver: VllmServer) -> Piece:
     request = EngineRequest("tiny", PROMPT, Sampling(temperature=1.0, max_tokens=24, seed=3), f"r-{time.time()}")
     client = driver._server._client
     tokens, last = [], None
-    with client.stream("POST", "/inference/v1/generate", content=request_body(request)) as stream:
+    with client.stream("POST", PATH, json=route_body(request, ())) as stream:
         assert stream.status_code == 200, stream.read()
         for line in stream.iter_lines():
             if line.startswith("data: {"):

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from commands.engines import VLLM_PYTHON
 from commands.home import prepare_home
 from commands.up import make_settings
 from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.engines import EngineReplica, read_replicas
+from engines.vllm.launch import VLLM_PYTHON
+from engines.vllm.settings import VllmSettings
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from runtime.engine_key import authorization, engine_key
-from services.vllm.settings import VllmSettings
 from weights.codec.history import History
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store

@@ -228,3 +228,11 @@ def test_a_process_that_lacks_torch_names_the_image_that_has_it(tmp_path: Path) 
     assert ran.stderr == (
         "millrace: torch is not installed, and this command needs it: pip install 'millrace[torch]', or use the image millrace-torch\n"
     )
+
+
+def test_a_process_of_a_home_with_an_engine_that_left_says_so_and_is_not_started_again(settings: Settings) -> None:
+    path = write_settings(settings, {})
+    path.write_text(path.read_text() + '\n[sglang]\nurls = ["http://127.0.0.1:30000"]\n')
+    ran = process("episodes", "--home", str(settings.home))
+    assert ran.returncode == WRONG_SETTINGS
+    assert "[sglang]; SGLang is not supported any more" in ran.stdout

@@ -10,9 +10,9 @@ import torch
 from commands.engine_weights import compare_engines
 from commands.home import Home
 from contracts.engines import EngineReplica, announce
-from policy.vllm_engine import make_engine
-from tests.unit.policy.fake_vllm import PARTS, FakeModel, FakeVllm
-from tests.unit.policy.test_vllm_engine import FakeAbstract, as_floats, weights_of
+from engines.vllm.server.receiver import make_engine
+from tests.unit.engines.vllm.fake_vllm import PARTS, FakeModel, FakeVllm
+from tests.unit.engines.vllm.test_receiver import FakeAbstract, as_floats, weights_of
 from tests.unit.services.serving import serve
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store

@@ -7,17 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from sqlalchemy import update
 
-from commands.engine_rows import train_finding
-from commands.engines import check_given, choose_engine
+from commands.engine_rows import engine_findings, train_finding
+from commands.engines import check_announced, check_given, choose_engine
+from commands.home import Home
+from commands.sections import check_sections
 from commands.supervisor import replica_names
 from commands.up import listen
 from contracts.assignments import SLOTS
+from contracts.engines import EngineReplica, announce
 from contracts.errors import InvalidSettings
-from policy.vllm_engine import make_engine
-from runtime.settings import Settings
-from tests.unit.policy.fake_vllm import PARTS, FakeModel, FakeVllm
-from tests.unit.policy.test_vllm_engine import FakeAbstract
+from contracts.tables import engine_replica
+from engines.vllm.server.receiver import make_engine
+from runtime.settings import Settings, write_settings
+from tests.unit.engines.vllm.fake_vllm import PARTS, FakeModel, FakeVllm
+from tests.unit.engines.vllm.test_receiver import FakeAbstract
 from tests.unit.services.serving import serve
 
 PYTHON = Path(sys.executable)
@@ -35,16 +40,16 @@ def test_our_engine_alone_in_any_number() -> None:
 def test_vllm_alone_or_beside_ours() -> None:
     alone, mixed = choose_engine("vllm", PYTHON, 3), choose_engine("vllm", PYTHON, 1, 2)
     assert (alone.num_own, alone.workers) == (0, ("vllm",))
-    assert alone.vllm is not None
-    assert alone.vllm.slots == ("live", "candidate", "live")
+    assert alone.servers is not None
+    assert alone.servers.slots == ("live", "candidate", "live")
     assert (mixed.num_own, mixed.limits()) == (2, []), "ours has a candidate slot"
     assert choose_engine("vllm", PYTHON, 1).limits() != []
 
 
 def test_running_servers_are_followed() -> None:
     chosen = choose_engine("vllm", None, 2, urls=URLS)
-    assert chosen.vllm is not None
-    assert (chosen.vllm.urls, chosen.vllm.slots) == (URLS, ("live", "candidate", "live"))
+    assert chosen.servers is not None
+    assert (chosen.servers.urls, chosen.servers.slots) == (URLS, ("live", "candidate", "live"))
     assert chosen.num_own == 0
     assert choose_engine("millrace", None, 2, urls=URLS[:1]).num_own == 1, "beside ours"
 
@@ -57,16 +62,13 @@ def test_slots_are_named_on_the_command_line() -> None:
     assert choose_engine("millrace", None, 2).sections == {}, "a home keeps its slots"
 
     servers = choose_engine("vllm", PYTHON, 2, slots="live,live,canary,candidate,learning")
-    assert servers.vllm is not None
-    assert servers.vllm.slots == ("live", "live", "canary", "candidate", "learning")
-    followed = choose_engine("sglang", None, 2, None, URLS, slots="live,candidate,canary")
-    assert followed.sglang is not None
-    assert followed.sglang.slots == ("live", "candidate", "canary")
+    assert servers.servers is not None
+    assert servers.servers.slots == ("live", "live", "canary", "candidate", "learning")
     for kind, urls, slots, says in (
         ("millrace", (), "live,training", "--slots"),
         ("millrace", (), "live,live", "names an arm twice"),
         ("vllm", URLS[:2], "live,canary,candidate", "names 2 servers for 3 slots"),
-        ("sglang", URLS[:2], "live,blue", r"\[sglang\] slots"),
+        ("vllm", URLS[:2], "live,blue", r"\[vllm\] slots"),
     ):
         with pytest.raises(InvalidSettings, match=says):
             choose_engine(kind, None, 2, None, urls, slots=slots)
@@ -136,14 +138,40 @@ class TestGivenServers:
         check_given(choose_engine("vllm", PYTHON, 2), settings)
 
 
-def test_sglang_is_followed_and_never_started() -> None:
-    chosen = choose_engine("sglang", None, 2, None, URLS[:2])
-    assert (chosen.num_own, chosen.workers, list(chosen.sections)) == (0, ("sglang",), ["sglang"])
-    assert chosen.sglang is not None
-    assert chosen.sglang.slots == ("live", "candidate")
-    assert chosen.limits() == []
-    assert choose_engine("sglang", None, 2, None, URLS[:1]).limits() != []
-    with pytest.raises(InvalidSettings, match="needs --engine-url"):
-        choose_engine("sglang", None, 2)
-    with pytest.raises(InvalidSettings, match="millrace, vllm or sglang"):
+def test_an_engine_that_is_not_here_is_refused() -> None:
+    with pytest.raises(InvalidSettings, match=r"--engine is millrace or vllm, not 'tgi'$"):
         choose_engine("tgi", None, 2)
+    with pytest.raises(InvalidSettings, match="SGLang is not supported any more"):
+        choose_engine("sglang", None, 2, None, URLS)
+
+
+def test_a_home_with_an_engine_that_left_is_refused_by_name(home: Home) -> None:
+    path = write_settings(home.settings, {})
+    check_sections(home.settings.home)
+    path.write_text(path.read_text() + '\n[sglang]\nurls = ["http://127.0.0.1:30000"]\n')
+    with pytest.raises(
+        InvalidSettings, match=r"millrace.toml: \[sglang\]; SGLang is not supported.*serve on vLLM.*remove the section"
+    ):
+        check_sections(home.settings.home)
+
+
+def test_a_replica_of_an_engine_that_left_is_refused_by_name_while_it_announces_itself(home: Home) -> None:
+    row = EngineReplica(
+        "sglang-1", "booking", "http://127.0.0.1:30000", "sglang", "local", "serving", {"live": 0}, frozenset(), "1", "sglang", "bfloat16",
+        0.0, home.settings.run,
+    )  # fmt: skip
+    check_announced(home.settings)
+    database = home.settings.database()
+    with database.transaction() as connection:
+        announce(connection, row)
+    with pytest.raises(
+        InvalidSettings, match=r"sglang-1 at http://127.0.0.1:30000 announces itself as sglang.*SGLang is not"
+    ):
+        check_announced(home.settings)
+    (home.settings.home / "engine.key").write_text("k" * 43)
+    says = [finding.says for finding in engine_findings(home.settings) if finding.needed and not finding.good]
+    assert any("sglang-1" in text and "unknown_kind" in text and "SGLang is not supported" in text for text in says)
+    with database.transaction() as connection:
+        connection.execute(update(engine_replica).values(seen_at=1.0))
+    database.close()
+    check_announced(home.settings)

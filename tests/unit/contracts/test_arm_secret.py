@@ -39,7 +39,7 @@ def test_a_secret_that_was_deleted_is_an_error_that_says_what_to_do(database: Da
 
 
 def test_no_other_module_reads_the_table_so_that_nothing_shows_it() -> None:
-    folders = ("commands", "contracts", "pipelines", "rewards", "runtime", "services")
+    folders = ("commands", "contracts", "engines", "pipelines", "rewards", "runtime", "services")
     named = {
         str(path.relative_to(ROOT))
         for folder in folders

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from contracts.engines import EngineReplica, fitting, read_replica, read_replicas
+from contracts.engines import EngineReplica, read_replica, read_replicas
 from contracts.errors import NameTaken
 from contracts.tables import engine_replica
+from engines.fitting import fitting
 from runtime.base_policy import fingerprint
 from runtime.database import Database
 from runtime.days import migrate

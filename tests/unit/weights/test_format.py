@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ import safetensors
 from safetensors.numpy import load_file, save_file
 
 from contracts.errors import NotFound, Unavailable, WeightsRefused
+from contracts.files import MAX_BYTES
 from tests.each_case import each_case
 from tests.unit.weights.examples import bf16_policy, edge, same, tensor_of
 from tests.unit.weights.full_disk import full_disk
@@ -204,3 +206,15 @@ def test_the_files_are_marked_for_torch(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model.safetensors", bf16_policy())
     with safetensors.safe_open(tmp_path / "model.safetensors", framework="numpy") as file:
         assert file.metadata() == {"format": "pt"}
+
+
+def test_what_is_no_plain_file_or_too_large_an_index_is_refused_and_nothing_waits(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(WeightsRefused, match="no plain file") as refused:
+        read_safetensors(tmp_path / "pipe.safetensors")
+    assert refused.value.code == "not_safetensors"
+    with (tmp_path / "model.safetensors.index.json").open("wb") as index:
+        index.truncate(MAX_BYTES + 1)
+    with pytest.raises(WeightsRefused, match="more than 64 MiB") as refused:
+        read_safetensors(tmp_path)
+    assert refused.value.code == "not_safetensors"

@@ -12,9 +12,10 @@ from tokenizers import Tokenizer
 
 from contracts.errors import InvalidRequest
 from contracts.sampling import Sampling
+from engines.token_route import read_event
+from engines.vllm.wire import vllm_body
+from engines.wire import EngineRequest
 from policy.load import load_model
-from services.inference.engine.events import read_event
-from services.inference.engine.wire import EngineRequest, request_body
 from tests.integration.vllm.world import PRODUCT, VllmWorld
 from tests.tolerances import network_tolerance
 
@@ -141,12 +142,14 @@ def test_what_inference_sends_is_what_the_server_takes(world: VllmWorld) -> None
     pieces, made = [], 0
     with world.client() as client:
         headers = {"content-type": "application/json"}
-        with client.stream("POST", "/inference/v1/generate", content=request_body(request), headers=headers) as stream:
+        with client.stream("POST", "/inference/v1/generate", content=vllm_body(request), headers=headers) as stream:
             assert stream.status_code == 200, stream.read()
             for line in stream.iter_lines():
                 if line.startswith("data: {"):
-                    pieces.append(read_event(line[6:].encode(), 0, request.num_top))
-                    made += len(pieces[-1].tokens)
+                    piece = read_event(line[6:].encode(), 0, request.num_top)
+                    if piece.tokens or piece.finish_reason is not None:  # behind the last comes the usage
+                        pieces.append(piece)
+                    made += len(piece.tokens)
     assert made <= 12
     assert pieces[-1].finish_reason in {"stop", "length"}
     assert [(span.start, span.version) for piece in pieces for span in piece.spans] == [(0, 2)]
@@ -162,7 +165,7 @@ def test_the_prefixes_of_a_salt_are_its_own_and_told_behind_the_last_token(world
         sampling = Sampling(temperature=1.0, max_tokens=2)
         request = EngineRequest("reservations", prompt, sampling, "t-2", cache_scope=scope).salted(version)
         with world.client() as client:
-            body, headers = request_body(request, tells_usage=True), {"content-type": "application/json"}
+            body, headers = vllm_body(request), {"content-type": "application/json"}
             answer = client.post("/inference/v1/generate", content=body, headers=headers)
         assert answer.status_code == 200, answer.text
         lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]

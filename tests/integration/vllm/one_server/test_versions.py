@@ -14,11 +14,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from contracts.assignments import LIVE
+from engines.following.driver import VersionFile
+from engines.vllm.deliver import VllmServer
 from policy.load import load_model
 from tests.integration.vllm.world import NUM_VERSIONS, PRODUCT, Answer, VllmWorld, collect
 from tests.tolerances import network_tolerance
-from weights.engines.held import VersionFile
-from weights.engines.vllm import VllmServer
 from weights.tensors import Tensors, root_of, write_safetensors
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from contracts.engines import EngineReplica, LoadProblem, fitting
+from contracts.engines import EngineReplica, LoadProblem
 from contracts.errors import InvalidSettings, Unavailable, VersionNotResident
 from contracts.gating import Sentinel, SentinelFile
+from engines.fitting import fitting
 from pipelines.release.asking import LATE, REFUSED, BadVersion, NoLongerAssigned, SentinelAnswer, SentinelClient
 from tests.each_case import each_case
 

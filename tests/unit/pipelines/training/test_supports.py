@@ -13,6 +13,8 @@ import torch
 from contracts.records import Experience, pack_floats
 from contracts.sampling import Sampling
 from contracts.support import MOST_IDS, pack_support
+from engines.token_route import read_event
+from engines.wire import EngineRequest
 from pipelines.training.learning.batch import MicroBatch, TrainingLimits, micro_batches, refuse
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.packed import PackedBatch, packed_batches
@@ -24,8 +26,6 @@ from policy.packing import make_packable
 from policy.weights import tensors_of
 from services.engine.sampler import sample
 from services.engine.sequence import SamplingOptions, SequenceSampling
-from services.inference.engine.events import read_event
-from services.inference.engine.wire import EngineRequest
 from tests.unit.pipelines.training.builders import VOCABULARY, experience, segment, tiny_model
 
 LIMITS = TrainingLimits(max_length=64, vocabulary_size=VOCABULARY, policy="tiny")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from contracts.answers.parts import NOTHING, AnswerPart, CallPart
 from contracts.sampling import Span
+from engines.wire import Piece, SampledToken
 from services.inference.answer import Choice, Delta, StopFinder, merged
-from services.inference.engine.wire import Piece, SampledToken
 from services.inference.parts import Detokenizer, PlainParser
 from tests.unit.services.inference.world import END, make_tokenizer
 

@@ -6,8 +6,8 @@ import pytest
 
 from contracts.engines import EngineReplica
 from contracts.sampling import Sampling
+from engines.wire import EngineRequest
 from services.inference.engine.choosing import ServingSlot, slot_of
-from services.inference.engine.wire import EngineRequest
 
 ROW = EngineReplica("one", "demo", "http://h:1", "millrace", "eu", "serving", {}, frozenset(), "i", "e", "d", 0.0)
 

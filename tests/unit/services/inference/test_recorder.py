@@ -13,8 +13,8 @@ import pytest
 from contracts.event_log import Message
 from contracts.experts import experts_of, experts_problem
 from contracts.sampling import ExpertShape
+from engines.wire import RecordedExperts
 from runtime.log.local import LocalLog
-from services.inference.engine.wire import RecordedExperts
 from services.inference.recorder import Recorder, experts_of_answer
 from tests.fakes import a_generation, everything
 

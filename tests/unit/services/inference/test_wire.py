@@ -14,9 +14,13 @@ import pytest
 from contracts.cache_salts import scope_of
 from contracts.errors import EngineFailed, InvalidRequest
 from contracts.sampling import ExpertShape, Sampling, Span
-from services.inference.engine.events import Lines, read_event
+from engines.own.wire import own_body
+from engines.registry import KINDS, kind_of
+from engines.token_route import read_event
+from engines.vllm.wire import vllm_body
+from engines.wire import EngineRequest, Piece, System
+from services.inference.engine.events import Lines
 from services.inference.engine.progress import Progress
-from services.inference.engine.wire import EngineRequest, Piece, System, request_body
 
 SAMPLING = Sampling(temperature=0.7, max_tokens=8)
 REQUEST = EngineRequest("demo", [1, 2], SAMPLING, "one:0")
@@ -36,7 +40,7 @@ def versions(*spans: tuple[str, int, int]) -> list[dict[str, Any]]:
     return [{"version": version, "start": start, "end": end} for version, start, end in spans]
 
 
-def test_every_sampling_option_is_sent_as_vllm_reads_it() -> None:
+def test_every_sampling_option_is_sent() -> None:
     sampling = Sampling(
         temperature=0.0, top_p=0.9, top_k=5, min_p=0.1, max_tokens=8, seed=7, repetition_penalty=1.1, frequency_penalty=0.2,
         presence_penalty=0.3, logit_bias={4: -100.0},
@@ -44,7 +48,7 @@ def test_every_sampling_option_is_sent_as_vllm_reads_it() -> None:
     schema = {"json": {"type": "object"}}
     request = EngineRequest("demo@v3", [1, 2], sampling, "one:0", background=True, constraint=schema, num_top=3)
 
-    body = json.loads(request_body(request, [9]))
+    body = json.loads(own_body(request, [9]))
 
     assert body == {
         "request_id": "one:0", "model": "demo@v3", "token_ids": [1, 2, 9], "stream": True, "priority": 1, "num_made": 1,
@@ -54,10 +58,31 @@ def test_every_sampling_option_is_sent_as_vllm_reads_it() -> None:
             "logprobs": 4,
         },
     }  # fmt: skip
+    upstream = json.loads(vllm_body(request, [9]))
+    assert {name: body[name] for name in body.keys() - {"model", "num_made"}} | {
+        "stream_options": {"include_usage": True}
+    } == upstream
+
+
+def test_our_engine_is_told_the_arm_whose_slot_is_meant() -> None:
+    request = REQUEST._replace(arm="canary", model="demo@v4")
+    assert (json.loads(own_body(request))["arm"], json.loads(own_body(request))["model"]) == ("canary", "demo@v4")
+    assert "arm" not in json.loads(own_body(request._replace(arm="live")))
+
+
+def test_vllm_cannot_go_on_where_a_grammar_or_a_penalty_counts_what_was_made() -> None:
+    can = {name: kind_of(name).wire.can_continue for name in KINDS}
+    for request in (
+        REQUEST._replace(constraint={"json": {}}),
+        REQUEST._replace(sampling=msgspec.structs.replace(SAMPLING, frequency_penalty=0.5)),
+        REQUEST._replace(sampling=msgspec.structs.replace(SAMPLING, presence_penalty=0.5)),
+    ):
+        assert (can["millrace"](request), can["vllm"](request)) == (True, False)
+    assert can["vllm"](REQUEST._replace(sampling=msgspec.structs.replace(SAMPLING, repetition_penalty=1.5)))
 
 
 def test_a_salt_parts_scopes_versions_and_policies_and_says_none_of_them() -> None:
-    assert "cache_salt" not in json.loads(request_body(REQUEST.salted(3)))
+    assert "cache_salt" not in json.loads(own_body(REQUEST.salted(3)))
     request = REQUEST._replace(cache_scope="app/user@acme")
     salts = [
         request.salted(3).cache_salt,
@@ -72,7 +97,7 @@ def test_a_salt_parts_scopes_versions_and_policies_and_says_none_of_them() -> No
     scopes = [scope_of(salt) for salt in salts if salt is not None]
     assert len(set(scopes)) == 3, "an engine sees which are of one scope, whatever the version"
     assert len(set(scopes[:3])) == 1
-    body = json.loads(request_body(request.salted(3), tells_usage=True))
+    body = json.loads(vllm_body(request.salted(3)))
     assert (body["cache_salt"], body["stream_options"]) == (salts[0], {"include_usage": True})
 
 
@@ -99,7 +124,7 @@ def test_a_support_is_the_tokens_with_a_probability() -> None:
         content = [{"token_id": 5, "logprob": -0.5, "top_logprobs": top}]
         return event(5, logprobs={"content": content})
 
-    assert json.loads(request_body(REQUEST._replace(with_support=True, num_top=2)))["sampling_params"]["logprobs"] == 65
+    assert json.loads(own_body(REQUEST._replace(with_support=True, num_top=2)))["sampling_params"]["logprobs"] == 65
     [token] = read_event(told(-0.5, -1.0, -9999.0), 0, 1, with_support=True).tokens
     assert (token.support, token.top) == ((5, 6), ((5, -0.5),))
     assert read_event(told(*[-4.0] * 64), 0, with_support=True).tokens[0].support == tuple(range(5, 69))
@@ -108,7 +133,7 @@ def test_a_support_is_the_tokens_with_a_probability() -> None:
 
 
 def test_what_is_off_is_left_out_except_what_a_model_may_have_a_default_for() -> None:
-    body = json.loads(request_body(REQUEST))
+    body = json.loads(own_body(REQUEST))
 
     assert body["sampling_params"] == {
         "temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 8, "logprobs": 0,

@@ -1,0 +1,149 @@
+"""The main loop of a process that follows servers: a thread per server, and their rows every second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import structlog
+
+from contracts.assignments import MOVED
+from contracts.engines import EngineReplica
+from contracts.errors import Unavailable
+from contracts.faults import no_fault
+from engines.following.driver import EngineDriver
+from engines.following.follower import ManagedServer, SlotFollower
+from engines.following.host_copy import HostCopy
+from engines.following.joining import check_server
+from engines.following.repository import FollowingRepository
+from runtime.base_policy import fingerprint
+from runtime.engine_key import authorization, engine_key
+from runtime.engine_rows import EngineRows
+from runtime.operations import step_done
+from runtime.settings import Settings
+from runtime.weight_metrics import WeightStoreMetrics
+from weights.replica.replica import Replica
+from weights.replica.slots import Slots
+from weights.stores.opening import open_weight_store
+from weights.warm_up import warm_up
+
+_ANNOUNCE_SECONDS = 1.0
+_POLL_SECONDS = 0.25
+_CALL_SECONDS = 300.0
+_END_SECONDS = 3.0
+_log = structlog.get_logger(__name__)
+
+
+class Host(NamedTuple):
+    """What the servers of this host share."""
+
+    settings: Settings
+    folder: Path
+    copy: HostCopy
+    repository: FollowingRepository
+    rows: EngineRows
+
+    @classmethod
+    def of(cls, settings: Settings, name: str, weights: str | None = None) -> Host:
+        """A host whose process has this name. `weights`: where versions are read, if not in the home's store."""
+        warm_up()
+        folder, database, policy = settings.home / name, settings.database(), settings.policy
+        store = open_weight_store(
+            settings,
+            measures=WeightStoreMetrics(),
+            read_from=weights,
+            held=lambda: {slot.version for slot in Slots(folder / "replica", policy, no_fault).held()},
+        )
+        copy = HostCopy(Replica(folder / "replica", store, policy), settings.run)
+        return cls(settings, folder, copy, FollowingRepository(database, policy), EngineRows(database, policy))
+
+    def follower(
+        self,
+        *,
+        kind: str,
+        name: str,
+        slot: str,
+        region: str,
+        server: ManagedServer,
+        drive: Callable[[httpx.Client], EngineDriver],
+    ) -> SlotFollower:
+        """A follower of one server. `drive` makes a driver from a client with the server's URL and key."""
+        settings, key = self.settings, engine_key(self.settings.home)
+        row = EngineReplica(
+            name=name, policy=settings.policy, url="", kind=kind, region=region, status="starting", slots={slot: None},
+            abilities=frozenset(), instance="", engine=kind, dtype="", seen_at=0.0, run=settings.run,
+            base=fingerprint(settings.base),
+        )  # fmt: skip
+
+        def connect(url: str) -> EngineDriver:
+            # vLLM resets a connection on which it answered 500, so none is used again.
+            limits = httpx.Limits(max_keepalive_connections=0)
+            return drive(httpx.Client(base_url=url, headers=authorization(key), timeout=_CALL_SECONDS, limits=limits))
+
+        own = self.folder / name
+        own.mkdir(parents=True, exist_ok=True)
+        return SlotFollower(
+            row, server=server, connect=connect, check=lambda facts, url: check_server(facts, Path(settings.base), url),
+            files=self.copy, folder=own, swaps=self.repository, assigned=self.repository.assigned,
+        )  # fmt: skip
+
+
+def follow(host: Host, followers: Sequence[SlotFollower], stop: threading.Event) -> None:
+    """Follow until `stop` is set; then end the servers.
+
+    Raises:
+        NameTaken: another replica has the name of one of these.
+        Unavailable: a thread died.
+    """
+    awake = [threading.Event() for _ in followers]
+    bell = host.settings.replica_links().bell
+
+    def wake() -> None:
+        for event in awake:
+            event.set()
+
+    bell.listen(MOVED, wake)
+    threads = [
+        threading.Thread(target=_steps, args=(follower, event, stop), name=follower.row.name, daemon=True)
+        for follower, event in zip(followers, awake, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    while not stop.wait(_ANNOUNCE_SECONDS) and all(thread.is_alive() for thread in threads):
+        for follower in followers:
+            follower.server.renew()
+            if follower.row.url:
+                _try(lambda: host.rows.announce(follower.row))  # noqa: B023 called at once
+        step_done()
+    died = not stop.is_set()
+    stop.set()
+    bell.close()
+    wake()
+    for follower, thread in zip(followers, threads, strict=True):
+        _try(lambda: host.rows.withdraw(follower.row.name))  # noqa: B023 called at once
+        thread.join(_END_SECONDS)
+    if not died:
+        with ThreadPoolExecutor() as ending:  # each takes seconds, and a supervisor does not wait long
+            list(ending.map(lambda follower: follower.server.end(), followers))
+    host.copy.close()
+    if died:
+        raise Unavailable("a thread that follows a server ended; see the log")
+
+
+def _steps(follower: SlotFollower, awake: threading.Event, stop: threading.Event) -> None:
+    while not stop.is_set():
+        follower.step(time.monotonic())
+        awake.wait(_POLL_SECONDS)
+        awake.clear()
+
+
+def _try(do: Callable[[], None]) -> None:
+    try:
+        do()
+    except Unavailable as error:
+        _log.warning("row_not_written", error=error.message)

@@ -1,0 +1,1 @@
+"""Our own engine, as the rest sees it; the process itself is `services/engine`."""

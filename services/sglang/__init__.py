@@ -1,1 +1,0 @@
-"""Brings SGLang servers that somebody else runs to the versions that their slots are assigned; torch-free."""
