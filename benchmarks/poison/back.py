@@ -33,12 +33,12 @@ import structlog
 from benchmarks.paths import BASE, EXAMPLE
 from benchmarks.report import end_with, print_table, summarise
 from benchmarks.virtual_demo.engine import VirtualEngine
-from commands.demo import DEMO_TRAINING
 from commands.home import prepare_home
 from commands.up import make_settings
 from contracts.records import Experience, pack_floats
 from contracts.sampling import Sampling
 from contracts.topics import EXPERIENCES
+from examples.demo.command import DEMO_TRAINING
 from examples.reservations.sentences import requests
 from pipelines.training.checkpoints.bundle_replay import replay_bundle
 from pipelines.training.process import background_threads, make_trainer

@@ -20,10 +20,10 @@ from typing import Any
 from sqlalchemy import func, select
 
 from benchmarks.report import end_with, print_table
-from commands.demo import DEMO_SLOTS, RESERVATIONS, DemoOptions, run_demo
 from commands.engines import OWN
 from contracts.errors import MillraceError
 from contracts.tables import generation, verdict
+from examples.demo.command import DEMO_SLOTS, RESERVATIONS, DemoOptions, run_demo
 from runtime.settings import load_settings, make_section
 from services.engine.settings import EngineSettings
 

@@ -29,13 +29,13 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from benchmarks.report import end_with, print_table
 from benchmarks.versions import moved
-from commands.demo import PRODUCT
 from commands.home import Home, claimed, prepare_home
 from commands.up import listen, new_settings, running
 from contracts import assignments, revocations
 from contracts.assignments import CANARY, CANDIDATE, LIVE, MOVED, SLOTS
 from contracts.errors import MillraceError
 from contracts.tables import generation, train
+from examples.demo.command import PRODUCT
 from examples.reservations.evaluate import evaluate
 from examples.reservations.fitting import fit, padded, save
 from examples.reservations.sentences import requests

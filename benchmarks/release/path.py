@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.report import end_with, percentile, print_table
-from commands.demo import DEMO_TRAIN
+from examples.demo.command import DEMO_TRAIN
 from pipelines.release.train.answers import AnswerRow, Answers, TaskRule
 from pipelines.release.train.assess import Standing, assess
 from pipelines.release.train.ratio import expected_share

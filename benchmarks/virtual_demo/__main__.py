@@ -21,10 +21,10 @@ import torch
 
 from benchmarks.report import end_with, print_table, summarise
 from benchmarks.virtual_demo.engine import SampledAnswer, VirtualEngine, load_base
-from commands.demo import DEMO_TRAINING, NUM_USERS, NUM_VISITS
-from commands.demo_curves import LAST_SHARE
 from contracts.records import Experience
 from contracts.sampling import Sampling
+from examples.demo.command import DEMO_TRAINING, NUM_USERS, NUM_VISITS
+from examples.demo.curves import LAST_SHARE
 from examples.reservations.sentences import Request, requests
 from examples.reservations.users import SILENT, SPAMMER
 from pipelines.training.learning.learner import Learner

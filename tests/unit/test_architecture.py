@@ -18,7 +18,7 @@ _QUALIFIED = {"Config": "each verifier's module has one; its registry says `modu
 LONGEST_FILE = 400
 # In one process, one after another: the first that loads torch is named.
 TORCH_FREE = (
-    "millrace", "commands.process", "commands.up", "commands.demo", "services.web", "commands.episodes",
+    "millrace", "commands.process", "commands.up", "examples.demo.command", "services.web", "commands.episodes",
     "commands.release", "rewards.__main__", "examples.reservations.users",
 )  # fmt: skip
 

@@ -17,10 +17,6 @@ from rich.console import Console
 
 from commands import queries
 from commands.audit import Audit, audit, read_clients
-from commands.demo_machine import MachineUse
-from commands.demo_pace import DemoLoad, PaceMaker
-from commands.demo_product import DemoProduct
-from commands.demo_summary import LONGEST_SECONDS, DemoRun
 from commands.home import Home
 from commands.supervisor import Supervisor
 from contracts import assignments
@@ -28,6 +24,10 @@ from contracts.assignments import LIVE
 from contracts.errors import MillraceError
 from contracts.ledger import PENDING, generation_counts, signal_counts, trained_versions
 from contracts.tasks.loading import load_tasks
+from examples.demo.machine import MachineUse
+from examples.demo.pace import DemoLoad, PaceMaker
+from examples.demo.product import DemoProduct
+from examples.demo.summary import LONGEST_SECONDS, DemoRun
 from examples.pace import write_pace
 from runtime.database import Database
 from weights.stores.opening import open_weight_store
@@ -40,7 +40,7 @@ _REPORT_SECONDS = 5.0
 _LATE_SECONDS = 8.0
 """From the end of a sample's window to the moment at which the trainer may have it, on a machine that keeps up."""
 _RECENT_SIGNALS = 100
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parent.parent.parent
 
 
 class DemoLoop:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from commands.demo_curves import BIN_SECONDS, Bin
 from contracts.intervals import share_interval
+from examples.demo.curves import BIN_SECONDS, Bin
 
 _GAIN_POINTS = 0.02
 """A version that the gate finds this much better than all before it is a gain for users."""
