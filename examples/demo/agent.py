@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import Connection
 
-from commands import queries
 from commands.engines import choose_engine
 from commands.options import DeviceOption
 from contracts.turns import count_rows
+from examples.demo import queries
 from examples.demo.command import (
     PRODUCT,
     DemoHomeOption,

@@ -18,7 +18,6 @@ import typer
 from rich.console import Console
 
 from commands.audit import Audit
-from commands.engine_weights import compare_engines
 from commands.engines import EngineChoice, choose_engine
 from commands.home import claimed, prepare_home
 from commands.link import dashboard_link
@@ -29,6 +28,7 @@ from commands.up import greet, listen, new_settings, running
 from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE
 from contracts.errors import MillraceError
 from examples.demo.curves import Bin
+from examples.demo.engine_weights import compare_engines
 from examples.demo.figures import broken_promises
 from examples.demo.loop import DemoLoop
 from examples.demo.machine import MachineUse

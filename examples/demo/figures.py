@@ -156,7 +156,7 @@ def broken_promises(summary: Mapping[str, Any], *, learns: bool) -> list[str]:
     """What went wrong, in words. Empty: all is well.
 
     Args:
-        summary: see `demo_summary.summarise`.
+        summary: see `summary.summarise`.
         learns: the run is long enough that the last version must be better than the base.
     """
     kept = {

@@ -15,15 +15,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from commands import queries
 from commands.audit import Audit, audit, read_clients
 from commands.home import Home
+from commands.queries import verdicts
 from commands.supervisor import Supervisor
 from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.errors import MillraceError
 from contracts.ledger import PENDING, generation_counts, signal_counts, trained_versions
 from contracts.tasks.loading import load_tasks
+from examples.demo import queries
 from examples.demo.machine import MachineUse
 from examples.demo.pace import DemoLoad, PaceMaker
 from examples.demo.product import DemoProduct
@@ -143,7 +144,7 @@ class DemoLoop:
         with self._database() as database, database.snapshot() as connection:
             over = time.time() - self._task.window_seconds - _LATE_SECONDS
             untrained = queries.num_untrained(connection, over) / self._product.training["publish_samples"]
-            judged = queries.verdicts(connection, self._policy).keys()
+            judged = verdicts(connection, self._policy).keys()
             pending = generation_counts(connection).states.get(PENDING, 0)
             live = assignments.read(connection, self._policy)[LIVE].version or 0
         load = DemoLoad((answers - self._answers) / since_last, untrained, self._unjudged_seconds(judged))
@@ -209,4 +210,4 @@ def all_judged(database: Database, policy: str) -> bool:
 def unjudged(database: Database, policy: str) -> list[int]:
     """Versions with a trained sample and no verdict."""
     with database.snapshot() as connection:
-        return sorted(set(trained_versions(connection).values()) - queries.verdicts(connection, policy).keys())
+        return sorted(set(trained_versions(connection).values()) - verdicts(connection, policy).keys())

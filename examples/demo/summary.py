@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from commands import queries
 from commands.audit import Audit, print_audit
 from contracts.assignments import LIVE
 from contracts.ledger import learned_signals
+from examples.demo import queries
 from examples.demo.curves import (
     Bin,
     acceptance_curve,

@@ -10,7 +10,7 @@ import pytest
 
 import examples.support.evaluate
 from benchmarks.paths import ROOT
-from examples.demo import agent, pace
+from examples.demo import agent, command, pace
 from tests.command_line import run_here
 from tests.forked import children_forked
 

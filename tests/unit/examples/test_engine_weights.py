@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from commands.engine_weights import compare_engines
 from commands.home import Home
 from contracts.engines import EngineReplica, announce
+from examples.demo.engine_weights import compare_engines
 from policy.vllm_engine import make_engine
 from tests.unit.policy.fake_vllm import PARTS, FakeModel, FakeVllm
 from tests.unit.policy.test_vllm_engine import FakeAbstract, as_floats, weights_of
