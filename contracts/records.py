@@ -335,13 +335,13 @@ def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
     return record
 
 
-def seal_body(body: msgspec.Struct) -> bytes:
+def pack_body(body: msgspec.Struct) -> bytes:
     """Compress a body, with a checksum that detects bits that a disk changed."""
     return compressed(msgspec.msgpack.encode(body))
 
 
 def open_body(kind: type[BodyType], sealed: bytes) -> BodyType:
-    """Invert `seal_body`.
+    """Invert `pack_body`.
 
     Raises:
         InvalidRecord: the bytes are damaged, or would not fit in memory.

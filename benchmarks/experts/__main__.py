@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.report import print_table, write_report
 from contracts.experts import pack_experts
 from contracts.ids import new_completion_id, sample_key
-from contracts.records import Experience, Segment, pack_floats, pack_ids, seal_body
+from contracts.records import Experience, Segment, pack_body, pack_floats, pack_ids
 from contracts.sampling import ExpertShape, Sampling, Span
 from pipelines.training.learning.batch import MicroBatch, micro_batches
 from pipelines.training.learning.loss import LossSums, clamped_log_ratio
@@ -202,8 +202,8 @@ def _sizes(samples: list[Experience]) -> dict[str, float]:
     return {
         "raw": raw / count,
         "packed": sum(len(segment.experts) for segment in segments) / count,
-        "segment_without": sum(len(seal_body(segment)) for segment in bare) / count,
-        "segment_with": sum(len(seal_body(segment)) for segment in segments) / count,
+        "segment_without": sum(len(pack_body(segment)) for segment in bare) / count,
+        "segment_with": sum(len(pack_body(segment)) for segment in segments) / count,
     }
 
 

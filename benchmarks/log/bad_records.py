@@ -32,7 +32,7 @@ from benchmarks.report import summarise, write_report
 from contracts.errors import TooManyDeadLetters
 from contracts.event_log import EventLog, Message
 from contracts.ids import new_completion_id
-from contracts.records import Generation, GenerationBody, pack_floats, pack_ids, seal_body
+from contracts.records import Generation, GenerationBody, pack_body, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
 from contracts.tables import dead_letter, generation
 from contracts.tasks.loading import load_tasks
@@ -76,7 +76,7 @@ def feed(num: int, kind: str, share: float, seed: int) -> list[Message]:
     ids = pack_ids(list(range(64)))
     told = [{"role": "user", "content": "a table for two at eight, by the window if there is one"}]
     logprobs = pack_floats([-0.5] * 64)
-    body = seal_body(
+    body = pack_body(
         GenerationBody(messages=told, text="x" * 200, prompt_ids=ids, completion_ids=ids, logprobs=logprobs)
     )
     messages = []

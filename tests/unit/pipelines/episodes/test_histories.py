@@ -33,7 +33,7 @@ from contracts.records import (
     Outcome,
     Signal,
     decode,
-    seal_body,
+    pack_body,
 )
 from contracts.tables import received_signal
 from contracts.tables.statements import insert_new
@@ -295,7 +295,7 @@ def shared_keys(chance: random.Random) -> list[Event]:
             task=chance.choice(["slow", "slow", "booking"]),
             session_id=chance.choice([None, "s1", "s2"]),
             join_key=chance.choice([None, "k1", "k2"]),
-            body=seal_body(GenerationBody(messages=words, text="", prompt_ids=b"", completion_ids=b"", logprobs=b"")),
+            body=pack_body(GenerationBody(messages=words, text="", prompt_ids=b"", completion_ids=b"", logprobs=b"")),
         )
         events.append(message(GENERATIONS, turn.key, turn))
     met = {key for item in events if isinstance(item, Message) for key in _keys_of(decode(Generation, item.value))}
