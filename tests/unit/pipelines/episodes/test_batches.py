@@ -11,7 +11,6 @@ from sqlalchemy import Connection, event
 
 from contracts.errors import InvalidRecord
 from contracts.event_log import LogRecord, Message
-from contracts.ledger import generation_states, signal_states
 from contracts.records import Episode, GenerationBody, Outcome, Record, State, decode, encode, pack_body
 from contracts.tasks.curation import CurationRule
 from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
@@ -19,6 +18,7 @@ from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_draw, a_generation, a_signal
+from tests.ledger_states import generation_states, signal_states
 from tests.unit.pipelines.episodes.bench import Join
 
 TASKS = {"booking": BOOKING_TASK}

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from contracts.event_log import Message
 from contracts.faults import FaultPoint
-from contracts.ledger import generation_counts, generation_states, signal_counts, signal_states
+from contracts.ledger import generation_counts, signal_counts
 from contracts.records import (
     Attempt,
     Episode,
@@ -48,6 +48,7 @@ from runtime.worker import Worker
 from services.feedback import repository as feedback
 from services.feedback.requests import ReceivedItem, read_item
 from tests.fakes import BOOKING_TASK, Crash, a_generation, a_signal, everything
+from tests.ledger_states import generation_states, signal_states
 
 SLOW_TASK = Task.model_validate(
     {
