@@ -13,7 +13,6 @@ from contracts.assignments import CANARY, HOLDOUT, LEARNING
 from contracts.engines import EngineReplica, read_replicas
 from contracts.errors import InvalidSettings, Unavailable
 from runtime.base_policy import fingerprint
-from runtime.database import Database
 from runtime.engine_key import ENGINE_KEY, authorization, engine_key
 from runtime.settings import Settings, load_section
 from runtime.train_settings import TrainSettings
@@ -107,10 +106,6 @@ def _rows(settings: Settings) -> tuple[list[EngineReplica], bool]:
     """The rows of all replicas, and whether there ever was a train. Raises InvalidSettings, Unavailable."""
     if settings.database_url is None and not (settings.home / "millrace.db").exists():
         return [], False  # nothing was started yet, and a look must make no file
-    database: Database = settings.database()
-    try:
-        with database.snapshot() as connection:
-            arms = assignments.read(connection, settings.policy)
-            return read_replicas(connection, settings.policy), CANARY in arms
-    finally:
-        database.close()
+    with settings.snapshot() as connection:
+        arms = assignments.read(connection, settings.policy)
+        return read_replicas(connection, settings.policy), CANARY in arms
