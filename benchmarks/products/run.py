@@ -26,7 +26,6 @@ from commands.audit import Audit, audit, read_clients
 from commands.engines import choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.policy_check import check_policy
-from commands.servers import servers_of
 from commands.up import listen, new_settings, running
 from contracts import assignments
 from contracts.assignments import LIVE
@@ -35,6 +34,7 @@ from contracts.tasks.loading import load_tasks
 from examples.demo import queries
 from examples.demo.command import DEMO_TRAINING, NUM_SENTINELS, NUM_USERS
 from examples.demo.loop import DRAIN_SECONDS, all_judged, why_users_ended
+from examples.demo.servers import servers_of
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from runtime.settings import make_section

@@ -22,7 +22,6 @@ from commands.engines import EngineChoice, choose_engine
 from commands.home import claimed, prepare_home
 from commands.link import dashboard_link
 from commands.options import DeviceOption, EngineOption, LearningRateOption, VllmPythonOption
-from commands.servers import servers_of
 from commands.supervisor import Supervisor
 from commands.up import greet, listen, new_settings, running
 from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE
@@ -35,6 +34,7 @@ from examples.demo.machine import MachineUse
 from examples.demo.pace import sizes_on
 from examples.demo.picture import draw_curves
 from examples.demo.product import DemoProduct
+from examples.demo.servers import servers_of
 from examples.demo.summary import GOALS, MOST, VLLM_SECONDS, figures_of, print_summary, summarise
 from examples.reservations.evaluate import evaluate
 from examples.reservations.sentences import requests
