@@ -29,8 +29,8 @@ class Entry(NamedTuple):
 _START, _LOOK, _CHANGE, _REWARDS = "Start", "Look", "Change", "Rewards and the gate"
 _PROCESS = "commands.process:process"
 COMMANDS: Mapping[str, Entry] = MappingProxyType({
-    "demo": Entry("commands.demo:demo", "Watch a small model learn from simulated users, in five minutes.", _START),
-    "demo-agent": Entry("commands.demo_agent:demo_agent", "Watch an agent with tools learn from how its sessions end.", _START),
+    "demo": Entry("examples.demo.command:demo", "Watch a small model learn from simulated users, in five minutes.", _START),
+    "demo-agent": Entry("examples.demo.agent:demo_agent", "Watch an agent with tools learn from how its sessions end.", _START),
     "up": Entry("commands.up:up", "Start Millrace with your own policy and tasks.", _START),
     "init": Entry("commands.init:init", "Prepare a home for processes that containers or systemd start.", _START),
     "replica": Entry("commands.replica:run_replica", "Keep a folder in step with the published weights.", _START),

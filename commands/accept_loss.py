@@ -9,6 +9,7 @@ Nothing is appended to the log here: records to send again go through the outbox
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -35,13 +36,8 @@ def accept_loss(
 ) -> None:
     """Go on after the log was lost or replaced: show what is missing and what becomes of it; with --yes, do it."""
     settings = load_settings(home)
-    with claimed(home):
-        database, event_log = settings.database(), settings.event_log()
-        try:
-            _run(database, event_log, settings.tasks, home, yes=yes)
-        finally:
-            event_log.close()
-            database.close()
+    with claimed(home), closing(settings.database()) as database, closing(settings.event_log()) as event_log:
+        _run(database, event_log, settings.tasks, home, yes=yes)
 
 
 def _run(database: Database, event_log: EventLog, tasks: tuple[Path, ...], home: Path, *, yes: bool) -> None:

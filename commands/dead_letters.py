@@ -48,7 +48,7 @@ def print_letters(
     """Print the open dead letters, oldest first."""
     _check_topic(topic)
     states = (OPEN, SKIPPED, REDRIVEN) if settled else (OPEN,)
-    with load_settings(home).database().snapshot() as connection:
+    with load_settings(home).snapshot() as connection:
         letters = letters_of.find(connection, process=process, topic=topic, states=states)
     if as_json:
         for letter in letters:
@@ -70,7 +70,7 @@ def print_letter(
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Print one dead letter: its record as far as it can be decoded, why it failed, and the traceback."""
-    with load_settings(home).database().snapshot() as connection:
+    with load_settings(home).snapshot() as connection:
         letter = letters_of.get(connection, process, parse_place(place))
     print(json.dumps(_head(letter) | {"record": _content(letter)}, indent=2, ensure_ascii=False))
     if letter.traceback:
@@ -127,7 +127,7 @@ def _settle(
     """Redrive or skip the chosen dead letters, and relay what that sends; returns them."""
     settings = load_settings(home)
     letters = _chosen(settings, process, place, topic, everything=everything)
-    with settings.database().transaction() as connection:
+    with settings.transaction() as connection:
         decide(connection, letters, time.time())
     _send(settings)
     return letters
@@ -140,7 +140,7 @@ def _chosen(
     if (place is None) == (not everything):
         raise InvalidRequest("name one place, TOPIC/PARTITION@OFFSET, or say --all; not both")
     _check_topic(topic)
-    with settings.database().snapshot() as connection:
+    with settings.snapshot() as connection:
         if place is not None:
             return [letters_of.get(connection, process, parse_place(place))]
         letters = letters_of.find(connection, process=process, topic=topic)

@@ -7,7 +7,8 @@ import shutil
 import socket
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ import typer
 from commands.deep import deep_findings
 from commands.deep.ports import port_findings
 from commands.engine_rows import engine_findings
-from commands.findings import Finding
+from commands.findings import Finding, checked
 from commands.home_gates import gates_of_home
 from commands.options import DEFAULT_HOME, DeviceOption, HomeOption
 from commands.policy_check import findings_of
@@ -24,7 +25,7 @@ from commands.process_rows import process_findings
 from commands.sections import sections_finding
 from commands.up import resolve_policy
 from contracts.assignments import LIVE
-from contracts.errors import ClockOff, MillraceError
+from contracts.errors import ClockOff
 from contracts.event_log import EventLog
 from rewards.sandbox.choose import MAKERS, Maker, described, sandbox_or_problem
 from runtime.clocks import MOST_SECONDS, database_time, offset_seconds
@@ -82,7 +83,7 @@ def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
     else:
         settings = load_settings(home)
         yield sections_finding(home)
-        yield _checked("keys", lambda: _keys(settings))
+        yield checked("keys", lambda: _keys(settings))
         yield from engine_findings(settings)
         yield from process_findings(settings)
         for gate in gates_of_home(settings):
@@ -91,8 +92,8 @@ def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
         yield _private(home)
         yield from _log_and_clock(settings)
         if settings.weights_url:
-            yield _checked("weights", lambda: _bucket(str(settings.weights_url)))
-        yield _checked("versions", lambda: versions_of(settings), needed=False)
+            yield checked("weights", lambda: _bucket(str(settings.weights_url)))
+        yield checked("versions", lambda: versions_of(settings), needed=False)
         if deep:
             yield from deep_findings(settings)
         else:
@@ -101,14 +102,6 @@ def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
     yield Finding("gpu", gpu, False, "found: try --device cuda" if gpu else "none: everything runs on the CPU")
     browser = shutil.which("chromium") is not None
     yield Finding("chromium", browser, False, "installed" if browser else "the page test is skipped without it")
-
-
-def _checked(name: str, check: Callable[[], Finding], *, needed: bool = True) -> Finding:
-    """The finding of a check. If the check fails, its error is the finding."""
-    try:
-        return check()
-    except MillraceError as error:
-        return Finding(name, False, needed, error.message)
 
 
 def sandbox_of(makers: Mapping[str, Maker]) -> Finding:
@@ -171,13 +164,9 @@ def _private(home: Path) -> Finding:
 
 
 def _log_and_clock(settings: Settings) -> Iterator[Finding]:
-    database, event_log = settings.database(), settings.event_log()
-    try:
-        yield _checked("log", lambda: _log(settings, database, event_log))
-        yield _checked("clock", lambda: _clock(database), needed=False)
-    finally:
-        event_log.close()
-        database.close()
+    with closing(settings.database()) as database, closing(settings.event_log()) as event_log:
+        yield checked("log", lambda: _log(settings, database, event_log))
+        yield checked("clock", lambda: _clock(database), needed=False)
 
 
 def _log(settings: Settings, database: Database, event_log: EventLog) -> Finding:

@@ -15,7 +15,6 @@ from contracts.errors import InvalidSettings, Unavailable
 from engines.fitting import misfit
 from engines.registry import OWN, why_gone
 from runtime.base_policy import fingerprint
-from runtime.database import Database
 from runtime.engine_key import ENGINE_KEY, authorization, engine_key
 from runtime.settings import Settings, load_section
 from runtime.train_settings import TrainSettings
@@ -110,10 +109,6 @@ def _rows(settings: Settings) -> tuple[list[EngineReplica], bool]:
     """The rows of all replicas, and whether there ever was a train. Raises InvalidSettings, Unavailable."""
     if settings.database_url is None and not (settings.home / "millrace.db").exists():
         return [], False  # nothing was started yet, and a look must make no file
-    database: Database = settings.database()
-    try:
-        with database.snapshot() as connection:
-            arms = assignments.read(connection, settings.policy)
-            return read_replicas(connection, settings.policy), CANARY in arms
-    finally:
-        database.close()
+    with settings.snapshot() as connection:
+        arms = assignments.read(connection, settings.policy)
+        return read_replicas(connection, settings.policy), CANARY in arms

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
+
+from contracts.errors import MillraceError
 
 
 class Finding(NamedTuple):
@@ -12,3 +15,13 @@ class Finding(NamedTuple):
     good: bool
     needed: bool
     says: str
+
+
+def checked(name: str, check: Callable[[], Finding], *, needed: bool = True) -> Finding:
+    """The finding of a check. If the check fails, its error is the finding."""
+    try:
+        return check()
+    except MillraceError as error:
+        return Finding(name, False, needed, error.message)
+    except OSError as error:
+        return Finding(name, False, needed, f"{error}: see that this user may read and write there")

@@ -29,7 +29,7 @@ def freeze(
     settings = load_settings(home)
     now = time.time()
     until = None if duration is None else now + holds.seconds_of(duration)
-    with settings.database().transaction() as connection:
+    with settings.transaction() as connection:
         hold = holds.freeze(connection, policy=settings.policy, until=until, writer=WRITER, reason=reason, now=now)
     wake_followers(settings)
     print(hold.words)
@@ -47,7 +47,7 @@ def pin(
     now = time.time()
     until = now + holds.seconds_of(duration)
     open_weight_store(settings).manifest(settings.policy, version)
-    with settings.database().transaction() as connection:
+    with settings.transaction() as connection:
         hold = holds.pin(
             connection, policy=settings.policy, version=version, until=until, writer=WRITER, reason=reason, now=now
         )
@@ -58,7 +58,7 @@ def pin(
 def resume(home: HomeOption = DEFAULT_HOME, reason: ReasonOption = "resumed by an operator") -> None:
     """End a freeze or a pin. The arms stay where they are until the gate and the train go on."""
     settings = load_settings(home)
-    with settings.database().transaction() as connection:
+    with settings.transaction() as connection:
         held = holds.resume(connection, policy=settings.policy, writer=WRITER, reason=reason)
     wake_followers(settings)
     print(
@@ -83,7 +83,7 @@ def holdout(
     if version is not None:
         open_weight_store(settings).manifest(settings.policy, version)
     asked = {"policy": settings.policy, "writer": WRITER, "reason": reason}
-    with settings.database().transaction() as connection:
+    with settings.transaction() as connection:
         if version is None or share is None:
             held_out.end_holdout(connection, **asked)
         else:

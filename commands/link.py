@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from commands.options import DEFAULT_HOME, HomeOption
@@ -17,7 +18,6 @@ def link(home: HomeOption = DEFAULT_HOME) -> None:
 def dashboard_link(home: Path) -> str:
     """A fresh one-time link to the dashboard of a home. Raises InvalidSettings: it is no home; Unavailable: its database is not."""
     settings = load_settings(home)
-    database = settings.database()
-    token = Sessions(database).make_link()
-    database.close()
+    with closing(settings.database()) as database:
+        token = Sessions(database).make_link()
     return f"{settings.dashboard_url}/?token={token}"

@@ -16,29 +16,13 @@ from commands.home import claimed
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import Conflict, InvalidRecord, InvalidSettings
 from contracts.event_log import LogRecord
-from contracts.records import (
-    Episode,
-    Experience,
-    Generation,
-    Outcome,
-    Record,
-    Signal,
-    decode_shape,
-    unpack_floats,
-    unpack_ids,
-)
-from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS, TOPICS
+from contracts.records import Generation, decode_shape, unpack_floats, unpack_ids
+from contracts.topics import TOPICS
 from runtime.log.loss_detection import in_words, losses
 from runtime.log.recovery import recover_signals
+from runtime.log.redrive import KINDS
 from runtime.settings import load_settings
 
-_KINDS: dict[str, type[Record]] = {
-    GENERATIONS: Generation,
-    SIGNALS: Signal,
-    EPISODES: Episode,
-    EXPERIENCES: Experience,
-    OUTCOMES: Outcome,
-}
 _PACKED_IDS = {"prompt_ids", "completion_ids", "token_ids"}
 _POLL_SECONDS = 0.2
 app = typer.Typer(help="Print records of the log; go on after a lost log.", no_args_is_help=True)
@@ -103,7 +87,7 @@ def as_json(record: LogRecord) -> dict[str, Any]:
     """A record for people. One that cannot be decoded has `unreadable` instead of `record`."""
     head = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "key": record.key}
     try:
-        return head | {"record": plain(decode_shape(_KINDS[record.topic], record.value))}
+        return head | {"record": plain(decode_shape(KINDS[record.topic], record.value))}
     except (InvalidRecord, ValueError, RecursionError) as error:  # the second: half a number in a packed array
         return head | {"unreadable": str(error)}
 

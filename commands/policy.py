@@ -6,13 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
 from commands import holds, queries, rejecting, train, webhooks
 from commands.home_gates import gates_of_home
-from commands.operators import WRITER, treatment_of, wake_followers
+from commands.operators import WRITER, is_agreed, treatment_of, wake_followers
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts import assignments, revocations
 from contracts import holds as held_arms
@@ -22,7 +22,7 @@ from contracts.assignments import LIVE, SLOTS, Assignment
 from contracts.errors import NotFound, WeightsRefused
 from contracts.holds import Hold
 from contracts.revocations import Revocation, Treatment, claimed_parents
-from contracts.rollback_effects import describe, describe_treatment, read_effects
+from contracts.rollback_effects import describe, read_effects
 from contracts.version_parents import BASE, stored_parents
 from runtime.settings import load_section, load_settings
 from runtime.train_settings import TrainSettings
@@ -43,7 +43,7 @@ def print_versions(home: HomeOption = DEFAULT_HOME) -> None:
     """List the versions, newest first: parent, size, verdict of the gate, and the arm that serves them."""
     settings = load_settings(home)
     policy, store = settings.policy, open_weight_store(settings)
-    with settings.database().snapshot() as connection:
+    with settings.snapshot() as connection:
         arms = assignments.read(connection, policy)
         verdicts = queries.verdicts(connection, policy)
         anchors = queries.anchors(connection, policy)
@@ -169,14 +169,7 @@ def roll_back(
         effects = read_effects(connection, plan)
     for line in describe(plan, effects):
         print(line)
-    for offered in get_args(Treatment):
-        mark = "*" if offered == chosen else " "
-        print(f"{mark} --treatment {offered}: {describe_treatment(offered, effects)}")
-    if dry_run:
-        print("This was a dry run: nothing was changed.")
-        return
-    if ask is not None and not ask(f"Roll back to v{plan.target}?"):
-        print("Nothing was changed.")
+    if not is_agreed(effects, chosen, f"Roll back to v{plan.target}?", dry_run=dry_run, ask=ask):
         return
     with database.transaction() as connection:
         done = rollback_plan.roll_back(

@@ -15,15 +15,13 @@ def process_findings(settings: Settings) -> Iterator[Finding]:
     """One finding for each process that is not up, else one for all; none in a home that never ran."""
     if settings.database_url is None and not (settings.home / "millrace.db").exists():
         return
-    database, now = settings.database(), time.time()
+    now = time.time()
     try:
-        with database.snapshot() as connection:
+        with settings.snapshot() as connection:
             states = heartbeats.states_of(heartbeats.read(connection, settings.policy), now)
     except Unavailable as error:
         yield Finding("processes", False, False, error.message)
         return
-    finally:
-        database.close()
     silent = [state for state in states if state.state != "up"]
     for state in silent:
         yield Finding("process", False, False, heartbeats.in_words(state, now))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
-from commands.operators import WRITER, treatment_of, wake_followers
+from commands.operators import WRITER, is_agreed, treatment_of, wake_followers
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts import rejection
-from contracts.revocations import Treatment, claimed_parents
-from contracts.rollback_effects import describe, describe_treatment, read_effects
+from contracts.revocations import claimed_parents
+from contracts.rollback_effects import describe, read_effects
 from contracts.version_parents import BASE, stored_parents
 from runtime.settings import load_settings
 from weights.stores.opening import open_weight_store
@@ -29,7 +29,7 @@ def withdraw(
 ) -> None:
     """End the train of a version: its users get the live version, and it never departs again by itself. It is not revoked."""
     settings = load_settings(home)
-    with settings.database().transaction() as connection:
+    with settings.transaction() as connection:
         left = rejection.withdraw(connection, policy=settings.policy, version=version, writer=WRITER, reason=reason)
     wake_followers(settings)
     gone = f" and left {' and '.join(left)}" if left else ""  # a pin emptied them
@@ -81,14 +81,7 @@ def revoke_version(
         effects = read_effects(connection, plan)
     for line in describe(plan, effects):
         print(line)
-    for offered in get_args(Treatment):
-        mark = "*" if offered == chosen else " "
-        print(f"{mark} --treatment {offered}: {describe_treatment(offered, effects)}")
-    if dry_run:
-        print("This was a dry run: nothing was changed.")
-        return
-    if ask is not None and not ask(f"Revoke v{version}?"):
-        print("Nothing was changed.")
+    if not is_agreed(effects, chosen, f"Revoke v{version}?", dry_run=dry_run, ask=ask):
         return
     with database.transaction() as connection:
         done = rejection.revoke(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from contracts.errors import InvalidSettings, WeightsRefused
 from runtime.settings import Settings
 from runtime.snapshot_rows import DatabaseSnapshotRows
@@ -24,19 +26,11 @@ def issue_again(settings: Settings) -> Snapshot:
     signer = signer_of(settings)
     if signer is None or settings.weights_unsigned:
         raise InvalidSettings(f"{settings.home} does not sign (weights_unsigned), so it has no snapshot to renew")
-    database, store = settings.database(), open_weight_store(settings, publishes=True)
-    try:
-        issuer = Issuer(
-            DatabaseSnapshotRows(database, settings.policy),
-            store,
-            settings.policy,
-            settings.run,
-            signer=signer,
-            keyring=keyring_of(settings),
-        )
-        return issuer.issue()
-    finally:
-        database.close()
+    store = open_weight_store(settings, publishes=True)
+    with closing(settings.database()) as database:
+        rows = DatabaseSnapshotRows(database, settings.policy)
+        keyring = keyring_of(settings)
+        return Issuer(rows, store, settings.policy, settings.run, signer=signer, keyring=keyring).issue()
 
 
 def vouched_by(settings: Settings, key_id: str) -> list[int]:

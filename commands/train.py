@@ -27,15 +27,14 @@ def print_train(
 ) -> None:
     """Print the running release train with what it measured, the trains before it, and which train the engines allow."""
     settings, own = load_settings(home), load_section(home, "train", TrainSettings)
-    database, now = settings.database(), time.time()
-    with database.snapshot() as connection:
+    now = time.time()
+    with settings.snapshot() as connection:
         train = repository.read_running(connection, settings.policy)
         ended = repository.read_ended(connection, settings.policy, last)
         held = holds.read(connection, settings.policy, now)
         arms = assignments.read(connection, settings.policy)
         budget = error_budget.read(connection, settings.policy, now)
         says = slots_say(connection, settings.policy, now, is_enabled=own.enabled)
-    database.close()
     for line in says:
         print(line)
     drawn = [f"{name} v{arms[name].version} {arms[name].share:.1%}" for name in DRAWN if _serves(arms.get(name))]

@@ -30,8 +30,6 @@ def webhook_test(home: HomeOption = DEFAULT_HOME) -> int:
         if tried.fate != "accepted":
             num_failed += 1
             continue
-        database = settings.database()
-        with database.transaction() as connection:
+        with settings.transaction() as connection:
             repository.set_receiver_problem(connection, settings.policy, url, "")
-        database.close()
     return int(num_failed > 0)

@@ -20,3 +20,10 @@ _COMPRESSOR = _Compressor()
 def compressed(plain: bytes) -> bytes:
     """The bytes, smaller."""
     return _COMPRESSOR.zstd.compress(plain)
+
+
+def decompressed(packed: bytes, most: int) -> bytes:
+    """The bytes of a frame. Raises ZstdError: they are damaged, or more than `most`, which is known before any is decompressed."""
+    if zstandard.frame_content_size(packed) > most:
+        raise zstandard.ZstdError(f"it claims more than {most} bytes")
+    return zstandard.decompress(packed, max_output_size=most)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import zstandard
 
+from contracts.compression import decompressed
+
 if TYPE_CHECKING:
     from contracts.sampling import ExpertShape
 
@@ -27,13 +29,9 @@ def pack_experts(choices: bytes) -> bytes:
 
 def experts_of(packed: bytes, shape: ExpertShape) -> np.ndarray:
     """The choices [tokens, layers, chosen], uint16. Bytes and shape must agree: see `experts_problem`."""
-    return np.frombuffer(_unpacked(packed), "<u2").reshape(shape.num_tokens, shape.num_layers, shape.num_chosen)
-
-
-def _unpacked(packed: bytes) -> bytes:
-    if zstandard.frame_content_size(packed) > _MAX_BYTES:
-        raise zstandard.ZstdError("too large")
-    return zstandard.decompress(packed, max_output_size=_MAX_BYTES)
+    return np.frombuffer(decompressed(packed, _MAX_BYTES), "<u2").reshape(
+        shape.num_tokens, shape.num_layers, shape.num_chosen
+    )
 
 
 def experts_problem(packed: bytes, shape: ExpertShape | None, num_tokens: int) -> str:
@@ -48,7 +46,7 @@ def experts_problem(packed: bytes, shape: ExpertShape | None, num_tokens: int) -
         return f"experts: {len(packed)} bytes without a shape" if packed else ""
     dimensions = [shape.num_tokens, shape.num_layers, shape.num_chosen]
     try:
-        num_bytes = len(_unpacked(packed))
+        num_bytes = len(decompressed(packed, _MAX_BYTES))
     except zstandard.ZstdError as error:
         return f"experts: {len(packed)} bytes cannot be decompressed: {error}"
     if min(dimensions) < 1 or num_bytes != _BYTES * shape.num_tokens * shape.num_layers * shape.num_chosen:

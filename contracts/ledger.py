@@ -103,21 +103,6 @@ def num_waiting(connection: Connection) -> int:
     return connection.execute(select(func.count()).select_from(waiting_signal)).scalar_one()
 
 
-def generation_states(connection: Connection) -> dict[str, tuple[str, str]]:
-    """Sample key to (purpose, effective state), for every generation."""
-    rows = connection.execute(
-        select(generation.c.completion_id, generation.c.choice, generation.c.purpose, effective_state().label("state"))
-    )
-    return {sample_key(row.completion_id, row.choice): (row.purpose, row.state) for row in rows}
-
-
-def signal_states(connection: Connection) -> dict[str, str]:
-    """Signal id to state, for every acknowledged signal."""
-    accepted = connection.execute(select(received_signal.c.id)).scalars()
-    settled = {row.id: row.state for row in connection.execute(select(signal.c.id, signal.c.state))}
-    return dict.fromkeys(accepted, PENDING) | settled
-
-
 def learned_signals(connection: Connection) -> dict[str, int]:
     """Signal id to the first version that learned from it. Signals that arrived after their sample was trained are left out."""
     rows = connection.execute(

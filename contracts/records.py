@@ -17,7 +17,7 @@ import numpy as np
 import zstandard
 from msgspec.structs import replace
 
-from contracts.compression import compressed
+from contracts.compression import compressed, decompressed
 from contracts.draws import LoggedDraw
 from contracts.errors import InvalidRecord
 from contracts.event_log import LogPlace
@@ -335,22 +335,19 @@ def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
     return record
 
 
-def seal_body(body: msgspec.Struct) -> bytes:
+def pack_body(body: msgspec.Struct) -> bytes:
     """Compress a body, with a checksum that detects bits that a disk changed."""
     return compressed(msgspec.msgpack.encode(body))
 
 
-def open_body(kind: type[BodyType], sealed: bytes) -> BodyType:
-    """Invert `seal_body`.
+def open_body(kind: type[BodyType], packed: bytes) -> BodyType:
+    """Invert `pack_body`.
 
     Raises:
         InvalidRecord: the bytes are damaged, or would not fit in memory.
     """
     try:
-        if zstandard.frame_content_size(sealed) > MAX_BODY_BYTES:
-            raise InvalidRecord(f"damaged {kind.__name__}: it claims more than {MAX_BODY_BYTES} bytes")
-        plain = zstandard.decompress(sealed, max_output_size=MAX_BODY_BYTES)
-        body = msgspec.msgpack.decode(plain, type=kind)
+        body = msgspec.msgpack.decode(decompressed(packed, MAX_BODY_BYTES), type=kind)
     except (msgspec.MsgspecError, zstandard.ZstdError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRecord(f"damaged {kind.__name__}: {error}") from error
     if isinstance(body, GenerationBody) and (problem := tokens_problem(body)):

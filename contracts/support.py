@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import zstandard
 
+from contracts.compression import decompressed
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -62,9 +64,7 @@ def support_problem(packed: bytes, token_ids: np.ndarray) -> str:
 
 
 def _unpacked(packed: bytes, num_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    if zstandard.frame_content_size(packed) > _MAX_BYTES:
-        raise ValueError("too large")
-    plain = zstandard.decompress(packed, max_output_size=_MAX_BYTES)
+    plain = decompressed(packed, _MAX_BYTES)
     if len(plain) < num_tokens or (len(plain) - num_tokens) % 4:
         raise ValueError(f"{len(plain)} bytes are no counts of {num_tokens} tokens with ids")
     return np.frombuffer(plain[:num_tokens], np.uint8), np.frombuffer(plain[num_tokens:], "<i4")

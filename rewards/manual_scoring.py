@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from rewards.judges.store import MemoryStore
 from rewards.panel import Panel
 from rewards.rubric import RewardVerdict, combine
 from rewards.verifiers.check import Answer, BadReference, Explain
+from rewards.verifiers.registry import load_kind
 
 _MAX_THREADS = 32
 _MAX_EXPLAINED = 2000
@@ -54,7 +54,7 @@ class ManualScorer:
 
 def explained(kind: str, answer: Answer, config: Mapping[str, Any]) -> dict[str, str] | str:
     """What a verifier parses in the answer and the reference, by name, each cut to 2,000 characters; a text if it does not say."""
-    explain: Explain | None = getattr(importlib.import_module(f"rewards.verifiers.{kind}"), "explain", None)
+    explain: Explain | None = getattr(load_kind(kind)[1], "explain", None)
     if explain is None:
         return f"{kind} explains nothing"
     spoken = without_reasoning(answer.text)

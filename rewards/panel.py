@@ -6,10 +6,8 @@ unless they only watch.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from contracts.draws import is_audited
 from contracts.errors import InvalidTask
@@ -18,7 +16,7 @@ from contracts.tasks import Task
 from rewards.grader import Grader, each
 from rewards.rubric import is_refusal
 from rewards.verifiers.check import Answer, BatchVerifier, Builder, Context, Verifier
-from rewards.verifiers.registry import KINDS
+from rewards.verifiers.registry import kinds, load_kind
 
 
 class Panel:
@@ -76,15 +74,13 @@ def graders_of(task: Task, names: Collection[str] | None = None) -> list[Grader]
     """
     graders = []
     for index, rule in enumerate(task.verifiers):
-        if rule.kind not in KINDS:
-            place = task.where("verifiers", index, "kind")
-            raise InvalidTask(
-                f"{place}: verifier {rule.name!r} kind: there is no verifier {rule.kind!r}; "
-                f"there are {', '.join(sorted(KINDS))}"
-            )
-        if names is not None and rule.name not in names:
+        if names is not None and rule.name not in names and rule.kind in kinds():
             continue
-        module: Any = importlib.import_module(f"rewards.verifiers.{rule.kind}")
+        try:
+            kind, module = load_kind(rule.kind)
+        except InvalidTask as error:
+            place = task.where("verifiers", index, "kind")
+            raise InvalidTask(f"{place}: verifier {rule.name!r} kind: {error.message}") from error
         built = built_by(module.build, task, index)
         graders.append(
             Grader(
@@ -92,7 +88,7 @@ def graders_of(task: Task, names: Collection[str] | None = None) -> list[Grader]
                 role=rule.role,
                 weight=rule.weight if rule.role == "component" else 0.0,
                 label=f"{rule.kind}/{module.VERSION}#{task.hash}",
-                is_slow=KINDS[rule.kind].is_slow,
+                is_slow=kind.is_slow,
                 check_all=built.check_all if isinstance(built, BatchVerifier) else each(built),
             )
         )

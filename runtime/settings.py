@@ -16,11 +16,13 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy import Connection
 
 from contracts.errors import InvalidSettings
 from contracts.event_log import NUM_PARTITIONS, EventLog
@@ -138,6 +140,18 @@ class Settings(KafkaSettings, Section):
     def database(self) -> Database:
         """The database of this home."""
         return Database(self.database_url or f"sqlite:///{self.home / 'millrace.db'}")
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """Read the database once; see `Database.snapshot`."""
+        with closing(self.database()) as database, database.snapshot() as connection:
+            yield connection
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Write to the database once; see `Database.transaction`."""
+        with closing(self.database()) as database, database.transaction() as connection:
+            yield connection
 
     def event_log(self) -> EventLog:
         """The log of this home."""

@@ -10,7 +10,7 @@ from contracts.draws import DrawnVersion, LoggedDraw, hash_of
 from contracts.errors import Unavailable
 from contracts.event_log import EventLog, LoadPosition, LogPlace, LogRecord, Message, TopicState
 from contracts.ids import new_completion_id
-from contracts.records import Generation, GenerationBody, Signal, Submitter, pack_floats, pack_ids, seal_body
+from contracts.records import Generation, GenerationBody, Signal, Submitter, pack_body, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
 from contracts.tasks import Task
 from runtime.log import outbox
@@ -103,7 +103,7 @@ def a_generation(text: str = '{"party":2}', **changes: Any) -> Generation:
         "finished_at": 101.0,
         "engine": "test/1",
         "dtype": "float32",
-        "body": seal_body(body),
+        "body": pack_body(body),
     }
     return Generation(**(values | changes))
 
@@ -130,7 +130,7 @@ def asking(text: str, **changes: Any) -> Generation:
         completion_ids=pack_ids([2]),
         logprobs=pack_floats([-0.5]),
     )
-    return a_generation(body=seal_body(body), **changes)
+    return a_generation(body=pack_body(body), **changes)
 
 
 def a_signal(about: Generation, name: str = "accepted", value: Any = True, **changes: Any) -> Signal:

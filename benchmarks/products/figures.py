@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from commands.demo_curves import acceptance_curve, base_acceptance, exploring_acceptance, last_acceptance
+from examples.demo.curves import acceptance_curve, base_acceptance, exploring_acceptance, last_acceptance
 
 MOST_POINTS = 4.0
 """By which honest users may accept less than the held-out accuracy."""

@@ -21,19 +21,19 @@ from benchmarks.products.figures import felt, points_below
 from benchmarks.products.held_out import NUM_HELD_OUT, accuracy_of
 from benchmarks.products.judge import serving, write_task
 from benchmarks.products.questions import ExtraProduct, stream
-from commands import queries
 from commands.audit import Audit, audit, read_clients
-from commands.demo import DEMO_TRAINING, NUM_SENTINELS, NUM_USERS
-from commands.demo_loop import DRAIN_SECONDS, all_judged, why_users_ended
 from commands.engines import choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.policy_check import check_policy
-from commands.servers import servers_of
 from commands.up import listen, new_settings, running
 from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.errors import MillraceError
 from contracts.tasks.loading import load_tasks
+from examples.demo import queries
+from examples.demo.command import DEMO_TRAINING, NUM_SENTINELS, NUM_USERS
+from examples.demo.loop import DRAIN_SECONDS, all_judged, why_users_ended
+from examples.demo.servers import servers_of
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from runtime.settings import make_section

@@ -26,7 +26,7 @@ from contracts.tasks.loading import load_tasks
 from contracts.topics import EPISODES, EXPERIENCES
 from rewards.panel import graders_of
 from rewards.verifiers.check import Answer
-from rewards.verifiers.registry import KINDS
+from rewards.verifiers.registry import kinds
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from runtime.days import migrate
@@ -47,7 +47,7 @@ def main() -> None:
     chosen = options.parse_args()
     figures: dict[str, Any] = {"kinds": {}, "worker": {}}
     for case in cases(chosen.answers):
-        if case.kind in KINDS:
+        if case.kind in kinds():
             figures["kinds"][case.kind] = measure_kind(case, chosen.rounds)
     figures["worker"] = measure_worker(chosen.episodes, chosen.rounds)
     _print(figures)

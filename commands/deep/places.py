@@ -51,15 +51,13 @@ def _newest_checkpoint(folder: Path) -> int:
 
 def clock_findings(settings: Settings) -> Iterator[Finding]:
     """Whether a process has signed with a later time than this machine has: then one of the clocks is wrong."""
-    database, now = settings.database(), time.time()
+    now = time.time()
     try:
-        with database.snapshot() as connection:
+        with settings.snapshot() as connection:
             beats = heartbeats.read(connection, settings.policy)
     except MillraceError as error:
         yield Finding("clocks", False, False, error.message)
         return
-    finally:
-        database.close()
     ahead = {f"{beat.process} ({beat.replica})": beat.at - now for beat in beats if beat.at - now > MOST_SECONDS}
     for name, seconds in ahead.items():
         yield Finding(

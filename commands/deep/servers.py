@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 
-from commands.findings import Finding
+from commands.findings import Finding, checked
 from contracts import heartbeats
-from contracts.errors import MillraceError
 from contracts.topics import TOPICS
 from runtime import schema
 from runtime.days import missing_days
@@ -25,40 +25,24 @@ _REDIS_SECONDS = 10.0
 
 def server_findings(settings: Settings) -> Iterator[Finding]:
     """Processes, database, log, Redis and weight store."""
-    yield _checked("database", lambda: _database(settings))
-    yield _checked("processes", lambda: _processes(settings))
-    yield _checked("kafka" if settings.kafka else "topics", lambda: _log(settings))
+    yield checked("database", lambda: _database(settings))
+    yield checked("processes", lambda: _processes(settings))
+    yield checked("kafka" if settings.kafka else "topics", lambda: _log(settings))
     if settings.redis is not None:
-        yield _checked("redis", lambda: _redis(settings))
+        yield checked("redis", lambda: _redis(settings))
     if settings.weights_url is None:
-        yield _checked("weights", lambda: _store(settings))
-
-
-def _checked(name: str, check: Callable[[], Finding]) -> Finding:
-    """The finding of a check. If the check fails, its error is the finding."""
-    try:
-        return check()
-    except MillraceError as error:
-        return Finding(name, False, True, error.message)
-    except OSError as error:
-        return Finding(name, False, True, f"{error}: see that this user may read and write there")
+        yield checked("weights", lambda: _store(settings))
 
 
 def _database(settings: Settings) -> Finding:
     """Reached, of this release, writable, and with the days of the coming week."""
-    database = settings.database()
-    try:
-        with database.snapshot() as connection:
-            schema.require_same(connection)
-            without = missing_days(connection, time.time())
-        with database.transaction() as connection:
-            if settings.database_url is not None and schema.is_read_only(connection):
-                says = (
-                    "PostgreSQL is read only: it is a standby, or its disk filled up; name the primary in database_url"
-                )
-                return Finding("database", False, True, says)
-    finally:
-        database.close()
+    with settings.snapshot() as connection:
+        schema.require_same(connection)
+        without = missing_days(connection, time.time())
+    with settings.transaction() as connection:
+        if settings.database_url is not None and schema.is_read_only(connection):
+            says = "PostgreSQL is read only: it is a standby, or its disk filled up; name the primary in database_url"
+            return Finding("database", False, True, says)
     if without:
         says = f"{len(without)} partitions of days are missing, first {without[0]}: episodes makes them each hour; see its log for `day not made`"
         return Finding("database", False, False, says)
@@ -68,12 +52,9 @@ def _database(settings: Settings) -> Finding:
 
 def _processes(settings: Settings) -> Finding:
     """A part of the processes is worse than none: a home that is stopped is not broken."""
-    database, now = settings.database(), time.time()
-    try:
-        with database.snapshot() as connection:
-            states = heartbeats.states_of(heartbeats.read(connection, settings.policy), now)
-    finally:
-        database.close()
+    now = time.time()
+    with settings.snapshot() as connection:
+        states = heartbeats.states_of(heartbeats.read(connection, settings.policy), now)
     silent = [state for state in states if state.state != "up"]
     up = ", ".join(sorted({state.process for state in states if state.state == "up"}))
     if not up:
@@ -91,15 +72,11 @@ def _processes(settings: Settings) -> Finding:
 def _log(settings: Settings) -> Finding:
     """Every topic is there; how far each worker is behind."""
     name = "kafka" if settings.kafka else "topics"
-    database, event_log = settings.database(), settings.event_log()
-    try:
+    with closing(settings.event_log()) as event_log:
         event_log.check_topics()
         found = event_log.describe()
-        with database.snapshot() as connection:
-            positions = read_positions(connection)
-    finally:
-        event_log.close()
-        database.close()
+    with settings.snapshot() as connection:
+        positions = read_positions(connection)
     if missing := sorted(set(TOPICS) - found.keys()):
         says = f"topics are missing: {', '.join(missing)}. `millrace init` makes those of a new home; if they were lost, restore them"
         return Finding(name, False, True, f"{says}, or see `millrace log accept-loss --home {settings.home}`")

@@ -31,21 +31,17 @@ def run_bursts(
     if name not in tasks:
         raise InvalidSettings(f"no task {name!r} in {home}; there are {sorted(tasks)}")
     rule = _rule(tasks[name])
-    database = settings.database()
-    try:
-        if clear is not None:
-            cluster, _, side = clear.rpartition("/")
-            with database.transaction() as connection:
-                if not clear_burst(connection, name, cluster, side):
-                    raise InvalidSettings(
-                        f"task {name!r} has no burst {clear!r}; `millrace bursts --task {name}` lists them"
-                    )
-            print(f"votes of {clear} count again")
-            return
-        with database.snapshot() as connection:
-            found = quarantined_paces(connection, name)
-    finally:
-        database.close()
+    if clear is not None:
+        cluster, _, side = clear.rpartition("/")
+        with settings.transaction() as connection:
+            if not clear_burst(connection, name, cluster, side):
+                raise InvalidSettings(
+                    f"task {name!r} has no burst {clear!r}; `millrace bursts --task {name}` lists them"
+                )
+        print(f"votes of {clear} count again")
+        return
+    with settings.snapshot() as connection:
+        found = quarantined_paces(connection, name)
     if not found:
         print(f"no burst in task {name!r}: every vote counts")
         return

@@ -52,12 +52,8 @@ def run_estimate(
         raise InvalidSettings(
             f"task {name!r} audits nothing, so the opinion of silent users is unknown; add [audit] to {task.where('name')}"
         )
-    database = settings.database()
-    try:
-        with database.snapshot() as connection:
-            versions, people = known_of(connection, name), mean_of_people(connection, name)
-    finally:
-        database.close()
+    with settings.snapshot() as connection:
+        versions, people = known_of(connection, name), mean_of_people(connection, name)
     accuracy = _accuracy(task)
     refused = why_different(together(versions.values()), accuracy) if versions else ""
     found = as_rows(task, versions, accuracy, refused)

@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -46,18 +46,13 @@ def run_rescore(
     settings = load_settings(home)
     wanted = _task(settings, task, task_file)
     start = parse_since(since, time.time())
-    log, database = settings.event_log(), settings.database()
-    try:
+    comparison = ReplayComparison()
+    with closing(settings.event_log()) as log, closing(settings.database()) as database, _open_report(out) as file:
         replay = Replay(log, database, wanted)
-        comparison = ReplayComparison()
-        with _open_report(out) as file:
-            for item in replay.run(start, limit):
-                comparison.add(item)
-                if file is not None:
-                    file.write(msgspec.json.encode(item).decode() + "\n")
-    finally:
-        log.close()
-        database.close()
+        for item in replay.run(start, limit):
+            comparison.add(item)
+            if file is not None:
+                file.write(msgspec.json.encode(item).decode() + "\n")
     _print(Console(), wanted, start, replay, comparison)
     if out is not None:
         print(f"every episode, before and after: {out}")

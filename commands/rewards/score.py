@@ -25,7 +25,7 @@ from contracts.tasks.loading import load_tasks
 from rewards.manual_scoring import ManualScorer, answer_of_case, explained, task_of_verifier
 from rewards.rubric import RewardVerdict
 from rewards.verifiers.check import Answer
-from rewards.verifiers.registry import KINDS
+from rewards.verifiers.registry import kinds, load_kind
 
 _BATCH = 64
 _BAD_LINE = 2
@@ -90,7 +90,8 @@ def run_score(
 def print_kinds() -> None:
     """Print the kinds that `--verifier` accepts."""
     table = Table("verifier", "the answer passes if", "runs")
-    for name, kind in sorted(KINDS.items()):
+    for name in kinds():
+        kind, _ = load_kind(name)
         table.add_row(name, kind.purpose, "beside others" if kind.is_slow else "")
     Console().print(table)
 
@@ -112,8 +113,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def _scorer_of_verifier(verifier: str, config: Path | None, deadline: float) -> ManualScorer:
-    if verifier not in KINDS:
-        raise InvalidTask(f"no verifier {verifier!r}; there are {', '.join(sorted(KINDS))}")
+    load_kind(verifier)
     if not 0 < deadline <= _MAX_DEADLINE:
         raise InvalidSettings(f"--deadline is in seconds, above 0 and at most {_MAX_DEADLINE:g}, not {deadline:g}")
     if config is not None:

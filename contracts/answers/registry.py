@@ -73,11 +73,6 @@ class Family(NamedTuple):
         return self.reasoning is not None or self.channels is not None
 
     @property
-    def can_force(self) -> bool:
-        """Whether a grammar can force a call."""
-        return self.reads_calls
-
-    @property
     def description(self) -> str:
         """For people: the name and what is supported."""
         said = [

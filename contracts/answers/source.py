@@ -166,7 +166,7 @@ def object_text(text: str) -> str:
     """The text of a JSON object, with escapes as JSON demands them. Raises NotACall."""
     text = escaped(text)
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError) as error:
         raise NotACall(f"broken JSON: {error}") from error
     if not isinstance(value, dict):
@@ -185,5 +185,6 @@ def _escape(match: re.Match[str]) -> str:
     return match[0] if match[0][0] == "\\" else json.dumps(match[0])[1:-1]
 
 
-def _no_constant(name: str) -> None:
+def no_constant(name: str) -> None:
+    """What `json.loads` does with NaN and infinities, which are no JSON. Raises ValueError."""
     raise ValueError(name)

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import time
+import warnings
 from typing import Any
 
 from contracts.errors import Unavailable
@@ -20,9 +21,8 @@ except (ImportError, OSError) as error:  # OSError: the library is for another m
 
 _NOBODY = 65534
 _GRACE_SECONDS = 5.0
-# 0.9.0 passes `gid` on but warns that it does not. Warnings cannot be silenced for one thread alone.
-_native = sandlock._sdk._NativePolicy  # noqa: SLF001
-_native._HANDLED_FIELDS = _native._HANDLED_FIELDS | {"gid"}  # noqa: SLF001
+# 0.9.0 passes `gid` on but warns that it does not. Warnings cannot be silenced for one thread alone, so this one is for all.
+warnings.filterwarnings("ignore", message="Policy field 'gid' is set but not wired through")
 
 
 class SandlockSandbox:

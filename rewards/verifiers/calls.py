@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +14,6 @@ from contracts.answers.texts import WrittenCall, calls_in_text
 from rewards.verifiers.lookalikes import as_displayed
 from rewards.verifiers.strict_json import NotJson, canonical, read_json
 from rewards.verifiers.traces import Traces
-
-_LIST_OF_OBJECTS = re.compile(r"\[\s*[{\]]")
 
 
 class Call(NamedTuple):

@@ -73,11 +73,6 @@ def _blanked(quoted: str) -> str:
     return (" " if quoted.startswith(("--", "/*")) else "\x1f") * len(quoted)
 
 
-def is_ordered(query: str) -> bool:
-    """Whether the query orders its own rows, not only the rows of a subquery."""
-    return re.search(r"\border\s+by\b", outside(query), re.IGNORECASE) is not None
-
-
 def groups_of(query: str, rows: Rows, names: tuple[str, ...], run: Run) -> Groups:
     """The rows of a reference in groups of ties. `rows` and `names` are its result."""
     strict = Groups(rows, tuple((row,) for row in rows))

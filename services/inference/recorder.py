@@ -19,7 +19,7 @@ import structlog
 from contracts.errors import RecordTooLarge, Unavailable
 from contracts.event_log import EventLog, Message
 from contracts.experts import MAX_PACKED_BYTES, pack_experts
-from contracts.records import Generation, GenerationBody, pack_floats, pack_ids, seal_body
+from contracts.records import Generation, GenerationBody, pack_body, pack_floats, pack_ids
 from contracts.sampling import ExpertShape, Sampling
 from contracts.support import pack_support
 from contracts.topics import GENERATIONS
@@ -154,7 +154,7 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
         person=plan.request.person,
         attempt=plan.attempt,
         num_choices=plan.request.num_choices,
-        body=seal_body(body),
+        body=pack_body(body),
     )
 
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import jinja2
 
+from contracts.answers.source import no_constant
+
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str]
 """Renders messages and tools. Raises a TemplateError or TypeError if the template refuses them."""
 
@@ -122,13 +124,9 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
 
 def _object_of(text: str) -> Any:
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=no_constant)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(name)

@@ -87,7 +87,9 @@ def test_replicas_that_take_and_an_app_that_takes_back_never_wait_in_a_circle(an
         start.wait(60.0)
         with any_database.transaction() as connection:
             if these := repository.page(connection, repository.FIRST, NUM_WAITING):
-                taken.extend(repository.take(connection, repository.answered(connection, these, (), 0.0)))
+                taken.extend(
+                    repository.take(connection, repository.answered(connection, (), (0.0, 0.0), NUM_WAITING, these))
+                )
 
     def settle(_number: int) -> None:
         start.wait(60.0)

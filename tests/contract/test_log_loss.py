@@ -16,7 +16,6 @@ from commands.audit import audit
 from contracts.errors import InvalidSettings, LogLost, PositionLost
 from contracts.event_log import EventLog, LogRecord, Message
 from contracts.ids import new_completion_id
-from contracts.ledger import generation_states, signal_states
 from contracts.records import Experience, Generation, Outcome, decode
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS, TOPICS
@@ -35,6 +34,7 @@ from services.dashboard.live.traffic import CONSUMERS, UNTRACKED, TrafficReader
 from services.feedback import repository as feedback
 from services.feedback.requests import ReceivedItem
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
+from tests.ledger_states import generation_states, signal_states
 from tests.worlds.servers.services import kafka_log, kafka_servers, new_prefix
 
 SIGNALS_ONLY = Task.model_validate(

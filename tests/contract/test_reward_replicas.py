@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Table, func, select
 
 from contracts.ids import new_completion_id
-from contracts.records import Episode, GenerationBody, Score, Signal, Submitter, pack_floats, pack_ids, seal_body
+from contracts.records import Episode, GenerationBody, Score, Signal, Submitter, pack_body, pack_floats, pack_ids
 from contracts.sampling import Span
 from contracts.tables import behaviour, score, signal_delay, submitter, vote, vote_pace
 from contracts.tasks import Task
@@ -73,7 +73,7 @@ def an_answer(dice: random.Random, kind: Kind) -> UnpackedEpisode:
         task="chat",
         spans=(Span(0, dice.randrange(NUM_VERSIONS)),),
         finished_at=NOW - 30.0,
-        body=seal_body(body),
+        body=pack_body(body),
     )
     said = Signal(
         id=f"fb_{turn.completion_id}", completion_id=turn.completion_id, choice=0, name="thumbs", value=value, at=NOW,

@@ -10,7 +10,7 @@ from sqlalchemy import insert, select, text
 
 from contracts.errors import InvalidRequest
 from contracts.ids import new_completion_id
-from contracts.records import Generation, encode, seal_body
+from contracts.records import Generation, encode, pack_body
 from contracts.tables import generation
 from runtime.database import Database
 from services.inference.stored.queries import StoredSearch, find_stored
@@ -36,7 +36,7 @@ def ids(any_database: Database) -> list[str]:
     made = sorted(new_completion_id() for _ in range(NUM))
     model = a_generation()
     plain = encode(model)
-    rare = seal_body(msgspec.structs.replace(model.open(), metadata={"trace": "rare"}))
+    rare = pack_body(msgspec.structs.replace(model.open(), metadata={"trace": "rare"}))
     rows = []
     for place, name in enumerate(made):
         body = rare if place in LABELLED else model.body

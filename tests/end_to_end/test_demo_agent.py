@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import examples.support.evaluate
-from commands import demo, demo_agent, demo_pace
+from examples.demo import agent, command, pace
 from tests.command_line import run_here
 from tests.forked import children_forked
 from tests.worlds.paths import ROOT
@@ -32,10 +32,10 @@ def shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = (SUPPORT / "task.toml").read_text()
     assert "window_seconds = 25" in task
     (folder / "task.toml").write_text(task.replace("window_seconds = 25", "window_seconds = 12"))
-    training = {**demo_agent.AGENT_TRAINING, "max_wait_seconds": 3.0}
-    monkeypatch.setattr(demo, "SMOKE_SECONDS", SECONDS)
-    monkeypatch.setattr(demo_agent, "AGENT", demo_agent.AGENT._replace(folder=folder, training=training))
-    monkeypatch.setattr(demo_pace, "SLOWEST_PACE", PACE)
+    training = {**agent.AGENT_TRAINING, "max_wait_seconds": 3.0}
+    monkeypatch.setattr(command, "SMOKE_SECONDS", SECONDS)
+    monkeypatch.setattr(agent, "AGENT", agent.AGENT._replace(folder=folder, training=training))
+    monkeypatch.setattr(pace, "SLOWEST_PACE", PACE)
     monkeypatch.setattr(examples.support.evaluate, "NUM_HELD_OUT", NUM_HELD_OUT)
 
 

@@ -18,8 +18,6 @@ import pytest
 from sqlalchemy import func, select
 
 from commands.audit import audit, read_clients
-from commands.demo import PRODUCT
-from commands.demo_loop import DRAIN_SECONDS, all_judged
 from commands.home import Home, prepare_home
 from commands.supervisor import Supervisor
 from commands.up import listen, new_settings
@@ -31,6 +29,8 @@ from contracts.tables import generation
 from contracts.tables import verdict as verdict_table
 from contracts.tasks.loading import load_tasks
 from contracts.topics import OUTCOMES
+from examples.demo.command import PRODUCT
+from examples.demo.loop import DRAIN_SECONDS, all_judged
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from rewards.judges.identity import identity_of

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from commands import queries
 from commands.audit import Audit, audit, read_clients
 from commands.home import Home, prepare_home
 from commands.up import listen, new_settings
 from contracts.turns import count_rows
+from examples.demo import queries
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from tests.end_to_end.test_kill import drain

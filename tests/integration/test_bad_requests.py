@@ -14,10 +14,10 @@ import pytest
 
 from commands import supervisor as supervisors
 from commands.audit import audit
-from commands.demo import PRODUCT
 from commands.home import Home, prepare_home
 from commands.up import listen, new_settings
 from contracts.ids import sample_key
+from examples.demo.command import PRODUCT
 from tests.in_memory import folder_in_memory
 from tests.supervised import supervised
 from tests.worlds.bad_requests import BadRequest, bad_requests

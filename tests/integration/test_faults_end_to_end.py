@@ -16,7 +16,7 @@ import pytest
 import torch
 from sqlalchemy import func, select
 
-from contracts.ledger import generation_counts, generation_states
+from contracts.ledger import generation_counts
 from contracts.records import Experience, Generation, Submitter, decode, pack_floats, pack_ids
 from contracts.sampling import Span
 from contracts.segments import whole
@@ -32,6 +32,7 @@ from runtime.log.answers import with_answers
 from runtime.log.outbox import message
 from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything
+from tests.ledger_states import generation_states
 from tests.unit.pipelines.training.builders import VOCABULARY, random_key, tiny_model
 from tests.unit.pipelines.training.world import POLICY, World, weights_of
 

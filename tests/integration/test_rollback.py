@@ -16,7 +16,7 @@ from sqlalchemy import select
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.errors import VersionRevoked
 from contracts.event_log import Message
-from contracts.ledger import generation_counts, generation_states, trained_versions
+from contracts.ledger import generation_counts, trained_versions
 from contracts.records import Submitter
 from contracts.revocations import Treatment
 from contracts.rollback import promote, roll_back
@@ -31,6 +31,7 @@ from runtime.log.outbox import message
 from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything
 from tests.in_memory import folder_in_memory
+from tests.ledger_states import generation_states
 from tests.unit.pipelines.training.world import POLICY, World
 from tests.worlds.release.gate import GateWorld
 

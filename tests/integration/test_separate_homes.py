@@ -21,7 +21,7 @@ import pytest
 import sqlalchemy
 
 from commands.audit import Audit, audit, read_clients
-from commands.demo import PRODUCT, write_sentinels
+from examples.demo.command import PRODUCT, write_sentinels
 from runtime.database import create_database
 from runtime.operations import OPERATIONS_ADDRESS
 from runtime.operator_key import APP_KEY

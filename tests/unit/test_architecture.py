@@ -23,7 +23,7 @@ KITS = ("benchmarks", "tests/adversary", "tests/worlds")
 LONGEST_FILE = 400
 # In one process, one after another: the first that loads torch is named.
 TORCH_FREE = (
-    "millrace", "commands.process", "commands.up", "commands.demo", "services.web", "commands.episodes",
+    "millrace", "commands.process", "commands.up", "examples.demo.command", "services.web", "commands.episodes",
     "commands.release", "engines.vllm.follow", "rewards.__main__", "examples.reservations.users",
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 
 from contracts.tasks.loading import load_tasks
 from contracts.tasks.signals import MEANINGS
-from rewards.verifiers.registry import KINDS
+from rewards.verifiers.registry import kinds
 from rewards.worker import RewardsHandler
 from tests.each_case import each_case
 
@@ -30,6 +30,6 @@ def test_there_are_three() -> None:
     assert len(TASK_FILES) == 3
 
 
-@each_case("name", sorted({*KINDS, *MEANINGS}))
+@each_case("name", sorted({*kinds(), *MEANINGS}))
 def test_the_page_names_every_verifier_and_every_meaning(name: str) -> None:
     assert f"`{name}`" in PAGE

@@ -29,9 +29,9 @@ from contracts.records import (
     Submitter,
     decode,
     encode,
+    pack_body,
     pack_floats,
     pack_ids,
-    seal_body,
 )
 from contracts.sampling import Sampling, Span
 from contracts.tasks import Task
@@ -157,7 +157,7 @@ class SilentCrowd:
             "task_hash": self.task.hash, "purpose": "user", "arm": "live", "arm_probability": 1.0,
             "spans": (Span(0, style.version),), "sampling": Sampling(temperature=1.0, max_tokens=16),
             "finish_reason": "stop", "created_at": self.now - 31.0, "finished_at": self.now - 30.0, "engine": "test/1",
-            "dtype": "float32", "body": seal_body(body), "ask_probability": probability,
+            "dtype": "float32", "body": pack_body(body), "ask_probability": probability,
         }  # fmt: skip
         turn = Generation(**(values | changes))
         self.style_of[turn.key] = style

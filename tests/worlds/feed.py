@@ -10,7 +10,7 @@ import time
 
 from contracts.event_log import Message
 from contracts.ids import new_completion_id
-from contracts.records import Generation, GenerationBody, Signal, Submitter, pack_floats, pack_ids, seal_body
+from contracts.records import Generation, GenerationBody, Signal, Submitter, pack_body, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
 from contracts.topics import GENERATIONS, SIGNALS
 from runtime.log.outbox import message
@@ -81,7 +81,7 @@ def a_generation(chance: random.Random, finished_at: float, num_tokens: int = NU
         finished_at=finished_at,
         engine="millrace/1",
         dtype="bfloat16",
-        body=seal_body(body),
+        body=pack_body(body),
     )
 
 

@@ -32,9 +32,9 @@ from contracts.records import (
     Signal,
     Submitter,
     encode,
+    pack_body,
     pack_floats,
     pack_ids,
-    seal_body,
 )
 from contracts.sampling import Sampling, Span
 from contracts.tables import received_signal
@@ -239,7 +239,7 @@ def _generation(at: float) -> Generation:
         completion_id=new_completion_id(), choice=0, tenant=VICTIM, policy=POLICY, task=TASK, task_hash="ab12",
         purpose="user", arm=LIVE, arm_probability=1.0, spans=(Span(0, _BASE),), sampling=Sampling(temperature=1.0, max_tokens=8),
         finish_reason="stop", created_at=at, finished_at=at + 0.1, engine="millrace/1", dtype="BF16", person=PERSON,
-        body=seal_body(body),
+        body=pack_body(body),
     )  # fmt: skip
 
 

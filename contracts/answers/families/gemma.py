@@ -15,7 +15,7 @@ from contracts.answers.calls import Sink
 from contracts.answers.families.form import CallForm, Forced, Schema
 from contracts.answers.grammar import quoted, sequence
 from contracts.answers.marks import Marks
-from contracts.answers.source import CallText, NotACall, Reading
+from contracts.answers.source import CallText, NotACall, Reading, no_constant
 from contracts.answers.values import property_of, required_of, types_of
 
 _NAME = re.compile(r"[\w.:/-]")
@@ -129,7 +129,7 @@ class _Values:
             raise NotACall
         self.place = match.end()
         try:
-            value = json.loads(match[0], parse_constant=_no_constant)
+            value = json.loads(match[0], parse_constant=no_constant)
         except ValueError as error:
             raise NotACall from error
         if isinstance(value, str):
@@ -173,7 +173,3 @@ class _Values:
         if not self._has(character):
             raise NotACall
         self.place += 1
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(name)

@@ -58,19 +58,16 @@ def register(
             known.setdefault(name, set()).add(rules.AnswerRef(record.completion_id, record.choice))
     aimed = [_aimed(item, known[item.name]) for item in repository.waiting(connection, meant, _MAX_SIGNALS)]
     waiting = [item for item in aimed if item is not None]
-    return [
-        _sent(signal)
-        for signal in [*followed, *credit.shared(connection, tasks, credit.affordable(connection, waiting))]
-    ]
+    shared = credit.shared(connection, tasks, credit.affordable(connection, waiting))
+    return [_sent(signal) for signal in [*followed, *shared]]
 
 
 def settle_sessions(
     connection: Connection, tasks: Mapping[str, Task], now: float, partitions: frozenset[int]
 ) -> list[Message]:
     """Send signals about sessions that came a moment ago. Call it at the end of the log: then the last answers have been read."""
-    found = repository.recently_answered(
-        connection, partitions, now - RECENT_SECONDS, now - SETTLE_SECONDS, _MAX_SIGNALS
-    )
+    came = (now - RECENT_SECONDS, now - SETTLE_SECONDS)
+    found = repository.answered(connection, partitions, came, _MAX_SIGNALS)
     return [_sent(signal) for signal in credit.shared(connection, tasks, credit.affordable(connection, found))]
 
 
@@ -107,7 +104,7 @@ def sweep(
     these = repository.page(connection, after, _MAX_SIGNALS)
     if not these:
         return Sweep([], None)
-    found = repository.answered(connection, these, partitions, now - SETTLE_SECONDS)
+    found = repository.answered(connection, partitions, (0.0, now - SETTLE_SECONDS), _MAX_SIGNALS, these)
     now_shared = credit.affordable(connection, found)
     sent = [_sent(signal) for signal in credit.shared(connection, tasks, now_shared)]
     repository.settle(connection, these, now - ORPHAN_SECONDS, now - RETRACTED_SECONDS)

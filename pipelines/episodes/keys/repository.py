@@ -115,41 +115,37 @@ def page(connection: Connection, after: WaitingId, size: int) -> list[WaitingId]
     return [(row.tenant, row.id) for row in connection.execute(statement)]
 
 
-def recently_answered(
-    connection: Connection, partitions: Collection[int], since: float, before: float, limit: int
-) -> list[WaitingSignal]:
-    """Signals about sessions that came between two times, UTC epoch seconds, and wait although there is an answer; see `answered`."""
-    came, is_of_session = waiting_signal.c.received_at, waiting_signal.c.kind == SESSION
-    return _answered(connection, partitions, before, is_of_session, came >= since, came < before, limit=limit)
-
-
 def answered(
-    connection: Connection, among_these: Collection[WaitingId], partitions: Collection[int], sessions_before: float
+    connection: Connection,
+    partitions: Collection[int],
+    sessions: tuple[float, float],
+    limit: int,
+    among_these: Collection[WaitingId] | None = None,
 ) -> list[WaitingSignal]:
-    """Which of these signals wait although their key has an answer, the oldest first.
+    """Signals that wait although their key has an answer, the oldest first.
 
     Args:
         connection: its transaction must also take them.
-        among_these: a page of them.
         partitions: those that this process has read to the end; signals about sessions in others keep waiting.
-        sessions_before: UTC epoch seconds; signals about sessions that came later keep waiting.
+        sessions: two UTC epoch seconds, between which signals about sessions came; others keep waiting.
+        limit: of these signals.
+        among_these: a page of signals about any key; None: only those about sessions.
     """
-    which = among_rows(connection, _WAITING_ID, among_these)
-    return _answered(connection, partitions, sessions_before, which, limit=len(among_these))
-
-
-def _answered(
-    connection: Connection, partitions: Collection[int], sessions_before: float, *which: ColumnElement[bool], limit: int
-) -> list[WaitingSignal]:
+    since, before = sessions
+    came, is_of_session = waiting_signal.c.received_at, waiting_signal.c.kind == SESSION
+    is_between = (came >= since) & (came < before)
+    # Not only in the condition below: the times let an index find the few rows among many that wait.
+    recent = is_of_session & is_between
+    which = recent if among_these is None else among_rows(connection, _WAITING_ID, among_these)
     same = [getattr(waiting_signal.c, column.name) == column for column in _NAME]
     own = (generation.c.completion_id == join_key.c.completion_id) & (generation.c.choice == join_key.c.choice)
     columns = (*_WAITING, waiting_signal.c.received_at, *_NAME[1:], join_key.c.completion_id, join_key.c.choice)
-    is_read = generation.c.partition.in_(sorted(partitions)) & (waiting_signal.c.received_at < sessions_before)
+    is_read = generation.c.partition.in_(sorted(partitions)) & is_between
     statement: Select[Any] = (
         select(*columns)
         .join(join_key, same[0] & same[1] & same[2])
         .outerjoin(generation, own)
-        .where(*which, or_(waiting_signal.c.kind != SESSION, is_read))
+        .where(which, or_(~is_of_session, is_read))
     )
     rows = connection.execute(statement.order_by(*_IN_ORDER).limit(limit))
     return [_waiting(row, AnswerRef(row.completion_id, row.choice)) for row in rows]

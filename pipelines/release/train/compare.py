@@ -46,11 +46,6 @@ class Difference(NamedTuple):
         """Information time: how many independent answers of each of two equal arms the estimate is worth."""
         return 2.0 * self.spread / self.variance
 
-    @property
-    def time_if_equal(self) -> float:
-        """The same by the variance of equal arms."""
-        return 2.0 * self.spread / self.variance_if_equal
-
 
 class Aside(NamedTuple):
     """One party of a comparison by itself, and all the others. None: nothing can be compared there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from pipelines.release.train.answers import TaskRule, grace_seconds
 from pipelines.release.train.compare import Contrast, Floats
-from pipelines.release.train.parties import Parties, contradiction, may_leave, outweighing, parties_of
+from pipelines.release.train.metrics import PRIMARY
+from pipelines.release.train.parties import Compared, may_leave, oddest, parties_of
 from pipelines.release.train.sequences import two_sided
 from runtime.train_settings import TrainSettings
 
@@ -91,25 +92,12 @@ def _without_strangers(
     out = dict[int, None]()
     while True:
         contrast = Contrast(is_live[kept], strata[kept], units[kept], parties.of[kept])
-        odd = _oddest(contrast, rewards[kept], parties, out, settings) if len(parties.names) > 1 else None
+        compared = Compared(PRIMARY.label, PRIMARY.better, contrast, rewards[kept])
+        odd = oddest(contrast, [compared], may_leave(parties, out), len(parties.names), settings.tuned_units)
         if odd is None:
             return contrast, kept, [parties.names[party] for party in out]
-        out[odd] = None
-        kept &= parties.of != odd
-
-
-def _oddest(
-    contrast: Contrast, rewards: Floats, parties: Parties, out: Collection[int], settings: TrainSettings
-) -> int | None:
-    may_go = may_leave(parties, out)
-    if (few := outweighing(contrast, may_go)) is not None:
-        return few
-    far = {
-        party: distance
-        for party, aside in enumerate(contrast.compare_parties(rewards, is_log=False))
-        if party in may_go and (distance := abs(contradiction(aside, len(parties.names), settings.tuned_units))) > 1.0
-    }
-    return max(far, key=lambda party: far[party], default=None)
+        out[odd.party] = None
+        kept &= parties.of != odd.party
 
 
 def _codes(names: Sequence[Any]) -> NDArray[np.int64]:

@@ -21,7 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.release.train.compare import Aside, Codes, Contrast
+from pipelines.release.train.compare import Aside, Codes, Contrast, Floats
+from pipelines.release.train.metrics import Better
 from pipelines.release.train.sequences import two_sided
 
 PRODUCT = 0.4
@@ -44,6 +45,24 @@ class Parties(NamedTuple):
     names: list[str]
     share: NDArray[np.float64]
     """Of live's answers, by party."""
+
+
+class Compared(NamedTuple):
+    """One number of the answers of all tasks."""
+
+    label: str
+    better: Better
+    plan: Contrast
+    values: Floats
+    is_log: bool = False
+
+
+class Stranger(NamedTuple):
+    """A party that is left out. `why`: after its name. `is_harmed`: the canary is worse for it, by what it says itself."""
+
+    party: int
+    why: str
+    is_harmed: bool = False
 
 
 def parties_of(
@@ -78,15 +97,34 @@ def parties_of(
     return Parties(found, [named[code] for code in present], _shares(found, live, len(present)))
 
 
-def contradiction(aside: Aside, num_comparisons: int, tuned_units: int) -> float:
-    """How far a party differs from all others, divided by the most that chance allows at any look: above 1 it is no chance. Negative: downwards."""
-    own, others = aside.alone, aside.without
-    if own is None or others is None:
-        return 0.0
-    variance = sum(max(one.variance, one.variance_if_equal) for one in (own, others))
-    time = (own.spread + others.spread) / variance
-    allowed = math.sqrt(variance) * two_sided(time, LEVEL / num_comparisons, max(_LEAST_TUNED, tuned_units / _EARLY))
-    return (own.difference - others.difference) / allowed
+def oddest(
+    plan: Contrast, compared: Iterable[Compared], may_go: Collection[int], num_tests: int, tuned_units: int
+) -> Stranger | None:
+    """The party of `may_go` that stands out most; None if none does.
+
+    Args:
+        plan: how all answers are compared.
+        compared: what is looked at; not read if a few units outweigh all others.
+        may_go: see `may_leave`.
+        num_tests: how many numbers of parties are looked at, at most.
+        tuned_units: of the settings.
+    """
+    if not may_go:
+        return None
+    few = {party: value for party, value in enumerate(plan.concentrations()) if party in may_go and value < FEW_UNITS}
+    if few:
+        return Stranger(min(few, key=lambda party: few[party]), "a few of whose users outweigh all others")
+    found = [
+        (abs(far), party, far, each)
+        for each in compared
+        for party, aside in enumerate(each.plan.compare_parties(each.values, is_log=each.is_log))
+        if party in may_go and abs(far := _contradiction(aside, num_tests, tuned_units)) > 1.0
+    ]
+    if not found:
+        return None
+    _, party, far, each = max(found, key=lambda item: item[0])
+    is_harmed = (far > 0.0) == (each.better == "lower") and each.better != "same"
+    return Stranger(party, f"which contradicts all others about {each.label}", is_harmed)
 
 
 def may_leave(parties: Parties, out: Collection[int]) -> set[int]:
@@ -95,15 +133,20 @@ def may_leave(parties: Parties, out: Collection[int]) -> set[int]:
     return {party for party, share in enumerate(parties.share) if gone + share <= PRODUCT}.difference(out)
 
 
-def outweighing(plan: Contrast, may_go: Collection[int]) -> int | None:
-    """The party of which a few units outweigh all others most; None if there is none."""
-    left = {party: value for party, value in enumerate(plan.concentrations()) if party in may_go and value < FEW_UNITS}
-    return min(left, key=lambda party: left[party], default=None)
-
-
 def others_of(asides: Iterable[Aside]) -> list[Aside]:
     """Those without whom a verdict must hold as well: all that are not most of the product."""
     return [aside for aside in asides if aside.share <= PRODUCT]
+
+
+def _contradiction(aside: Aside, num_tests: int, tuned_units: int) -> float:
+    """How far a party differs from all others, divided by the most that chance allows at any look: above 1 it is no chance. Negative: downwards."""
+    own, others = aside.alone, aside.without
+    if own is None or others is None:
+        return 0.0
+    variance = sum(max(one.variance, one.variance_if_equal) for one in (own, others))
+    time = (own.spread + others.spread) / variance
+    allowed = math.sqrt(variance) * two_sided(time, LEVEL / num_tests, max(_LEAST_TUNED, tuned_units / _EARLY))
+    return (own.difference - others.difference) / allowed
 
 
 def _shares(codes: Codes, mask: NDArray[np.bool_], num: int) -> NDArray[np.float64]:

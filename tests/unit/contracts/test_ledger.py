@@ -3,13 +3,14 @@ from __future__ import annotations
 from sqlalchemy import insert
 
 from contracts.event_log import LogRecord
-from contracts.ledger import learned_signals, num_waiting, signal_counts, signal_states, trained_versions
+from contracts.ledger import learned_signals, num_waiting, signal_counts, trained_versions
 from contracts.records import Outcome, Record, Signal, encode
 from contracts.tables import received_signal, waiting_signal
 from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
+from tests.ledger_states import signal_states
 
 
 def handle(database: Database, *records: tuple[str, Record]) -> None:

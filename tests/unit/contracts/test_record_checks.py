@@ -23,9 +23,9 @@ from contracts.records import (
     decode_shape,
     encode,
     open_body,
+    pack_body,
     pack_floats,
     pack_ids,
-    seal_body,
 )
 from contracts.sampling import ExpertShape, Span
 from contracts.wire import SCHEMA, packed
@@ -131,7 +131,7 @@ def test_a_body_that_would_fill_the_memory_is_refused_before_it_does(sealed: byt
 
 
 def body_with(experts: bytes, shape: ExpertShape | None) -> bytes:
-    return seal_body(
+    return pack_body(
         GenerationBody(
             messages=[], text="", prompt_ids=pack_ids([1, 2]), completion_ids=pack_ids([3]), logprobs=pack_floats([-1.0]),
             experts=pack_experts(experts) if experts else b"", expert_shape=shape,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from pathlib import Path
 
-from commands.demo import DEMO_SECONDS, NUM_SENTINELS, NUM_USERS, NUM_VISITS
+from examples.demo.command import DEMO_SECONDS, NUM_SENTINELS, NUM_USERS, NUM_VISITS
 from tests.clients.policy_digest import MARK
 from tests.clients.policy_digest import digest as digest_of_the_clients
 

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from commands.demo import PRODUCT, write_sentinels
+from examples.demo.command import PRODUCT, write_sentinels
 from examples.reservations.phrases import FIRST_SEATING, LAST_SEATING, clock
 from examples.reservations.sentences import NAMES, TEMPLATES, Booking, Request, Split, confused, requests
 

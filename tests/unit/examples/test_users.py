@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from commands.demo_loop import why_users_ended
+from examples.demo.loop import why_users_ended
 from examples.pace import Pace
 from examples.reservations.users import Crowd
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from contracts.ids import new_completion_id
-from contracts.records import Episode, Generation, Signal, seal_body
+from contracts.records import Episode, Generation, Signal, pack_body
 from contracts.tasks import Task
 from contracts.tasks.judges import JudgeRule
 from rewards.components import Components, components_of
@@ -158,7 +158,7 @@ def test_verifiers_see_the_calls_of_a_request_that_offered_tools() -> None:
         msgspec.structs.replace(plain.open(), tools=tools),
         msgspec.structs.replace(plain.open(), tools=tools, tool_calls=[call]),
     )
-    turns = [msgspec.structs.replace(plain, body=seal_body(body)) for body in bodies]
+    turns = [msgspec.structs.replace(plain, body=pack_body(body)) for body in bodies]
     parsed = [answer_of(opened(turn), BOOKING_TASK).parsed for turn in turns]
     assert parsed == [None, ParsedAnswer(plain.open().text, []), ParsedAnswer(plain.open().text, [call])]
 

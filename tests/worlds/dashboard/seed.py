@@ -19,7 +19,7 @@ from contracts import assignments, tables
 from contracts.assignments import CANDIDATE, LIVE
 from contracts.event_log import Message
 from contracts.ledger import NO_END
-from contracts.records import Generation, GenerationBody, Signal, Submitter, encode, pack_floats, pack_ids, seal_body
+from contracts.records import Generation, GenerationBody, Signal, Submitter, encode, pack_body, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from runtime.days import migrate
@@ -181,7 +181,7 @@ def record_of(number: int, version: int, at: float, *, sentinel: bool = False) -
         completion_id=key_of(number), choice=0, tenant="default", policy=POLICY, task=POLICY, task_hash="ab12",
         purpose="sentinel" if sentinel else "user", arm=LIVE, arm_probability=1.0, spans=(Span(0, version),),
         sampling=Sampling(temperature=1.0, max_tokens=32), finish_reason="stop", created_at=at, finished_at=at + 0.09,
-        engine="millrace/1", dtype="BF16", body=seal_body(body),
+        engine="millrace/1", dtype="BF16", body=pack_body(body),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import insert
 
 from contracts import tables
 from contracts.ids import sample_key
-from contracts.records import Generation, GenerationBody, Signal, Submitter, encode, pack_floats, pack_ids, seal_body
+from contracts.records import Generation, GenerationBody, Signal, Submitter, encode, pack_body, pack_floats, pack_ids
 from contracts.sampling import Span
 from contracts.turns import SessionShare, SessionTurn
 from runtime.database import Database
@@ -94,7 +94,7 @@ def _record(
         tool_calls=[{"function": {"name": call.tool, "arguments": '{"order": 17}'}}] if call.tool else [],
     )  # fmt: skip
     return msgspec.structs.replace(
-        record_of(1, 7, at), completion_id=completion_id, session_id=session_id, tenant=tenant, turn=turn, body=seal_body(body),
+        record_of(1, 7, at), completion_id=completion_id, session_id=session_id, tenant=tenant, turn=turn, body=pack_body(body),
         spans=tuple(Span(5 * place, version) for place, version in enumerate(call.versions)), task=call.task,
         finish_reason="length" if call.branch == "answer_cut" else "stop",
     )  # fmt: skip

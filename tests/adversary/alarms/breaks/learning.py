@@ -16,8 +16,8 @@ from contracts.records import (
     GenerationBody,
     decode,
     open_body,
+    pack_body,
     pack_ids,
-    seal_body,
 )
 from contracts.sampling import Span
 from contracts.topics import GENERATIONS
@@ -50,7 +50,7 @@ def feed(world: WatchedHome, number: int, text: str | None = None, later: int = 
         ids = pack_ids([chance.randrange(_VOCABULARY) for _ in range(20)])
         body = msgspec.structs.replace(body, text=text or body.text, prompt_ids=ids, completion_ids=ids)
         record = msgspec.structs.replace(
-            plain, policy=policy, task=GRADED, spans=(Span(0, version),), body=seal_body(body)
+            plain, policy=policy, task=GRADED, spans=(Span(0, version),), body=pack_body(body)
         )
         messages.append(message(GENERATIONS, record.key, record))
     append(world, messages)

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import delete
 
 from contracts.event_log import LogRecord
-from contracts.ledger import signal_counts, signal_states
+from contracts.ledger import signal_counts
 from contracts.records import Episode, Experience, Generation, Outcome, Record, Signal, decode, encode
 from contracts.tables import outbox
 from contracts.tasks import Task
@@ -18,6 +18,7 @@ from runtime.database import Database
 from runtime.log.outbox import waiting
 from services.feedback import repository as feedback
 from services.feedback.requests import read_item
+from tests.ledger_states import signal_states
 
 TOPICS: dict[type[Record], str] = {Generation: GENERATIONS, Signal: SIGNALS, Outcome: OUTCOMES}
 KINDS: dict[str, type[Record]] = {EPISODES: Episode, EXPERIENCES: Experience, SIGNALS: Signal, OUTCOMES: Outcome}

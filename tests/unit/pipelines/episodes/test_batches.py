@@ -11,14 +11,14 @@ from sqlalchemy import Connection, event
 
 from contracts.errors import InvalidRecord
 from contracts.event_log import LogRecord, Message
-from contracts.ledger import generation_states, signal_states
-from contracts.records import Episode, GenerationBody, Outcome, Record, State, decode, encode, seal_body
+from contracts.records import Episode, GenerationBody, Outcome, Record, State, decode, encode, pack_body
 from contracts.tasks.curation import CurationRule
 from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_draw, a_generation, a_signal
+from tests.ledger_states import generation_states, signal_states
 from tests.unit.pipelines.episodes.bench import Join
 
 TASKS = {"booking": BOOKING_TASK}
@@ -158,7 +158,7 @@ def test_an_episode_that_cannot_be_opened_is_an_invalid_record() -> None:
 def test_a_drawn_arm_that_gave_no_token_is_named_and_takes_no_part_in_anything_else(database: Database) -> None:
     curation = {"duplicates": 1, "near_duplicates": 1, "languages": ["en"]}
     task = BOOKING_TASK.model_copy(update={"curation": CurationRule.model_validate(curation)})
-    body = seal_body(GenerationBody(messages=[], text="", prompt_ids=b"", completion_ids=b"", logprobs=b""))
+    body = pack_body(GenerationBody(messages=[], text="", prompt_ids=b"", completion_ids=b"", logprobs=b""))
     silent = [
         a_generation(arm="canary", arm_probability=0.5, draw=a_draw(5), spans=(), finish_reason="error", body=body)
         for _ in range(2)

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from contracts.event_log import LogRecord
-from contracts.ledger import signal_states
 from contracts.records import Episode, Outcome, Record, Submitter, decode, encode
 from contracts.tasks import Task
 from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
@@ -14,6 +13,7 @@ from pipelines.episodes.handler import EpisodesHandler
 from pipelines.episodes.join import ORPHAN_SECONDS
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
+from tests.ledger_states import signal_states
 
 WITHOUT_COMMENTS = BOOKING_TASK.model_copy(
     update={"signals": {name: rule for name, rule in BOOKING_TASK.signals.items() if name != "comment"}}

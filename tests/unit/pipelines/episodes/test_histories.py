@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from contracts.event_log import Message
 from contracts.faults import FaultPoint
-from contracts.ledger import generation_counts, generation_states, signal_counts, signal_states
+from contracts.ledger import generation_counts, signal_counts
 from contracts.records import (
     Attempt,
     Episode,
@@ -33,7 +33,7 @@ from contracts.records import (
     Outcome,
     Signal,
     decode,
-    seal_body,
+    pack_body,
 )
 from contracts.tables import received_signal
 from contracts.tables.statements import insert_new
@@ -48,6 +48,7 @@ from runtime.worker import Worker
 from services.feedback import repository as feedback
 from services.feedback.requests import ReceivedItem, read_item
 from tests.fakes import BOOKING_TASK, Crash, a_generation, a_signal, everything
+from tests.ledger_states import generation_states, signal_states
 
 SLOW_TASK = Task.model_validate(
     {
@@ -295,7 +296,7 @@ def shared_keys(chance: random.Random) -> list[Event]:
             task=chance.choice(["slow", "slow", "booking"]),
             session_id=chance.choice([None, "s1", "s2"]),
             join_key=chance.choice([None, "k1", "k2"]),
-            body=seal_body(GenerationBody(messages=words, text="", prompt_ids=b"", completion_ids=b"", logprobs=b"")),
+            body=pack_body(GenerationBody(messages=words, text="", prompt_ids=b"", completion_ids=b"", logprobs=b"")),
         )
         events.append(message(GENERATIONS, turn.key, turn))
     met = {key for item in events if isinstance(item, Message) for key in _keys_of(decode(Generation, item.value))}

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from contracts.event_log import LogPlace
-from contracts.records import Experience, Generation, seal_body
+from contracts.records import Experience, Generation, pack_body
 from contracts.tables import dead_letter
 from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
@@ -60,7 +60,7 @@ def test_a_sample_teaches_the_same_whether_it_carries_its_tokens_or_says_where_t
 def test_a_sample_whose_body_is_lost_or_damaged_has_a_name_and_the_others_are_trained(worlds: list[World]) -> None:
     world = worlds[1]
     turns = [a_generation(policy="tiny", created_at=1000.0) for _ in range(4)]
-    damaged = a_generation(policy="tiny", body=seal_body(turns[0].open())[:-3])
+    damaged = a_generation(policy="tiny", body=pack_body(turns[0].open())[:-3])
     lost = a_generation(policy="tiny")
     world.add(*(pointing(turn, logged(world, turn)) for turn in turns))
     world.add(pointing(damaged, logged(world, damaged)), pointing(lost, LogPlace(0, 999)))

@@ -13,7 +13,6 @@ from sqlalchemy import insert
 from contracts.assignments import CANDIDATE, LIVE
 from contracts.errors import PositionLost, WeightsRefused
 from contracts.ids import parse_sample_key, route_of
-from contracts.ledger import generation_states
 from contracts.records import Experience, encode
 from contracts.tables import generation, score
 from contracts.topics import OUTCOMES
@@ -21,6 +20,7 @@ from pipelines.episodes.handler import EpisodesHandler
 from pipelines.training.samples.lost_positions import SkippedRange
 from runtime.worker import Worker
 from tests.fakes import a_generation
+from tests.ledger_states import generation_states
 from tests.unit.pipelines.training.builders import experience, segment
 from tests.unit.pipelines.training.world import World
 from tests.unit.weights.examples import same

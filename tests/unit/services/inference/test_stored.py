@@ -12,7 +12,7 @@ from sqlalchemy import insert, select, update
 
 from contracts.ids import new_completion_id, route_of
 from contracts.keys import create_key
-from contracts.records import Generation, GenerationBody, decode, encode, seal_body
+from contracts.records import Generation, GenerationBody, decode, encode, pack_body
 from contracts.tables import generation
 from runtime.database import Database
 from services.inference.stored import queries
@@ -158,7 +158,7 @@ def test_an_arm_that_gave_no_token_left_no_completion(inference: Inference, data
     body = GenerationBody(messages=[], text="", prompt_ids=b"", completion_ids=b"", logprobs=b"")
     with database.transaction() as connection:
         held = decode(Generation, connection.execute(select(generation.c.record)).scalar_one())
-        silent = encode(replace(held, spans=(), finish_reason="error", body=seal_body(body)))
+        silent = encode(replace(held, spans=(), finish_reason="error", body=pack_body(body)))
         connection.execute(update(generation).values(record=silent))
     assert ids_of(inference.client.chat.completions.list()) == []
     with pytest.raises(openai.NotFoundError):

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from sqlalchemy import insert, select
 
 from contracts.event_log import Message
-from contracts.ledger import generation_states
 from contracts.records import Outcome
 from contracts.tables import generation, ledger_change, training_epoch
 from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
 from tests.fakes import a_generation
+from tests.ledger_states import generation_states
 from tests.unit.pipelines.episodes.epochs.stories import Story, messages
 from tests.unit.pipelines.episodes.test_histories import MEMORY, System
 

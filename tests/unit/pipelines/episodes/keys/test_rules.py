@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contracts.records import GenerationBody, seal_body
+from contracts.records import GenerationBody, pack_body
 from pipelines.episodes.keys.rules import MAX_FOLLOW_UP, AnswerRef, KeyName, Succession, assign, follow_up, names_of
 from tests.fakes import a_generation, asking
 from tests.unit.pipelines.episodes.bench import a_task
@@ -20,7 +20,7 @@ def said(*texts: Any) -> bytes:
     """The body of an answer to a conversation: user and assistant in turn."""
     roles = itertools.cycle(("user", "assistant"))
     messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
-    return seal_body(GenerationBody(messages=messages, text="yes", prompt_ids=b"", completion_ids=b"", logprobs=b""))
+    return pack_body(GenerationBody(messages=messages, text="yes", prompt_ids=b"", completion_ids=b"", logprobs=b""))
 
 
 def test_an_answer_has_the_keys_that_its_app_gave_it() -> None:
@@ -97,7 +97,7 @@ def test_words_about_an_answer_that_is_not_kept_are_not_about_the_one_before(
     for number, answer in enumerate(shown):
         talk += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"no {number}"}]
     body = GenerationBody(messages=talk, text="", prompt_ids=b"", completion_ids=b"", logprobs=b"")
-    after = a_generation(body=seal_body(body))
+    after = a_generation(body=pack_body(body))
     assert (follow_up(Succession(after, AnswerRef(before.completion_id, 0)), before, TASK) is not None) == follows
 
 

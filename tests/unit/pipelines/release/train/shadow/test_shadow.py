@@ -14,7 +14,7 @@ from contracts.draws import hash_of
 from contracts.errors import MillraceError, Unavailable
 from contracts.event_log import LogRecord
 from contracts.gating import GateAnswer, GateScore, SentinelFile
-from contracts.records import FinishReason, Generation, GenerationBody, encode, pack_floats, pack_ids, seal_body
+from contracts.records import FinishReason, Generation, GenerationBody, encode, pack_body, pack_floats, pack_ids
 from contracts.tables import generation
 from contracts.tasks import Task
 from contracts.topics import GENERATIONS
@@ -50,7 +50,7 @@ def a_prompt(number: int, person: str | None = None, task: str = "booking", **ch
         **changes.pop("fields", {}),
     )
     at = {"created_at": 1000.0 + number, "finished_at": 1001.0 + number}
-    return a_generation(task=task, person=person or f"p{number}", **({"body": seal_body(body)} | at | changes))
+    return a_generation(task=task, person=person or f"p{number}", **({"body": pack_body(body)} | at | changes))
 
 
 def store(database: Database, *records: Generation) -> None:
@@ -399,7 +399,7 @@ class TestPrompts:
             a_prompt(4, task="other"),
             a_prompt(5, purpose="rollout"),
             a_prompt(6, policy="another"),
-            a_prompt(7, body=seal_body(empty)),
+            a_prompt(7, body=pack_body(empty)),
             a_prompt(8, choice=1),
         )
         with database.transaction() as connection:

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commands.demo_curves import (
+from contracts.draws import is_exploring
+from contracts.ids import new_completion_id, sample_key
+from examples.demo.curves import (
     acceptance_curve,
     base_acceptance,
     exploring_acceptance,
     last_acceptance,
     realistic_delta,
 )
-from contracts.draws import is_exploring
-from contracts.ids import new_completion_id, sample_key
 from pipelines.training.checkpoints.checkpoint_names import MANIFEST, CheckpointManifest, seal
 from weights.tensors import Tensor, write_safetensors
 

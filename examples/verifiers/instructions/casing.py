@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rewards.verifiers.instructions.counts import words_of
-from rewards.verifiers.instructions.rule import counted, of_text
+from examples.verifiers.instructions.counts import words_of
+from examples.verifiers.instructions.rule import counted, of_text
 from rewards.verifiers.lookalikes import num_capitals, num_small_capitals
 
 

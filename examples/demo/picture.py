@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from commands.demo_curves import Bin
 from contracts.intervals import share_interval
+from examples.demo.curves import Bin
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 760, 380, 56, 48, 24, 48
 _TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from commands.demo_machine import MachineUse, tell_machine
-from commands.demo_pace import (
+from examples.demo.machine import MachineUse, tell_machine
+from examples.demo.pace import (
     FULL_PACE,
     SLOWEST_PACE,
     DemoLoad,

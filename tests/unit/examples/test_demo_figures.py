@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from commands.demo_curves import Bin
-from commands.demo_figures import (
+from examples.demo.curves import Bin
+from examples.demo.figures import (
     DemoFigure,
     answers_until,
     broken_promises,
@@ -16,8 +16,8 @@ from commands.demo_figures import (
     ungated,
     waits_for_gains,
 )
-from commands.demo_picture import draw_curves
-from commands.demo_summary import row_of
+from examples.demo.picture import draw_curves
+from examples.demo.summary import row_of
 from tests.each_case import each_case
 
 WELL = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from rewards.verifiers.instructions.rule import AtLeast, AtMost, counted, of_text
+from examples.verifiers.instructions.rule import AtLeast, AtMost, counted, of_text
 from rewards.verifiers.lookalikes import as_displayed
 
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+|(?<=\d)[.,](?=\d)\w+)*")

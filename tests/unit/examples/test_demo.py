@@ -8,15 +8,15 @@ from rich.console import Console
 from sqlalchemy import insert
 
 from commands.audit import Audit
-from commands.demo_figures import broken_promises
-from commands.demo_loop import all_judged, is_settled
-from commands.demo_summary import GOALS, DemoRun, figures_of, print_summary, summarise
 from commands.home import Home
 from contracts.event_log import LogRecord
 from contracts.ledger import LedgerCounts
 from contracts.records import Outcome, encode
 from contracts.tables import swap, verdict
 from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
+from examples.demo.figures import broken_promises
+from examples.demo.loop import all_judged, is_settled
+from examples.demo.summary import GOALS, DemoRun, figures_of, print_summary, summarise
 from examples.reservations.evaluate import Evaluation
 from pipelines.episodes.handler import EpisodesHandler
 from runtime.database import Database

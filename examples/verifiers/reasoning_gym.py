@@ -1,7 +1,7 @@
 """`reasoning_gym`: the answer solves a procedural task of reasoning-gym, by the task's own scorer.
 
 `metadata.reference` is JSON: `{"index": 7}`, with `seed` and `size` if they differ from the config's, or a whole entry
-(`question`, `answer`, `metadata`). `python -m rewards.verifiers.reasoning_gym DATASET --size 100 --seed 1` prints prompts
+(`question`, `answer`, `metadata`). `python -m examples.verifiers.reasoning_gym DATASET --size 100 --seed 1` prints prompts
 with these references, one JSON object per line: sentinels that a model cannot have memorised, or prompts for training.
 """
 
@@ -21,8 +21,10 @@ from contracts.tasks.section import TaskSection
 from rewards.killable import NotStarted, Setup, pool_for
 from rewards.verifiers.check import BatchVerifier, Check, Context, after_reasoning, read_config, wrong
 from rewards.verifiers.referee import refereed
+from rewards.verifiers.registry import Kind
 
 VERSION = 2
+KIND = Kind("the answer solves a task of reasoning-gym, by its own scorer", is_slow=True)
 
 _MEMORY_BYTES = 4 << 30
 _MAX_ANSWER = 20_000
@@ -48,7 +50,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
     rule = read_config(ReasoningGymConfig, config)
     _require()
     settings = rule.model_dump_json(include={"dataset", "seed", "size", "options"})
-    pool = pool_for(Setup("rewards.verifiers.reasoning_gym_score:worker", settings, memory_bytes=_MEMORY_BYTES))
+    pool = pool_for(Setup("examples.verifiers.reasoning_gym_score:worker", settings, memory_bytes=_MEMORY_BYTES))
     try:
         pool.check()
     except NotStarted as error:
@@ -100,7 +102,7 @@ def prompts(
 
 def main() -> None:
     """Print prompts, one JSON object per line."""
-    parser = argparse.ArgumentParser(prog="python -m rewards.verifiers.reasoning_gym", description=prompts.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m examples.verifiers.reasoning_gym", description=prompts.__doc__)
     parser.add_argument("dataset")
     parser.add_argument("--size", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)

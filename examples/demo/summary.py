@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from commands import queries
 from commands.audit import Audit, print_audit
-from commands.demo_curves import (
+from contracts.assignments import LIVE
+from contracts.ledger import learned_signals
+from examples.demo import queries
+from examples.demo.curves import (
     Bin,
     acceptance_curve,
     base_acceptance,
@@ -18,7 +20,7 @@ from commands.demo_curves import (
     last_acceptance,
     realistic_delta,
 )
-from commands.demo_figures import (
+from examples.demo.figures import (
     LONGEST_WAIT,
     DemoFigure,
     answers_until,
@@ -30,10 +32,8 @@ from commands.demo_figures import (
     ungated,
     waits_for_gains,
 )
-from commands.demo_machine import tell_machine
-from commands.demo_pace import FULL_PACE, tell_pace
-from contracts.assignments import LIVE
-from contracts.ledger import learned_signals
+from examples.demo.machine import tell_machine
+from examples.demo.pace import FULL_PACE, tell_pace
 from examples.reservations.evaluate import Evaluation
 from examples.reservations.summary import freshness, percentile
 from runtime.settings import Settings

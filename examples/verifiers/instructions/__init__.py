@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rewards.verifiers.instructions import casing, counts, ends, structure, words
-from rewards.verifiers.instructions.rule import Instruction
+from examples.verifiers.instructions import casing, counts, ends, structure, words
+from examples.verifiers.instructions.rule import Instruction
 
 INSTRUCTIONS: dict[str, Instruction] = {
     **counts.INSTRUCTIONS,

@@ -7,8 +7,8 @@ import re
 from pydantic import Field
 
 from contracts.tasks.section import TaskSection
+from examples.verifiers.instructions.rule import Instruction, Unusable, of_text
 from rewards.verifiers.check import Answer
-from rewards.verifiers.instructions.rule import Instruction, Unusable, of_text
 from rewards.verifiers.lookalikes import as_displayed, plain
 
 _QUOTES = {'"': '"', "\u201c": "\u201d", "\u201e": "\u201c", "\u00ab": "\u00bb"}

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from commands.demo_curves import BIN_SECONDS, Bin
 from contracts.intervals import share_interval
+from examples.demo.curves import BIN_SECONDS, Bin
 
 _GAIN_POINTS = 0.02
 """A version that the gate finds this much better than all before it is a gain for users."""
@@ -156,7 +156,7 @@ def broken_promises(summary: Mapping[str, Any], *, learns: bool) -> list[str]:
     """What went wrong, in words. Empty: all is well.
 
     Args:
-        summary: see `demo_summary.summarise`.
+        summary: see `summary.summarise`.
         learns: the run is long enough that the last version must be better than the base.
     """
     kept = {

@@ -15,19 +15,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from commands import queries
 from commands.audit import Audit, audit, read_clients
-from commands.demo_machine import MachineUse
-from commands.demo_pace import DemoLoad, PaceMaker
-from commands.demo_product import DemoProduct
-from commands.demo_summary import LONGEST_SECONDS, DemoRun
 from commands.home import Home
+from commands.queries import verdicts
 from commands.supervisor import Supervisor
 from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.errors import MillraceError
 from contracts.ledger import PENDING, generation_counts, signal_counts, trained_versions
 from contracts.tasks.loading import load_tasks
+from examples.demo import queries
+from examples.demo.machine import MachineUse
+from examples.demo.pace import DemoLoad, PaceMaker
+from examples.demo.product import DemoProduct
+from examples.demo.summary import LONGEST_SECONDS, DemoRun
 from examples.pace import write_pace
 from runtime.database import Database
 from weights.stores.opening import open_weight_store
@@ -40,7 +41,7 @@ _REPORT_SECONDS = 5.0
 _LATE_SECONDS = 8.0
 """From the end of a sample's window to the moment at which the trainer may have it, on a machine that keeps up."""
 _RECENT_SIGNALS = 100
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parent.parent.parent
 
 
 class DemoLoop:
@@ -143,7 +144,7 @@ class DemoLoop:
         with self._database() as database, database.snapshot() as connection:
             over = time.time() - self._task.window_seconds - _LATE_SECONDS
             untrained = queries.num_untrained(connection, over) / self._product.training["publish_samples"]
-            judged = queries.verdicts(connection, self._policy).keys()
+            judged = verdicts(connection, self._policy).keys()
             pending = generation_counts(connection).states.get(PENDING, 0)
             live = assignments.read(connection, self._policy)[LIVE].version or 0
         load = DemoLoad((answers - self._answers) / since_last, untrained, self._unjudged_seconds(judged))
@@ -209,4 +210,4 @@ def all_judged(database: Database, policy: str) -> bool:
 def unjudged(database: Database, policy: str) -> list[int]:
     """Versions with a trained sample and no verdict."""
     with database.snapshot() as connection:
-        return sorted(set(trained_versions(connection).values()) - queries.verdicts(connection, policy).keys())
+        return sorted(set(trained_versions(connection).values()) - verdicts(connection, policy).keys())

@@ -10,10 +10,10 @@ import pytest
 from contracts.errors import InvalidTask
 from contracts.tasks import Task
 from contracts.tasks.source import Source
+from examples.verifiers import instruction
+from examples.verifiers.instructions import INSTRUCTIONS
 from rewards.panel import graders_of
-from rewards.verifiers import instruction
 from rewards.verifiers.check import Answer, Check
-from rewards.verifiers.instructions import INSTRUCTIONS
 from tests.adversary.attacks.cases import look_alikes
 from tests.each_case import each_case
 

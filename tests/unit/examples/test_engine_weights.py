@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from commands.engine_weights import compare_engines
 from commands.home import Home
 from contracts.engines import EngineReplica, announce
 from engines.vllm.server.receiver import make_engine
+from examples.demo.engine_weights import compare_engines
 from tests.unit.engines.vllm.fake_vllm import PARTS, FakeModel, FakeVllm
 from tests.unit.engines.vllm.test_receiver import FakeAbstract, as_floats, weights_of
 from tests.unit.services.serving import serve

@@ -6,8 +6,8 @@ import re
 
 from pydantic import Field
 
+from examples.verifiers.instructions.rule import Count, Instruction, counted, of_text
 from rewards.verifiers.check import Answer
-from rewards.verifiers.instructions.rule import Count, Instruction, counted, of_text
 from rewards.verifiers.strict_json import NotJson, read_json, without_fence
 
 _BULLET = re.compile(r"^[ \t]*[-*+\u2022\u2013][ \t][^\n]*?\w", re.MULTILINE)

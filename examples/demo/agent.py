@@ -10,8 +10,11 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import Connection
 
-from commands import queries
-from commands.demo import (
+from commands.engines import choose_engine
+from commands.options import DeviceOption
+from contracts.turns import count_rows
+from examples.demo import queries
+from examples.demo.command import (
     PRODUCT,
     DemoHomeOption,
     DemoOptions,
@@ -22,11 +25,8 @@ from commands.demo import (
     StrictOption,
     run_demo,
 )
-from commands.demo_product import DemoProduct
-from commands.demo_summary import DemoGoals
-from commands.engines import choose_engine
-from commands.options import DeviceOption
-from contracts.turns import count_rows
+from examples.demo.product import DemoProduct
+from examples.demo.summary import DemoGoals
 from examples.support.evaluate import evaluate
 from examples.support.sentinels import NUM_SENTINELS, write_sentinels
 

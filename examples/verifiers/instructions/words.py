@@ -11,8 +11,8 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from contracts.tasks.section import TaskSection
+from examples.verifiers.instructions.rule import Count, Instruction, of_text
 from rewards.verifiers.check import Answer
-from rewards.verifiers.instructions.rule import Count, Instruction, of_text
 from rewards.verifiers.lookalikes import COMMAS, plain, readings
 
 _FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)

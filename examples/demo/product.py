@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from commands.demo_summary import DemoGoals
+from examples.demo.summary import DemoGoals
 from examples.reservations.evaluate import Evaluation
 
 

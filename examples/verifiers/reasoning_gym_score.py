@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from rewards.verifiers.reasoning_gym_guard import guard
+from examples.verifiers.reasoning_gym_guard import guard
 
 
 def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, str | None]], list[Any]]:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import InvalidTask
-from rewards.verifiers import reasoning_gym
+from examples.verifiers import reasoning_gym
+from examples.verifiers.reasoning_gym_guard import arithmetic
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, wrong
-from rewards.verifiers.reasoning_gym_guard import arithmetic
 from tests.each_case import each_case
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="needs the extra `reasoning`")
 CONFIG = {"dataset": "chain_sum", "seed": 3, "size": 20}
-PROMPTS = [sys.executable, "-m", "rewards.verifiers.reasoning_gym"]
+PROMPTS = [sys.executable, "-m", "examples.verifiers.reasoning_gym"]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """`millrace demo`: the whole loop on this machine, from a base policy that is half right to one whose users accept 94%.
 
 In: a seed. Out: what was measured beside its goals, <home>/summary.json and <home>/curves.svg. Waits for: the simulated users to
-finish, then for the loop to drain. A promise that was broken ends it with status 1 (`demo_figures`).
+finish, then for the loop to drain. A promise that was broken ends it with status 1 (`figures`).
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ import typer
 from rich.console import Console
 
 from commands.audit import Audit
-from commands.demo_curves import Bin
-from commands.demo_figures import broken_promises
-from commands.demo_loop import DemoLoop
-from commands.demo_machine import MachineUse
-from commands.demo_pace import sizes_on
-from commands.demo_picture import draw_curves
-from commands.demo_product import DemoProduct
-from commands.demo_summary import GOALS, MOST, figures_of, print_summary, summarise
-from commands.engine_weights import compare_engines
 from commands.engines import EngineChoice, choose_engine
 from commands.home import claimed, prepare_home
 from commands.link import dashboard_link
 from commands.options import DeviceOption, EngineOption, EnginePythonOption, LearningRateOption
-from commands.servers import servers_of
 from commands.supervisor import Supervisor
 from commands.up import greet, listen, new_settings, running
 from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE
 from contracts.errors import MillraceError
 from engines.registry import kind_of
+from examples.demo.curves import Bin
+from examples.demo.engine_weights import compare_engines
+from examples.demo.figures import broken_promises
+from examples.demo.loop import DemoLoop
+from examples.demo.machine import MachineUse
+from examples.demo.pace import sizes_on
+from examples.demo.picture import draw_curves
+from examples.demo.product import DemoProduct
+from examples.demo.servers import servers_of
 from examples.reservations.evaluate import evaluate
 from examples.reservations.sentences import requests
 from pipelines.release.settings import ReleaseSettings
@@ -50,7 +49,7 @@ NUM_USERS = 16
 NUM_VISITS = 2800
 DEMO_SECONDS, SMOKE_SECONDS = 320.0, 30.0
 """How long users stay at most. At the full pace their visits are over after three minutes."""
-PRODUCT = Path(__file__).parent.parent / "examples" / "reservations"
+PRODUCT = Path(__file__).parent.parent / "reservations"
 
 DEMO_TRAINING = {"learning_rate": 3e-4, "batch_size": 16, "publish_samples": 64, "publish_seconds": 30.0}
 """Small steps and frequent versions: sixteen users give nine signals a second, and they leave after three minutes."""

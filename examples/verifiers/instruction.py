@@ -20,6 +20,8 @@ from pydantic import Field
 
 from contracts.errors import InvalidTask
 from contracts.tasks.section import TaskSection
+from examples.verifiers.instructions import INSTRUCTIONS
+from examples.verifiers.instructions.rule import Instruction, Unusable
 from rewards.verifiers.check import (
     Answer,
     Check,
@@ -32,12 +34,12 @@ from rewards.verifiers.check import (
     unlabelled,
     wrong,
 )
-from rewards.verifiers.instructions import INSTRUCTIONS
-from rewards.verifiers.instructions.rule import Instruction, Unusable
 from rewards.verifiers.lookalikes import plain
+from rewards.verifiers.registry import Kind
 from rewards.verifiers.strict_json import NotJson, read_json
 
 VERSION = 3
+KIND = Kind("the answer has the form that was asked for, by any of some thirty checks")
 _LINE_END = re.compile(r"\r\n?|\u2028")
 MAX_CHECKS = 100
 
