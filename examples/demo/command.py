@@ -36,6 +36,7 @@ from examples.demo.pace import sizes_on
 from examples.demo.picture import draw_curves
 from examples.demo.product import DemoProduct
 from examples.demo.servers import servers_of
+from examples.demo.summary import GOALS, MOST, figures_of, print_summary, summarise
 from examples.reservations.evaluate import evaluate
 from examples.reservations.sentences import requests
 from pipelines.release.settings import ReleaseSettings
