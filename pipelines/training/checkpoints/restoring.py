@@ -20,7 +20,7 @@ from contracts.errors import WeightsRefused
 from contracts.topics import EXPERIENCES
 from pipelines.training import repository
 from pipelines.training.checkpoints.checkpoint_names import NOTHING
-from pipelines.training.checkpoints.replaying import replay
+from pipelines.training.checkpoints.plans import take_again
 from pipelines.training.samples.lost_positions import first_offsets, write_off
 from pipelines.training.state import BASE_VERSION, Fate, TrainerState
 from runtime.operations import step_done
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from contracts.event_log import EventLog
     from pipelines.training.checkpoints.checkpoint import Checkpoint, CheckpointStore
     from pipelines.training.checkpoints.journal import Journal
-    from pipelines.training.checkpoints.journal_records import Plan
+    from pipelines.training.checkpoints.plans import Plan
     from pipelines.training.learning.learner import Learner
     from pipelines.training.samples.lessons import Batch
     from pipelines.training.versions.publisher import Publisher
@@ -92,8 +92,7 @@ class Restoring(NamedTuple):
             log.error("checkpoint refused", checkpoint=item.name, reason=item.reason)
         if checkpoint is not None:
             self.lease.note_start(checkpoint.name)
-            self.learner.restore(checkpoint)
-            restored = self._replay(checkpoint)
+            restored = self._go_on_from(checkpoint)
         else:
             state = self._recover(arms) if earlier else self._begin(arms)
             self.lease.note_start(NOTHING)
@@ -102,13 +101,13 @@ class Restoring(NamedTuple):
         restored.state.ordinal = max([restored.state.ordinal, *taken])
         return restored
 
-    def _replay(self, checkpoint: Checkpoint) -> Restored:
+    def _go_on_from(self, checkpoint: Checkpoint) -> Restored:
         """Take the steps of the checkpoint's journal again, and continue it."""
-        name = checkpoint.name
-        found = self.journal.read(name, self.lease.epoch)
-        played = replay(self.learner, checkpoint.state, found, lambda mark: self.checkpoints.samples_of(name, mark))
-        self.journal.resume(name, self.lease.epoch, found._replace(end=played.end), played.records)
-        return Restored(played.state, checkpoint.version, played.state.ordinal, played.unfinished, played.taught)
+        name, epoch = checkpoint.name, self.lease.epoch
+        found = self.journal.read(name, epoch)
+        taken = take_again(self.learner, checkpoint, found, lambda mark: self.checkpoints.samples_of(name, mark))
+        self.journal.resume(name, epoch, taken.found)
+        return Restored(taken.state, checkpoint.version, taken.state.ordinal, taken.unfinished, taken.taught)
 
     def _begin(self, arms: Mapping[str, Assignment]) -> TrainerState:
         return TrainerState(cut_at=self.now, obeyed_rollback=_epoch_of(arms))

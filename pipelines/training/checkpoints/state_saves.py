@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pipelines.training.checkpoints.journal_records import StateKept
+from pipelines.training.checkpoints.plans import StateKept
 from pipelines.training.samples.samples import SampleMapping
 from pipelines.training.versions.lineage import Lineage
 

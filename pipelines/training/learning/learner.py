@@ -22,7 +22,7 @@ import torch
 from contracts.errors import StepsBroken
 from pipelines.training.checkpoints.checkpoint import Checkpoint
 from pipelines.training.checkpoints.checkpoint_names import NOTHING
-from pipelines.training.checkpoints.journal_records import GuardHistory
+from pipelines.training.checkpoints.plans import GuardHistory
 from pipelines.training.learning import masters
 from pipelines.training.learning.advantage import Scored
 from pipelines.training.learning.baselines import advantages_of, baseline_samples, in_range, new_tracker

@@ -11,8 +11,8 @@ import pytest
 from contracts.errors import StaleWrite, Unavailable
 from pipelines.training.checkpoints import journal as journals
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
-from pipelines.training.checkpoints.journal import Journal, Place
-from pipelines.training.checkpoints.journal_records import Ending, JournalRecord, Plan, StateKept
+from pipelines.training.checkpoints.journal import Journal
+from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, Place, Plan, StateKept
 from pipelines.training.samples.lessons import Batch, Lesson
 from pipelines.training.state import Fate
 from tests.unit.pipelines.training.builders import random_experience
@@ -100,14 +100,14 @@ def test_what_a_stopped_twin_adds_is_not_part_of_it(folder: Path) -> None:
     found = successor.read(NAME, before=2)
     assert len(found.records) == 3
     # The step that had begun is taken again under the new epoch, so it continues before it.
-    successor.resume(NAME, 2, found._replace(end=Place(1, 2)), found.records[:2])
+    successor.resume(NAME, 2, Journaled(found.records[:2], Place(1, 2)))
     add(twin, an_end(a_plan(2)), kept())
     add(successor, a_plan(2), an_end(a_plan(2)), kept(2))
     third = Journal(folder)
     again = third.read(NAME, before=3)
     assert again.records == [a_plan(1), an_end(a_plan(1)), a_plan(2), an_end(a_plan(2)), kept(2)]
     assert again.end == Place(2, 3)
-    third.resume(NAME, 3, again, again.records)
+    third.resume(NAME, 3, again)
     assert (third.num_steps, third.seconds) == (2, 1.0)
     assert Journal(folder).read(NAME, before=4).records == again.records
 
