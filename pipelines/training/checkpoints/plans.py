@@ -22,7 +22,9 @@ from blake3 import blake3
 from contracts.errors import StepsBroken, WeightsRefused
 from pipelines.training.samples.culprits import STEP_ERROR
 from pipelines.training.samples.lessons import Batch
+from pipelines.training.samples.samples import SampleMapping
 from pipelines.training.state import Fate, TrainerState
+from pipelines.training.versions.lineage import Lineage
 from runtime.metrics import TRAINING_REPLAYS
 from runtime.operations import step_done
 
@@ -91,6 +93,12 @@ class StateKept(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """Of the samples, see `samples`."""
     state: bytes
     """JSON of a `TrainerState`."""
+
+    @classmethod
+    def of(cls, state: TrainerState, mark: int) -> StateKept:
+        """The state as it is now."""
+        lean = msgspec.structs.replace(state, tracker={}, comparable_norms=[], guard_signs={}, random_state={})
+        return cls(epoch=state.epoch, mark=mark, state=msgspec.json.encode(lean, enc_hook=without_samples))
 
 
 JournalRecord = Plan | Ending | StateKept
@@ -203,6 +211,15 @@ def newest_state(
         raise WeightsRefused("unreadable", f"the journal's newest state cannot be read: {error}") from error
     state.use(samples(held[-1].mark))
     return state
+
+
+def without_samples(value: Any) -> dict[str, Any] | list[int]:
+    """For `msgspec.json.encode`: what is known of single samples is in a file of its own, and a lineage is few numbers."""
+    if isinstance(value, SampleMapping):
+        return {}
+    if isinstance(value, Lineage):
+        return value.to_json()
+    raise TypeError(f"{type(value).__name__} has no place in a checkpoint")
 
 
 def _repeat(learner: Learner, plan: Plan, ending: Ending) -> str:

@@ -21,8 +21,8 @@ from contracts.revocations import Treatment
 from contracts.sampling import Span
 from contracts.tables import training_step
 from contracts.topics import EXPERIENCES
-from pipelines.training.checkpoints.rollback import inherited
-from pipelines.training.checkpoints.state_saves import without_samples
+from pipelines.training.checkpoints.plans import without_samples
+from pipelines.training.checkpoints.restoring import inherited
 from pipelines.training.learning.batch import version_lag
 from pipelines.training.samples.samples import KnownSamples
 from pipelines.training.state import (
