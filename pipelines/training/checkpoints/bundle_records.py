@@ -81,9 +81,7 @@ class BundleOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """The section [training], with what the task files fill in."""
 
 
-class StepBundle(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """A guarded step."""
-
+class _Guarded(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     epoch: int
     step: int
@@ -91,6 +89,11 @@ class StepBundle(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     at: float
     reason: str
     origin: BundleOrigin
+
+
+class StepBundle(_Guarded, frozen=True, kw_only=True, tag="step"):
+    """A guarded step."""
+
     checkpoint: str
     """The folder beside this file that leads to the weights; empty: see `missing`."""
     missing: str = ""
@@ -103,15 +106,9 @@ class StepBundle(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     left: list[str]
 
 
-class RewardBundle(msgspec.Struct, frozen=True, kw_only=True, tag="rewards"):
+class RewardBundle(_Guarded, frozen=True, kw_only=True, tag="rewards"):
     """Rewards that jumped."""
 
-    schema: int = SCHEMA
-    epoch: int
-    step: int
-    at: float
-    reason: str
-    origin: BundleOrigin
     tasks: list[dict[str, Figure]]
     """See `reward_watch.Suspicion`."""
     samples: list[dict[str, Figure]]

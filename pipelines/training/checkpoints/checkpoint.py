@@ -241,7 +241,7 @@ class CheckpointStore:
     def load_newest(self) -> tuple[Checkpoint | None, list[RefusedCheckpoint]]:
         """The newest checkpoint that verifies, and the newer ones that were refused."""
         refused: list[RefusedCheckpoint] = []
-        for name in reversed(self._names()):
+        for name in reversed(self.names()):
             try:
                 return self.load(name), refused
             except WeightsRefused as error:
@@ -254,7 +254,7 @@ class CheckpointStore:
         Raises:
             WeightsRefused: no checkpoint of this version verifies.
         """
-        for name in reversed(self._names()):
+        for name in reversed(self.names()):
             try:
                 if read_manifest(self._folder, name).version == version:
                     return self.load(name)
@@ -297,9 +297,15 @@ class CheckpointStore:
         except NotFound as error:
             raise StaleWrite(f"{name} was removed: another trainer uses this folder") from error
 
+    def names(self) -> list[str]:
+        """Valid checkpoints, the newest last."""
+        names = names_in(self._folder)
+        void = self._fence.void(names) if self._fence else ()
+        return [name for name in names if name not in void]
+
     def versions(self) -> set[int]:
         """Published versions that have a checkpoint."""
-        return {version for name in self._names() if (version := self._version_of(name)) is not None}
+        return {version for name in self.names() if (version := self._version_of(name)) is not None}
 
     def _write(self, folder: Path, pending: PendingCheckpoint) -> tuple[int, bool]:
         """Returns the mark of its samples, and whether its tensors are those of another checkpoint."""
@@ -377,7 +383,7 @@ class CheckpointStore:
             log.warning("old checkpoints are not deleted yet", reason=error.message)
 
     def _kept(self, keep_versions: Collection[int]) -> set[str]:
-        names = self._names()
+        names = self.names()
         # Only the newest of each version: every restart saves its current version again.
         newest = {version: name for name in names if (version := self._version_of(name)) is not None}
         kept = {*names[-self._keep :], *sorted(newest.values())[-self._keep :]}
@@ -388,8 +394,3 @@ class CheckpointStore:
             return read_manifest(self._folder, name).version
         except WeightsRefused:
             return None
-
-    def _names(self) -> list[str]:
-        names = names_in(self._folder)
-        void = self._fence.void(names) if self._fence else ()
-        return [name for name in names if name not in void]
