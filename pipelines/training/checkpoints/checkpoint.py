@@ -193,14 +193,17 @@ class CheckpointStore:
         try:
             mark, is_linked = self._write(self._folder / name, pending)
         except Unavailable:
-            # The partial checkpoint would keep the disk full, and a full disk stops users' signals.
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+            self.give_up(pending)
             raise
         except FileNotFoundError as error:
             raise StaleWrite(f"{name} was removed while it was written: another trainer uses this folder") from error
         finally:
             pending.snapshot.abandon()
         return WrittenCheckpoint(name, mark, is_linked)
+
+    def give_up(self, pending: PendingCheckpoint) -> None:
+        """Delete what is there: the partial checkpoint would keep the disk full, and a full disk stops users' signals."""
+        shutil.rmtree(self._folder / pending.name, ignore_errors=True)
 
     def finish(self, state: TrainerState, written: WrittenCheckpoint) -> None:
         """The checkpoint that `begin` took from this state is durable."""

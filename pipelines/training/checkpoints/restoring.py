@@ -13,6 +13,7 @@ served with, and the ledger knows which samples it contains.
 from __future__ import annotations
 
 import time
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -187,43 +188,31 @@ class RollbackTarget(NamedTuple):
     restore: Callable[[], None]
 
 
+@dataclass
 class Rollback:
     """One per trainer, in its thread."""
 
-    def __init__(
-        self,
-        learner: Learner,
-        state: TrainerState,
-        intake: Intake,
-        *,
-        policy: str,
-        database: Database,
-        event_log: EventLog,
-        checkpoints: CheckpointStore,
-        publisher: Publisher,
-    ) -> None:
-        self._learner = learner
-        self._state = state
-        self._intake = intake
-        self._policy = policy
-        self._database = database
-        self._event_log = event_log
-        self._checkpoints = checkpoints
-        self._publisher = publisher
-        self._revoked: dict[int, Treatment] = {}
-        self.read_revocations()
+    learner: Learner
+    state: TrainerState
+    intake: Intake
+    _: KW_ONLY
+    policy: str
+    database: Database
+    event_log: EventLog
+    checkpoints: CheckpointStore
+    publisher: Publisher
+    revoked: Mapping[int, Treatment] = field(init=False)
+    """Revoked versions and their treatment, read at the newest move of the arm `training`."""
 
-    @property
-    def revoked(self) -> Mapping[int, Treatment]:
-        """Revoked versions and their treatment, read at the newest move of the arm `training`."""
-        return self._revoked
+    def __post_init__(self) -> None:
+        self.read_revocations()
 
     def read_revocations(self) -> None:
         """Read the revocations. Versions cut on top of a revoked one are revoked too."""
-        with self._database.snapshot() as connection:
-            found = revocations.read(connection, self._policy)
+        with self.database.snapshot() as connection:
+            found = revocations.read(connection, self.policy)
         rows = {version: row.treatment for version, row in found.items()}
-        self._revoked = {**rows, **inherited(self._state.lineage, rows)}
+        self.revoked = {**rows, **inherited(self.state.lineage, rows)}
 
     def obey(self, version: int, now: float) -> int | None:
         """Roll back to `version`; returns it, or the ancestor used instead, or None if nothing was done.
@@ -236,42 +225,42 @@ class Rollback:
         kept = self._find(version)
         if kept is None:
             return None
-        ends = self._event_log.ends(EXPERIENCES)
+        ends = self.event_log.ends(EXPERIENCES)
         oldest = self._oldest_positions(kept.state.positions, ends)
         kept.restore()
-        num_undone = roll_back(self._state, kept.state, self._revoked, now)
-        self._intake.roll_back()
-        if num_undone or self._state.learn_again_until:
-            stood = self._intake.go_back({EXPERIENCES: oldest}).get(EXPERIENCES, {})
+        num_undone = roll_back(self.state, kept.state, self.revoked, now)
+        self.intake.roll_back()
+        if num_undone or self.state.learn_again_until:
+            stood = self.intake.go_back({EXPERIENCES: oldest}).get(EXPERIENCES, {})
             # Records that the log lost at its end never come; do not wait for them.
             reached = {partition: min(offset, ends[partition]) for partition, offset in stood.items()}
-            self._state.learn_again_until = _furthest(self._state.learn_again_until, {EXPERIENCES: reached})
+            self.state.learn_again_until = _furthest(self.state.learn_again_until, {EXPERIENCES: reached})
         log.info(
             "rolled back",
             version=kept.version,
             num_to_learn_again=num_undone,
-            revoked=sorted(self._revoked),
+            revoked=sorted(self.revoked),
         )
         return kept.version
 
     def finish(self) -> list[str]:
         """Once the log is read as far as before: quarantine the samples that were not found again; returns their keys."""
-        until = self._state.learn_again_until
-        if not until or not self._intake.has_passed(until):
+        until = self.state.learn_again_until
+        if not until or not self.intake.has_passed(until):
             return []
-        lost = finish_learning_again(self._state, self._intake.keys)
+        lost = finish_learning_again(self.state, self.intake.keys)
         log.info("samples of the rollback were read again", num_lost=len(lost))
         return lost
 
     def _find(self, version: int) -> RollbackTarget | None:
         """The wanted version. If the current one is revoked: or else the newest ancestor that can be loaded."""
         wanted = [version]
-        if self._state.version in self._revoked:
-            wanted += [ancestor for ancestor in self._state.lineage if ancestor != version]
+        if self.state.version in self.revoked:
+            wanted += [ancestor for ancestor in self.state.lineage if ancestor != version]
         problem: WeightsRefused | NotFound | None = None
         for candidate in wanted:
             try:
-                return self._load(candidate)
+                return self.load(candidate)
             except (WeightsRefused, NotFound) as error:
                 problem = error
                 log.error("rollback refused", version=candidate, reason=error.message)  # noqa: TRY400 no fault of ours
@@ -279,27 +268,27 @@ class Rollback:
             raise problem
         return None
 
-    def _load(self, version: int) -> RollbackTarget:
+    def load(self, version: int) -> RollbackTarget:
         """The version from its checkpoint or, if that was deleted, from its published bits."""
-        if version in self._revoked:
+        if version in self.revoked:
             raise WeightsRefused(
                 "revoked", f"version {version} is revoked; the trainer does not continue from it", version=version
             )
         try:
-            checkpoint = self._checkpoints.load_version(version)
+            checkpoint = self.checkpoints.load_version(version)
         except WeightsRefused as error:
-            lineage, tensors = self._publisher.lineage(version), self._publisher.load(version)
+            lineage, tensors = self.publisher.lineage(version), self.publisher.load(version)
             log.warning("rollback to published bits, without moments", version=version, reason=error.message)
-            return RollbackTarget(version, TrainerState(lineage=lineage), lambda: self._learner.restart(tensors))
-        self._learner.check(checkpoint)
-        return RollbackTarget(version, checkpoint.state, lambda: self._learner.restore(checkpoint))
+            return RollbackTarget(version, TrainerState(lineage=lineage), lambda: self.learner.restart(tensors))
+        self.learner.check(checkpoint)
+        return RollbackTarget(version, checkpoint.state, lambda: self.learner.restore(checkpoint))
 
     def _oldest_positions(self, wanted: Mapping[str, Mapping[int, int]], ends: Mapping[int, int]) -> dict[int, int]:
         """The first readable offset of each partition from `wanted` on; later if those records have expired."""
         found = {}
         for partition, end in ends.items():
             offset = wanted.get(EXPERIENCES, {}).get(partition, 0)
-            first = self._event_log.read(EXPERIENCES, partition, offset, 1)
+            first = self.event_log.read(EXPERIENCES, partition, offset, 1)
             found[partition] = first[0].offset if first else end
         return found
 
