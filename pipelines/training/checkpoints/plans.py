@@ -20,6 +20,7 @@ import structlog
 from blake3 import blake3
 
 from contracts.errors import StepsBroken, WeightsRefused
+from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.samples.culprits import STEP_ERROR
 from pipelines.training.samples.lessons import Batch
 from pipelines.training.samples.samples import SampleMapping
@@ -31,8 +32,8 @@ from runtime.operations import step_done
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pipelines.training.checkpoints.checkpoint import Checkpoint
     from pipelines.training.learning.learner import Learner
+    from pipelines.training.learning.masters import Checkpoint
     from pipelines.training.learning.step_result import StepResult
     from pipelines.training.samples.samples import KnownSamples
 
@@ -59,13 +60,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     def digest(self) -> str:
         """A digest of the whole plan."""
         return blake3(msgspec.msgpack.encode(self)).hexdigest(16)
-
-
-class GuardHistory(msgspec.Struct, frozen=True):
-    """What the guard remembers, as in the state."""
-
-    norms: list[tuple[float, float]]
-    signs: dict[str, list[float]]
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, tag="end"):

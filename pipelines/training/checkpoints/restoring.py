@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from contracts.assignments import Assignment
     from contracts.event_log import EventLog
     from contracts.revocations import Treatment
-    from pipelines.training.checkpoints.checkpoint import Checkpoint, CheckpointStore
+    from pipelines.training.checkpoints.checkpoint import CheckpointStore
     from pipelines.training.checkpoints.journal import Journal
     from pipelines.training.checkpoints.plans import Plan
     from pipelines.training.learning.learner import Learner
+    from pipelines.training.learning.masters import Checkpoint
     from pipelines.training.samples.intake import Intake
     from pipelines.training.samples.lessons import Batch
     from pipelines.training.versions.publisher import Publisher

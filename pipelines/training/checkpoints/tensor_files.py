@@ -24,6 +24,7 @@ from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from contracts.files import open_plain
+from pipelines.training.learning.masters import StoredTensors
 from weights.files import full_disk_named, sync_folder
 from weights.mapped import map_file
 
@@ -97,7 +98,7 @@ class TensorSnapshot:
             self._changed.notify_all()
 
 
-class TensorFile(Mapping[str, torch.Tensor]):
+class TensorFile(StoredTensors):
     """The tensors of one file. Each is read when it is asked for, so looking at all in turn takes the memory of one."""
 
     def __init__(self, path: Path) -> None:
@@ -127,11 +128,6 @@ class TensorFile(Mapping[str, torch.Tensor]):
     def shape_of(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, from the header."""
         return self._tensors[name].shape
-
-
-def shape_in(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...]:
-    """The shape of a tensor, without reading it from a file."""
-    return tensors.shape_of(name) if isinstance(tensors, TensorFile) else tuple(tensors[name].shape)
 
 
 def header_of(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, int]:
