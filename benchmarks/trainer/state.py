@@ -24,8 +24,9 @@ from typing import Any
 import msgspec
 
 from benchmarks.report import print_table, write_report
-from pipelines.training.checkpoints.checkpoint import SAMPLES, Checkpoint, CheckpointStore
+from pipelines.training.checkpoints.checkpoint import SAMPLES, CheckpointStore
 from pipelines.training.checkpoints.journal import Journal
+from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.trackers import MOST_ENTRIES, MOST_KEYS, Entry, MovingAverageTracker
 from pipelines.training.samples.sample_keys import pack_key
 from pipelines.training.samples.samples import SampleFile

@@ -35,18 +35,17 @@ from contracts.topics import EXPERIENCES
 from pipelines.training import repository
 from pipelines.training.checkpoints.bundles import bundles_of
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
-from pipelines.training.checkpoints.fence import CheckpointFence
+from pipelines.training.checkpoints.checkpoint_names import CheckpointFence
 from pipelines.training.checkpoints.journal import Journal
-from pipelines.training.checkpoints.restoring import Restoring
-from pipelines.training.checkpoints.rollback import Rollback
+from pipelines.training.checkpoints.restoring import Restoring, Rollback
 from pipelines.training.checkpoints.saving import Saver
-from pipelines.training.checkpoints.settling import Settling
 from pipelines.training.clocks import began_before, rising, wall_for_ages
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.lag import TrainingLag
 from pipelines.training.samples.lost_positions import refuse_lost, skip, write_off
 from pipelines.training.samples.reading import ExperienceReader
 from pipelines.training.samples.telling import DueCheckpoint, OutcomeTeller
+from pipelines.training.settling import Settling
 from pipelines.training.state import BASE_VERSION, begin_epoch, cut_version
 from pipelines.training.steps import Steps
 from pipelines.training.versions.publisher import Publisher

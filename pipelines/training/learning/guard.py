@@ -21,6 +21,8 @@ import math
 import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -36,6 +38,13 @@ HISTORY = 64
 WARM_UP = 16
 # As a share of the median. With less spread, after a calm stretch ordinary batches would look like spikes.
 MIN_SPREAD = 0.2
+
+
+class GuardHistory(msgspec.Struct, frozen=True):
+    """What the guard remembers, as in the state."""
+
+    norms: list[tuple[float, float]]
+    signs: dict[str, list[float]]
 
 
 class Norms(NamedTuple):

@@ -20,9 +20,6 @@ import structlog
 import torch
 
 from contracts.errors import StepsBroken
-from pipelines.training.checkpoints.checkpoint import Checkpoint
-from pipelines.training.checkpoints.checkpoint_names import NOTHING
-from pipelines.training.checkpoints.journal_records import GuardHistory
 from pipelines.training.learning import masters
 from pipelines.training.learning.advantage import Scored
 from pipelines.training.learning.baselines import advantages_of, baseline_samples, in_range, new_tracker
@@ -35,6 +32,7 @@ from pipelines.training.learning.generators import decoded, generator_states, se
 from pipelines.training.learning.guard import (
     NO_NORMS,
     REPEATED,
+    GuardHistory,
     Norms,
     remember,
     remember_signs,
@@ -43,6 +41,7 @@ from pipelines.training.learning.guard import (
     why_skip,
 )
 from pipelines.training.learning.loss import LossSums
+from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.memory import is_out_of_memory, release_memory
 from pipelines.training.learning.step_result import StepResult
 from pipelines.training.learning.trackers import tracker_from_json
@@ -90,8 +89,8 @@ class Learner:
         self._mismatch = Mismatch(settings.mismatch_samples)
         self._speed = Speed(model.config, settings.peak_flops)
         self._is_torn = False
-        self.saved_as = NOTHING
-        """The checkpoint that holds exactly these weights and moments; NOTHING: none is known."""
+        self.saved_as = ""
+        """The checkpoint that holds exactly these weights and moments; empty: none is known."""
         self.before_change: Callable[[], None] = _nothing_to_keep
         """Called before weights or moments change: whoever reads them in the background keeps what it has not read yet."""
         self.identity = masters.identity_of(self.base, int(model.config.vocab_size))
@@ -311,7 +310,7 @@ class Learner:
 
     def _begin_change(self) -> None:
         self.before_change()
-        self.saved_as = NOTHING
+        self.saved_as = ""
 
     def _refuse_torn(self) -> None:
         if self._is_torn:

@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
-from pipelines.training.checkpoints.checkpoint import Checkpoint
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.state import TrainerState
 from pipelines.training.versions.lineage import Lineage
 from tests.models import built_once, llama_config

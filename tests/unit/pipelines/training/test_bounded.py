@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import pytest
 
-from pipelines.training.checkpoints.checkpoint import SAMPLES, Checkpoint, CheckpointStore
-from pipelines.training.checkpoints.state_saves import without_samples
+from pipelines.training.checkpoints.checkpoint import SAMPLES, CheckpointStore
+from pipelines.training.checkpoints.plans import without_samples
 from pipelines.training.learning import trackers
+from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.trackers import BetaTracker
 from pipelines.training.samples import reward_watch, samples
 from pipelines.training.samples.intake import Intake

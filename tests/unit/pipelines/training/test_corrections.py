@@ -13,10 +13,11 @@ from sqlalchemy import select
 
 from contracts.records import Experience
 from contracts.tables import training_step
-from pipelines.training.checkpoints.checkpoint import Checkpoint, CheckpointStore
+from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.learning.batch import num_tokens
 from pipelines.training.learning.guard import Norms
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.samples.intake import worth
 from pipelines.training.samples.lessons import Lesson, pull_of, sample_fate
 from pipelines.training.settings import TrainingSettings

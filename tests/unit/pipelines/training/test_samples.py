@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from contracts.errors import Damaged, StaleWrite, Unavailable
 from contracts.ids import new_completion_id, sample_key
-from pipelines.training.checkpoints.checkpoint import MARK, SAMPLES, Checkpoint, CheckpointStore
+from pipelines.training.checkpoints.checkpoint import MARK, SAMPLES, CheckpointStore
+from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.sample_keys import generated_at, pack_key, unpack_key
 from pipelines.training.samples.samples import KnownSamples, SampleChanges, SampleFile
