@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.attacks.attack import Attack
 from contracts.errors import InvalidRequest
 from services.inference.requests import parse_chat_request
-from services.inference.template import ChatTemplate, load_template
+from services.inference.template.chat_template import ChatTemplate, load_template
 from tests.chat_templates import CHATML, FAMILIES, GEMMA, LLAMA3, MISTRAL, Family, make_family
 
 Conversation = list[dict[str, Any]]

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from contracts.errors import InvalidRequest, Unsupported
-from services.inference.template import ChatTemplate
+from services.inference.template.chat_template import ChatTemplate
 
 _ASKED = {"role": "user", "content": "-"}
 _MARKS = ("qz", "zq 7")

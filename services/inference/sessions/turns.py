@@ -33,7 +33,7 @@ from services.inference.sessions.kept import (
     read_kept,
 )
 from services.inference.sessions.suffixes import keeps_reasoning, suffix_of
-from services.inference.template import ChatTemplate
+from services.inference.template.chat_template import ChatTemplate
 
 PARENT_SECONDS = 900.0
 """How long a call that has a successor waits for another one: a retry, or a second branch."""
@@ -94,7 +94,6 @@ class Turns:
         request: ChatRequest,
         tenant: str,
         session_id: str,
-        options: Mapping[str, Any],
         *,
         logged: bool,
         task: str = "",
@@ -106,7 +105,9 @@ class Turns:
         Raises:
             InvalidRequest, Unsupported, ContextLengthExceeded: see `ChatTemplate.encode`.
         """
-        messages, is_short = request.messages, request.is_short
+        messages, is_short, template = request.messages, request.is_short, self._template
+        template.check_length(messages)
+        options = template.options_of(request.template_variables, request.reasoning_effort)
         digests = digests_of(messages) if is_short else await asyncio.to_thread(digests_of, messages)
         session = f"{tenant}\0{session_id}".encode()
         turn = Turn(
@@ -167,15 +168,11 @@ class Turns:
     async def _rendered(
         self, turn: Turn, request: ChatRequest, options: Mapping[str, Any], parent: Sequence[int]
     ) -> Turn:
-        template, messages, tools = self._template, request.messages, request.offered_tools
-        if request.is_short:  # a thread costs more
-            ids = template.encode(messages, tools, options)
-        else:
-            ids = await asyncio.to_thread(template.encode, messages, tools, options)
+        ids = await self._template.encode_chat(request, options)
         rendered = turn._replace(
             prompt_ids=ids,
             parent_tokens=_num_equal(ids, parent),
-            has_reasoning=any(reasoning_of(message) for message in messages),
+            has_reasoning=any(reasoning_of(message) for message in request.messages),
         )
         return _counted(rendered)
 

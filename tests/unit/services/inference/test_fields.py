@@ -13,7 +13,7 @@ from openai.types.chat import completion_create_params
 
 from benchmarks.attacks.text import CHANGING, keep_waiting
 from contracts.errors import InvalidRequest, Unsupported
-from services.inference.control_strings import ROLES
+from services.inference.bounds import ROLES
 from services.inference.fields import HARMLESS, MAX_MESSAGES, MAX_PARTS, NEUTRAL, Body, ChatMessage, SentFields
 from services.inference.requests import ChatRequest, parse_chat_request
 from tests.each_case import each_case
