@@ -17,7 +17,7 @@ from contracts.answers.grammar import ANY_OBJECT, spaced
 from contracts.draws import is_exploring
 from contracts.errors import ContextLengthExceeded, Unsupported
 from contracts.records import Purpose
-from contracts.sampling import Sampling
+from contracts.sampling import Constraint, Sampling
 from contracts.tasks import SamplingRule
 from services.inference.requests import ChatRequest
 from services.inference.template.chat_template import ChatTemplate
@@ -50,13 +50,42 @@ def decide_answering(
         Unsupported: there are tools, and calls of this policy cannot be told from text.
         InvalidSchema: the schema of a strict tool has a keyword that is not checked.
     """
-    rule = terms.task.sampling
+    rule, family, tokenizer = terms.task.sampling, template.family, template.tokenizer
     sampling = decide_sampling(request, rule, terms.purpose, len(prompt_ids), template.context)
+    sampling = explored(sampling, rule, terms.purpose, completion_id)
     if request.prompt is not None:
-        answering = Answering(sampling, None, partial(PlainParser, template.tokenizer))
-    else:
-        answering = _answering_of(request, sampling, template, prompt_ids)
-    return answering._replace(sampling=explored(answering.sampling, rule, terms.purpose, completion_id))
+        return Answering(sampling, None, partial(PlainParser, tokenizer))
+    choice, tools, wanted = request.tool_choice, request.offered_tools, request.response_format
+    if tools and not family.reads_calls:
+        raise Unsupported(
+            "the form in which this policy writes calls is not known, so its calls would stay text; leave `tools` out, or "
+            "describe them in a message",
+            param="tools",
+        )
+    callable_ = [tool for tool in tools if choice.names is None or tool["function"]["name"] in choice.names]
+    schemas, is_required = schemas_of(callable_), choice.mode == "required"
+    content = None if wanted is None or is_required else wanted.schema or ANY_OBJECT
+    is_forced = is_required or bool(schemas and content is not None)
+    parallel = request.parallel_tool_calls is not False
+    grammar: Mapping[str, Any] | None = None
+    if is_forced or (content is not None and family.reads_reasoning):
+        text = answer_grammar(
+            family,
+            schemas,
+            is_required=is_required,
+            parallel=parallel,
+            in_reasoning=opens_reasoning(family, tokenizer, prompt_ids),
+            content=content,
+            max_tokens=sampling.max_tokens,
+        )
+        grammar = {"grammar": text}
+    elif content is not None:
+        grammar = {"json": spaced(content)}
+    constraint: Constraint = "tool" if is_required else "" if wanted is None else wanted.kind
+    if constraint:
+        sampling = msgspec.structs.replace(sampling, constraint=constraint)
+    parsers = ParserMaker(family, tokenizer, prompt_ids, callable_, parallel=parallel, is_forced=is_forced)
+    return Answering(sampling, grammar, parsers)
 
 
 def decide_sampling(
@@ -111,42 +140,3 @@ def explored(sampling: Sampling, rule: SamplingRule, purpose: Purpose, completio
     if explore is None or purpose != "user" or not is_exploring(completion_id, explore.share):
         return sampling
     return msgspec.structs.replace(sampling, temperature=explore.temperature)
-
-
-def _answering_of(
-    request: ChatRequest, sampling: Sampling, template: ChatTemplate, prompt_ids: Sequence[int]
-) -> Answering:
-    """Of a chat: what limits its tokens, and its parser."""
-    family, tokenizer = template.family, template.tokenizer
-    choice, tools, wanted = request.tool_choice, request.offered_tools, request.response_format
-    if tools and not family.reads_calls:
-        raise Unsupported(
-            "the form in which this policy writes calls is not known, so its calls would stay text; leave `tools` out, or "
-            "describe them in a message",
-            param="tools",
-        )
-    callable_ = [tool for tool in tools if choice.names is None or tool["function"]["name"] in choice.names]
-    is_required, parallel = choice.mode == "required", request.parallel_tool_calls is not False
-    schemas = schemas_of(callable_)
-    content = None if wanted is None or is_required else wanted.schema or ANY_OBJECT
-    is_forced = is_required or bool(schemas and content is not None)
-    grammar: Mapping[str, Any] | None = None
-    if is_forced or (content is not None and family.reads_reasoning):
-        text = answer_grammar(
-            family,
-            schemas,
-            is_required=is_required,
-            parallel=parallel,
-            in_reasoning=opens_reasoning(family, tokenizer, prompt_ids),
-            content=content,
-            max_tokens=sampling.max_tokens,
-        )
-        grammar = {"grammar": text}
-    elif content is not None:
-        grammar = {"json": spaced(content)}
-    if is_required:
-        sampling = msgspec.structs.replace(sampling, constraint="tool")
-    elif wanted is not None:
-        sampling = msgspec.structs.replace(sampling, constraint=wanted.kind)
-    parsers = ParserMaker(family, tokenizer, prompt_ids, callable_, parallel=parallel, is_forced=is_forced)
-    return Answering(sampling, grammar, parsers)

@@ -199,16 +199,16 @@ class Arms:
         Raises:
             VersionRevoked: it names a version that a rollback revoked.
         """
-        assigned, revoked = await self.assignments.held(), self.assignments.revoked
-        if terms.version in revoked:
+        assigned = await self.assignments.held()
+        if terms.version in self.assignments.revoked:
             raise VersionRevoked(
                 f"{self.policy}@v{terms.version} was revoked and never serves again; ask for {self.policy!r}",
                 param="model",
             )
+        served = served_arms(assigned, await self.engine.slots(), self.assignments.learned)
         unit = None
         if terms.may_draw and has_draw(assigned):
             unit = await self.units.unit_of(request, caller.tenant, completion_id, logged=terms.logged)
-        served = served_arms(assigned, await self.engine.slots(), self.assignments.learned)
         arm = choose_arm(
             assigned,
             self.policy,

@@ -90,8 +90,8 @@ class Endpoint:
 
     async def _start(self, plans: Sequence[RequestPlan]) -> Completion:
         for plan in plans:
-            if plan.refusal is not None:
-                raise plan.refusal
+            if (refusal := plan.requirement.refused_by(plan.assigned)) is not None:
+                raise refusal
         left = await self.budgets.reserve(plans[0].budget)
         if left is not None:
             most = max(1, left // sum(plan.request.num_choices for plan in plans))

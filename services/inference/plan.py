@@ -1,7 +1,8 @@
 """How a request becomes a plan: in one pass, before an engine sees anything of it.
 
     responder.py        the request, as its dialect read it (`requests.py`, `dialects/`), with the labels of its headers
-    terms.py            what its fields, its headers and its caller say: version, purpose, task, consent
+    versions.py         which versions may answer
+    terms.py            its purpose, its task, consent
     sessions/turns.py   the prompt: it goes on from its session's last call, or `template/` renders it
     answering.py        the limits: sampling, length, grammar; and how the answer is read
     arms.py             the arm, and with it the version
@@ -25,7 +26,6 @@ import msgspec
 import structlog
 
 from contracts.draws import LoggedDraw, is_asked
-from contracts.errors import VersionNotServed
 from contracts.ids import new_completion_id
 from contracts.keys import Caller, Owner
 from contracts.records import Attempt, Purpose
@@ -36,9 +36,9 @@ from services.inference.arms import Arms, ChosenArm
 from services.inference.requests import ChatRequest
 from services.inference.sessions.turns import Turn, Turns
 from services.inference.template.chat_template import ChatTemplate
-from services.inference.terms import Terms, read_terms
+from services.inference.terms import read_terms
 from services.inference.tools.parser import AnswerParser
-from services.inference.versions import VersionRequirement
+from services.inference.versions import VersionRequirement, pinned_version, version_requirement
 
 
 class RequestPlan(NamedTuple):
@@ -57,8 +57,9 @@ class RequestPlan(NamedTuple):
     logged: bool
     """False: consent forbids keeping it."""
     requirement: VersionRequirement
-    refusal: VersionNotServed | None
-    """Why it cannot be answered now. A repeat under the same idempotency key still gets the answer that is kept."""
+    assigned: int | None
+    """The version of its arm, if the arm has one. An older one than required is refused when the answer starts: a repeat under the same
+    idempotency key still gets the answer that is kept."""
     draw: LoggedDraw | None
     """How its arm was drawn; None: nothing was drawn."""
     attempt: Attempt | None
@@ -124,9 +125,21 @@ class Planner:
     ) -> RequestPlan:
         """Decide everything about a request. `purpose`: as its header says. Raises what each of the steps raises."""
         template = self.template
-        terms = read_terms(request, caller, purpose, policy=self.policy, tasks=self.tasks, tokenizer=template.tokenizer)
-        request, prompt_ids, turn = await self._encode(request, caller, terms)
-        completion_id = new_completion_id(request.labels.get("session_id"), stored=terms.logged)
+        required = version_requirement(request.labels, pinned_version(request.model, self.policy))
+        terms = read_terms(request, caller, purpose, required, tasks=self.tasks, tokenizer=template.tokenizer)
+        turn: Turn | None = None
+        session_id = request.labels.get("session_id")
+        if request.prompt is not None:
+            prompt_ids, text = await asyncio.to_thread(template.encode_prompt, request.prompt)
+            # For those who read the answer later.
+            request = msgspec.structs.replace(request, messages=[{"role": "user", "content": text}])
+        elif session_id and request.messages:
+            task = terms.task.name
+            turn = await self.turns.next(request, caller.tenant, session_id, logged=terms.logged, task=task)
+            prompt_ids = turn.prompt_ids
+        else:
+            prompt_ids = await template.encode_chat(request)
+        completion_id = new_completion_id(session_id, stored=terms.logged)
         decide = partial(decide_answering, request, terms, template, prompt_ids, completion_id)
         has_schemas = request.tools or request.response_format
         answering = await asyncio.to_thread(decide) if has_schemas else decide()
@@ -146,7 +159,7 @@ class Planner:
             prompt_ids=prompt_ids,
             logged=terms.logged,
             requirement=terms.requirement,
-            refusal=terms.requirement.refused_by(drawn.version),
+            assigned=drawn.version,
             draw=drawn.draw,
             attempt=attempt if terms.purpose == "user" else None,
             grammar=answering.grammar,
@@ -155,19 +168,6 @@ class Planner:
             cache_scope=terms.cache_scope,
             budget=caller.session,
         )
-
-    async def _encode(
-        self, request: ChatRequest, caller: Caller, terms: Terms
-    ) -> tuple[ChatRequest, list[int], Turn | None]:
-        if request.prompt is not None:
-            prompt_ids, text = await asyncio.to_thread(self.template.encode_prompt, request.prompt)
-            # For those who read the answer later.
-            return msgspec.structs.replace(request, messages=[{"role": "user", "content": text}]), prompt_ids, None
-        if (session_id := request.labels.get("session_id")) and request.messages:
-            task = terms.task.name
-            turn = await self.turns.next(request, caller.tenant, session_id, logged=terms.logged, task=task)
-            return request, turn.prompt_ids, turn
-        return request, await self.template.encode_chat(request), None
 
 
 def _seed_of(seed: int, choice: int) -> int:

@@ -12,15 +12,15 @@ from contracts.keys import Caller
 from contracts.records import Purpose
 from contracts.tasks import Task
 from services.inference.requests import ChatRequest
-from services.inference.versions import VersionRequirement, pinned_version, version_requirement
+from services.inference.versions import VersionRequirement
 
 
 class Terms(NamedTuple):
     """See the module."""
 
-    version: int | None
-    """The one that must answer; None: its model and its metadata name none."""
     requirement: VersionRequirement
+    version: int | None
+    """The one that its model or its metadata names."""
     purpose: Purpose
     task: Task
     logged: bool
@@ -29,40 +29,37 @@ class Terms(NamedTuple):
     """Whose prompts an engine may answer from the same computed beginnings: the keys of the tenant that have the caller's role, with the
     same purpose. So neither time nor usage tells a tenant what another one asked, and sentinels and operators are strangers to users."""
 
-    @property
-    def may_draw(self) -> bool:
-        """Whether its arm may be drawn: nobody drew for who names a version, or asks for another purpose than a user's."""
-        return self.purpose == "user" and self.version is None and self.requirement.minimum is None
+    may_draw: bool
+    """Whether its arm may be drawn: it names no version, and a user asks."""
 
 
 def read_terms(
     request: ChatRequest,
     caller: Caller,
     purpose_header: str | None,
+    requirement: VersionRequirement,
     *,
-    policy: str,
     tasks: Mapping[str, Task],
     tokenizer: Tokenizer,
 ) -> Terms:
     """Read them.
 
     Raises:
-        UnknownModel: its model is neither the policy nor a version of it.
-        InvalidRequest: a version, purpose, task or token id that does not exist; `param` names the field.
+        InvalidRequest: there is no such purpose, task or token id; `param` names the field.
         Forbidden: only operators may send a purpose other than `user`.
     """
-    version = pinned_version(request.model, policy)
-    requirement = version_requirement(request.labels, version)
     purpose = _purpose_of(purpose_header, caller)
     _check_token_ids(request, tokenizer)
     task = _task_of(request, tasks)
+    version = requirement.exact if requirement.pinned is None else requirement.pinned
     return Terms(
-        version=requirement.exact if version is None else version,
         requirement=requirement,
+        version=version,
         purpose=purpose,
         task=task,
         logged=_may_log(request, task, purpose),
         cache_scope=f"{caller.role}\0{purpose}\0{caller.tenant}",
+        may_draw=purpose == "user" and version is None and requirement.minimum is None,
     )
 
 

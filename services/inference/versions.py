@@ -19,10 +19,12 @@ NUMBER = "0|[1-9][0-9]{0,17}"
 
 
 class VersionRequirement(NamedTuple):
-    """At most one of the two is set; with neither, any version will do."""
+    """At most one of the three is set; without `minimum` and `exact`, tokens of any version will do."""
 
     minimum: int | None = None
     exact: int | None = None
+    pinned: int | None = None
+    """The version that the model names: it makes the first token."""
 
     @property
     def any_will_do(self) -> bool:
@@ -90,7 +92,7 @@ def version_requirement(labels: Mapping[str, str], pinned: int | None) -> Versio
         )
     if len(names) > 1:
         raise InvalidRequest(f"metadata takes {MINIMUM} or {EXACT}, not both", param=f"metadata.{EXACT}")
-    return VersionRequirement(minimum=numbers.get(MINIMUM), exact=numbers.get(EXACT))
+    return VersionRequirement(numbers.get(MINIMUM), numbers.get(EXACT), pinned)
 
 
 def _number(name: str, text: str) -> int:
