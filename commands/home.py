@@ -39,7 +39,7 @@ from runtime.passwords import check_passwords
 from runtime.private_files import create_private_files, make_private
 from runtime.settings import Section, Settings, load_settings, make_section, write_settings
 from runtime.settings_file import is_given, settings_file
-from services.inference.template import load_template
+from services.inference.template.chat_template import load_template
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store
 from weights.stores.store import WeightStore

@@ -24,7 +24,7 @@ from commands.findings import Finding
 from contracts.errors import MillraceError
 from contracts.files import read_small
 from services.inference.sessions.forecast import next_calls
-from services.inference.template import ChatTemplate, load_template
+from services.inference.template.chat_template import ChatTemplate, load_template
 
 MOST_CPU_SECONDS, _MOST_BYTES = 10, 2**31
 """Of the process: the slowest of the known templates takes a second and 200 MB."""

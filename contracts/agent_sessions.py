@@ -64,8 +64,9 @@ def make_session(
     delete_free(connection, agent_session, agent_session.c.expires_at < now - KEPT_SECONDS, limit=_FORGOTTEN_AT_ONCE)
     session_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(24)
     expires_at = now + min(longest, longest if budget.seconds is None else budget.seconds)
-    connection.execute(
-        insert(agent_session).values(
+    made = (
+        insert(agent_session)
+        .values(
             id=session_id,
             tenant=maker.tenant,
             key_id=maker.key_id,
@@ -78,8 +79,9 @@ def make_session(
             created_at=now,
             expires_at=expires_at,
         )
+        .returning(agent_session)
     )
-    return get_session(connection, maker.tenant, session_id), f"mr-{ROLE}-{session_id}-{secret}"
+    return _shown(connection.execute(made).one()), f"mr-{ROLE}-{session_id}-{secret}"
 
 
 def get_session(connection: Connection, tenant: str, session_id: str) -> AgentSession:
@@ -88,17 +90,7 @@ def get_session(connection: Connection, tenant: str, session_id: str) -> AgentSe
     row = _row(connection, session_id) if session_id.isalnum() else None
     if row is None or row.tenant != tenant:
         raise NotFound(f"there is no session {session_id[:64]!r} with a key of its own here", param="session_id")
-    return AgentSession(
-        id=row.id,
-        task=row.task,
-        group=row.group_name,
-        budget=SessionBudget(calls=row.max_calls, tokens=row.max_tokens, seconds=row.max_seconds),
-        used_calls=row.num_calls,
-        used_tokens=row.num_tokens,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        ended_at=row.ended_at,
-    )
+    return _shown(row)
 
 
 def caller_of_key(connection: Connection, authorization: str | None, now: float) -> Caller:
@@ -170,11 +162,25 @@ def spend_tokens(connection: Connection, session_id: str, num: int) -> None:
 
 def end_session(connection: Connection, tenant: str, session_id: str, now: float) -> AgentSession:
     """End a session; ending it again changes nothing. Raises NotFound."""
-    get_session(connection, tenant, session_id)
     table = agent_session.c
     mine = (table.id == session_id, table.tenant == tenant, table.ended_at.is_(None))
-    connection.execute(update(agent_session).where(*mine).values(ended_at=now))
-    return get_session(connection, tenant, session_id)
+    ended = update(agent_session).where(*mine).values(ended_at=now).returning(agent_session)
+    row = connection.execute(ended).one_or_none() if session_id.isalnum() else None
+    return get_session(connection, tenant, session_id) if row is None else _shown(row)
+
+
+def _shown(row: Row[Any]) -> AgentSession:
+    return AgentSession(
+        id=row.id,
+        task=row.task,
+        group=row.group_name,
+        budget=SessionBudget(calls=row.max_calls, tokens=row.max_tokens, seconds=row.max_seconds),
+        used_calls=row.num_calls,
+        used_tokens=row.num_tokens,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        ended_at=row.ended_at,
+    )
 
 
 def _bound(caller: Caller, row: Row[Any], now: float) -> Caller:

@@ -90,13 +90,18 @@ def add(
     connection: Connection,
     received: Sequence[ReceivedItem],
     rejected: Mapping[str, int] = MappingProxyType({}),
+    beyond: Collection[int] = frozenset(),
 ) -> list[ItemResult]:
     """Store signals and their messages. Returns the result of each, as if they had come one after the other.
 
-    An id belongs to the first signal of a tenant that has it; the same id with other content is a conflict. `rejected`: how
-    many other items were refused, by error code.
+    An id belongs to the first signal of a tenant that has it; the same id with other content is a conflict.
+
+    Args:
+        connection: of the transaction.
+        received: the signals.
+        rejected: how many other items were refused, by error code.
+        beyond: see `find_beyond`; these are refused.
     """
-    beyond = _beyond(connection, received)
     firsts: dict[Name, ReceivedItem] = {}
     for item in _aimed(connection, [item for item in received if id(item) not in beyond]):
         firsts.setdefault(_name(item), item)
@@ -127,6 +132,29 @@ def add(
     _count(connection, signal_count, fates + Counter({"rejected": sum(rejected.values()) + len(beyond)}))
     _count(connection, rejection_count, Counter(rejected) + Counter({NoSuchChoice.code: len(beyond)}))
     return entries
+
+
+def find_beyond(database: Database, received: Sequence[ReceivedItem]) -> set[int]:
+    """The `id()` of each item about a choice that its completion never had. Only the tenant's own completions are read.
+
+    Read before the transaction: a completion never changes how many choices it had. Signals about one that arrives later are the join's
+    to refuse.
+    """
+    asked = [item for item in received if item.signal.completion_id and item.signal.choice > 0]
+    if not asked:
+        return set()
+    table = generation.c
+    with database.snapshot() as connection:
+        wanted = among(connection, table.completion_id, {item.signal.completion_id for item in asked})
+        rows = connection.execute(select(table.completion_id, table.tenant, table.record).where(wanted))
+        known = {
+            (row.tenant, row.completion_id): msgspec.msgpack.decode(
+                unpacked("Generation", row.record), type=_Choices
+            ).num_choices
+            for row in rows
+        }
+    found = ((item, known.get((item.signal.tenant, item.signal.completion_id), 0)) for item in asked)
+    return {id(item) for item, num_choices in found if 0 < num_choices <= item.signal.choice}
 
 
 def find(connection: Connection, tenant: str, signal_id: str) -> StoredSignal | None:
@@ -194,6 +222,8 @@ def _retract(connection: Connection, retraction: Retraction) -> float | None:
 def _aimed(connection: Connection, received: Sequence[ReceivedItem]) -> list[ReceivedItem]:
     """The same items; those whose join key has a completion are about that completion.
 
+    Read in the transaction: a completion that arrives between would not find a signal that begins to wait.
+
     A session key is not resolved here: only the join knows which completion was the last of a session at that time.
     """
     wanted = {(item.signal.tenant, *item.key) for item in received if item.key is not None and item.key.kind == "key"}
@@ -210,24 +240,6 @@ def _aimed(connection: Connection, received: Sequence[ReceivedItem]) -> list[Rec
             item = item._replace(signal=about)  # noqa: PLW2901 the same item, complete
         aimed.append(item)
     return aimed
-
-
-def _beyond(connection: Connection, received: Sequence[ReceivedItem]) -> set[int]:
-    """The `id()` of each item about a choice that its completion never had. Only the tenant's own completions are read."""
-    asked = [item for item in received if item.signal.completion_id and item.signal.choice > 0]
-    if not asked:
-        return set()
-    table = generation.c
-    wanted = among(connection, table.completion_id, {item.signal.completion_id for item in asked})
-    rows = connection.execute(select(table.completion_id, table.tenant, table.record).where(wanted))
-    known = {
-        (row.tenant, row.completion_id): msgspec.msgpack.decode(
-            unpacked("Generation", row.record), type=_Choices
-        ).num_choices
-        for row in rows
-    }
-    found = ((item, known.get((item.signal.tenant, item.signal.completion_id), 0)) for item in asked)
-    return {id(item) for item, num_choices in found if 0 < num_choices <= item.signal.choice}
 
 
 def _waiting_row(item: ReceivedItem) -> dict[str, Any]:

@@ -129,17 +129,18 @@ class Writer:
         return group
 
     def _commit(self, group: Sequence[Work]) -> Sequence[Fate | Exception]:
+        submissions = [work for work in group if isinstance(work, Submission)]
+        received = [item for work in submissions for item in work.received]
         try:
+            beyond = repository.find_beyond(self._database, received)
             with self._database.transaction(gives_way=True) as connection:
                 if isinstance(group[0], Retraction):
                     fates: list[Fate] = list(
                         repository.retract(connection, [work for work in group if isinstance(work, Retraction)])
                     )
                 else:
-                    submissions = [work for work in group if isinstance(work, Submission)]
-                    received = [item for work in submissions for item in work.received]
                     rejected = sum((Counter(work.rejected) for work in submissions), Counter[str]())
-                    entries = iter(repository.add(connection, received, rejected))
+                    entries = iter(repository.add(connection, received, rejected, beyond))
                     fates = [[next(entries) for _ in work.received] for work in submissions]
         except Unavailable as error:
             return [error] * len(group)

@@ -14,7 +14,7 @@ from contracts.answers.parts import NOTHING, CallPart, add_calls
 from contracts.records import FinishReason
 from contracts.sampling import Span
 from engines.wire import Piece, RecordedExperts, SampledToken, System
-from services.inference.parts import AnswerParser
+from services.inference.tools.parser import AnswerParser
 
 
 class Delta(NamedTuple):

@@ -1,4 +1,4 @@
-"""How the answers of one request are read, and what limits their tokens. Pure.
+"""How one request is answered: how it is sampled, how long the answer may be, what limits its tokens, and how it is read. Pure.
 
 Tools are refused where the policy's family is not known. A call is forced (by a grammar) if `tool_choice` requires
 one. A response format holds for the content: reasoning comes before it, and a call may stand in its place. Otherwise nothing limits
@@ -7,44 +7,55 @@ the tokens, so that the answer can be trained on: the calls of a `strict` tool a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer
+import msgspec
 
 from contracts.answers.grammar import ANY_OBJECT, spaced
-from contracts.answers.registry import Family
-from contracts.errors import Unsupported
-from contracts.sampling import Constraint
+from contracts.draws import is_exploring
+from contracts.errors import ContextLengthExceeded, Unsupported
+from contracts.records import Purpose
+from contracts.sampling import Constraint, Sampling
+from contracts.tasks import SamplingRule
 from services.inference.requests import ChatRequest
+from services.inference.template.chat_template import ChatTemplate
+from services.inference.terms import Terms
 from services.inference.tools.forcing import answer_grammar
-from services.inference.tools.parser import ParserMaker, opens_reasoning, schemas_of
+from services.inference.tools.parser import AnswerParser, ParserMaker, PlainParser, opens_reasoning, schemas_of
 
 
 class Answering(NamedTuple):
     """See the module.
 
     Attributes:
-        new_parser: makes the parser of a choice.
+        sampling: its parameters; their `constraint` says what the grammar is for.
         grammar: as vLLM's `structured_outputs`; None: nothing limits the tokens.
-        constraint: what the grammar is for, as it is logged.
+        new_parser: makes the parser of a choice.
     """
 
-    new_parser: ParserMaker
+    sampling: Sampling
     grammar: Mapping[str, Any] | None
-    constraint: Constraint
+    new_parser: Callable[[], AnswerParser]
 
 
 def decide_answering(
-    request: ChatRequest, family: Family, tokenizer: Tokenizer, prompt_ids: Sequence[int], max_tokens: int
+    request: ChatRequest, terms: Terms, template: ChatTemplate, prompt_ids: Sequence[int], completion_id: str
 ) -> Answering:
-    """Decide for a request whose answer takes up to `max_tokens`.
+    """Decide for a request with this prompt.
 
     Raises:
+        ContextLengthExceeded: see `decide_sampling`.
         Unsupported: there are tools, and calls of this policy cannot be told from text.
         InvalidSchema: the schema of a strict tool has a keyword that is not checked.
     """
-    choice, tools = request.tool_choice, request.offered_tools
+    rule, family, tokenizer = terms.task.sampling, template.family, template.tokenizer
+    sampling = decide_sampling(request, rule, terms.purpose, len(prompt_ids), template.context)
+    sampling = explored(sampling, rule, terms.purpose, completion_id)
+    if request.prompt is not None:
+        return Answering(sampling, None, partial(PlainParser, tokenizer))
+    choice, tools, wanted = request.tool_choice, request.offered_tools, request.response_format
     if tools and not family.reads_calls:
         raise Unsupported(
             "the form in which this policy writes calls is not known, so its calls would stay text; leave `tools` out, or "
@@ -52,34 +63,80 @@ def decide_answering(
             param="tools",
         )
     callable_ = [tool for tool in tools if choice.names is None or tool["function"]["name"] in choice.names]
-    is_required = choice.mode == "required"
+    schemas, is_required = schemas_of(callable_), choice.mode == "required"
+    content = None if wanted is None or is_required else wanted.schema or ANY_OBJECT
+    is_forced = is_required or bool(schemas and content is not None)
     parallel = request.parallel_tool_calls is not False
     grammar: Mapping[str, Any] | None = None
-    constraint: Constraint = ""
-    is_forced = False
-    wanted = request.response_format
-    schemas = schemas_of(callable_)
-    content = None if wanted is None or is_required else wanted.schema or ANY_OBJECT
-    if is_required or (schemas and content is not None):
-        in_reasoning = opens_reasoning(family, tokenizer, prompt_ids)
+    if is_forced or (content is not None and family.reads_reasoning):
         text = answer_grammar(
             family,
             schemas,
             is_required=is_required,
             parallel=parallel,
-            in_reasoning=in_reasoning,
+            in_reasoning=opens_reasoning(family, tokenizer, prompt_ids),
             content=content,
-            max_tokens=max_tokens,
+            max_tokens=sampling.max_tokens,
         )
-        grammar, is_forced = {"grammar": text}, True
-        constraint = "tool" if wanted is None or is_required else wanted.kind
-    elif wanted is not None and content is not None:
-        constraint = wanted.kind
-        if family.reads_reasoning:
-            in_reasoning = opens_reasoning(family, tokenizer, prompt_ids)
-            text = answer_grammar(family, {}, in_reasoning=in_reasoning, content=content, max_tokens=max_tokens)
-            grammar = {"grammar": text}
-        else:
-            grammar = {"json": spaced(content)}
+        grammar = {"grammar": text}
+    elif content is not None:
+        grammar = {"json": spaced(content)}
+    constraint: Constraint = "tool" if is_required else "" if wanted is None else wanted.kind
+    if constraint:
+        sampling = msgspec.structs.replace(sampling, constraint=constraint)
     parsers = ParserMaker(family, tokenizer, prompt_ids, callable_, parallel=parallel, is_forced=is_forced)
-    return Answering(parsers, grammar, constraint)
+    return Answering(sampling, grammar, parsers)
+
+
+def decide_sampling(
+    request: ChatRequest,
+    rule: SamplingRule,
+    purpose: Purpose,
+    num_prompt: int,
+    context: int,
+) -> Sampling:
+    """The sampling parameters: the task's if it owns them and a user asks, else the caller's.
+
+    If the task owns the parameters, a user's seed, biases and penalties are ignored like the temperature: an app that always
+    sends the same seed would always get the same answer, and biased samples could not be trained on. The response says which
+    parameters were used.
+
+    Any caller may ask for a shorter answer than the task allows. An answer is cut to what the context leaves, unless a
+    caller who owns the parameters asked for a length: then the request is refused.
+
+    Raises:
+        ContextLengthExceeded: the prompt, or the prompt with the requested length, does not fit.
+    """
+    room = context - num_prompt
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"the prompt has {num_prompt} tokens; this policy's context is {context}, answer included", param="messages"
+        )
+    if rule.owner == "task" and purpose == "user":
+        longest = rule.max_tokens if request.longest is None else min(rule.max_tokens, request.longest)
+        return Sampling(temperature=rule.temperature, top_p=rule.top_p, max_tokens=min(longest, room))
+    if request.longest is not None and request.longest > room:
+        raise ContextLengthExceeded(
+            f"{num_prompt} prompt tokens and an answer of {request.longest} exceed this policy's context of {context}",
+            param="max_tokens" if request.max_completion_tokens is None else "max_completion_tokens",
+        )
+    return Sampling(
+        temperature=rule.temperature if request.temperature is None else request.temperature,
+        top_p=rule.top_p if request.top_p is None else request.top_p,
+        top_k=max(request.top_k or 0, 0),
+        min_p=request.min_p or 0.0,
+        max_tokens=request.longest or min(rule.max_tokens, room),
+        seed=request.seed,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        logit_bias=request.logit_bias,
+    )
+
+
+def explored(sampling: Sampling, rule: SamplingRule, purpose: Purpose, completion_id: str) -> Sampling:
+    """The sampling of one completion: of users' answers, the task's share explores at its temperature."""
+    explore = rule.explore
+    if explore is None or purpose != "user" or not is_exploring(completion_id, explore.share):
+        return sampling
+    return msgspec.structs.replace(sampling, temperature=explore.temperature)

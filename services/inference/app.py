@@ -21,7 +21,7 @@ from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from runtime.weight_metrics import WeightStoreMetrics
 from services.http import KeyRing, make_service
-from services.inference.arms import Assignments
+from services.inference.arms import Arms, Assignments
 from services.inference.dialects.anthropic_routes import add_message_routes
 from services.inference.dialects.responses_kept import ResponseStore
 from services.inference.dialects.responses_routes import add_responses_routes
@@ -32,6 +32,7 @@ from services.inference.engine.pool import PATIENCE_SECONDS, EnginePool
 from services.inference.engine.rows import FixedEngine, ReplicaRows, reader_of
 from services.inference.hot_load import HotLoad
 from services.inference.idempotency import IdempotentRequests
+from services.inference.plan import Planner
 from services.inference.recorder import Recorder
 from services.inference.responder import Responder
 from services.inference.routes import add_hot_load_routes, add_routes
@@ -41,7 +42,7 @@ from services.inference.sessions.turns import Turns
 from services.inference.sessions.units import SessionUnits
 from services.inference.sessions.urls import SessionUrls
 from services.inference.stored.routes import add_stored_routes
-from services.inference.template import load_template
+from services.inference.template.chat_template import load_template
 from services.inference.tokenize import add_tokenize_route
 from services.limits import Limit
 
@@ -78,18 +79,13 @@ def create_app(
         are_assigned=assignments.include,
         patience_seconds=patience_seconds,
     )
-    recorder, template, budgets = Recorder(log), load_template(settings.base), SessionBudgets(database)
-    endpoint = Endpoint(
-        policy=policy,
-        tasks=load_tasks(settings.tasks),
-        template=template,
-        assignments=assignments,
-        engine=engine,
-        recorder=recorder,
-        turns=Turns(template, links.sessions, settings.session_seconds),
-        units=SessionUnits(unit, links.sessions, settings.session_seconds),
-        budgets=budgets,
-    )
+    template = load_template(settings.base)
+    turns = Turns(template, links.sessions, settings.session_seconds)
+    units = SessionUnits(unit, links.sessions, settings.session_seconds)
+    arms = Arms(policy=policy, assignments=assignments, units=units, engine=engine)
+    planner = Planner(policy=policy, tasks=load_tasks(settings.tasks), template=template, turns=turns, arms=arms)
+    recorder, budgets = Recorder(log), SessionBudgets(database)
+    endpoint = Endpoint(tokenizer=template.tokenizer, engine=engine, recorder=recorder, turns=turns, budgets=budgets)
 
     @asynccontextmanager
     async def lifespan(_service: FastAPI) -> AsyncIterator[None]:
@@ -112,13 +108,13 @@ def create_app(
     service.state.keys, service.state.engines = KeyRing(database), engine
     service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
     limit = Limit(links.limiter, "requests", settings.requests_per_minute)
-    responder = Responder(endpoint=endpoint, repeats=repeats, limit=limit)
+    responder = Responder(planner=planner, endpoint=endpoint, repeats=repeats, limit=limit)
     add_routes(service, responder)
     add_message_routes(service, responder)
-    add_tokenize_route(service, endpoint, limit)
+    add_tokenize_route(service, planner, limit)
     add_responses_routes(service, responder, ResponseStore(links.sessions, settings.session_seconds))
     add_stored_routes(service, database, policy, limit)
-    add_session_routes(service, database, endpoint.tasks, limit, settings.session_seconds)
+    add_session_routes(service, database, planner.tasks, limit, settings.session_seconds)
     hot_load = HotLoad(
         policy=policy,
         database=database,

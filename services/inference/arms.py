@@ -7,21 +7,26 @@ live.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import structlog
 
 from contracts import revocations
 from contracts.arm_secret import read_arm_secret
-from contracts.arms import DRAWN, draw_arm
+from contracts.arms import DRAWN, draw_arm, logged_draw
 from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS, Assignment, read
-from contracts.errors import InvalidSettings, Unavailable, UnknownModel, VersionRevoked
+from contracts.draws import LoggedDraw
+from contracts.errors import InvalidSettings, Unavailable, VersionRevoked
+from contracts.keys import Caller
 from contracts.version_history import read_assigned_since
 from runtime.database import Database
-from services.inference.versions import NUMBER
+from services.inference.engine.pool import EnginePool
+from services.inference.requests import ChatRequest
+from services.inference.sessions.units import SessionUnits
+from services.inference.terms import Terms
 
 PINNED = "pinned"
 _READ_SECONDS = 0.2
@@ -40,30 +45,6 @@ class ChosenArm(NamedTuple):
     probability: float
     model: str
     """The model of the request to the engine: the policy (its live version by then) or one version of it."""
-
-
-def pinned_version(model: str, policy: str) -> int | None:
-    """The version that a request's `model` names: N for `POLICY@vN`, None for `POLICY`.
-
-    Raises:
-        UnknownModel: it has neither form.
-    """
-    if model == policy:
-        return None
-    if found := re.fullmatch(f"{re.escape(policy)}@v({NUMBER})", model):
-        return int(found[1])
-    raise UnknownModel(
-        f"the model {model!r} does not exist; ask for {policy!r} or one version of it, {policy + '@v3'!r}",
-        param="model",
-    )
-
-
-def refuse_revoked(policy: str, version: int | None, revoked: Collection[int]) -> None:
-    """Raises VersionRevoked if a request names a version that a rollback revoked."""
-    if version in revoked:
-        raise VersionRevoked(
-            f"{policy}@v{version} was revoked and never serves again; ask for {policy!r}", param="model"
-        )
 
 
 def choose_arm(
@@ -191,6 +172,61 @@ class Assignments:
             if found == self._held:  # whoever revokes a version moves an arm in the same transaction
                 return found, self.revoked
             return found, frozenset(revocations.read(connection, self._policy))
+
+
+class DrawnArm(NamedTuple):
+    """The arm of a request, and what becomes known with it."""
+
+    arm: ChosenArm
+    version: int | None
+    """The one that the arm is assigned."""
+    draw: LoggedDraw | None
+    """How it was drawn; None: nothing was drawn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arms:
+    """Gives each request its arm; see the module."""
+
+    policy: str
+    assignments: Assignments
+    units: SessionUnits
+    engine: EnginePool
+
+    async def draw(self, request: ChatRequest, caller: Caller, terms: Terms, completion_id: str) -> DrawnArm:
+        """The arm of a request, drawn if its terms allow it. Its session keeps it.
+
+        Raises:
+            VersionRevoked: it names a version that a rollback revoked.
+        """
+        assigned = await self.assignments.held()
+        if terms.version in self.assignments.revoked:
+            raise VersionRevoked(
+                f"{self.policy}@v{terms.version} was revoked and never serves again; ask for {self.policy!r}",
+                param="model",
+            )
+        served = served_arms(assigned, await self.engine.slots(), self.assignments.learned)
+        unit = None
+        if terms.may_draw and has_draw(assigned):
+            unit = await self.units.unit_of(request, caller.tenant, completion_id, logged=terms.logged)
+        arm = choose_arm(
+            assigned,
+            self.policy,
+            unit=unit.name if unit else None,
+            secret=self.assignments.secret,
+            version=terms.version,
+            minimum=terms.requirement.minimum,
+            served=served,
+        )
+        held = assigned.get(arm.name)
+        draw = None if unit is None else logged_draw(assigned, arm.name, unit, served, api_key=caller.key_id)
+        return DrawnArm(arm, held.version if held else None, draw)
+
+    async def models(self) -> list[str]:
+        """The policy, and the versions of it that can be asked for now."""
+        await self.assignments.held()
+        revoked = {f"{self.policy}@v{version}" for version in self.assignments.revoked}
+        return [name for name in await self.engine.models() if name not in revoked]
 
 
 def _learned(known: tuple[int, ...], before: Assignment | None, now: Assignment | None) -> tuple[int, ...]:

@@ -16,6 +16,8 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """Of `reasoning_effort`, in OpenAI's words and those of models."""
 MAX_NAME = 64
 """Characters of a key of the metadata; longer names are cut in errors."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Of messages. They are fixed words, not free text, so they may complete a control string (`<|` + role + `|>`)."""
 _MAX_PAIRS, _MAX_VALUE = 16, 512
 _MAX_REFERENCE = 50_000
 """`metadata.reference` may be longer than other labels: it may hold a test suite."""

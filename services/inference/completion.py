@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Literal
 
@@ -21,7 +21,6 @@ from contracts.records import Generation
 from engines.wire import EngineRequest, Piece, together
 from services.inference.answer import Choice, Delta
 from services.inference.engine.pool import EnginePool
-from services.inference.parts import AnswerParser
 from services.inference.plan import RequestPlan
 from services.inference.recorder import Recorder, failure_of, generation_of
 from services.inference.sessions.budgets import SessionBudgets
@@ -46,7 +45,6 @@ class Completion:
         plans: Sequence[RequestPlan],
         engine: EnginePool,
         recorder: Recorder,
-        new_parser: Callable[[], AnswerParser],
         turns: Turns,
         *,
         budgets: SessionBudgets,
@@ -54,7 +52,7 @@ class Completion:
         self.plan, self.plans = plans[0], plans
         self.plan_of = [plan for plan in plans for _ in range(plan.request.num_choices)]
         stops, indices = self.plan.request.stops, range(self.plan.request.num_choices)
-        self.choices = [Choice(index, new_parser(), stops) for _ in plans for index in indices]
+        self.choices = [Choice(index, self.plan.new_parser(), stops) for _ in plans for index in indices]
         self._engine = engine
         self._recorder = recorder
         self._turns, self._budgets = turns, budgets

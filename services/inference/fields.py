@@ -7,7 +7,7 @@ policy here, are accepted without effect (`verbosity`, and `reasoning_effort` fo
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from operator import attrgetter
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from contracts.errors import InvalidRequest, Unsupported
+from services.inference.bounds import BOUNDS, MAX_STOPS
 from services.inference.formats import (
     AllowedTools,
     Json,
@@ -47,7 +48,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """Not served; accepted with null or one of these values, which change nothing."""
-_INSTEAD = {"functions": "send `tools` instead", "function_call": "send `tool_choice` instead"}
+_REMEDIES = {
+    "functions": "send `tools` instead",
+    "function_call": "send `tool_choice` instead",
+    "modalities": 'leave it out, or send ["text"]',
+}
 _LONGEST_NEUTRAL = 64
 
 
@@ -172,8 +177,6 @@ Body: Any = msgspec.defstruct(
     forbid_unknown_fields=True,
 )
 """All known fields; those that are not served stay undecoded."""
-_unserved = attrgetter(*NEUTRAL)
-_NOTHING_UNSERVED = (msgspec.UNSET,) * len(NEUTRAL)
 _beside_content = attrgetter(*ChatMessage.__struct_fields__[2:])
 _NOTHING_BESIDE = ChatMessage.__struct_defaults__[1:]
 PLACES = (
@@ -193,20 +196,72 @@ PLACES = (
 )
 """By the place of an object in the body, which fields it has."""
 
+_NOTES = {
+    "model": "The policy, or `policy@vN` for one version of it.",
+    "messages": f"The conversation: up to {MAX_MESSAGES:,} messages.",
+    "n": "How many answers.",
+    "stream": "Answer with server-sent events.",
+    "stream_options": "`include_usage` adds a last chunk with the usage.",
+    "max_tokens": "The longest answer, in tokens.",
+    "max_completion_tokens": "The newer name of `max_tokens`; of both, the smaller one counts.",
+    "temperature": "A task that owns its sampling replaces it.",
+    "top_p": "The share of probability that is sampled from.",
+    "top_k": "The number of tokens that is sampled from.",
+    "stop": f"Up to {MAX_STOPS} texts; the answer ends before the first of them.",
+    "logprobs": "The log-prob of each token: of the distribution that it was sampled from.",
+    "top_logprobs": "How many of the likeliest tokens to name at each place; needs `logprobs`.",
+    "frequency_penalty": "Lowers the logit of a token by this much for each time that the answer has it.",
+    "presence_penalty": "Lowers the logit of every token that the answer has.",
+    "tools": "The functions that the answer may call.",
+    "tool_choice": "`auto`, `none`, `required`, or one function.",
+    "response_format": "`text`, `json_object` or `json_schema`.",
+    "logit_bias": "Token id to what is added to its logit, in [-100, 100]; up to 1,024.",
+    "metadata": "Up to 16 pairs; `task`, `session_id`, `join_key` and `reference` have a meaning here.",
+    "store": "Whether the answer may be kept and learned from; without it the task decides.",
+    "user": "Who asked.",
+    "safety_identifier": "Who asked; it wins over `user`.",
+}
+CHAT_EXAMPLE: dict[str, Any] = {
+    "model": "reservations",
+    "messages": [{"role": "user", "content": "A table for four on Friday at half past seven, please. Anna."}],
+    "metadata": {"session_id": "visit-7"},
+}
 
-def check_neutral(body: Any) -> None:
-    """Refuse fields that are not served and would change the answer.
+
+def chat_notes() -> dict[str, str]:
+    """By field: what it does, its bounds, and the values that are accepted of a field that is not served."""
+    notes = dict(_NOTES)
+    for name, bound in BOUNDS.items():
+        notes[name] = f"{notes.get(name, '')} It {bound}{bound.remark}.".strip()
+    return notes | unserved_notes(HARMLESS, NEUTRAL)
+
+
+def unserved_notes(harmless: Collection[str], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, str]:
+    """By field without effect or not served: which values are accepted."""
+    notes = dict.fromkeys(harmless, "Accepted with any value, without effect.")
+    for name, values in neutral.items():
+        shown = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in (*values, None))
+        notes[name] = f"Not served; accepted: {shown}."
+    return notes
+
+
+def check_neutral(
+    body: Any,
+    neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
+    remedies: Mapping[str, str] = _REMEDIES,
+    where: str = "",
+    longest: int = _LONGEST_NEUTRAL,
+) -> None:
+    """Refuse fields that are not served and would change the answer. `longest`: bytes of a value that changes nothing.
 
     Raises:
         Unsupported: `param` names the field.
     """
-    given = _unserved(body)
-    if given == _NOTHING_UNSERVED:
-        return
-    for (name, values), content in zip(NEUTRAL.items(), given, strict=True):
-        if content is not msgspec.UNSET and not is_neutral(content, values):
-            remedy = _INSTEAD.get(name) or f"leave it out{_allowed(name)}"
-            raise Unsupported(f"`{name}` is not supported; {remedy}", param=name)
+    for name, values in neutral.items():
+        content = getattr(body, name)
+        if content is not msgspec.UNSET and not _is_neutral(bytes(content), values, longest):
+            remedy = remedies.get(name, "leave it out")
+            raise Unsupported(f"`{where}{name}` is not supported; {remedy}", param=f"{where}{name}")
 
 
 def is_plain(message: ChatMessage) -> bool:
@@ -240,9 +295,8 @@ def explain(error: InvalidRequest, structs: Sequence[tuple[re.Pattern[str], Any]
     return Unsupported(f"`{path}` {UNKNOWN}; {hint}", param=path)
 
 
-def is_neutral(content: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
-    """True if a field that is not served has null or one of the values that change nothing."""
-    if len(bytes(content)) > _LONGEST_NEUTRAL:
+def _is_neutral(content: bytes, neutral: tuple[Any, ...], longest: int) -> bool:
+    if len(content) > longest:
         return False
     value = msgspec.json.decode(content)
     return value is None or value in neutral
@@ -250,8 +304,3 @@ def is_neutral(content: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
 
 def _is_set(content: Json) -> bool:
     return content is not msgspec.UNSET and bytes(content) != b"null"
-
-
-def _allowed(name: str) -> str:
-    values = [msgspec.json.encode(value).decode() for value in NEUTRAL[name]]
-    return f", or send {' or '.join(values)}" if values else ""

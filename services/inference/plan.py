@@ -1,25 +1,44 @@
-"""What is decided about a request before the engine sees it. Pure."""
+"""How a request becomes a plan: in one pass, before an engine sees anything of it.
+
+    responder.py        the request, as its dialect read it (`requests.py`, `dialects/`), with the labels of its headers
+    versions.py         which versions may answer
+    terms.py            its purpose, its task, consent
+    sessions/turns.py   the prompt: it goes on from its session's last call, or `template/` renders it
+    answering.py        the limits: sampling, length, grammar; and how the answer is read
+    arms.py             the arm, and with it the version
+    RequestPlan         all of this, for `endpoint.py`, which answers it, and `recorder.py`, which logs it
+
+Each step may refuse. Only the last one is remembered: the first call of a session that is drawn decides for all of it, so no call is
+drawn that is refused.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import msgspec
-from tokenizers import Tokenizer
+import structlog
 
-from contracts.draws import LoggedDraw, is_asked, is_exploring
-from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotServed
+from contracts.draws import LoggedDraw, is_asked
+from contracts.ids import new_completion_id
 from contracts.keys import Caller, Owner
 from contracts.records import Attempt, Purpose
 from contracts.sampling import Sampling
-from contracts.tasks import SamplingRule, Task
-from services.inference.arms import ChosenArm
-from services.inference.parts import AnswerParser
+from contracts.tasks import Task
+from services.inference.answering import decide_answering
+from services.inference.arms import Arms, ChosenArm
 from services.inference.requests import ChatRequest
-from services.inference.sessions.turns import Turn
-from services.inference.versions import VersionRequirement
+from services.inference.sessions.turns import Turn, Turns
+from services.inference.template.chat_template import ChatTemplate
+from services.inference.terms import read_terms
+from services.inference.tools.parser import AnswerParser
+from services.inference.versions import VersionRequirement, pinned_version, version_requirement
 
 
 class RequestPlan(NamedTuple):
@@ -38,21 +57,22 @@ class RequestPlan(NamedTuple):
     logged: bool
     """False: consent forbids keeping it."""
     requirement: VersionRequirement
-    refusal: VersionNotServed | None
-    """Why it cannot be answered now. A repeat under the same idempotency key still gets the answer that is kept."""
-    draw: LoggedDraw | None = None
+    assigned: int | None
+    """The version of its arm, if the arm has one. An older one than required is refused when the answer starts: a repeat under the same
+    idempotency key still gets the answer that is kept."""
+    draw: LoggedDraw | None
     """How its arm was drawn; None: nothing was drawn."""
-    attempt: Attempt | None = None
+    attempt: Attempt | None
     """Which attempt of a user's request it is, if the client counts them."""
-    grammar: Mapping[str, Any] | None = None
+    grammar: Mapping[str, Any] | None
     """What limits the tokens of the answer, as vLLM's `structured_outputs`; None: nothing."""
-    new_parser: Callable[[], AnswerParser] | None = None
-    """Makes the parser of a choice; None: every answer is all content."""
-    turn: Turn | None = None
+    new_parser: Callable[[], AnswerParser]
+    """Makes the parser of a choice."""
+    turn: Turn | None
     """Its place in its session; None without a session."""
-    cache_scope: str = ""
-    """Whose prompts an engine may answer from the same computed beginnings; empty: nobody else's."""
-    budget: str | None = None
+    cache_scope: str
+    """See `Terms`."""
+    budget: str | None
     """The session whose budget pays for it; None: its key is not that of a session."""
 
     @property
@@ -90,120 +110,64 @@ class RequestPlan(NamedTuple):
         return None if self.task.asking is None else is_asked(self.completion_id, self.ask_probability)
 
 
-def find_task(tasks: Mapping[str, Task], request: ChatRequest) -> Task:
-    """The task of `metadata.task`; without it the first task.
+@dataclass(frozen=True, kw_only=True)
+class Planner:
+    """Plans the requests to one policy; see the module."""
 
-    Raises:
-        InvalidRequest: there is no such task.
-    """
-    name = request.labels.get("task")
-    if name is None:
-        return next(iter(tasks.values()))
-    if name not in tasks:
-        raise InvalidRequest(f"no task is called {name!r}; there are {sorted(tasks)}", param="metadata.task")
-    return tasks[name]
+    policy: str
+    tasks: Mapping[str, Task]
+    template: ChatTemplate
+    turns: Turns
+    arms: Arms
 
-
-def decide_refusal(requirement: VersionRequirement, assigned: int | None) -> VersionNotServed | None:
-    """The refusal of a minimum version, if the chosen arm is assigned an older one; None if only the tokens can tell.
-
-    An exact version is left to the engine: it may still hold the version of a moment ago, and else refuses at once too.
-    """
-    if requirement.minimum is None or assigned is None or requirement.is_met_by(assigned):
-        return None
-    return requirement.refusal(f"v{assigned} is served")
-
-
-def decide_purpose(header: str | None, caller: Caller) -> Purpose:
-    """The purpose of a request. Only operators may send one other than `user`.
-
-    Raises:
-        InvalidRequest: there is no such purpose.
-        Forbidden: the key is not an operator's.
-    """
-    for purpose in get_args(Purpose):
-        if purpose == (header or "user"):
-            if purpose != "user":
-                caller.require_operator()
-            return purpose  # type: ignore[no-any-return] # get_args is untyped
-    raise InvalidRequest(f"x-millrace-purpose is one of {', '.join(get_args(Purpose))}, not {header!r}")
-
-
-def cache_scope_of(caller: Caller, purpose: Purpose) -> str:
-    """Who may share computed beginnings of prompts with a caller: the keys of its tenant that have its role, with the same purpose.
-
-    So neither time nor usage tells a tenant what another one asked, and sentinels and operators are strangers to users.
-    """
-    return f"{caller.role}\0{purpose}\0{caller.tenant}"
-
-
-def decide_sampling(
-    request: ChatRequest,
-    rule: SamplingRule,
-    purpose: Purpose,
-    num_prompt: int,
-    context: int,
-) -> Sampling:
-    """The sampling parameters: the task's if it owns them and a user asks, else the caller's.
-
-    If the task owns the parameters, a user's seed, biases and penalties are ignored like the temperature: an app that always
-    sends the same seed would always get the same answer, and biased samples could not be trained on. The response says which
-    parameters were used.
-
-    Any caller may ask for a shorter answer than the task allows. An answer is cut to what the context leaves, unless a
-    caller who owns the parameters asked for a length: then the request is refused.
-
-    Raises:
-        ContextLengthExceeded: the prompt, or the prompt with the requested length, does not fit.
-    """
-    room = context - num_prompt
-    if room < 1:
-        raise ContextLengthExceeded(
-            f"the prompt has {num_prompt} tokens; this policy's context is {context}, answer included", param="messages"
+    async def plan(
+        self, request: ChatRequest, caller: Caller, purpose: str | None, attempt: Attempt | None = None
+    ) -> RequestPlan:
+        """Decide everything about a request. `purpose`: as its header says. Raises what each of the steps raises."""
+        template = self.template
+        required = version_requirement(request.labels, pinned_version(request.model, self.policy))
+        terms = read_terms(request, caller, purpose, required, tasks=self.tasks, tokenizer=template.tokenizer)
+        turn: Turn | None = None
+        session_id = request.labels.get("session_id")
+        if request.prompt is not None:
+            prompt_ids, text = await asyncio.to_thread(template.encode_prompt, request.prompt)
+            # For those who read the answer later.
+            request = msgspec.structs.replace(request, messages=[{"role": "user", "content": text}])
+        elif session_id and request.messages:
+            task = terms.task.name
+            turn = await self.turns.next(request, caller.tenant, session_id, logged=terms.logged, task=task)
+            prompt_ids = turn.prompt_ids
+        else:
+            prompt_ids = await template.encode_chat(request)
+        completion_id = new_completion_id(session_id, stored=terms.logged)
+        decide = partial(decide_answering, request, terms, template, prompt_ids, completion_id)
+        has_schemas = request.tools or request.response_format
+        answering = await asyncio.to_thread(decide) if has_schemas else decide()
+        drawn = await self.arms.draw(request, caller, terms, completion_id)
+        version = terms.version if drawn.version is None else drawn.version
+        structlog.contextvars.bind_contextvars(completion=completion_id, version=version)
+        return RequestPlan(
+            completion_id=completion_id,
+            created_at=time.time(),
+            policy=self.policy,
+            tenant=caller.tenant,
+            request=request,
+            task=terms.task,
+            purpose=terms.purpose,
+            arm=drawn.arm,
+            sampling=answering.sampling,
+            prompt_ids=prompt_ids,
+            logged=terms.logged,
+            requirement=terms.requirement,
+            assigned=drawn.version,
+            draw=drawn.draw,
+            attempt=attempt if terms.purpose == "user" else None,
+            grammar=answering.grammar,
+            new_parser=answering.new_parser,
+            turn=turn,
+            cache_scope=terms.cache_scope,
+            budget=caller.session,
         )
-    if rule.owner == "task" and purpose == "user":
-        longest = rule.max_tokens if request.longest is None else min(rule.max_tokens, request.longest)
-        return Sampling(temperature=rule.temperature, top_p=rule.top_p, max_tokens=min(longest, room))
-    if request.longest is not None and request.longest > room:
-        raise ContextLengthExceeded(
-            f"{num_prompt} prompt tokens and an answer of {request.longest} exceed this policy's context of {context}",
-            param="max_tokens" if request.max_completion_tokens is None else "max_completion_tokens",
-        )
-    return Sampling(
-        temperature=rule.temperature if request.temperature is None else request.temperature,
-        top_p=rule.top_p if request.top_p is None else request.top_p,
-        top_k=max(request.top_k or 0, 0),
-        min_p=request.min_p or 0.0,
-        max_tokens=request.longest or min(rule.max_tokens, room),
-        seed=request.seed,
-        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        presence_penalty=request.presence_penalty or 0.0,
-        logit_bias=request.logit_bias,
-    )
-
-
-def explored(sampling: Sampling, rule: SamplingRule, purpose: Purpose, completion_id: str) -> Sampling:
-    """The sampling of one completion: of users' answers, the task's share explores at its temperature."""
-    explore = rule.explore
-    if explore is None or purpose != "user" or not is_exploring(completion_id, explore.share):
-        return sampling
-    return msgspec.structs.replace(sampling, temperature=explore.temperature)
-
-
-def check_token_ids(request: ChatRequest, tokenizer: Tokenizer) -> None:
-    """Raises InvalidRequest if `logit_bias` has an id that is not a token of the policy."""
-    unknown = [token_id for token_id in request.logit_bias if tokenizer.id_to_token(token_id) is None]
-    if unknown:
-        raise InvalidRequest(
-            f"logit_bias: {unknown[0]} is not a token of this policy, which has {tokenizer.get_vocab_size():,}",
-            param="logit_bias",
-        )
-
-
-def may_log(request: ChatRequest, task: Task, purpose: Purpose) -> bool:
-    """Whether the generation may be kept: `store` decides; without it, the task's consent does for users."""
-    return request.store if request.store is not None else purpose != "user" or task.consent == "train"
 
 
 def _seed_of(seed: int, choice: int) -> int:

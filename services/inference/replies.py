@@ -15,11 +15,12 @@ from tokenizers import Tokenizer
 from contracts.answers.parts import CallPart
 from contracts.errors import MillraceError
 from engines.wire import SampledToken
+from services.http import event
 from services.inference.answer import Choice, Delta
 from services.inference.completion import Completion
-from services.inference.event_forms import DataEvents
 from services.inference.plan import RequestPlan
 
+_DONE = b"data: [DONE]\n\n"
 _UNFINISHED = "\ufffd"
 
 
@@ -54,6 +55,37 @@ class Replies(Protocol):
 
 
 MakeReplies = Callable[[Completion, Tokenizer], Replies]
+
+
+class _Forgetful:
+    """Keeps nothing of a conversation."""
+
+    async def keep(self) -> None:
+        """See `Replies`."""
+
+
+class DataEvents(_Forgetful):
+    """Lines of `data:`, and `[DONE]` behind the last chunk. `end`: what follows a stream that ended well."""
+
+    end = _DONE
+
+    def encode(self, chunk: dict[str, Any]) -> bytes:
+        """One chunk as an event."""
+        return event(chunk)
+
+    def failure(self, error: MillraceError) -> dict[str, Any]:
+        """The last chunk of a stream that fails: the status line has been sent."""
+        return error.as_openai()
+
+
+class NamedEvents(_Forgetful):
+    """Each event has its type as its name; see `DataEvents`. A dialect says itself what its error is."""
+
+    end = b""
+
+    def encode(self, chunk: dict[str, Any]) -> bytes:
+        """One chunk as an event."""
+        return f"event: {chunk['type']}\n".encode() + event(chunk)
 
 
 class ChatReplies(DataEvents):

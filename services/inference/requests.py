@@ -16,13 +16,13 @@ from contracts.errors import InvalidRequest, Unsupported
 from services.http import read_json
 from services.inference.bounds import (
     MAX_NAME,
+    ROLES,
     check_biases,
     check_metadata,
     check_numbers,
     check_stops,
     check_variables,
 )
-from services.inference.control_strings import ROLES
 from services.inference.fields import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -61,6 +61,8 @@ class ChatRequest(ServedFields, frozen=True, kw_only=True):
 
     messages: list[dict[str, Any]]
     """As templates expect them: without null values, and with text parts joined into one text."""
+    prompt: str | list[int] | None = None
+    """A text or token ids that the model gets as they are, in place of the messages."""
     tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
     """In OpenAI's form, as templates expect them; empty without tools."""
     tool_choice: ToolChoice = ToolChoice()

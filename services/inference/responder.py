@@ -6,7 +6,7 @@ purposes are the same for every dialect.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
@@ -16,11 +16,12 @@ from fastapi import Request, Response
 
 from contracts.errors import InvalidRequest
 from contracts.keys import Caller
-from services.http import SESSION_HEADER
-from services.inference.attempts import attempt_of
+from contracts.records import Attempt
+from services.http import SESSION_HEADER, authorization_of
 from services.inference.bounds import check_metadata
 from services.inference.endpoint import Endpoint
 from services.inference.idempotency import IdempotentRequests
+from services.inference.plan import Planner
 from services.inference.replies import ChatReplies, MakeReplies
 from services.inference.requests import ChatRequest
 from services.limits import Limit
@@ -33,13 +34,15 @@ LABELS = {
 }
 """Headers that say what a key of the metadata says, for clients that cannot send metadata."""
 PURPOSE_HEADER = "x-millrace-purpose"
+RETRY_COUNT = "x-stainless-retry-count"
+_MAX_DIGITS = 3
 _as_json = msgspec.json.Encoder().encode
 
 
 class Asked(NamedTuple):
-    """What was read from a body."""
+    """What was read from a body: mostly one request; one for each of several prompts, which have all else in common."""
 
-    request: ChatRequest
+    requests: Sequence[ChatRequest]
     replies: MakeReplies = ChatReplies
 
 
@@ -47,6 +50,7 @@ class Asked(NamedTuple):
 class Responder:
     """See the module."""
 
+    planner: Planner
     endpoint: Endpoint
     repeats: IdempotentRequests
     limit: Limit
@@ -54,15 +58,15 @@ class Responder:
     async def respond(self, client: Request, caller: Caller, read: Callable[[bytes], Awaitable[Asked]]) -> Response:
         """Answer a request; it counts against the caller's limit before its body is read."""
         headers, body = await self.limit.check(caller), await client.body()
-        request, replies = await read(body)
-        request = with_labels(request, client.headers, caller)
+        requests, replies = await read(body)
+        requests = [with_labels(request, client.headers, caller) for request in requests]
         scope, asked = identity_of(client, caller, body)
-        attempt = attempt_of(client.headers, asked)
-        plan = await self.endpoint.plan(request, caller, client.headers.get(PURPOSE_HEADER), attempt)
+        attempt, purpose = attempt_of(client.headers, asked), client.headers.get(PURPOSE_HEADER)
+        plans = [await self.planner.plan(request, caller, purpose, attempt) for request in requests]
         # An answer that may not be logged is not kept for repeats either.
-        key = client.headers.get("idempotency-key") if plan.logged else None
-        answer = self.endpoint.stream if request.stream else self.endpoint.answer
-        response = await self.repeats.once(key, scope, asked, lambda: answer([plan], client, replies))
+        key = client.headers.get("idempotency-key") if plans[0].logged else None
+        answer = self.endpoint.stream if requests[0].stream else self.endpoint.answer
+        response = await self.repeats.once(key, scope, asked, lambda: answer(plans, client, replies))
         response.headers.update(headers)
         return response
 
@@ -80,6 +84,24 @@ def identity_of(client: Request, caller: Caller, body: bytes) -> tuple[str, byte
     who = [caller.tenant, caller.session, session]
     asked = [client.scope["path"], said, purpose, *who, blake2b(body, digest_size=32).hexdigest()]
     return _as_json(who).decode(), blake2b(_as_json(asked), digest_size=32).digest()
+
+
+def attempt_of(headers: Mapping[str, str], asked: bytes) -> Attempt | None:
+    """Which attempt of a request this is; None if the client counts none, or sends an `Idempotency-Key`.
+
+    The SDKs of OpenAI and Anthropic count their attempts, and by default send no `Idempotency-Key`. All attempts have one identity, so a
+    hash of it names the request. The join marks answers that a later attempt replaced.
+
+    Args:
+        headers: with lower-case names.
+        asked: what tells the request from others, see `identity_of`.
+    """
+    count = headers.get(RETRY_COUNT, "")
+    if headers.get("idempotency-key") or len(count) > _MAX_DIGITS or not (count.isascii() and count.isdecimal()):
+        return None
+    # Keyed with the caller's secret: the hash is stored in clear, and must not confirm a guessed body.
+    secret = blake2b(authorization_of(headers).encode()).digest()
+    return Attempt(blake2b(asked, digest_size=16, key=secret).hexdigest(), int(count))
 
 
 def with_labels(request: ChatRequest, headers: Mapping[str, str], caller: Caller) -> ChatRequest:

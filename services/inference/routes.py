@@ -9,14 +9,12 @@ from fastapi import FastAPI, Request, Response
 
 from contracts.errors import UnknownModel
 from services.http import InferenceCaller, OperatorReader, OperatorWriter, off_loop, read_json, reply, with_caller
-from services.inference.attempts import attempt_of
-from services.inference.field_notes import CHAT_EXAMPLE, PROMPT_EXAMPLE, chat_notes, prompt_notes
-from services.inference.fields import Body
+from services.inference.dialects.prompt_replies import PromptReplies
+from services.inference.dialects.prompt_requests import PROMPT_EXAMPLE, PromptBody, parse_prompts, prompt_notes
+from services.inference.fields import CHAT_EXAMPLE, Body, chat_notes
 from services.inference.hot_load import HOT_LOAD_NOTES, HotLoad, HotLoadRequest
-from services.inference.prompt_replies import PromptReplies
-from services.inference.prompts import PromptBody, parse_prompts
 from services.inference.requests import parse_chat_request
-from services.inference.responder import PURPOSE_HEADER, Asked, Responder, identity_of, with_labels
+from services.inference.responder import Asked, Responder
 from services.openapi import takes
 
 HOT_LOAD = "/hot_load/v1/models/hot_load"
@@ -25,7 +23,7 @@ _STARTED_AT = int(time.time())
 
 def add_routes(service: FastAPI, responder: Responder) -> None:
     """Add the routes of OpenAI's API to an application."""
-    endpoint, repeats, limit = responder.endpoint, responder.repeats, responder.limit
+    arms = responder.planner.arms
 
     @with_caller
     @takes(Body, notes=chat_notes(), example=CHAT_EXAMPLE)
@@ -39,7 +37,7 @@ def add_routes(service: FastAPI, responder: Responder) -> None:
         """
 
         async def read(body: bytes) -> Asked:
-            return Asked(await off_loop(parse_chat_request, body))
+            return Asked([await off_loop(parse_chat_request, body)])
 
         return await responder.respond(client, caller, read)
 
@@ -50,17 +48,11 @@ def add_routes(service: FastAPI, responder: Responder) -> None:
 
         A prompt is given to the model as it is: no chat template is put around it. Answers are logged like those of chats.
         """
-        headers, body = await limit.check(caller), await client.body()
-        scope, asked = identity_of(client, caller, body)
-        prompts, attempt = await off_loop(parse_prompts, body), attempt_of(client.headers, asked)
-        prompts = [one._replace(request=with_labels(one.request, client.headers, caller)) for one in prompts]
-        purpose = client.headers.get(PURPOSE_HEADER)
-        plans = [await endpoint.plan_prompt(prompt, caller, purpose, attempt) for prompt in prompts]
-        key = client.headers.get("idempotency-key") if plans[0].logged else None
-        answer = endpoint.stream if plans[0].request.stream else endpoint.answer
-        response = await repeats.once(key, scope, asked, lambda: answer(plans, client, PromptReplies))
-        response.headers.update(headers)
-        return response
+
+        async def read(body: bytes) -> Asked:
+            return Asked(await off_loop(parse_prompts, body), PromptReplies)
+
+        return await responder.respond(client, caller, read)
 
     # Starlette's own route: FastAPI's dependencies and validation take as long as the rest, and this route needs neither.
     service.add_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
@@ -69,12 +61,12 @@ def add_routes(service: FastAPI, responder: Responder) -> None:
     @service.get("/v1/models")
     async def list_models(_caller: InferenceCaller) -> Response:
         """The policy, and the versions of it that can be asked for now."""
-        return reply({"object": "list", "data": [_model(name) for name in await endpoint.models()]})
+        return reply({"object": "list", "data": [_model(name) for name in await arms.models()]})
 
     @service.get("/v1/models/{name}")
     async def retrieve_model(name: str, _caller: InferenceCaller) -> Response:
         """One of the models."""
-        names = await endpoint.models()
+        names = await arms.models()
         if name not in names:
             raise UnknownModel(f"the model {name!r} does not exist; there are {names}", param="model")
         return reply(_model(name))

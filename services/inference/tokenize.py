@@ -13,13 +13,14 @@ from tokenizers import Tokenizer
 
 from contracts.errors import InvalidRequest, Unsupported
 from services.http import InferenceCaller, off_loop, read_json, reply, with_caller
-from services.inference.arms import pinned_version
 from services.inference.bounds import check_variables
-from services.inference.endpoint import Endpoint
 from services.inference.fields import MAX_MESSAGES, PLACES, ChatMessage, explain
 from services.inference.formats import Json, OfferedTool, check_tool_choice, check_tools
-from services.inference.plain_tokenizer import bounded_ids
+from services.inference.plan import Planner
 from services.inference.requests import ChatRequest, check_size, plain_messages
+from services.inference.template.chat_template import ChatTemplate
+from services.inference.template.plain_tokenizer import bounded_ids
+from services.inference.versions import pinned_version
 from services.limits import Limit
 from services.openapi import takes
 
@@ -50,8 +51,9 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 _PLACES = ((re.compile(r""), Tokenize), *PLACES)
 
 
-def add_tokenize_route(service: FastAPI, endpoint: Endpoint, limit: Limit) -> None:
+def add_tokenize_route(service: FastAPI, planner: Planner, limit: Limit) -> None:
     """Add the route to an application."""
+    policy, template = planner.policy, planner.template
 
     @with_caller
     @takes(
@@ -69,13 +71,14 @@ def add_tokenize_route(service: FastAPI, endpoint: Endpoint, limit: Limit) -> No
     async def tokenize(client: Request, caller: InferenceCaller) -> Response:
         """The tokens of a prompt or of messages, as vLLM's route of this name."""
         headers, body = await limit.check(caller), await client.body()
-        asked, request = await off_loop(lambda body: read_tokenize(body, endpoint.policy), body)
+        asked, request = await off_loop(lambda body: read_tokenize(body, policy), body)
+        pinned_version(asked.model or policy, policy)
         if request is None:
-            ids = await _prompt_ids(endpoint, asked)
+            ids = await _prompt_ids(template, asked)
         else:
-            ids = await endpoint.encode(request, opens_answer=asked.add_generation_prompt)
-        vocabulary = endpoint.template.tokenizer
-        content: dict[str, Any] = {"count": len(ids), "max_model_len": endpoint.template.context, "tokens": ids}
+            ids = await template.encode_chat(request, opens_answer=asked.add_generation_prompt)
+        vocabulary = template.tokenizer
+        content: dict[str, Any] = {"count": len(ids), "max_model_len": template.context, "tokens": ids}
         content["token_strs"] = await asyncio.to_thread(_names, ids, vocabulary) if asked.return_token_strs else None
         return reply(content, headers=headers)
 
@@ -111,9 +114,7 @@ def read_tokenize(body: bytes, policy: str) -> tuple[Tokenize, ChatRequest | Non
     return asked, None if asked.messages is None else _chat_of(asked, policy)
 
 
-async def _prompt_ids(endpoint: Endpoint, asked: Tokenize) -> list[int]:
-    pinned_version(asked.model or endpoint.policy, endpoint.policy)
-    template = endpoint.template
+async def _prompt_ids(template: ChatTemplate, asked: Tokenize) -> list[int]:
     text = template.bounded(asked.prompt or "", "prompt")
     encode = partial(template.tokenizer.encode_batch_fast, add_special_tokens=asked.add_special_tokens is not False)
     [encoded] = await asyncio.to_thread(encode, [text])

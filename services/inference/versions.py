@@ -1,4 +1,4 @@
-"""Which versions may answer a request, beyond what its model says. Pure.
+"""Which versions may answer a request: what its model and its metadata say. Pure.
 
 `metadata.min_version` and `metadata.exact_version` hold for every token of the answer. If the requirement cannot be met now, the
 request is refused, and a retry may succeed. The model `POLICY@vN` differs: it names the version of the first token, a swap may
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from contracts.errors import InvalidRequest, VersionNotServed
+from contracts.errors import InvalidRequest, UnknownModel, VersionNotServed
 
 MINIMUM, EXACT = "min_version", "exact_version"
 NUMBER = "0|[1-9][0-9]{0,17}"
@@ -19,10 +19,12 @@ NUMBER = "0|[1-9][0-9]{0,17}"
 
 
 class VersionRequirement(NamedTuple):
-    """At most one of the two is set; with neither, any version will do."""
+    """At most one of the three is set; without `minimum` and `exact`, tokens of any version will do."""
 
     minimum: int | None = None
     exact: int | None = None
+    pinned: int | None = None
+    """The version that the model names: it makes the first token."""
 
     @property
     def any_will_do(self) -> bool:
@@ -41,6 +43,15 @@ class VersionRequirement(NamedTuple):
             if not self.is_met_by(version):
                 raise self.refusal("the version that serves is unknown" if version is None else f"v{version} is served")
 
+    def refused_by(self, assigned: int | None) -> VersionNotServed | None:
+        """The refusal of a minimum, if the chosen arm is assigned an older version; None if only the tokens can tell.
+
+        An exact version is left to the engine: it may still hold the version of a moment ago, and else refuses at once too.
+        """
+        if self.minimum is None or assigned is None or self.is_met_by(assigned):
+            return None
+        return self.refusal(f"v{assigned} is served")
+
     def refusal(self, served: str) -> VersionNotServed:
         """The error for a requirement that is not met; `served` says what there is instead."""
         name, needed = (MINIMUM, f"v{self.minimum} or newer") if self.exact is None else (EXACT, f"v{self.exact}")
@@ -48,6 +59,22 @@ class VersionRequirement(NamedTuple):
             f"metadata.{name} requires {needed}; now {served}; try again later, another version may be loaded then",
             param=f"metadata.{name}",
         )
+
+
+def pinned_version(model: str, policy: str) -> int | None:
+    """The version that a request's `model` names: N for `POLICY@vN`, None for `POLICY`.
+
+    Raises:
+        UnknownModel: it has neither form.
+    """
+    if model == policy:
+        return None
+    if found := re.fullmatch(f"{re.escape(policy)}@v({NUMBER})", model):
+        return int(found[1])
+    raise UnknownModel(
+        f"the model {model!r} does not exist; ask for {policy!r} or one version of it, {policy + '@v3'!r}",
+        param="model",
+    )
 
 
 def version_requirement(labels: Mapping[str, str], pinned: int | None) -> VersionRequirement:
@@ -65,7 +92,7 @@ def version_requirement(labels: Mapping[str, str], pinned: int | None) -> Versio
         )
     if len(names) > 1:
         raise InvalidRequest(f"metadata takes {MINIMUM} or {EXACT}, not both", param=f"metadata.{EXACT}")
-    return VersionRequirement(minimum=numbers.get(MINIMUM), exact=numbers.get(EXACT))
+    return VersionRequirement(numbers.get(MINIMUM), numbers.get(EXACT), pinned)
 
 
 def _number(name: str, text: str) -> int:

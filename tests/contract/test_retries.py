@@ -88,8 +88,9 @@ def test_refusals_are_counted_by_reason(any_database: Database) -> None:
         {"completion_id": about.completion_id, "name": "accepted", "value": True, "choice": number} for number in (1, 0)
     ]
     for _ in range(2):
+        read = [read_item(item, {TASK.name: TASK}, "default", 102.0) for item in items]
+        beyond = feedback.find_beyond(any_database, read)
         with any_database.transaction() as connection:
-            read = [read_item(item, {TASK.name: TASK}, "default", 102.0) for item in items]
-            feedback.add(connection, read, {"not_stored": 2, "invalid_request": 1})
+            feedback.add(connection, read, {"not_stored": 2, "invalid_request": 1}, beyond)
     with any_database.snapshot() as connection:
         assert rejection_counts(connection) == {"no_such_choice": 2, "not_stored": 4, "invalid_request": 2}

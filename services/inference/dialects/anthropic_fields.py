@@ -7,14 +7,13 @@ such a body fails, and `read_message` says then which of them it was.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
 from contracts.errors import InvalidRequest, Unsupported
 from services.http import read_json
-from services.inference.fields import MAX_MESSAGES, explain
+from services.inference.fields import MAX_MESSAGES, check_neutral, explain
 from services.inference.formats import Json
 from services.inference.requests import check_size
 
@@ -207,10 +206,10 @@ def read_message(body: bytes) -> Any:
         read = read_json(MessageBody, body)
     except InvalidRequest as error:
         raise _explained(error, body) from error
-    _check_neutral(read, NEUTRAL, "")
+    check_neutral(read, NEUTRAL, {}, longest=_LONGEST_NEUTRAL)
     for index, tool in enumerate(read.tools or ()):
         check_kind(tool.type, index)
-        _check_neutral(tool, NEUTRAL_OF_TOOLS, f"tools[{index}].")
+        check_neutral(tool, NEUTRAL_OF_TOOLS, {}, f"tools[{index}].", _LONGEST_NEUTRAL)
     return read
 
 
@@ -239,17 +238,3 @@ def _explained(error: InvalidRequest, body: bytes) -> InvalidRequest:
         except InvalidRequest:
             pass
     return explain(error, _STRUCTS)
-
-
-def _check_neutral(read: Any, neutral: Mapping[str, tuple[Any, ...]], where: str) -> None:
-    for name, values in neutral.items():
-        content = getattr(read, name)
-        if content is not msgspec.UNSET and not _is_neutral(bytes(content), values):
-            raise Unsupported(f"`{where}{name}` is not supported; leave it out", param=f"{where}{name}")
-
-
-def _is_neutral(content: bytes, neutral: tuple[Any, ...]) -> bool:
-    if len(content) > _LONGEST_NEUTRAL:
-        return False
-    value = msgspec.json.decode(content)
-    return value is None or value in neutral

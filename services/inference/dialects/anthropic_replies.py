@@ -19,7 +19,7 @@ from contracts.errors import MillraceError
 from services.inference.answer import Choice, Delta
 from services.inference.completion import Completion
 from services.inference.dialects.anthropic_errors import error_of
-from services.inference.event_forms import NamedEvents
+from services.inference.replies import NamedEvents
 
 _ENDS = {"stop": "end_turn", "length": "max_tokens"}
 _DIRECT = {"type": "direct"}

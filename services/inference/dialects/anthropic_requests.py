@@ -31,7 +31,7 @@ from services.inference.formats import (
     check_tools,
 )
 from services.inference.requests import ChatRequest
-from services.inference.template import ChatTemplate
+from services.inference.template.chat_template import ChatTemplate
 
 _MODES = {"auto": "auto", "any": "required", "none": "none"}
 _SWITCHES = ("enable_thinking", "thinking")

@@ -15,6 +15,7 @@ from services.inference.dialects.anthropic_fields import HARMLESS, NEUTRAL, Mess
 from services.inference.dialects.anthropic_replies import MessageReplies
 from services.inference.dialects.anthropic_requests import lowered
 from services.inference.responder import Asked, Responder
+from services.inference.versions import pinned_version
 from services.openapi import takes
 
 _VERSIONS = ("2023-06-01", "2026-10-21")
@@ -45,7 +46,7 @@ _EXAMPLE: dict[str, Any] = {
 
 def add_message_routes(service: FastAPI, responder: Responder) -> None:
     """Add the routes to an application."""
-    endpoint, limit = responder.endpoint, responder.limit
+    planner, limit = responder.planner, responder.limit
 
     @in_anthropics_shape
     @with_caller
@@ -69,7 +70,7 @@ def add_message_routes(service: FastAPI, responder: Responder) -> None:
         if sent.max_tokens is None:
             raise InvalidRequest("max_tokens is missing: the longest answer, in tokens", param="max_tokens")
         shows_thinking = sent.thinking is None or sent.thinking.display != "omitted"
-        return Asked(lowered(sent, endpoint.template), partial(MessageReplies, shows_thinking=shows_thinking))
+        return Asked([lowered(sent, planner.template)], partial(MessageReplies, shows_thinking=shows_thinking))
 
     @in_anthropics_shape
     @with_caller
@@ -78,8 +79,9 @@ def add_message_routes(service: FastAPI, responder: Responder) -> None:
         """How many tokens the prompt of a message has: exactly those that the policy would see."""
         _check_version(client.headers)
         headers, body = await limit.check(caller), await client.body()
-        request = await off_loop(lambda body: lowered(read_message(body), endpoint.template), body)
-        return reply({"input_tokens": len(await endpoint.encode(request))}, headers=headers)
+        request = await off_loop(lambda body: lowered(read_message(body), planner.template), body)
+        pinned_version(request.model, planner.policy)
+        return reply({"input_tokens": len(await planner.template.encode_chat(request))}, headers=headers)
 
     service.add_route("/v1/messages", create_message, methods=["POST"])
     service.add_route("/v1/messages/count_tokens", count_message_tokens, methods=["POST"])

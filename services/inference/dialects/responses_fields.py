@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import re
-from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
 
 from contracts.errors import Unsupported
-from services.inference.fields import StreamOptions, is_neutral
+from services.inference.fields import StreamOptions, chat_notes, check_neutral, unserved_notes
 from services.inference.formats import Json
 
 MAX_ITEMS = 4096
@@ -124,20 +123,49 @@ STRUCTS = (
     (re.compile(r"text\.format"), TextFormat),
     (re.compile(r"reasoning"), ReasoningOptions),
 )
-_unserved = attrgetter(*NEUTRAL)
 _OPTIONS = {
     "reasoning.summary": ("auto",),
     "reasoning.generate_summary": ("auto",),
     "reasoning.context": ("auto",),
     "reasoning.mode": ("standard",),
 }
-_INSTEAD = {
+_REMEDIES = {
     "background": "send `stream` and read the answer as it is made",
     "context_management": "send a shorter conversation",
     "conversation": "send `previous_response_id`",
     "prompt": "send `instructions` and `input`",
     "truncation": "send a shorter conversation",
 }
+_NOTES = {
+    "input": f"A text of a user, or up to {MAX_ITEMS:,} items: messages, calls and their results, reasoning, references to items.",
+    "instructions": "A system message before all others. It is not kept for later responses.",
+    "previous_response_id": "Answers what comes after this response, which must be kept here.",
+    "include": f"Of {', '.join(f'`{name}`' for name in INCLUDED)}; those of tools that no server runs add nothing.",
+    "tools": "The functions that the answer may call; tools that a server runs are refused.",
+    "text": "The form of the text: `format` and `verbosity`.",
+    "reasoning": "How the policy should reason.",
+    "max_output_tokens": "The longest answer, in tokens, reasoning included.",
+    "top_logprobs": "How many of the likeliest tokens to name at each place; needs `message.output_text.logprobs` in `include`.",
+    "stream_options": "Accepted: streams are never obfuscated, and always have the usage.",
+    "store": "Whether the answer may be kept, learned from and gone back to; without it the task decides.",
+    "return_token_ids": "vLLM's: the response has the token ids of prompt and answer.",
+    "seed": "A signed 64-bit number.",
+    "repetition_penalty": "vLLM's: logits of tokens that were there are divided by it; 1 is off.",
+    "chat_template_kwargs": "vLLM's: variables of the chat template, for example `enable_thinking`.",
+    "parallel_tool_calls": "False: at most one call in an answer.",
+}
+RESPONSES_EXAMPLE: dict[str, Any] = {
+    "model": "reservations",
+    "input": "A table for four on Friday at half past seven, please. Anna.",
+    "metadata": {"session_id": "visit-7"},
+}
+
+
+def responses_notes() -> dict[str, str]:
+    """By field: what it does, and the values that are accepted of a field that is not served."""
+    known = ResponsesBody.__struct_fields__
+    notes = {name: text for name, text in chat_notes().items() if name in known} | _NOTES
+    return notes | unserved_notes(HARMLESS, NEUTRAL)
 
 
 def check_unserved(body: Any) -> None:
@@ -146,9 +174,7 @@ def check_unserved(body: Any) -> None:
     Raises:
         Unsupported: `param` names the field.
     """
-    for name, content in zip(NEUTRAL, _unserved(body), strict=True):
-        if content is not msgspec.UNSET and not is_neutral(content, NEUTRAL[name]):
-            raise Unsupported(f"`{name}` is not supported; {_INSTEAD.get(name, 'leave it out')}", param=name)
+    check_neutral(body, NEUTRAL, _REMEDIES)
     for path, values in _OPTIONS.items():
         part, _, field = path.partition(".")
         options = getattr(body, part)

@@ -1,5 +1,7 @@
 """Reads the items of `input` of the Responses API: each is known, or refused by name. Pure.
 
+Fields of an item that are not decoded change nothing: notes that an answer had, and what SDKs add to it; others are refused by name.
+
 In: JSON of a caller. Out: items in the API's own form, with only the fields that mean something; the same form in which items are
 kept for `previous_response_id` and shown. An item of the kind `item_reference`, or one of reasoning without text, stands for an item
 of an earlier answer, which `resolved` finds.
@@ -18,15 +20,8 @@ import msgspec
 from contracts.errors import InvalidRequest, NotFound, Unsupported
 from services.http import read_json
 from services.inference.bounds import MAX_NAME
-from services.inference.dialects.responses_forms import (
-    ItemCall,
-    ItemCallResult,
-    ItemMessage,
-    ItemPart,
-    ItemReasoning,
-    ItemReference,
-)
 from services.inference.fields import MAX_PARTS, explain
+from services.inference.formats import Json
 
 Item = dict[str, Any]
 ROLES = ("user", "assistant", "system", "developer")
@@ -35,6 +30,83 @@ _PACKED = "millrace.reasoning:"
 """Begins what answers have as `encrypted_content`: the text itself in base64, so that a client that keeps only this keeps it."""
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 _OUTPUT_ID = re.compile(r"(?:msg|rs|fc)_([0-9a-f-]{36})_\d+")
+
+
+class ItemMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message of a conversation."""
+
+    role: str
+    content: str | list[msgspec.Raw]
+    type: str = "message"
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class ItemPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the content of a message, or of the result of a call."""
+
+    type: str
+    text: str
+    annotations: Json = msgspec.UNSET
+    logprobs: Json = msgspec.UNSET
+    parsed: Json = msgspec.UNSET
+    prompt_cache_breakpoint: Json = msgspec.UNSET
+
+
+class ItemCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call of a function that an answer had."""
+
+    type: str
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+    namespace: str | None = None
+    is_async: bool | None = msgspec.field(default=None, name="async")
+    caller: Json = msgspec.UNSET
+    created_by: str | None = None
+    parsed_arguments: Json = msgspec.UNSET
+
+
+class ItemCallResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of a call."""
+
+    type: str
+    call_id: str
+    output: str | list[msgspec.Raw]
+    id: str | None = None
+    status: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    caller: Json = msgspec.UNSET
+    created_by: str | None = None
+
+
+class ItemText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A text of an item of reasoning."""
+
+    type: str
+    text: str
+
+
+class ItemReasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Reasoning that an answer had."""
+
+    type: str
+    id: str | None = None
+    summary: list[ItemText] = []
+    content: list[ItemText] | None = None
+    encrypted_content: str | None = None
+    status: str | None = None
+
+
+class ItemReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An item of an earlier answer, by its id."""
+
+    id: str
+    type: str | None = None
 
 
 class _Kind(msgspec.Struct, frozen=True):

@@ -24,9 +24,8 @@ from services.inference.dialects.responses_items import Item, with_ids
 from services.inference.dialects.responses_kept import ResponseStore
 from services.inference.dialects.responses_output import Event, ResponseOutput, Status
 from services.inference.dialects.responses_requests import ResponsesRequest, reword
-from services.inference.event_forms import NamedEvents
 from services.inference.formats import ToolChoice
-from services.inference.replies import logprob_of, prompt_ids, token_ids
+from services.inference.replies import NamedEvents, logprob_of, prompt_ids, token_ids
 from services.inference.requests import ChatRequest
 
 

@@ -13,10 +13,9 @@ from contracts.ids import response_id_of
 from contracts.keys import Caller
 from services.http import InferenceCaller, off_loop, reply, with_caller
 from services.inference.bounds import MAX_NAME
-from services.inference.dialects.responses_fields import ResponsesBody
+from services.inference.dialects.responses_fields import RESPONSES_EXAMPLE, ResponsesBody, responses_notes
 from services.inference.dialects.responses_items import Item, needs_look_up, resolved, turn_of
 from services.inference.dialects.responses_kept import KeptResponse, ResponseStore, why_missing
-from services.inference.dialects.responses_notes import RESPONSES_EXAMPLE, responses_notes
 from services.inference.dialects.responses_replies import ResponsesReplies
 from services.inference.dialects.responses_requests import (
     ResponsesRequest,
@@ -58,7 +57,7 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
             lowered = (
                 await asyncio.to_thread(request.lowered, conversation) if is_long else request.lowered(conversation)
             )
-            return Asked(lowered, replies)
+            return Asked([lowered], replies)
 
         with in_its_words():
             return await responder.respond(client, caller, read)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from contracts.turns import Branch
 from services.inference.sessions.suffixes import keeps_reasoning, suffix_of
-from services.inference.template import ChatTemplate
+from services.inference.template.chat_template import ChatTemplate
 
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
 _ANSWERED = {"role": "assistant", "content": "Good."}

@@ -1,4 +1,6 @@
-"""Digests of conversations, by which a call finds the call that it goes on from. Pure.
+"""What is kept of the calls of a session, and which of them a new call goes on from, or why from none. Pure.
+
+A call is kept under the digest of its messages and its answer.
 
 Two histories are the same if they have the same roles, texts, calls (names, arguments as JSON values, ids) and results. Left out are
 reasoning, which many clients do not send back, and whitespace around answers. No secret is in a digest, so all replicas agree.
@@ -10,12 +12,15 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from contracts.turns import Branch
+
 SIZE = 16
 _REASONING = ("reasoning_content", "reasoning", "thinking")
+KeptType = TypeVar("KeptType")
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 
@@ -47,6 +52,127 @@ def digest_of(value: Any) -> bytes:
 def reasoning_of(message: Mapping[str, Any]) -> str | None:
     """The reasoning that a client sent back; None if it sent none."""
     return next((message[name] for name in _REASONING if message.get(name)), None)
+
+
+def name_of(session: bytes, digest: bytes) -> str:
+    """The name under which a call of a session is kept; without a digest that of its newest call."""
+    return "turn:" + blake2b(session + b"\0" + digest, digest_size=16).hexdigest()
+
+
+class Setting(msgspec.Struct, frozen=True, array_like=True):
+    """What else a prompt is made of: digests of the tools, and of the template's options."""
+
+    tools: bytes
+    options: bytes
+
+
+class KeptCall(msgspec.Struct, frozen=True, array_like=True):
+    """A call, kept under the digest of its messages and its answer."""
+
+    call: str
+    """Its sample key."""
+    ids: bytes
+    """Of its prompt and its answer, packed by `pack_ids`."""
+    setting: Setting
+    reasoning: bytes
+    """Digest of the answer's reasoning; empty without."""
+    has_reasoning: bool
+    """Of any answer among the ids."""
+    is_closed: bool
+    """The model ended the answer itself."""
+    task: str = ""
+    """Empty: kept by an older release."""
+
+
+class NewestCall(msgspec.Struct, frozen=True, array_like=True):
+    """The digests of the newest call's messages; the last one is that of its answer."""
+
+    digests: list[bytes]
+
+
+class _History(NamedTuple):
+    """The messages of a new call."""
+
+    messages: Sequence[dict[str, Any]]
+    digests: Sequence[bytes]
+    """Of each message and all before it."""
+    newest: Sequence[bytes]
+    """Those of the session's newest call; empty if the session is not known."""
+
+
+class Parent(NamedTuple):
+    """The call that a new call goes on from, or branches off. `branch`: why its prompt is rendered anew; empty: it goes on."""
+
+    call: KeptCall | None
+    """None: of none that is known."""
+    at: int
+    """The place of its answer among the messages."""
+    branch: Branch
+
+
+def parent_of(
+    messages: Sequence[dict[str, Any]],
+    digests: Sequence[bytes],
+    setting: Setting,
+    newest: bytes | None,
+    values: Mapping[int, bytes | None],
+) -> Parent:
+    """The parent of a call with these messages.
+
+    Args:
+        messages: its own.
+        digests: of each message and all before it.
+        setting: of the call.
+        newest: what is kept of the session's newest call.
+        values: what is kept under the digests of answers, by their places; the last one comes first.
+    """
+    last = _read(NewestCall, newest)
+    history = _History(messages, digests, last.digests if last else [])
+    for at, value in values.items():
+        if (kept := _read(KeptCall, value)) is not None:
+            return Parent(kept, at, _branch_from(kept, at, history, setting))
+    return Parent(None, -1, _branch_without(history))
+
+
+def _read(kind: type[KeptType], value: bytes | None) -> KeptType | None:
+    """What was kept; None if there is nothing, or if another release wrote it in a form of its own."""
+    try:
+        return None if value is None else msgspec.msgpack.decode(value, type=kind)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _branch_from(kept: KeptCall, index: int, history: _History, setting: Setting) -> Branch:
+    """Why a call does not simply go on from `kept`, whose answer is the message at `index`; empty if it does."""
+    messages, digests, newest = history
+    foreign = next((at for at in range(index + 1, len(messages)) if messages[at]["role"] == "assistant"), None)
+    if foreign is not None:
+        is_rewritten = len(newest) > foreign and newest[foreign - 1] == digests[foreign - 1]
+        return "answer_rewritten" if is_rewritten else "foreign_answer"
+    if setting.tools != kept.setting.tools:
+        return "tools_changed"
+    if setting.options != kept.setting.options:
+        return "options_changed"
+    reasoning = reasoning_of(messages[index])
+    if reasoning is not None and digest_of(reasoning) != kept.reasoning:
+        return "reasoning_changed"
+    if not kept.is_closed:
+        return "answer_cut"
+    return "no_new_message" if index == len(messages) - 1 else ""
+
+
+def _branch_without(history: _History) -> Branch:
+    """Why no earlier call was found that a call goes on from."""
+    messages, digests, newest = history
+    has_answers = any(message["role"] == "assistant" for message in messages)
+    if not newest:
+        return "unknown_history" if has_answers else "first"
+    changed = next((at for at, (one, other) in enumerate(zip(newest, digests, strict=False)) if one != other), None)
+    if changed is None:
+        return "repeated" if len(digests) < len(newest) else "unknown_history"
+    if changed == 0 or not has_answers:
+        return "other_beginning"
+    return "answer_rewritten" if messages[changed]["role"] == "assistant" else "history_rewritten"
 
 
 def _call(call: Mapping[str, Any]) -> list[Any]:

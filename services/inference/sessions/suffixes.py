@@ -8,16 +8,40 @@ renders the last answer in another way than earlier ones (Qwen3), and two conver
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contracts.errors import InvalidRequest, Unsupported
-from services.inference.template import ChatTemplate
+from contracts.turns import Branch
+from services.inference.template.chat_template import ChatTemplate
 
 _ASKED = {"role": "user", "content": "-"}
 _MARKS = ("qz", "zq 7")
 _REASONING = "qzreasoning"
+
+
+def continuation_of(
+    template: ChatTemplate,
+    shown: Sequence[dict[str, Any]],
+    options: Mapping[str, Any],
+    close: int,
+    *,
+    has_reasoning: bool,
+) -> tuple[list[int], Branch]:
+    """The ids behind those of an earlier call, or why they cannot follow.
+
+    Args:
+        template: of the policy.
+        shown: the answer of that call, and what follows it.
+        options: of the template.
+        close: the last token of that answer.
+        has_reasoning: any answer among the earlier ids reasoned.
+    """
+    answer, *new = shown
+    if has_reasoning and not keeps_reasoning(template, answer, new, options):
+        return [], "reasoning_dropped"
+    suffix = suffix_of(template, answer, new, options, close)
+    return ([], "template") if suffix is None else (suffix, "")
 
 
 def suffix_of(
@@ -39,16 +63,17 @@ def suffix_of(
         third = template.encode([_ASKED, one, {**new[0], "content": _MARKS[1]}], options=options)
     except (InvalidRequest, Unsupported):
         return None
-    behind = first[len(first) - _num_equal(reversed(first), reversed(second)) :]
+    behind = first[len(first) - num_equal(first[::-1], second[::-1]) :]
     if close not in behind:
         return None
     end = len(first) - len(behind) + behind.index(close) + 1
     # The token closes the answer only if it comes before the first new text.
-    return first[end:] if end <= _num_equal(first, third) else None
+    return first[end:] if end <= num_equal(first, third) else None
 
 
-def _num_equal(one: Iterable[int], other: Iterable[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def num_equal(one: Sequence[int], other: Sequence[int]) -> int:
+    """With how many equal ids both begin."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def keeps_reasoning(

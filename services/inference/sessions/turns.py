@@ -8,9 +8,9 @@ the model saw and wrote. Else the prompt is rendered from the beginning, a new b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from hashlib import blake2b
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,18 +22,19 @@ from runtime.replicas import SessionStore
 from runtime.replicas.in_process import LocalSessionStore
 from services.inference.answer import Choice
 from services.inference.requests import ChatRequest
-from services.inference.sessions.histories import digest_of, digests_of, extended, reasoning_of
-from services.inference.sessions.kept import (
-    CallHistory,
+from services.inference.sessions.histories import (
     KeptCall,
     NewestCall,
     Setting,
-    branch_from,
-    branch_without,
-    read_kept,
+    digest_of,
+    digests_of,
+    extended,
+    name_of,
+    parent_of,
+    reasoning_of,
 )
-from services.inference.sessions.suffixes import keeps_reasoning, suffix_of
-from services.inference.template import ChatTemplate
+from services.inference.sessions.suffixes import continuation_of, num_equal
+from services.inference.template.chat_template import ChatTemplate
 
 PARENT_SECONDS = 900.0
 """How long a call that has a successor waits for another one: a retry, or a second branch."""
@@ -89,16 +90,7 @@ class Turns:
         self._seconds = seconds
         self._memory = LocalSessionStore()
 
-    async def next(
-        self,
-        request: ChatRequest,
-        tenant: str,
-        session_id: str,
-        options: Mapping[str, Any],
-        *,
-        logged: bool,
-        task: str = "",
-    ) -> Turn:
+    async def next(self, request: ChatRequest, tenant: str, session_id: str, *, logged: bool, task: str = "") -> Turn:
         """The turn of a chat.
 
         `logged` False: the answer may not be stored, so its session lives in the memory of this process alone.
@@ -106,29 +98,40 @@ class Turns:
         Raises:
             InvalidRequest, Unsupported, ContextLengthExceeded: see `ChatTemplate.encode`.
         """
-        messages, is_short = request.messages, request.is_short
-        digests = digests_of(messages) if is_short else await asyncio.to_thread(digests_of, messages)
+        messages, template = request.messages, self._template
+        template.check_length(messages)
+        options = template.options_of(request.template_variables, request.reasoning_effort)
         session = f"{tenant}\0{session_id}".encode()
-        turn = Turn(
-            [], session, digests[-1], digests, Setting(digest_of(request.offered_tools), digest_of(dict(options)))
-        )._replace(group=request.labels.get("session_group"), task=task)
+        digests = digests_of(messages) if request.is_short else await asyncio.to_thread(digests_of, messages)
+        setting = Setting(digest_of(request.offered_tools), digest_of(dict(options)))
         answers = [at for at in range(len(messages) - 1, -1, -1) if messages[at]["role"] == "assistant"]
-        names = {at: _name(session, digests[at]) for at in answers[:_MAX_LOOKED_UP]}
-        last, *values = await self._place(logged=logged).read([_name(session, b""), *names.values()])
-        newest = read_kept(NewestCall, last)
-        history = CallHistory(messages, digests, newest.digests if newest else [])
-        calls = ((at, read_kept(KeptCall, value)) for at, value in zip(names, values, strict=True))
-        at, kept = next(((at, call) for at, call in calls if call is not None), (-1, None))
-        if kept is None:
-            turn = turn._replace(branch=branch_without(history))
-            return await self._rendered(turn, request, options, [])
-        branch, ids = branch_from(kept, at, history, turn.setting), unpack_ids(kept.ids)
-        turn = turn._replace(branch=branch, parent=kept.call, parent_name=names[at])
-        if not turn.branch:
-            turn = await self._continued(turn, kept, ids, messages[at:], options)
-        if turn.branch:
-            return await self._rendered(turn, request, options, ids)
-        return _counted(turn if kept.task in {"", task} else turn._replace(branch="task_changed"))
+        names = {at: name_of(session, digests[at]) for at in answers[:_MAX_LOOKED_UP]}
+        store = self._store if logged else self._memory
+        newest, *values = await store.read([name_of(session, b""), *names.values()])
+        parent, at, branch = parent_of(messages, digests, setting, newest, dict(zip(names, values, strict=True)))
+        turn = Turn([], session, digests[-1], digests, setting, group=request.labels.get("session_group"), task=task)
+        ids: list[int] = []
+        if parent is not None:
+            ids, has_reasoning = unpack_ids(parent.ids), parent.has_reasoning
+            turn = turn._replace(parent=parent.call, parent_name=names[at], has_reasoning=has_reasoning)
+            if not branch:
+                follow = partial(
+                    continuation_of, template, messages[at:], options, ids[-1], has_reasoning=has_reasoning
+                )
+                texts = (message.get("content") for message in messages[at + 1 :])
+                is_short = sum(len(text) for text in texts if isinstance(text, str)) <= _SHORT
+                suffix, branch = follow() if is_short else await asyncio.to_thread(follow)
+                if not branch:
+                    turn = turn._replace(prompt_ids=ids + suffix, parent_tokens=len(ids))
+        if branch:
+            made = await template.encode_chat(request, options)
+            has_reasoning = any(reasoning_of(message) for message in messages)
+            shared = num_equal(made, ids)
+            turn = turn._replace(prompt_ids=made, parent_tokens=shared, has_reasoning=has_reasoning)
+        elif parent is not None and parent.task not in {"", task}:
+            branch = "task_changed"
+        TURNS.labels(branch or "extended").inc()
+        return turn._replace(branch=branch)
 
     async def keep(self, turn: Turn, completion_id: str, choices: Sequence[Choice], *, logged: bool) -> None:
         """Keep what the next call needs. Call it before the answer ends."""
@@ -140,44 +143,10 @@ class Turns:
         )
         if not values:
             return
-        store = self._place(logged=logged)
+        store = self._store if logged else self._memory
         await store.write(values, self._seconds)
         if turn.parent_name:
             await store.shorten([turn.parent_name], PARENT_SECONDS)
-
-    def _place(self, *, logged: bool) -> SessionStore:
-        return self._store if logged else self._memory
-
-    async def _continued(
-        self, turn: Turn, kept: KeptCall, ids: list[int], shown: list[dict[str, Any]], options: Mapping[str, Any]
-    ) -> Turn:
-        """The turn with the kept ids and those of the new messages. `shown`: the answer of the kept call, and what follows it."""
-        answer, *new = shown
-
-        def render() -> Turn:
-            if kept.has_reasoning and not keeps_reasoning(self._template, answer, new, options):
-                return turn._replace(branch="reasoning_dropped")
-            suffix = suffix_of(self._template, answer, new, options, ids[-1])
-            if suffix is None:
-                return turn._replace(branch="template")
-            return turn._replace(prompt_ids=ids + suffix, parent_tokens=len(ids), has_reasoning=kept.has_reasoning)
-
-        return render() if _is_short(new) else await asyncio.to_thread(render)
-
-    async def _rendered(
-        self, turn: Turn, request: ChatRequest, options: Mapping[str, Any], parent: Sequence[int]
-    ) -> Turn:
-        template, messages, tools = self._template, request.messages, request.offered_tools
-        if request.is_short:  # a thread costs more
-            ids = template.encode(messages, tools, options)
-        else:
-            ids = await asyncio.to_thread(template.encode, messages, tools, options)
-        rendered = turn._replace(
-            prompt_ids=ids,
-            parent_tokens=_num_equal(ids, parent),
-            has_reasoning=any(reasoning_of(message) for message in messages),
-        )
-        return _counted(rendered)
 
 
 def _kept(turn: Turn, completion_id: str, choices: Sequence[Choice]) -> dict[str, bytes]:
@@ -197,24 +166,6 @@ def _kept(turn: Turn, completion_id: str, choices: Sequence[Choice]) -> dict[str
             choice.is_closed,
             turn.task,
         )
-        values[_name(turn.session, history)] = msgspec.msgpack.encode(kept)
-        values[_name(turn.session, b"")] = msgspec.msgpack.encode(NewestCall([*turn.digests, history]))
+        values[name_of(turn.session, history)] = msgspec.msgpack.encode(kept)
+        values[name_of(turn.session, b"")] = msgspec.msgpack.encode(NewestCall([*turn.digests, history]))
     return values
-
-
-def _counted(turn: Turn) -> Turn:
-    TURNS.labels(turn.branch or "extended").inc()
-    return turn
-
-
-def _name(session: bytes, history: bytes) -> str:
-    return "turn:" + blake2b(session + b"\0" + history, digest_size=16).hexdigest()
-
-
-def _is_short(messages: Sequence[Mapping[str, Any]]) -> bool:
-    texts = (message.get("content") for message in messages)
-    return sum(len(text) for text in texts if isinstance(text, str)) <= _SHORT
-
-
-def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

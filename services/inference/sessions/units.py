@@ -6,6 +6,7 @@ nobody changes arms in the middle of one.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from hashlib import blake2b
 
 import msgspec
@@ -35,26 +36,21 @@ class SessionUnits:
     async def unit_of(self, request: ChatRequest, tenant: str, completion_id: str, *, logged: bool) -> Unit:
         """The unit of a request. `logged` False: nothing of it may be stored, so its session is known to this process alone."""
         session = request.labels.get("session_id")
+        name, places = "", tuple[SessionStore, ...]()
+        if self._wanted == "user" and session is not None:
+            name = "unit:" + blake2b(f"{tenant}\0{session}".encode(), digest_size=16).hexdigest()
+            places = (self._memory, self._store) if logged else (self._memory,)
+        for place in places:
+            [value] = await place.read([name])
+            with suppress(msgspec.MsgspecError):  # another release wrote it in a form of its own
+                kept: Unit | None = None if value is None else msgspec.msgpack.decode(value, type=Unit)
+                if kept is not None:
+                    if place is not self._memory:
+                        await self._memory.write({name: msgspec.msgpack.encode(kept)}, self._seconds)
+                    return kept
         unit = unit_of(
             self._wanted, tenant=tenant, person=request.person, session_id=session, completion_id=completion_id
         )
-        if self._wanted != "user" or session is None:
-            return unit
-        name = "unit:" + blake2b(f"{tenant}\0{session}".encode(), digest_size=16).hexdigest()
-        places = (self._memory, self._store) if logged else (self._memory,)
-        for place in places:
-            [value] = await place.read([name])
-            if (kept := _read(value)) is not None:
-                if place is not self._memory:
-                    await self._memory.write({name: msgspec.msgpack.encode(kept)}, self._seconds)
-                return kept
         for place in places:
             await place.write({name: msgspec.msgpack.encode(unit)}, self._seconds)
         return unit
-
-
-def _read(value: bytes | None) -> Unit | None:
-    try:
-        return None if value is None else msgspec.msgpack.decode(value, type=Unit)
-    except msgspec.MsgspecError:
-        return None  # another release wrote it in a form of its own

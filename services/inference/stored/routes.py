@@ -12,7 +12,6 @@ from contracts.errors import InvalidRequest, NotFound, Unsupported
 from contracts.record_checks import is_completion_id
 from runtime.database import Database
 from services.http import AppCaller, reply
-from services.inference.arms import pinned_version
 from services.inference.stored.pages import (
     completion_body,
     messages_body,
@@ -22,6 +21,7 @@ from services.inference.stored.pages import (
     read_pairs,
 )
 from services.inference.stored.queries import StoredChoice, StoredPage, StoredSearch, find_choices, find_stored
+from services.inference.versions import pinned_version
 from services.limits import Limit
 
 _LIST = "/v1/chat/completions"

@@ -10,7 +10,7 @@ from contracts.answers.parts import NOTHING, AnswerPart, CallPart
 from contracts.sampling import Span
 from engines.wire import Piece, SampledToken
 from services.inference.answer import Choice, Delta, StopFinder, merged
-from services.inference.parts import Detokenizer, PlainParser
+from services.inference.tools.parser import Detokenizer, PlainParser
 from tests.unit.services.inference.world import END, make_tokenizer
 
 TOKENIZER = make_tokenizer()

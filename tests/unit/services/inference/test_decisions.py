@@ -14,9 +14,10 @@ from contracts.ids import new_completion_id
 from contracts.sampling import Sampling
 from contracts.tasks import ExploreRule, SamplingRule
 from runtime.database import Database
-from services.inference.arms import Assignments, pinned_version
-from services.inference.plan import decide_sampling, explored
+from services.inference.answering import decide_sampling, explored
+from services.inference.arms import Assignments
 from services.inference.requests import ChatRequest
+from services.inference.versions import pinned_version
 from tests.each_case import each_case
 
 LIVE = Assignment("demo", "live", 7, 0.0, 1)

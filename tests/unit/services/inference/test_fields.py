@@ -12,7 +12,7 @@ import pytest
 from openai.types.chat import completion_create_params
 
 from contracts.errors import InvalidRequest, Unsupported
-from services.inference.control_strings import ROLES
+from services.inference.bounds import ROLES
 from services.inference.fields import HARMLESS, MAX_MESSAGES, MAX_PARTS, NEUTRAL, Body, ChatMessage, SentFields
 from services.inference.requests import ChatRequest, parse_chat_request
 from tests.adversary.attacks.text import CHANGING, keep_waiting

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings
-from services.inference.plain_tokenizer import bounded_ids
-from services.inference.template import ChatTemplate, load_template
+from services.inference.template.chat_template import ChatTemplate, load_template
+from services.inference.template.plain_tokenizer import bounded_ids
 from tests.unit.services.inference.world import CONTEXT, TEMPLATE, make_base
 
 RICH = """\

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidRequest, Unsupported
-from services.inference.template import ChatTemplate, load_template
+from services.inference.template.chat_template import ChatTemplate, load_template
 from tests.chat_templates.bundled import (
     BundledTemplates,
     bundled_names,

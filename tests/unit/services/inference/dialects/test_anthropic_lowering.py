@@ -24,7 +24,7 @@ from services.inference.dialects.anthropic_fields import (
 )
 from services.inference.dialects.anthropic_requests import lowered
 from services.inference.requests import ChatRequest, parse_chat_request
-from services.inference.template import ChatTemplate
+from services.inference.template.chat_template import ChatTemplate
 from tests.chat_templates.bundled import BundledTemplates
 from tests.each_case import each_case
 

@@ -9,7 +9,7 @@ import pytest
 
 from services.inference.sessions.forecast import next_calls
 from services.inference.sessions.suffixes import keeps_reasoning, suffix_of
-from services.inference.template import ChatTemplate
+from services.inference.template.chat_template import ChatTemplate
 from tests.chat_templates.bundled import BundledTemplates
 from tests.each_case import each_case
 from tests.unit.services.inference.test_template_tools import TOOLS, WITH_CALLS

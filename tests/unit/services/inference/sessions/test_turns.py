@@ -20,7 +20,7 @@ from runtime.replicas.in_process import LocalSessionStore
 from services.inference.answer import Choice
 from services.inference.requests import ChatRequest, parse_chat_request
 from services.inference.sessions.turns import Turn, Turns
-from services.inference.template import ChatTemplate
+from services.inference.template.chat_template import ChatTemplate
 from tests.chat_templates.bundled import BundledTemplates
 from tests.unit.services.inference.sessions.test_suffixes import DROPS_IN_TOOL_CYCLES, THANKED, close_of
 from tests.unit.services.inference.test_template_tools import TOOLS, WITH_CALLS
@@ -50,8 +50,7 @@ class Agent:
 
     async def _ask(self, messages: Sequence[dict[str, Any]], *, logged: bool, **fields: Any) -> Turn:
         request = self.request(messages, **fields)
-        options = self.template.options_of(request.template_variables, request.reasoning_effort)
-        turn = await self.turns.next(request, self.tenant, self.session, options, logged=logged)
+        turn = await self.turns.next(request, self.tenant, self.session, logged=logged)
         if turn.parent is not None:
             before = self.ids[turn.parent]
             assert turn.prompt_ids[: turn.parent_tokens] == before[: turn.parent_tokens]

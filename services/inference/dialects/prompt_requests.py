@@ -7,14 +7,12 @@ caller writes the whole prompt. For those who read the answer later it is logged
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-from tokenizers import Tokenizer
 
-from contracts.errors import ContextLengthExceeded, InvalidRequest, Unsupported
+from contracts.errors import InvalidRequest, Unsupported
 from services.http import read_json
 from services.inference.bounds import (
     MAX_CHOICES,
@@ -24,8 +22,7 @@ from services.inference.bounds import (
     check_numbers,
     check_stops,
 )
-from services.inference.fields import StreamOptions, explain
-from services.inference.plain_tokenizer import bounded_ids
+from services.inference.fields import StreamOptions, chat_notes, explain
 from services.inference.requests import ChatRequest
 
 _IDS = 2**31
@@ -68,10 +65,10 @@ class PromptBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     best_of: int | None = None
 
 
-_SAME = tuple(name for name in PromptBody.__struct_fields__ if name in ChatRequest.__struct_fields__)
-_same = attrgetter(*(name for name in _SAME if name not in ("logprobs", "logit_bias")))
-
-
+PROMPT_EXAMPLE: dict[str, Any] = {"model": "reservations", "prompt": "A table for", "max_tokens": 8}
+_OWN = ("prompt", "logprobs", "logit_bias")
+_SAME = [name for name in PromptBody.__struct_fields__ if name in ChatRequest.__struct_fields__ and name not in _OWN]
+_same = attrgetter(*_SAME)
 _STRUCTS = ((re.compile(r""), PromptBody), (re.compile(r"stream_options"), StreamOptions))
 
 
@@ -79,14 +76,7 @@ class _Outline(msgspec.Struct):
     prompt: msgspec.Raw = msgspec.Raw(b"")
 
 
-class Prompt(NamedTuple):
-    """One of the prompts of a request. `ids` None: `request.messages` has its text, which is not encoded yet."""
-
-    request: ChatRequest
-    ids: list[int] | None
-
-
-def parse_prompts(body: bytes) -> list[Prompt]:
+def parse_prompts(body: bytes) -> list[ChatRequest]:
     """Read and check a body; one request for each of its prompts.
 
     Raises:
@@ -104,55 +94,26 @@ def parse_prompts(body: bytes) -> list[Prompt]:
     check_metadata(read.metadata or {})
     if read.logprobs is not None and not 0 <= read.logprobs <= MAX_TOP_LOGPROBS:
         raise InvalidRequest(f"logprobs must lie in [0, {MAX_TOP_LOGPROBS}], not {read.logprobs}", param="logprobs")
-    names = (name for name in _SAME if name not in ("logprobs", "logit_bias"))
-    given = dict(zip(names, _same(read), strict=True))
+    given = dict(zip(_SAME, _same(read), strict=True))
     given |= {"logprobs": read.logprobs is not None, "top_logprobs": read.logprobs or None}
     given |= {"logit_bias": check_biases(read.logit_bias or {})}
-    prompts = [_prompt(prompt, given) for prompt in _several(read.prompt)]
-    check_stops(prompts[0].request.stops)
-    if len(prompts) * prompts[0].request.num_choices > MAX_CHOICES:
+    requests = [ChatRequest(messages=[], prompt=prompt, **given) for prompt in _several(read.prompt)]
+    check_stops(requests[0].stops)
+    if len(requests) * requests[0].num_choices > MAX_CHOICES:
         raise InvalidRequest(
             f"prompt takes up to {MAX_CHOICES} answers in one request, n for each prompt; send fewer", param="prompt"
         )
-    return prompts
+    return requests
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, context: int, most_characters: int) -> list[int]:
-    """The token ids of a prompt. Releases the GIL while it encodes.
-
-    Raises:
-        InvalidRequest: it has no token, or an id that the policy does not have.
-        ContextLengthExceeded: it is longer than the context.
-    """
-    if prompt.ids is None:
-        text = prompt.request.messages[0]["content"]
-        if len(text) > most_characters:
-            raise ContextLengthExceeded(
-                f"the prompt has {len(text)} characters; this policy's context of {context} tokens holds at most "
-                f"{most_characters}",
-                param="prompt",
-            )
-        ids = bounded_ids(tokenizer.encode_batch_fast([text], add_special_tokens=True)[0], context, "prompt")
-    else:
-        ids = prompt.ids[:context]
-        unknown = next((token_id for token_id in ids if tokenizer.id_to_token(token_id) is None), None)
-        if unknown is not None:
-            raise InvalidRequest(f"prompt: {unknown} is not a token of this policy", param="prompt")
-    if (num := len(ids if prompt.ids is None else prompt.ids)) >= context:
-        raise ContextLengthExceeded(
-            f"the prompt has {num} tokens; this policy's context is {context}, answer included", param="prompt"
-        )
-    if not ids:
-        raise InvalidRequest("prompt has no token; send at least one", param="prompt")
-    return ids
-
-
-def with_text(prompt: Prompt, tokenizer: Tokenizer) -> ChatRequest:
-    """The request with the text of its prompt, for those who read it later. Releases the GIL while it decodes."""
-    if prompt.ids is None:
-        return prompt.request
-    [text] = tokenizer.decode_batch([prompt.ids], skip_special_tokens=False)
-    return msgspec.structs.replace(prompt.request, messages=[{"role": "user", "content": text}])
+def prompt_notes() -> dict[str, str]:
+    """As `chat_notes`, for `/v1/completions`."""
+    notes = {name: text for name, text in chat_notes().items() if name in PromptBody.__struct_fields__}
+    notes["seed"] = "A signed 64-bit number; each choice gets a seed derived from it."
+    notes |= {"return_token_ids": "vLLM's: the response has the token ids of prompt and answer."}
+    notes["logprobs"] = f"From 0 to {MAX_TOP_LOGPROBS}."
+    notes |= dict.fromkeys(("echo", "suffix", "best_of"), "Not served; a value that changes nothing is accepted.")
+    return notes
 
 
 def _check_size(body: bytes) -> None:
@@ -165,23 +126,16 @@ def _check_size(body: bytes) -> None:
         raise InvalidRequest(f"everything but `prompt` takes up to {_LARGE // 2**10} KiB", param=None)
 
 
-def _several(prompt: str | Sequence[Any]) -> list[Any]:
+def _several(prompt: str | list[Any]) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     kinds = set(map(type, prompt))
-    if kinds == {int}:
-        return [list(prompt)]
     if len(kinds) != 1:
         raise InvalidRequest("prompt is a text, a list of texts, token ids, or a list of token ids", param="prompt")
-    return list(prompt)
-
-
-def _prompt(prompt: str | list[int], given: dict[str, Any]) -> Prompt:
-    if isinstance(prompt, str):
-        return Prompt(ChatRequest(messages=[{"role": "user", "content": prompt}], **given), None)
-    if prompt and not 0 <= min(prompt) <= max(prompt) < _IDS:
+    prompts = [prompt] if kinds == {int} else prompt
+    if any(not isinstance(ids, str) and ids and not 0 <= min(ids) <= max(ids) < _IDS for ids in prompts):
         raise InvalidRequest("prompt: token ids are not negative", param="prompt")
-    return Prompt(ChatRequest(messages=[], **given), prompt)
+    return prompts
 
 
 def _check_served(read: PromptBody) -> None:

@@ -14,18 +14,45 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from contracts.errors import InvalidRequest
-from services.inference.template_texts import TemplateTexts
+from jinja2 import nodes
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-"""The allowed roles. Roles are fixed words, not free text, so they may complete a control string (`<|` + role + `|>`)."""
+from contracts.errors import InvalidRequest
+from services.inference.bounds import ROLES
+
 _STAND_INS = "".join(map(chr, (*range(0xFDD0, 0xFDEE), *range(0xE000, 0xE100))))
 """Noncharacters, which texts should not contain, then private ones. Few, so that a text that contains all costs little."""
 _NUM_BEGINNING = 6
 """How many characters of a control string the regular expression searches for; one alone is slow on texts full of brackets."""
 
+_FILTERS = frozenset({"e", "escape", "forceescape", "striptags", "urlencode", "urlize", "xmlattr"})
+"""Filters that escape characters."""
+
 Span = tuple[int, int]
 _NOTHING: Mapping[str, Any] = {}
+
+
+class TemplateTexts(NamedTuple):
+    """The texts of a template.
+
+    Attributes:
+        said: all texts, inside and outside of expressions.
+        compared: texts inside expressions; the template may compare a message's text with them, or cut it there.
+        rewrites: True if the template may escape characters, as HTML or JSON.
+    """
+
+    said: frozenset[str]
+    compared: frozenset[str]
+    rewrites: bool
+
+
+def template_texts(template: nodes.Template) -> TemplateTexts:
+    """Read the syntax tree of a template."""
+    compared = frozenset(node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str))
+    outside = frozenset(node.data for node in template.find_all(nodes.TemplateData))
+    filters = {node.name for node in template.find_all(nodes.Filter)}
+    keywords = {node.key for node in template.find_all(nodes.Keyword)}
+    rewrites = not _FILTERS.isdisjoint(filters) or "ensure_ascii" in keywords
+    return TemplateTexts(compared | outside, compared, rewrites)
 
 
 class MarkedMessages(NamedTuple):

@@ -2,41 +2,47 @@
 
 The ids equal those of `AutoTokenizer.from_pretrained(base).apply_chat_template(messages, tools=tools,
 add_generation_prompt=True)` of transformers 5.23, except for messages and tools whose text contains control strings
-(`<|im_start|>`): here these stay text. See services/inference/control_strings.py and plain_tokenizer.py. Calls are given to a
-template in the form that it takes, see services/inference/template_calls.py.
+(`<|im_start|>`): here these stay text, see control_strings.py and plain_tokenizer.py. Calls are given to a template in the form that
+it takes, see calls.py.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from huggingface_hub import snapshot_download
-from tokenizers import Tokenizer
 
 from contracts.answers.registry import family_of
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings, Unsupported
-from contracts.files import read_small
 from services.inference.bounds import OWN_VARIABLES
-from services.inference.control_strings import ControlStrings, MarkedMessages
-from services.inference.plain_tokenizer import PlainTokenizer, bounded_ids
-from services.inference.template_calls import HistoryForm, call_form, complete_tools, takes_tools, with_objects
-from services.inference.template_options import known_options
-from services.inference.template_sandbox import make_sandbox
-from services.inference.template_texts import TemplateTexts, template_texts
+from services.inference.template.calls import HistoryForm, call_form, complete_tools, takes_tools, with_objects
+from services.inference.template.control_strings import ControlStrings, MarkedMessages, TemplateTexts, template_texts
+from services.inference.template.files import (
+    SPECIAL_TOKENS,
+    context_of,
+    read_object,
+    special_tokens,
+    template_of,
+    tokenizer_of,
+)
+from services.inference.template.plain_tokenizer import PlainTokenizer, bounded_ids
+from services.inference.template.sandbox import make_sandbox
 
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+if TYPE_CHECKING:
+    from services.inference.requests import ChatRequest
+
 _BRACKETED = re.compile(r"[^\w\s].*\w.*[^\w\s]")
-_MOST_FILE_BYTES = 2**28
-"""Large vocabularies have tokenizers of 40 MB."""
 _NOTHING: Mapping[str, Any] = {}
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+_EFFORT = "reasoning_effort"
 _OPENS = "add_generation_prompt"
 _MAX_ARGUMENTS = 2**20
 """Characters of arguments that are texts: each is read as JSON. A long context holds more, see `ChatTemplate`."""
@@ -56,19 +62,19 @@ class ChatTemplate:
     """
 
     def __init__(self, folder: Path) -> None:
-        settings = _read(folder, "tokenizer_config.json")
-        self.context = _context_of(_read(folder, "config.json"), folder)
-        self.tokenizer = _tokenizer_of(folder)
+        settings = read_object(folder, "tokenizer_config.json")
+        self.context = context_of(read_object(folder, "config.json"), folder)
+        self.tokenizer = tokenizer_of(folder)
         # No token stands for more characters than its own name has; and a text with more for each token would hardly be one.
         longest = max(map(len, self.tokenizer.get_vocab()), default=1)
         self.most_characters = self.context * min(longest, _MOST_OF_A_TOKEN)
-        self._special = _special_tokens(settings)
-        self.source, sandbox = _template_of(folder, settings), make_sandbox()
+        self._special = special_tokens(settings)
+        self.source, sandbox = template_of(folder, settings), make_sandbox()
         try:
             code, literals, variables = _compiled(self.source)
         except Exception as error:  # its constants are computed here: it may divide by zero, or have no end
             raise InvalidSettings(f"{folder}: the chat template is not valid: {_named(error)}") from error
-        self._variables = variables - {*sandbox.globals, *_SPECIAL_TOKENS, *OWN_VARIABLES}
+        self._variables = variables - {*sandbox.globals, *SPECIAL_TOKENS, *OWN_VARIABLES}
         # jinja2 reads all globals on every render, which is slow with its own chain of dicts.
         self._template = sandbox.template_class.from_code(sandbox, code, dict(sandbox.globals))
         self._knows_developers = "developer" in self.source
@@ -87,12 +93,22 @@ class ChatTemplate:
         self._normalizes = self.tokenizer.normalizer is not None and any(token["normalized"] for token in tokens)
 
     def options_of(self, given: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
-        """The variables that a request sets: those of its `chat_template_kwargs` and its `reasoning_effort` that the template has.
+        """The variables that a request sets and the template reads: others would change nothing.
+
+        Args:
+            given: `chat_template_kwargs`, checked by `check_variables`.
+            effort: `reasoning_effort` of the request.
 
         Raises:
-            InvalidRequest: see `known_options`.
+            InvalidRequest: the variables name another effort.
         """
-        return known_options(given, effort, self._variables)
+        if effort is not None:
+            if given.get(_EFFORT, effort) != effort:
+                raise InvalidRequest(
+                    f"{_EFFORT} and chat_template_kwargs.{_EFFORT} differ; send one of them", param=_EFFORT
+                )
+            given = {**given, _EFFORT: effort}
+        return {name: value for name, value in given.items() if name in self._variables}
 
     def knows(self, name: str) -> bool:
         """Whether the template has a variable of this name that a request may set."""
@@ -112,6 +128,44 @@ class ChatTemplate:
         """
         self._check(messages, tools)
         return self._rendered_or_refused(messages, tools, options)
+
+    async def encode_chat(
+        self, request: ChatRequest, options: Mapping[str, Any] | None = None, *, opens_answer: bool = True
+    ) -> list[int]:
+        """The prompt of a chat, without its session. `options`: see `options_of`. Raises what `encode` raises."""
+        if options is None:
+            options = self.options_of(request.template_variables, request.reasoning_effort)
+        encode = partial(self.encode, request.messages, request.offered_tools, options, opens_answer=opens_answer)
+        # A thread costs more than encoding a short prompt. A long prompt would delay all other requests.
+        return encode() if request.is_short else await asyncio.to_thread(encode)
+
+    def encode_prompt(self, prompt: str | list[int]) -> tuple[list[int], str]:
+        """The token ids and the text of a prompt that is taken as it is. Releases the GIL while it encodes.
+
+        Raises:
+            InvalidRequest: it has no token, or an id that the policy does not have.
+            ContextLengthExceeded: it is longer than the context.
+        """
+        tokenizer = self.tokenizer
+        if isinstance(prompt, str):
+            text = self.bounded(prompt, "prompt")
+            [encoded] = tokenizer.encode_batch_fast([text], add_special_tokens=True)
+            ids = bounded_ids(encoded, self.context, "prompt")
+            num = len(ids)
+        else:
+            ids, num = prompt[: self.context], len(prompt)
+            unknown = next((token_id for token_id in ids if tokenizer.id_to_token(token_id) is None), None)
+            if unknown is not None:
+                raise InvalidRequest(f"prompt: {unknown} is not a token of this policy", param="prompt")
+        if num >= self.context:
+            raise ContextLengthExceeded(
+                f"the prompt has {num} tokens; this policy's context is {self.context}, answer included", param="prompt"
+            )
+        if not ids:
+            raise InvalidRequest("prompt has no token; send at least one", param="prompt")
+        if not isinstance(prompt, str):
+            [text] = tokenizer.decode_batch([ids], skip_special_tokens=False)
+        return ids, text
 
     def encode(
         self,
@@ -279,64 +333,8 @@ def load_template(base: str) -> ChatTemplate:
     return ChatTemplate(folder)
 
 
-def _text(folder: Path, name: str) -> str:
-    path = folder / name
-    try:
-        return read_small(path, _MOST_FILE_BYTES).decode()
-    except OSError as error:
-        raise InvalidSettings(f"{path}: {error.strerror}; is this the folder of a base policy?") from error
-    except UnicodeDecodeError as error:
-        raise InvalidSettings(f"{path}: not UTF-8 ({error.reason})") from error
-
-
-def _tokenizer_of(folder: Path) -> Tokenizer:
-    content = _text(folder, "tokenizer.json")
-    try:
-        tokenizer = Tokenizer.from_str(content)
-    except Exception as error:  # the library raises nothing more specific
-        raise InvalidSettings(f"{folder / 'tokenizer.json'}: not a tokenizer: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def _read(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        content = json.loads(_text(folder, name))
-    except (ValueError, RecursionError) as error:
-        raise InvalidSettings(f"{folder / name}: {error}") from error
-    if not isinstance(content, dict):
-        raise InvalidSettings(f"{folder / name}: it is a {type(content).__name__}, not an object")
-    return content
-
-
-def _context_of(config: dict[str, Any], folder: Path) -> int:
-    for part in (config, config.get("text_config", {})):
-        for name in ("max_position_embeddings", "n_positions"):
-            if isinstance(part.get(name), int):
-                return int(part[name])
-    raise InvalidSettings(f"{folder / 'config.json'}: max_position_embeddings is missing")
-
-
 def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".removesuffix(": ")
-
-
-def _template_of(folder: Path, settings: dict[str, Any]) -> str:
-    if (folder / "chat_template.jinja").exists():
-        return _text(folder, "chat_template.jinja")
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        template = {item["name"]: item["template"] for item in template}.get("default")
-    if not isinstance(template, str):
-        raise InvalidSettings(f"{folder}: no chat_template.jinja, and no chat_template in tokenizer_config.json")
-    return template
-
-
-def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    found = {name: settings.get(name) for name in _SPECIAL_TOKENS}
-    texts = {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
-    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _control_strings(tokens: list[dict[str, Any]], literals: TemplateTexts) -> tuple[frozenset[str], frozenset[str]]:
