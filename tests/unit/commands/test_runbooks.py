@@ -1,4 +1,4 @@
-"""Every command that an alarm's entry in docs/operating.md names is run against a real home, so that nobody is told at night to run what does not exist."""
+"""Every command that an alarm's entry in docs/watching.md names is run against a real home, so that nobody is told at night to run what does not exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.command_line import run_here as millrace
 
 ROOT = Path(__file__).parent.parent.parent.parent
 PRODUCT = ROOT / "examples" / "reservations"
-RUNBOOK = (ROOT / "docs" / "operating.md").read_text().partition("\n## Alarms\n")[2].partition("\n## ")[0]
+RUNBOOK = (ROOT / "docs" / "watching.md").read_text().partition("\n## Alarms\n")[2]
 STARTS_PROCESSES = {"up"}
 """Run by the tests of their own."""
 ENDS = {
