@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from runtime.settings import Section
-from tests.manual_pages import PARTS, ROOT, SECTIONS, written
+from tests.upkeep.manual_pages import PARTS, ROOT, SECTIONS, written
 
 PAGES = [ROOT / "docs" / f"{name}.md" for name in ("operating", "watching", "repair", "settings")]
 MOST_WORDS = 13_000
@@ -19,7 +19,7 @@ RULES = yaml.safe_load((ROOT / "deploy" / "alerts.yml").read_text())["groups"][0
 @pytest.mark.parametrize("part", PARTS)
 def test_a_page_is_as_the_code_has_it(part: str) -> None:
     page, _ = PARTS[part]
-    assert page.read_text() == written(part), "run `python -m tests.manual_pages` and commit the page"
+    assert page.read_text() == written(part), "run `python -m tests.upkeep.manual_pages` and commit the page"
 
 
 @pytest.mark.parametrize("kind", SECTIONS.values(), ids=SECTIONS)

@@ -1,4 +1,4 @@
-"""Writes what docs/settings.md and docs/watching.md take from the code: `python -m tests.manual_pages`.
+"""Writes what docs/settings.md and docs/watching.md take from the code: `python -m tests.upkeep.manual_pages`.
 
 Settings come from the docstrings of their classes, alarms from the annotations of `deploy/alerts.yml`. Each stands between two comments
 of its page; the rest of the page is written by hand.
@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from commands.sections import KINDS
 from runtime.settings import Section, Settings
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SECTIONS: dict[str, type[Section]] = {"millrace": Settings, **KINDS}
 
 
