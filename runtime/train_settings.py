@@ -53,7 +53,7 @@ class TrainSettings(Section):
     margin: float = Field(default=0.02, gt=0, lt=1)
     """Largest loss of reward, as a share of the reward's range, that a version may have and still arrive."""
     guardrail_margin: float = Field(default=0.05, gt=0, lt=1)
-    """The same for the share of answers that are refusals, cut off, misshapen, or not heard of again."""
+    """The same for the share of answers that are refusals, cut off or misshapen, or that get no reaction."""
     length_margin: float = Field(default=0.25, gt=0)
     """The same for tokens and seconds of an answer, as a share of them. Seconds are counted with .1 s added, since less is not felt."""
     age_seconds: float | None = Field(default=None, gt=0)

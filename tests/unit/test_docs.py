@@ -46,8 +46,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_named_files_exist(page: Path) -> None:
-    if page.parent.name == "decisions":  # they speak of their day
-        return
     for name in re.findall(rf"`((?:{TOPS})/[\w./*-]+)`", page.read_text()):
         assert list(ROOT.glob(name.rstrip("/"))), name
 
