@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -121,3 +123,24 @@ def test_pages_name_the_stages_of_the_train() -> None:
     shares = f"{', '.join(first)} and {last}%"
     assert f"shows it to {shares} of them" in text_of("README.md")
     assert f"| {', '.join(first)}, {last}% |" in text_of("docs/release.md")
+
+
+def nodes_of(*folders: str) -> Iterator[ast.AST]:
+    for folder in folders:
+        for path in (ROOT / folder).rglob("*.py"):
+            yield from ast.walk(ast.parse(path.read_text()))
+
+
+def strings(nodes: Iterable[ast.AST]) -> set[str]:
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def test_every_code_of_refused_weights_says_what_to_do() -> None:
+    section = (ROOT / "docs" / "repair.md").read_text().partition("## Weights are refused")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
+    named = {code for row in rows for code in re.findall(r"`(\w+)`", row)}
+    calls = (node for node in nodes_of("weights") if isinstance(node, ast.Call))
+    raised = strings(call.args[0] for call in calls if ast.unparse(call.func) == "WeightsRefused")
+    assert len(raised) > 30
+    assert raised - named == set()
+    assert named - strings(nodes_of("contracts", "pipelines", "policy", "weights")) == set()
