@@ -52,6 +52,19 @@ def test_named_files_exist(page: Path) -> None:
         assert list(ROOT.glob(name.rstrip("/"))), name
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_programs_targets_and_metrics_exist(page: Path) -> None:
+    text = page.read_text()
+    for module in re.findall(r"python -m ((?:benchmarks|policy|tests)(?:\.[a-z_]+)+)", text):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
+    for target in re.findall(r"`make ([a-z-]+)[^`]*`", text):
+        assert f"\n{target}:" in (ROOT / "Makefile").read_text(), target
+    known = set(re.findall(r'"(millrace_\w+)"', (ROOT / "runtime" / "metrics.py").read_text()))
+    for name in re.findall(r"`(millrace_[a-z_]+)", text):
+        assert {name, re.sub(r"_(total|sum|count|bucket)$", "", name)} & known, name
+
+
 def test_the_front_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= MOST_WORDS
 
