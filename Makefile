@@ -17,7 +17,7 @@ CPU ?= native
 AS_avx2 := ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 AS_default := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
 # Tests that read the code itself: `make check` runs them.
-CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive docs plain_english repository)
+CHECKS := $(patsubst %,tests/unit/test_%.py,architecture import_rules alive ceilings docs manual_pages plain_english repository)
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -102,7 +102,7 @@ containers: setup  ## Build both images, start docker-compose.yml with podman, k
 	deploy/containers build
 	deploy/containers alone $(BIN)/python -m tests.adversary.containers
 
-check: setup  ## Format, lint, types, import rules, one meaning per name, no dead module, links, plain English
+check: setup  ## Format, lint, types, import rules, one meaning per name, no dead module, links, pages made of the code, plain English
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy .

@@ -151,7 +151,7 @@ def _files(settings: Settings) -> Finding:
     found = list(damaged_files(settings.home, everything=True))
     if found:
         says = "; ".join(f"{item.path} is damaged ({item.problem})" for item in found)
-        return Finding("files", False, True, f"{says}: see docs/operating.md, When bits flip")
+        return Finding("files", False, True, f"{says}: see docs/repair.md, Bits flip")
     return Finding("files", True, True, "no damaged page in millrace.db and log/")
 
 
@@ -205,7 +205,7 @@ def versions_of(settings: Settings) -> Finding:
     found = inspect_store(settings, LIVE)
     if found.junk:
         named = "; ".join(f"{place}: {code}" for place, code in found.junk[:_MAX_NAMED])
-        says = f"{len(found.junk)} objects in the weight store cannot be used: {named}; see docs/operating.md, When weights are refused"
+        says = f"{len(found.junk)} objects in the weight store cannot be used: {named}; see docs/repair.md, Weights are refused"
         return Finding("versions", False, False, says)
     if found.expires_in is None:
         return Finding("versions", True, False, f"{found.num_versions}; no signed list yet: training writes it")

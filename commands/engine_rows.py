@@ -78,7 +78,7 @@ def _finding(row: EngineReplica, run: str, base: str, now: float, headers: Mappi
     held = ", ".join(f"{arm} {'empty' if version is None else f'v{version}'}" for arm, version in row.slots.items())
     who = f"{row.name} ({row.kind}, region {row.region}, {row.url})"
     if not row.is_fresh(now):
-        return Finding("engine", False, False, f"{who}: not heard of for {now - row.seen_at:.0f} s; last {held}")
+        return Finding("engine", False, False, f"{who}: no sign of life for {now - row.seen_at:.0f} s; last {held}")
     why = misfit(row, run, base)
     if why is not None:
         return Finding("engine", False, True, f"{who}: {why}: {_REMEDIES[why]}{why_gone(row.kind)}")

@@ -83,7 +83,7 @@ def _gate(task: Task, sentinels: SentinelFile) -> GateSummary:
     if task.name in sentinels.ungated:
         why = sentinels.ungated[task.name]
         remedy = (
-            "; to gate it, give test cases with --sentinels FILE (docs/operating.md, The gate)"
+            "; to gate it, give test cases with --sentinels FILE (docs/rewards.md, Sentinels)"
             if task.gate_graders
             else ""
         )

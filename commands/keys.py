@@ -211,7 +211,7 @@ def retire(
         raise InvalidSettings(f"{key_id} is the only key that {home} trusts: trust its successor first")
     if not force and (versions := _signed_by(home, key_id)):
         raise InvalidSettings(
-            f"{key_id} alone vouches for {len(versions)} of the versions in the store, {versions[0]} to {versions[-1]}. They would "
+            f"only {key_id} signed {len(versions)} of the versions in the store, {versions[0]} to {versions[-1]}. They would "
             "be refused, also by an engine that needs one of them at its start, and by training, which needs version 0. Let the "
             f"current key list them, with: millrace keys renew --home {home}; or retire it anyway with --force"
         )

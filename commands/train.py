@@ -41,7 +41,7 @@ def print_train(
     if drawn:
         print(f"shares of the users: {', '.join(drawn)}")
     if held is not None:
-        print(f"{held.words}: the train stands. To go on: millrace policy resume")
+        print(f"{held.words}: the train waits. To go on: millrace policy resume")
     if train is None:
         print("no train runs: the next one departs with the newest version that passed the gate, once users ask")
     else:
@@ -85,7 +85,7 @@ def train_lines(train: Train, now: float) -> Iterator[str]:
     if "num_canary_units" in facts:
         kinds = facts.get("unit_kinds", {})
         units = ", ".join(f"{count} by {kind}" for kind, count in kinds.items())
-        yield f"heard of {facts['num_canary_units']} on the canary and {facts['num_control_units']} on live ({units or 'nobody'})"
+        yield f"answered so far: {facts['num_canary_units']} on the canary and {facts['num_control_units']} on live ({units or 'none'})"
         yield unit_sentence(train.settings["unit"], kinds)
     for item in facts.get("metrics", ()):
         yield f"  {item['task']}: {item['says']} ({item['num_canary']} and {item['num_live']} compared)"

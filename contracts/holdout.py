@@ -41,7 +41,7 @@ def set_holdout(
     if running and not any(HOLDOUT in replica.slots for replica in running):
         raise InvalidValue(
             "no engine that runs has a slot for the hold-out, so nobody would get it: add it to the slots of an engine "
-            "(docs/operating.md)",
+            "(docs/operating.md, Arms and slots)",
             param="version",
         )
     return _move(connection, Assignment(policy, HOLDOUT, version, share, 0), writer, reason)

@@ -3,7 +3,7 @@
 In: paths. Out: damaged files and records, by name. Waits for: the disk; the check at a start is bounded by file size.
 
 SQLite notices broken pages, but not changed bits inside a value. Records of the log carry a checksum, and so do bodies of answers,
-wherever they are stored. Other values of millrace.db have no checksum (docs/operating.md, "When bits flip").
+wherever they are stored. Other values of millrace.db have no checksum (docs/repair.md, "Bits flip").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runtime.log.loss_detection import PositionKey
 from runtime.settings import Settings
 
 WHOLE_BYTES = 2**30
-"""Up to this size a start checks every page and every index: 0.7 GB/s from memory, see docs/operating.md."""
+"""Up to this size a start checks every page and every index: 0.7 GB/s from memory."""
 QUICK_BYTES = 8 * 2**30
 """Up to this size a start checks every page; only `millrace doctor` checks larger files."""
 NEWEST_RECORDS = 1000

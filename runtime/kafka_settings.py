@@ -21,28 +21,29 @@ class KafkaSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kafka: str | None = None
-    """`host:port` of the Kafka brokers, separated by commas. Default: the embedded log in the home."""
+    """`host:port` of the brokers, separated by commas. Without it, the embedded log in the home."""
     kafka_session_seconds: float | None = Field(default=None, ge=6, le=1800)
-    """After this many seconds without a heartbeat, Kafka gives a worker's partitions to its replicas. The broker limits the
-    range. Default: 15."""
+    """After this many seconds without a heartbeat, Kafka gives a worker's partitions to its replicas. The broker limits the range.
+    Without it 15."""
     kafka_replication: int | None = Field(default=None, ge=1, le=100)
-    """How many brokers hold each record. Topics with fewer are refused. Default: what the brokers give a new topic, unchecked."""
+    """How many brokers hold each record. Topics with fewer are refused. Without it, what the brokers give a new topic, unchecked."""
     kafka_min_insync: int | None = Field(default=None, ge=1, le=100)
-    """How many of them must have a record before it counts as written. Topics with fewer are refused. Default: one fewer than
-    `kafka_replication`, at least 1; without both, what the brokers give a new topic."""
+    """How many of them must have a record before it counts as written. Topics with fewer are refused. Without it one fewer than
+    `kafka_replication`, at least 1; without both, what the brokers give."""
     kafka_tls: bool = False
     """Encrypt connections to Kafka, and check certificate and host name of each broker."""
     kafka_ca: Path | None = None
-    """PEM file of the authorities that issue the brokers' certificates. Default: this machine's authorities."""
+    """PEM file of the authorities that issue the brokers' certificates. Without it, this machine's."""
     kafka_certificate: Path | None = None
     """PEM file of the certificate that this client shows, for brokers that ask for one."""
     kafka_key: Path | None = None
     """PEM file of its private key, without a password."""
     kafka_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
-    """How to sign in to Kafka (SASL). Default: no sign-in, or by the certificate alone."""
+    """How to sign in to Kafka: `PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512` or `OAUTHBEARER`. Without it, no sign-in, or by the
+    certificate alone."""
     kafka_user: str | None = None
-    """User of PLAIN and SCRAM, or client id at `kafka_token_url`. Its password, or the client's secret, is in the variable
-    MILLRACE_KAFKA_PASSWORD, or in the file that MILLRACE_KAFKA_PASSWORD_FILE names."""
+    """User of PLAIN and SCRAM, or client id at `kafka_token_url`. Its password or secret is in the variable
+    `MILLRACE_KAFKA_PASSWORD`, or in the file that `MILLRACE_KAFKA_PASSWORD_FILE` names."""
     kafka_token_url: str | None = None
     """For OAUTHBEARER: address that gives a token to the client (OAuth 2.0, grant `client_credentials`)."""
     kafka_token_scope: str | None = None

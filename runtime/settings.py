@@ -51,19 +51,19 @@ class Settings(KafkaSettings, Section):
     home: Path
     """The folder that holds everything."""
     run: str
-    """Name of this training run. Versions of different runs never mix."""
+    """Name of this run. Versions of different runs never mix."""
     policy: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=MAX_NAME)
     """Name of the policy: apps send it as the `model` of a request."""
     base: str
-    """Folder or Hugging Face id of the base model."""
+    """Folder or Hugging Face id of the base policy."""
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Task files; the first is the default task."""
     web_host: str = "127.0.0.1"
-    """Address at which the HTTP endpoint listens."""
+    """Address at which others reach inference. Inference binds it too, unless `MILLRACE_BIND` is set."""
     web_port: int = Field(default=8400, ge=1, le=65535)
-    """Port of inference, feedback and dashboard."""
+    """Port of inference; or of `web`, if it serves all three."""
     engine_host: str = "127.0.0.1"
-    """Address at which the engine listens."""
+    """Address of the engine, with the same rules."""
     engine_port: int = Field(default=8401, ge=1, le=65535)
     """Port of the engine."""
     region: str = Field(default="local", pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=60)
@@ -79,10 +79,10 @@ class Settings(KafkaSettings, Section):
     dashboard_port: int | None = Field(default=None, ge=1, le=65535)
     """Port of the dashboard if it runs as its own process."""
     database_url: str | None = None
-    """`postgresql+psycopg://user@host/name`. Default: SQLite in the home."""
+    """`postgresql+psycopg://user@host/name`. Without it, SQLite in the home."""
     partitions: int = Field(default=NUM_PARTITIONS, ge=4, le=256)
-    """Partitions of each topic, in the home or on Kafka: as many replicas of a worker can share its work. It never changes in a
-    home that was started."""
+    """Partitions of each topic, in the home or on Kafka: as many replicas of episodes and of rewards can share the work. From 4 to
+    256; it never changes in a home that was started."""
     redis: str | None = None
     """`redis://host:port/0`, where replicas share rate limits, answers to repeated requests and wake-ups. Without it, each process
     keeps its own."""
@@ -93,7 +93,7 @@ class Settings(KafkaSettings, Section):
     session_seconds: float = Field(default=86_400.0, ge=60, le=2_592_000)
     """How long the tokens of a session, and a stored response, wait for the next call."""
     weights_url: str | None = None
-    """`s3://bucket/prefix` of the weight store. Default: a folder in the home. Credentials and endpoint come from AWS_* variables."""
+    """`s3://bucket/prefix`. Without it, a folder in the home. Keys and endpoint come from AWS_* variables."""
     weights_unsigned: bool = False
     """Accept unsigned versions. Then anyone who can write to the weight store decides what is served."""
 

@@ -15,7 +15,8 @@ class TrainSettings(Section):
     """How a version that passed the gate is proven on users before everybody gets it."""
 
     enabled: bool = True
-    """False: a version that passed the gate goes live at once. So it does while no engine ever had a canary slot."""
+    """`false`: a version that passed the gate goes live at once. So it does while no engine ever had a canary slot; once there was
+    a train, only `false` ends the proving."""
     unit: Literal["user", "session", "answer"] = "user"
     """What gets an arm. A request without it is drawn by the next smaller one."""
     learning_share: float = Field(default=0.05, ge=0, le=0.5)
@@ -25,41 +26,45 @@ class TrainSettings(Section):
     stage_seconds: float = Field(default=60.0, ge=0)
     """The shortest time in a stage."""
     stage_units: int = Field(default=100, ge=2)
-    """Fewest units of the canary that must have been heard of when a stage ends."""
+    """Fewest units (people, sessions or answers, see `unit`) of the canary that answered until a stage ends."""
     patience_seconds: float = 4.0 * HOUR
-    """A ceiling: a train that proved nothing after this time is withdrawn, not revoked, and the next version gets the track."""
+    """A ceiling, at least 3600: a train that proved nothing after this time is withdrawn, not revoked, and the next version gets
+    the track. A task whose answers are compared at an age above a quarter of it gets four times that age."""
     silence_seconds: float = Field(default=300.0, gt=0)
     """Without new evidence for so long the train stops; after as long again it is withdrawn."""
     harmed_seconds: float = Field(default=HOUR, ge=0)
-    """The shortest time in the last stage if the version seems worse for one tenant alone: until then somebody can withdraw it."""
+    """The shortest time in the last stage if the version seems worse for one tenant or key alone: until then somebody can withdraw
+    it. Above `patience_seconds`: such a version is withdrawn unproven."""
     shadow_prompts: int = Field(default=500, ge=0)
     """Recent prompts that both versions answer before any user meets the new one. 0: no shadow."""
     shadow_seconds: float = Field(default=HOUR, gt=0)
     """After this time the shadow ends with the pairs that it has, if there is any."""
     level: float = Field(default=0.002, gt=0, lt=0.5)
-    """Chance that a version which is not worse is rolled back, by its shadow or over all looks and metrics of its canary."""
+    """Chance that a version which is not worse is rolled back: a tenth of it by its shadow, the rest over all looks and metrics of
+    its canary."""
     learning_level: float = Field(default=0.0002, gt=0, lt=0.5)
-    """The same for a version in the learning arm, by its fast facts alone: smaller, because there are more of them than trains."""
+    """The same for a version in the learning arm, which is judged by its fast facts alone. Smaller, because there are more of them
+    than trains."""
     false_verdicts_per_year: float = Field(default=4.0, gt=0)
-    """The most that levels of all versions add up to in a year: four fifths for trains, a fifth for the learning arm. A version that
-    comes when less than its level is left gets what is left."""
+    """The most that the levels of all versions add up to in any 365 days: four fifths for trains, a fifth for the learning arm. A
+    tenth may be spent at once, the rest comes evenly. A version gets its full level while so much is left, else what is left."""
     proof_level: float = Field(default=0.05, gt=0, lt=0.5)
     """Chance that a version which is worse by the margin arrives."""
     margin: float = Field(default=0.02, gt=0, lt=1)
     """Largest loss of reward, as a share of the reward's range, that a version may have and still arrive."""
     guardrail_margin: float = Field(default=0.05, gt=0, lt=1)
-    """The same for the share of answers that are refusals, cut off, misshapen, or not heard of again."""
+    """The same for the share of answers that are refusals, cut off or misshapen, or that get no reaction."""
     length_margin: float = Field(default=0.25, gt=0)
-    """The same for tokens and seconds of an answer, as a share of them."""
+    """The same for tokens and seconds of an answer, as a share of them. Seconds are counted with .1 s added, since less is not felt."""
     age_seconds: float | None = Field(default=None, gt=0)
-    """Age at which all answers are compared. Default: the window of the task, or a longer one of its signals up to
+    """Age at which all answers are compared. Without it the window of the task, or a longer one of its signals up to
     `longest_age_seconds`."""
     longest_age_seconds: float = Field(default=HOUR, gt=0)
     """The default age is no longer than this, unless the task's own window is."""
     stratum_seconds: float = Field(default=HALF_HOUR, gt=0)
     """Answers are compared within so much time."""
     control_ratio: float = Field(default=4.0, ge=1)
-    """Units of the blessed version that are compared with each unit of the canary, at most."""
+    """Units of the live version that are compared with each unit of the canary, at most."""
     tuned_units: int = Field(default=5000, ge=10)
     """Units of each arm at which the confidence sequences are narrowest."""
 

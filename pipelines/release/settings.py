@@ -17,14 +17,14 @@ class ReleaseSettings(Section):
     """How a candidate is judged."""
 
     sentinels: Path | None = None
-    """JSON lines of {"messages": [...], "reference": ..., "task": ...}. A task without sentinels is ungated; without this
-    file all tasks are."""
+    """JSON lines of {"messages": [...], "reference": ..., "task": ...}. A task without sentinels is ungated, and so is a home
+    without this file."""
     refusals_before_rollback: int = Field(default=3, ge=1)
-    """After this many refusals in a row the trainer goes back to the live version."""
+    """After this many refusals in a row, the trainer goes back to the live version."""
     concurrency: int = Field(default=32, ge=1)
     """Sentinel requests in flight."""
     patience_seconds: float = Field(default=60.0, gt=0)
-    """How long to wait for the engine to load a version and answer. After that there is no verdict, and it is tried again."""
+    """How long to wait until the engine holds a version and has answered. After that there is no verdict, and release tries again."""
 
     @model_validator(mode="before")
     @classmethod

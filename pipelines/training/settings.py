@@ -39,41 +39,41 @@ class TrainingSettings(Section):
     """Defaults suit the demo: a policy under a million parameters on two shared cores."""
 
     learning_rate: float = Field(default=1e-4, ge=0)
-    """AdamW's, constant. With a smaller rate, fewer bits of the published weights change."""
+    """Learning rate of AdamW, constant. The smaller it is, the fewer bits of the published weights change."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW's. The pull towards the anchor is the regulariser here."""
+    """Weight decay of AdamW. The KL to the anchor is the regulariser here."""
     max_gradient_norm: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this norm; the guard lets anything below it pass."""
+    """Gradients are scaled down to this norm; the guard accepts anything below it."""
     kl_coefficient: float = Field(default=0.02, ge=0)
     """Weight of the KL to the base policy; 0 saves a forward pass."""
     ratio_bound: float = Field(default=2.0, gt=0)
-    """Importance weights are truncated at this value, for either sign of the advantage."""
+    """Importance weights are truncated above it, for either sign of the advantage."""
     divergence_bound: float = Field(default=2.0, gt=1)
-    """A sample leaves its batch as `stale(divergence)` if today's policy gives its tokens more than this times the logged probability, or
-    less than one over this, in the geometric mean. `inf`: never."""
+    """A sample leaves its batch as `stale(divergence)` if today's policy gives its tokens more than this times the logged
+    probability, or less than one over this, in the geometric mean; with a negative advantage already at e^-0.5. `inf`: never."""
     step_bound: float = Field(default=1.5e-5, gt=0)
-    """A step may move the policy by this many nats per token for each of its samples; a longer one is shortened. It makes a learning rate
-    harmless that is much too large. `inf`: steps are not measured, which saves two forward passes over 16 samples."""
+    """A step may move the policy by this many nats per token for each of its samples; a longer one is shortened. `inf`: steps are
+    not measured, which saves two forward passes over 16 samples."""
     loss: str = "vcpo"
-    """The policy gradient's loss: a name in `OBJECTIVES` of pipelines/training/learning/objectives/__init__.py."""
+    """Loss of the policy gradient: `truncated`, `dppo`, `ppo`, `gspo`, `cispo`, `m2po` or `vcpo`."""
     baseline: Literal["beta", "moving_average"] = "beta"
-    """The tracker of the expected reward per baseline key. `beta` needs rewards within the range below."""
+    """Estimator of the expected reward of a baseline key. `beta` needs rewards within the range below."""
     reward_low: float | None = None
     """Lowest reward a task gives; by default the lowest of the task files."""
     reward_high: float | None = None
     """Highest reward a task gives; by default the highest of the task files."""
     whiten: bool = True
-    """Scale the advantages of a batch to mean 0 and deviation 1."""
+    """Advantages of a batch are scaled to mean 0 and deviation 1."""
     normalise: Literal["total", "components"] = "total"
-    """Whiten the total reward, or each of its components before they are summed by weight."""
+    """What is whitened: the total reward, or each of its components before the weighted sum."""
     batch_size: int = Field(default=64, ge=1)
     """Samples of one optimizer step."""
     min_batch_size: int = Field(default=1, ge=1)
-    """The fewest samples of a smaller batch, taken once the oldest sample has waited long enough."""
+    """Smallest batch that is taken instead of `batch_size`, once the oldest sample has waited `max_wait_seconds`."""
     max_wait_seconds: float = Field(default=15.0, ge=0)
-    """How long the oldest sample waits for a full batch. Then a smaller batch is taken, so none waits forever."""
+    """How long the oldest sample waits for a full batch. It also drains the rest when users stop."""
     max_tokens: int = Field(default=8192, ge=1)
-    """Tokens of one forward pass; padding counts, and a shared prompt counts once."""
+    """Tokens of one forward pass. Padding counts, and a shared prompt counts once."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """What forward and backward passes compute with: by default bfloat16 on a GPU, float32 on a CPU. Weights, moments, log-probs and
     loss are float32 in any case."""
@@ -81,39 +81,42 @@ class TrainingSettings(Section):
     """Compute the layers again in the backward pass, to hold fewer activations: by default for a row longer than the token budget, and
     for all once a row did not fit into memory."""
     old_versions: int = Field(default=8, ge=0)
-    """Versions between a sample's oldest token and the current weights, above which it is old. No sample is refused for that; at most a
-    quarter of a full batch is old."""
+    """Versions between a sample's oldest token and the current weights, above which it is old. At most a quarter of a full batch is
+    old; the others wait for the next one. No sample is refused for its lag."""
     horizon_seconds: float | None = Field(default=None, gt=0)
-    """How long the trainer knows which samples it decided, since their generation. By default the longest window of the task files plus
-    seven days for corrections. An older sample is `stale`, never new."""
+    """How long the trainer knows which samples it decided, since their generation. An older sample is `stale(expired)`, never new.
+    Without it the longest window of the task files plus 7 days for corrections; it may not be shorter than that window."""
     publish_samples: int = Field(default=256, ge=1)
     """A version is cut after this many trained samples ..."""
     publish_seconds: float = Field(default=20.0, ge=0)
-    """... or after this long with at least one step, whichever is first."""
+    """... or after this time with at least one step, whichever comes first; later, if saving would cost more than 2% of the
+    trainer's time."""
     checkpoint_seconds: float = Field(default=5.0, ge=0)
-    """Between versions, decisions become durable (and known to the ledger) at least this often. Weights are saved with every version, and
-    when a restart would need more than 5 s to take the journal's steps again; less often, if that would cost more than 2% of the trainer's time."""
+    """Between versions, decisions become durable (and known to the ledger) this often. Weights are saved with every version, and
+    when a restart would need more than 5 s to take the journal's steps again; less often, if that would cost more than 2% of the
+    trainer's time."""
     checkpoint_keep: int = Field(default=8, ge=1)
-    """Checkpoints kept, and the same number of versions to roll back to; versions in use always stay."""
+    """Checkpoints kept, and the same number of versions that can be rolled back to. Those in use stay anyway."""
     keep_anchors: int = Field(default=2, ge=1)
-    """Full copies kept in the weight store for new replicas. Older ones go, unless an arm or a replica needs them."""
+    """Full copies that stay in the weight store for newcomers. Older ones go once no arm and no replica needs them."""
     guard_spread: float = Field(default=15.0, gt=0)
-    """The guard skips a step whose gradient norm is this many median deviations above the median."""
+    """A figure of a step this many median deviations above its median is a spike: noise scale, ESS, KL, largest ratio, entropy. The
+    samples to blame are quarantined."""
     guard_hold_seconds: float = Field(default=7200.0, ge=0)
-    """How long the samples of a task whose rewards jumped are quarantined. If they stay at the new level, they are believed then. 0: at
-    once, so that nothing is quarantined for it."""
+    """How long the samples of a task whose rewards jumped are quarantined as `reward_spike`. Rewards that stay at the new level are
+    believed then. 0: at once."""
     mismatch_samples: int = Field(default=8, ge=0)
-    """Samples of each version that are scored again under the published bits that generated them, to measure the mismatch."""
+    """Samples of each version that are scored again with the published weights that generated them."""
     replay_experts: Literal["recorded", "off", "required"] = "recorded"
-    """Of a mixture of experts: compute through the experts that the engine recorded, if it did; never; or always, so that a sample
-    without recorded experts is `off_support`."""
+    """Of a mixture of experts: compute through the experts that the engine recorded, if it did; `off`: never; `required`: a sample
+    without them is `off_support`."""
     peak_flops: float | None = Field(default=None, gt=0)
-    """FLOP/s of the device at the precision used; without it, utilisation is not reported."""
+    """Peak of the device at the precision in use; without it utilisation is not reported."""
     num_threads: int = Field(default=1, ge=1)
     """CPU threads of the trainer."""
     lease_seconds: float = Field(default=LIFETIME_SECONDS, ge=1)
-    """A trainer that does not renew its lease for this long counts as dead, and another may replace it. A dead trainer on the
-    same machine is noticed at once."""
+    """After this many seconds without a heartbeat, a trainer's lease ends and another may take over. A dead trainer on the same
+    machine is noticed at once."""
 
     @model_validator(mode="before")
     @classmethod

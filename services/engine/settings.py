@@ -14,12 +14,12 @@ class EngineSettings(Section):
     name: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]*$", max_length=60)
     """Name of this replica, unique among the engines of a policy. Default: host name and port."""
     url: str | None = Field(default=None, pattern=r"^http://[^/:]+:[0-9]+$")
-    """Where inference reaches this replica, if not at `engine_host` and its port."""
+    """Where inference reaches this replica, if not at `engine_host` and its port: `http://10.0.0.7:8401`."""
     weights: str | None = Field(default=None, pattern=r"^(https?|s3)://")
     """Where this replica reads versions, if not in the home's store: `http://HOST:PORT/PREFIX` of its region's `millrace cache`."""
     slots: tuple[Slot, ...] = Field(default=("live", "candidate"), min_length=1)
-    """The arms that this replica holds, each a copy of the model. Without any candidate slot nothing can be gated; without a canary
-    slot no version is proven on a few users first."""
+    """The arms that this replica holds, of `live`, `candidate`, `learning`, `canary`, `holdout`; each is a copy of the model.
+    Without any candidate slot nothing can be gated; without a canary slot no version is proven on a few users first."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of one step; a trainer usually computes on the same machine."""
     page_size: int = Field(default=128, ge=16)
@@ -27,21 +27,23 @@ class EngineSettings(Section):
     max_batch_tokens: int = Field(default=1024, ge=16)
     """Tokens per step; a longer prompt is prefilled over several steps."""
     cache_tokens: int = Field(default=16_384, ge=256)
-    """Key-value cache of one arm, tokens; the mask beside it takes 4 * max_batch_tokens * cache_tokens bytes on CPU."""
+    """Key-value cache of one arm, in tokens. On CPU its mask takes another 4 * max_batch_tokens * cache_tokens bytes."""
     prefix_cache_bytes: int = Field(default=2**28, ge=0)
-    """Memory of one arm for keys and values of prompts and answers that ended, so that a prompt with the same beginning needs not compute them again; 0: none."""
+    """Memory of one arm for keys and values of prompts and answers that ended, beside `cache_tokens`: a prompt that begins like one
+    of them starts from there. What was used longest ago goes first; 0 keeps nothing."""
     max_in_flight: int = Field(default=256, ge=1)
-    """Requests per step; further ones wait."""
+    """Requests per step; more wait their turn."""
     max_open_requests: int = Field(default=512, ge=1)
-    """The most requests of one arm that run or wait; further ones get 429 and `Retry-After`."""
+    """Requests of one arm that run or wait; the next one gets 429 and `Retry-After`."""
     max_open_tokens: int | None = Field(default=None, ge=1)
-    """The same limit in tokens of prompts and longest possible answers; the default is four times `cache_tokens`."""
+    """The same limit in tokens of prompts plus longest possible answers. Without it four times `cache_tokens`."""
     grammar_seconds: float = Field(default=5.0, gt=0)
     """The longest time that the schema or grammar of a request may take to compile; a longer one is refused."""
     grammar_workers: int = Field(default=2, ge=1)
-    """Processes that try new schemas and grammars, each at most one of a tenant, so that with two one is free for others."""
+    """Processes that try new schemas and grammars. A tenant has at most one of them at a time, so with two one is free for others."""
     grammar_seconds_per_minute: float = Field(default=20.0, gt=0)
-    """Seconds of a worker that the new schemas and grammars of one tenant may take within a minute; then further ones get 429 and `Retry-After`."""
+    """Seconds of a worker that one tenant's new schemas and grammars may take within a minute; then its next new one gets 429 and
+    `Retry-After`. Those that are kept always work."""
 
     @field_validator("slots")
     @classmethod

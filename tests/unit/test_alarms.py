@@ -40,6 +40,11 @@ def counters() -> dict[str, tuple[str, Counter]]:
     return {series: found[series] for series in asked if found[series][1]._labelnames}
 
 
+def with_summary(rule: dict[str, Any]) -> dict[str, Any]:
+    """A rule without the annotations that have no template: the cases say its summary alone."""
+    return rule | {"annotations": {"summary": rule["annotations"]["summary"]}}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool: apt-get install prometheus")
@@ -50,7 +55,9 @@ def test_every_alarm_is_silent_and_then_fires(name: str, tmp_path: Path) -> None
     names = [f"case{number}.yml" for number in range(len(file["tests"]))]
     for own, case in zip(names, file["tests"], strict=True):
         asked = {looked["alertname"] for looked in case["alert_rule_test"]}
-        rules = {"groups": [{"name": "asked", "rules": [rule for alert, rule in RULES.items() if alert in asked]}]}
+        rules = {
+            "groups": [{"name": "asked", "rules": [with_summary(RULES[alert]) for alert in RULES if alert in asked]}]
+        }
         (tmp_path / f"rules_{own}").write_text(yaml.safe_dump(rules))
         (tmp_path / own).write_text(yaml.safe_dump(file | {"rule_files": [f"rules_{own}"], "tests": [case]}))
     for command in (["check", "rules", str(DEPLOY / "alerts.yml")], ["test", "rules", *names]):

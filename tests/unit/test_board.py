@@ -6,22 +6,14 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
 from contracts.topics import RETENTION_DAYS
-from pipelines.release.settings import ReleaseSettings
-from pipelines.release.webhooks.settings import WebhookSettings
-from pipelines.training.settings import TrainingSettings
 from runtime import metrics
 from runtime.log.spool import MAX_SPOOL_BYTES
 from runtime.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS
-from runtime.settings import Section, Settings
-from runtime.train_settings import TrainSettings
-from services.engine.settings import EngineSettings
 from tests.each_case import each_case
 
 ROOT = Path(__file__).parent.parent.parent
@@ -177,39 +169,6 @@ def test_alarms_know_the_limits_of_the_code() -> None:
     for rule in RULES:
         assert rule["labels"]["severity"] in {"page", "ticket"}
         assert rule["annotations"]["summary"]
-
-
-def test_the_manual_explains_every_alarm_and_no_other() -> None:
-    section = MANUAL.partition("## Alarms")[2]
-    assert re.findall(r"^### (\w+)$", section, re.MULTILINE) == [rule["alert"] for rule in RULES]
-
-
-@pytest.mark.parametrize(
-    ("section", "kind"),
-    [
-        ("millrace", Settings),
-        ("engine", EngineSettings),
-        ("training", TrainingSettings),
-        ("release", ReleaseSettings),
-        ("train", TrainSettings),
-        ("webhooks", WebhookSettings),
-    ],
-)
-def test_the_manual_has_every_setting_with_its_default(section: str, kind: type[Section]) -> None:
-    [table] = re.findall(rf"^### `\[{section}\]`$(.*?)(?=^##|\Z)", MANUAL, re.MULTILINE | re.DOTALL)
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*?) \|", table, re.MULTILINE))
-    assert rows == {name: shown(field) for name, field in kind.model_fields.items()}
-
-
-def shown(field: Any) -> str:
-    """How the manual writes a default."""
-    if field.is_required():
-        return "required"
-    if field.default is None:
-        return "none"
-    if isinstance(field.default, bool | str | tuple):
-        return f"`{json.dumps(field.default)}`"
-    return f"{field.default:g}" if field.default < 1 else f"{field.default:.0f}"
 
 
 def test_the_manual_knows_how_long_the_log_keeps_things() -> None:

@@ -127,7 +127,7 @@ class Conductor:
             self._looked_at = self._monotonic()
             self.look(stop)
 
-        LookLoop("train", "the train stands", TRAIN_FAILURES, LOOK_SECONDS).run(look, stop)
+        LookLoop("train", "the train does not move", TRAIN_FAILURES, LOOK_SECONDS).run(look, stop)
 
     def look(self, stop: threading.Event) -> None:
         """Look at everything once, and make at most one move.

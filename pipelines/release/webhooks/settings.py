@@ -17,9 +17,9 @@ class WebhookSettings(Section):
     """Who hears from release about moves of arms, holds, and trains that ended."""
 
     urls: tuple[str, ...] = Field(default=(), max_length=16)
-    """Each gets every message, `http://` or `https://`, without a password in it."""
+    """Each gets every message, `http://` or `https://`, without a password in it; at most 16."""
     private_hosts: tuple[str, ...] = Field(default=(), max_length=16)
-    """Hosts of these URLs whose address may be on this machine or in a private network; all others must be public."""
+    """Hosts of these URLs whose addresses may be loopback, link-local or private. All others must be public."""
 
     def signed(self, url: str, secret: bytes) -> SignedUrl:
         """Where messages for a URL go."""

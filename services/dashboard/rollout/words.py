@@ -11,10 +11,10 @@ from services.dashboard.formatting import percent, version
 
 
 def unit_sentence(wanted: str, kinds: Mapping[str, int]) -> str:
-    """What was drawn, from how many units of each kind were heard of."""
+    """What was drawn, from how many units of each kind have answers."""
     drawn = {kind: number for kind, number in kinds.items() if number}
     if not drawn:
-        return f"an arm is drawn for each {wanted}; nobody was heard of yet"
+        return f"an arm is drawn for each {wanted}; none has an answer yet"
     if set(drawn) == {wanted}:
         return f"an arm is drawn for each {wanted}"
     if wanted not in drawn:

@@ -87,7 +87,7 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
         await limit.check(caller)
         await kept_of(caller, response_id)
         raise Unsupported(
-            "a single response cannot be deleted, because its answer is logged; answers are deleted with their day, see `retention` "
+            "a single response cannot be deleted, because its answer is logged; answers are deleted with their day, see Retention "
             "in docs/operating.md, and requests with store=false are never kept",
             param="response_id",
         )

@@ -115,7 +115,7 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
         await requests.check(caller)
         await asyncio.to_thread(choices_of, caller.tenant, completion_id)
         raise Unsupported(
-            "a single completion cannot be deleted; completions are deleted with their day, see `retention` in "
+            "a single completion cannot be deleted; completions are deleted with their day, see Retention in "
             "docs/operating.md, and requests with store=false are never kept",
             param="completion_id",
         )

@@ -44,7 +44,7 @@ def test_version_0_is_signed_and_refused_once_its_key_is_retired(settings: Setti
     [old] = [path.stem for path in trusted_folder(settings.home).iterdir()]
     assert store.manifest("reservations", 0).key == old
     rotate(settings.home, prepare=False)
-    with pytest.raises(InvalidSettings, match=rf"{old} alone vouches for 1 of the versions in the store, 0 to 0"):
+    with pytest.raises(InvalidSettings, match=rf"only {old} signed 1 of the versions in the store, 0 to 0"):
         retire(old, settings.home, force=False)
     assert store.load("reservations", 0)
     retire(old, settings.home, force=True)

@@ -98,7 +98,7 @@ def test_a_train_that_runs_is_told_with_its_metrics_and_what_comes_next(home: Pa
     assert "shares of the users: learning v10 3.0%, canary v10 5.0%" in says
     assert "v10 against v9: canary, stage 2 of 4, 5.0%, for 2 min" in says
     assert "withdrawn unless proven in 3 h 4" in says
-    assert "heard of 812 on the canary and 3200 on live (3900 by user, 112 by session)" in says
+    assert "answered so far: 812 on the canary and 3200 on live (3900 by user, 112 by session)" in says
     assert any(line.startswith("an arm is drawn for each user") for line in says.splitlines())
     assert f"  reservations: {METRIC['says']} (812 and 3200 compared)" in says
     assert "sample ratio fine: 20.2% came from the canary, 20.0% were drawn for it" in says
@@ -110,7 +110,7 @@ def test_a_train_that_runs_is_told_with_its_metrics_and_what_comes_next(home: Pa
 def test_a_train_in_shadow_has_no_figures_yet(home: Path, database: Database) -> None:
     add_train(database, state="shadow", stage=-1, reason="v10 departed")
     assert "v10 against v9: shadow, in shadow, for 2 min" in shown(home)
-    assert "heard of" not in shown(home)
+    assert "answered so far" not in shown(home)
 
 
 def test_without_a_train_it_says_why(home: Path, database: Database) -> None:
@@ -140,7 +140,7 @@ def test_what_holds_it_and_the_trains_before(home: Path, database: Database) -> 
     with database.transaction() as connection:
         holds.freeze(connection, policy=POLICY, until=None, writer="ann", reason="the launch")
     lines = shown(home, "--last", "2").splitlines()
-    assert any("frozen until somebody resumes (by ann: the launch): the train stands" in line for line in lines)
+    assert any("frozen until somebody resumes (by ann: the launch): the train waits" in line for line in lines)
     assert [line.split("  ")[1] for line in lines if "against v4" in line] == [
         "v7 against v4: withdrawn after 1 min 30 s: r7",
         "v6 against v4: revoked after 1 min 30 s: r6",

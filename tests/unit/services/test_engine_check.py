@@ -116,5 +116,5 @@ def test_doctor_names_every_replica(tmp_path: Path, engine: tuple[Engine, str], 
     assert "us-1 (millrace, region us," in says[2]
     assert "another_run: it belongs to another run, so it gets no requests" in says[2]
     assert "us-2" in says[3]
-    assert "not heard of for" in says[3]
+    assert "no sign of life for" in says[3]
     assert "canary" in says[4]

@@ -214,7 +214,7 @@ def test_without_a_holdout_there_is_no_lift(small: Settings, reader_of: ReaderOf
 @pytest.mark.parametrize(
     ("kinds", "said"),
     [
-        ({}, "an arm is drawn for each user; nobody was heard of yet"),
+        ({}, "an arm is drawn for each user; none has an answer yet"),
         ({"user": 9}, "an arm is drawn for each user"),
         ({"answer": 4, "session": 2}, "drawn by answer and session: nobody sends `user`"),
         (
