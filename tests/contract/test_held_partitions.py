@@ -13,31 +13,18 @@ from contracts.tables import position
 from runtime.database import Database
 from runtime.log.local import LocalLog
 from runtime.worker import Worker
+from tests.worlds.passing import Echo
 
 pytestmark = pytest.mark.services
 
 
-class TwoTopics:
+class TwoTopics(Echo):
     """Changes nothing."""
 
-    name = "two"
     topics = ("generations", "signals")
-    batch_size = 500
-
-    def prepare(self, items: Sequence[LogRecord]) -> Sequence[LogRecord]:
-        return items
-
-    def read(self, record: LogRecord) -> LogRecord:
-        return record
 
     def handle(self, connection: Connection, items: Sequence[LogRecord]) -> list[Message]:
         del connection, items
-        return []
-
-    def tick(
-        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
-    ) -> list[Message]:
-        del connection, now, partitions, is_at_end
         return []
 
 

@@ -131,6 +131,15 @@ def test_rooms_of_a_package_never_import_each_other_in_a_circle(graph: grimp.Imp
         assert graph.nominate_cycle_breakers(package) == set(), package
 
 
+def test_worlds_know_no_benchmark(graph: grimp.ImportGraph) -> None:
+    known = {
+        name
+        for room in graph.find_descendants("tests.worlds")
+        for name in graph.find_modules_directly_imported_by(room)
+    }
+    assert {name for name in known if name.startswith("benchmarks")} == set()
+
+
 def test_a_circle_is_named() -> None:
     graph = grimp.ImportGraph()
     for module in ("house", "house.cellar", "house.cellar.stairs", "house.hall"):

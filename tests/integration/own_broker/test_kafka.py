@@ -24,6 +24,7 @@ from contracts.tables import outbox
 from runtime.database import Database
 from runtime.log.kafka import KafkaLog
 from runtime.worker import Worker
+from tests.worlds.passing import Echo
 from tests.worlds.servers.services import kafka_log, kafka_servers, new_prefix
 
 pytestmark = [
@@ -35,30 +36,6 @@ SERVICES = Path(__file__).parent.parent.parent.parent / "deploy" / "services"
 PATIENCE_SECONDS = 120.0
 REFUSED_SECONDS = 3.0
 """How long the log of tests with a broker that is away waits for it."""
-
-
-class Echo:
-    """Sends every record on."""
-
-    name = "echo"
-    topics = ("signals",)
-    batch_size = 500
-
-    def prepare(self, items: Sequence[LogRecord]) -> Sequence[LogRecord]:
-        return items
-
-    def read(self, record: LogRecord) -> LogRecord:
-        return record
-
-    def handle(self, connection: Connection, items: Sequence[LogRecord]) -> list[Message]:
-        del connection
-        return [Message("outcomes", 0, record.key, record.value) for record in items]
-
-    def tick(
-        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
-    ) -> list[Message]:
-        del connection, now, partitions, is_at_end
-        return []
 
 
 @pytest.fixture(autouse=True)

@@ -13,18 +13,12 @@ from runtime.replicas import RequestClaim
 from runtime.replicas.in_process import LocalIdempotencyStore, LocalLimiter
 from runtime.replicas.on_redis import connect
 from runtime.replicas.ports import ANSWER_SECONDS, LEASE_SECONDS, MINUTE
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.worlds.passing import Clock
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 async def test_a_key_spends_its_minute_at_once_and_gets_it_back_evenly(clock: Clock) -> None:
@@ -40,7 +34,7 @@ async def test_a_key_spends_its_minute_at_once_and_gets_it_back_evenly(clock: Cl
 
 @given(st.integers(1, 500), st.lists(st.tuples(st.floats(0, 5), st.integers(1, 20)), max_size=200))
 async def test_no_minute_holds_more_than_two_limits_and_a_piece(limit: int, asked: list[tuple[float, int]]) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     limiter = LocalLimiter(clock)
     allowed: list[tuple[float, int]] = []
     for pause, num in asked:

@@ -30,6 +30,7 @@ from runtime.log.outbox import Relay, put, waiting
 from runtime.metrics import LAST_STEP, LAST_STEP_NAME
 from runtime.worker import LEAST_BATCH, Worker, _next_limit
 from tests.fakes import FullLog, everything
+from tests.worlds.passing import Echo
 
 MANY_DEAD_LETTERS = text(
     'INSERT INTO dead_letter (consumer_group, topic, partition, "offset", reason, value, at, state) '
@@ -38,15 +39,8 @@ MANY_DEAD_LETTERS = text(
 )
 
 
-class Echo:
-    """Sends every record on; refuses those called bad."""
-
-    name = "echo"
-    topics: tuple[str, ...] = ("signals",)
-    batch_size = 500
-
-    def prepare(self, items: Sequence[LogRecord]) -> Sequence[LogRecord]:
-        return items
+class ChoosyEcho(Echo):
+    """Refuses records called bad."""
 
     def read(self, record: LogRecord) -> LogRecord:
         if record.value == b"bad":
@@ -55,16 +49,6 @@ class Echo:
             raise NewerSchema("schema 2, this process reads up to 1: upgrade it")
         return record
 
-    def handle(self, connection: Connection, items: Sequence[LogRecord]) -> list[Message]:
-        del connection
-        return [Message("outcomes", 0, record.key, record.value) for record in items]
-
-    def tick(
-        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
-    ) -> list[Message]:
-        del connection, now, partitions, is_at_end
-        return []
-
 
 def messages(*values: bytes) -> list[Message]:
     return [Message("signals", number, str(number), value) for number, value in enumerate(values)]
@@ -72,14 +56,14 @@ def messages(*values: bytes) -> list[Message]:
 
 def test_records_pass_once_and_positions_are_kept(database: Database, event_log: LocalLog) -> None:
     event_log.append(messages(b"a", b"b", b"c"))
-    assert Worker(Echo(), database, event_log).step() == 3
-    assert Worker(Echo(), database, event_log).step() == 0
+    assert Worker(ChoosyEcho(), database, event_log).step() == 3
+    assert Worker(ChoosyEcho(), database, event_log).step() == 0
     assert sorted(record.value for record in everything(event_log, "outcomes")) == [b"a", b"b", b"c"]
 
 
 def test_a_bad_record_is_buried_with_its_reason_and_the_rest_goes_on(database: Database, event_log: LocalLog) -> None:
     event_log.append(messages(b"a", b"bad", b"c"))
-    Worker(Echo(), database, event_log).step()
+    Worker(ChoosyEcho(), database, event_log).step()
     assert len(everything(event_log, "outcomes")) == 2
     with database.snapshot() as connection:
         row = connection.execute(select(dead_letter)).one()
@@ -111,29 +95,29 @@ def test_too_many_dead_letters_in_a_row_stop_the_worker_and_nothing_moves(
         with pytest.raises(
             TooManyDeadLetters, match=r"21 records in a row of signals/0.*this one is bad.*redrive or skip"
         ):
-            Worker(Echo(), database, event_log).step()
+            Worker(ChoosyEcho(), database, event_log).step()
         assert stored_position(database) == 0
 
 
 def test_in_a_row_is_counted_over_steps_and_restarts(database: Database, event_log: LocalLog) -> None:
     event_log.append(of_one_partition(*[b"bad"] * MAX_IN_A_ROW))
-    assert Worker(Echo(), database, event_log).step() == MAX_IN_A_ROW
+    assert Worker(ChoosyEcho(), database, event_log).step() == MAX_IN_A_ROW
     event_log.append(of_one_partition(b"bad"))
     with pytest.raises(TooManyDeadLetters):
-        Worker(Echo(), database, event_log).step()
+        Worker(ChoosyEcho(), database, event_log).step()
     with database.transaction() as connection:
         connection.execute(delete(dead_letter))
-    assert Worker(Echo(), database, event_log).step() == 1
+    assert Worker(ChoosyEcho(), database, event_log).step() == 1
 
 
 def test_bad_records_with_a_good_one_between_are_not_in_a_row(database: Database, event_log: LocalLog) -> None:
     event_log.append(of_one_partition(*[b"bad"] * MAX_IN_A_ROW, b"good", b"bad"))
-    assert Worker(Echo(), database, event_log).step() == MAX_IN_A_ROW + 2
+    assert Worker(ChoosyEcho(), database, event_log).step() == MAX_IN_A_ROW + 2
 
 
 def test_too_large_a_share_of_dead_letters_stops_the_worker(database: Database, event_log: LocalLog) -> None:
     event_log.append(of_one_partition(*[b"bad", *[b"good"] * 4] * MAX_OF_LATEST))
-    worker = Worker(Echo(), database, event_log)
+    worker = Worker(ChoosyEcho(), database, event_log)
     assert all_steps(worker) == 5 * MAX_OF_LATEST
     event_log.append(of_one_partition(b"bad"))
     with pytest.raises(TooManyDeadLetters, match="101 of the latest 1000 records of signals/0"):
@@ -145,7 +129,7 @@ def test_a_bad_record_now_and_then_is_no_reason_to_stop(database: Database, even
     every = 2 * LATEST // MAX_OF_LATEST
     values = [b"bad" if number % every == 0 else b"good" for number in range(2 * LATEST)]
     event_log.append(of_one_partition(*values))
-    assert all_steps(Worker(Echo(), database, event_log)) == len(values)
+    assert all_steps(Worker(ChoosyEcho(), database, event_log)) == len(values)
 
 
 def test_the_dead_letters_of_a_group_are_bounded_in_all(database: Database) -> None:
@@ -160,7 +144,7 @@ def test_the_dead_letters_of_a_group_are_bounded_in_all(database: Database) -> N
 
 
 def test_a_worker_that_lost_its_partition_changes_nothing(database: Database, event_log: LocalLog) -> None:
-    first, second = Worker(Echo(), database, event_log), Worker(Echo(), database, event_log)
+    first, second = Worker(ChoosyEcho(), database, event_log), Worker(ChoosyEcho(), database, event_log)
     first.step()
     second.step()
     event_log.append(messages(b"a"))
@@ -170,7 +154,7 @@ def test_a_worker_that_lost_its_partition_changes_nothing(database: Database, ev
     assert [record.value for record in everything(event_log, "outcomes")] == [b"a"]
 
 
-class TwoTopics(Echo):
+class TwoTopics(ChoosyEcho):
     """Reads what must be seen together."""
 
     topics = ("generations", "signals")
@@ -199,7 +183,7 @@ def test_a_worker_whose_heir_is_further_in_another_topic_of_the_partition_change
 
 
 def test_after_losing_it_reads_the_stored_positions_again(database: Database, event_log: LocalLog) -> None:
-    first, second = Worker(Echo(), database, event_log), Worker(Echo(), database, event_log)
+    first, second = Worker(ChoosyEcho(), database, event_log), Worker(ChoosyEcho(), database, event_log)
     first.step()
     second.step()
     event_log.append(messages(b"a"))
@@ -351,12 +335,12 @@ def test_a_worker_sends_only_what_lies_in_its_partitions(database: Database, tmp
     log = OneSided(tmp_path / "log")
     with database.transaction() as connection:
         put(connection, "echo", [Message("episodes", route, str(route), b"") for route in range(8)], log.num_partitions)
-    Worker(Echo(), database, log).step()
+    Worker(ChoosyEcho(), database, log).step()
     assert {record.partition for record in everything(log, "episodes")} == {1}
     log.close()
 
 
-class Interrupted(Echo):
+class Interrupted(ChoosyEcho):
     """Finds the database gone, once; then it is told to stop."""
 
     def __init__(self, stop: threading.Event) -> None:
@@ -387,7 +371,7 @@ def test_how_far_it_is_behind_is_the_age_of_the_oldest_record_and_nothing_once_i
 ) -> None:
     event_log.append(messages(b"a"))
     [record] = everything(event_log, "signals")
-    worker = Worker(Echo(), database, event_log, clock=lambda: record.appended_at + 7)
+    worker = Worker(ChoosyEcho(), database, event_log, clock=lambda: record.appended_at + 7)
     worker.step()
     assert REGISTRY.get_sample_value("millrace_behind_seconds", {"group": "echo"}) == pytest.approx(7, abs=1e-3)
     worker.step()
@@ -414,7 +398,7 @@ def test_a_record_of_a_newer_schema_stops_the_worker_and_waits_in_the_log(
     event_log.append(messages(b"newer"))
     for _ in range(2):
         with pytest.raises(NewerSchema, match="upgrade"):
-            Worker(Echo(), database, event_log).step()
+            Worker(ChoosyEcho(), database, event_log).step()
     with database.snapshot() as connection:
         assert connection.execute(select(func.count()).select_from(dead_letter)).scalar_one() == 0
 
@@ -437,7 +421,7 @@ def test_a_worker_waits_while_the_log_is_away_and_repeats_nothing(
 ) -> None:
     event_log.append(messages(b"a", b"b"))
     flaky, stop = Flaky(tmp_path / "log"), threading.Event()
-    thread = threading.Thread(target=Worker(Echo(), database, flaky).run, args=(stop,))
+    thread = threading.Thread(target=Worker(ChoosyEcho(), database, flaky).run, args=(stop,))
     thread.start()
     deadline = time.monotonic() + 60
     while len(everything(event_log, "outcomes")) < 2 and time.monotonic() < deadline:
@@ -453,9 +437,9 @@ def test_a_worker_that_follows_begins_at_the_end_and_goes_on_where_it_stood(
     database: Database, event_log: LocalLog
 ) -> None:
     event_log.append(messages(b"old", b"older"))
-    assert Worker(Echo(), database, event_log, follows=True).step() == 0
+    assert Worker(ChoosyEcho(), database, event_log, follows=True).step() == 0
     event_log.append(messages(b"new"))
-    assert Worker(Echo(), database, event_log, follows=True).step() == 1
+    assert Worker(ChoosyEcho(), database, event_log, follows=True).step() == 1
     assert [record.value for record in everything(event_log, "outcomes")] == [b"new"]
 
 
@@ -464,7 +448,7 @@ def test_only_a_worker_that_follows_gives_up_a_lost_position(
     database: Database, event_log: LocalLog, *, follows: bool
 ) -> None:
     event_log.create_topics()
-    Worker(Echo(), database, event_log).step()
+    Worker(ChoosyEcho(), database, event_log).step()
     with database.transaction() as connection:
         connection.execute(position.update().values(next_offset=9))
     stop, steps = threading.Event(), list[int]()
@@ -473,7 +457,7 @@ def test_only_a_worker_that_follows_gives_up_a_lost_position(
         steps.append(1)
         stop.set()
 
-    worker = Worker(Echo(), database, event_log, follows=follows, done=done)
+    worker = Worker(ChoosyEcho(), database, event_log, follows=follows, done=done)
     if follows:
         worker.run(stop)
     else:

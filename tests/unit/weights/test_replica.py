@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from contracts.errors import Conflict, NotFound, Unavailable, WeightsRefused
+from tests.fakes import Crash
 from tests.unit.weights.examples import (
     POLICY,
     bf16_policy,
@@ -132,10 +133,6 @@ def test_tensors_may_come_go_and_change_their_shape(world: ReplicaWorld) -> None
             check(replica, world, version)
     with world.open() as replica:
         check(replica, world, 7)
-
-
-class Crash(BaseException):
-    """Not an Exception, so that no handler tidies up after it."""
 
 
 class Fuse:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import NotFound, Unavailable
+from tests.fakes import Crash
 from tests.unit.weights.examples import POLICY, bf16_policy, publish, publish_chain, same, stepped
 from tests.unit.weights.full_disk import full_disk
 from weights.codec.delta import encode
@@ -25,10 +26,6 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(tmp_path: Path) -> WeightStore:
     return open_store_at(tmp_path / "weights")
-
-
-class Crash(BaseException):
-    """Not an Exception, so that no handler of the store tidies up after it."""
 
 
 class Fuse:

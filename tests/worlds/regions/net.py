@@ -4,7 +4,7 @@
 
 In: one `Link` per region. Out: a `Network` to run processes in. Waits: for `ip` and `tc`, and for the wire to be ready.
 The rate is the kernel's (tc tbf at both ends). Delay and loss are the kernel's too (tc netem) where it has netem. Where
-it has not, the two ends meet in a third namespace, where a process (`benchmarks.regions.wire`) carries the frames: each waits its
+it has not, the two ends meet in a third namespace, where a process (`tests.worlds.regions.wire`) carries the frames: each waits its
 time, and the kernel drops the given share by a filter on the socket that reads them. TCP is the kernel's own in both
 cases, a frame is at most 1500 bytes (no offload joins them), and a lost one is truly lost. What differs: the wire looks
 once a millisecond, so a round trip is off by a millisecond or two, and each busy region takes a part of a core.
@@ -189,7 +189,7 @@ class Network:
             f"near{i},far{i},{region.link.round_trip_ms},{region.link.loss}" for i, region in enumerate(self.regions)
         ]
         wire = self.run_in(
-            self._wire, [sys.executable, "-m", "benchmarks.regions.wire", *links], stdout=subprocess.PIPE
+            self._wire, [sys.executable, "-m", "tests.worlds.regions.wire", *links], stdout=subprocess.PIPE
         )
         if wire.stdout is None or not wire.stdout.readline():
             raise Unavailable("the wire between the namespaces did not start: see what it wrote above")

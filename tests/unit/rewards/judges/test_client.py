@@ -9,20 +9,11 @@ import pytest
 from contracts.tasks.judges import JudgeEndpoint, JudgeRule
 from rewards.judges.client import FIRST_AWAY_SECONDS, MAX_FAILURES, JudgeClient, NoReply, Reply, new_breaker
 from runtime.circuit import CircuitBreaker
+from tests.worlds.passing import Clock
 from tests.worlds.servers.judge import JudgeServer, verdict
 
 ENDPOINT = JudgeEndpoint(url="http://127.0.0.1:9/v1", model="m")
 MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-
-
-class Clock:
-    """Time that moves when told."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def client(

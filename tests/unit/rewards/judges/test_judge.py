@@ -16,25 +16,16 @@ from rewards.judges.parse import JudgeVerdict
 from rewards.judges.registry import make_judge
 from rewards.judges.store import JudgeCosts, MemoryStore
 from rewards.verifiers.check import Answer
+from tests.worlds.passing import Clock
 from tests.worlds.servers.judge import AskedJudge, JudgeServer, judge_server, verdict
 
 PROMPT = [{"role": "user", "content": "Two and two?"}]
 Make = Callable[..., Judge]
 
 
-class Clock:
-    """Time that moves when told."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_000_000_000.0)
 
 
 @pytest.fixture

@@ -24,13 +24,7 @@ from services.dashboard.signin.sessions import (
     check_same_origin,
 )
 from tests.each_case import each_case
-
-
-class Clock:
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.worlds.passing import Clock
 
 
 class Full(Database):
@@ -55,7 +49,7 @@ def rows(database: Database) -> list[Any]:
 
 
 def test_a_session_lasts_while_it_is_used_but_not_for_ever(database: Database) -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     sessions, started = Sessions(database, clock), clock.now
     session_id = sessions.start(a_caller(database))
     while clock.now + IDLE_SECONDS - 1 < started + LONGEST_SECONDS:
@@ -67,7 +61,7 @@ def test_a_session_lasts_while_it_is_used_but_not_for_ever(database: Database) -
 
 
 def test_an_idle_or_ended_or_unknown_session_is_refused(database: Database) -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     sessions = Sessions(database, clock)
     idle, ended = sessions.start(a_caller(database)), sessions.start(a_caller(database, "operator"))
     sessions.end(ended)
@@ -100,7 +94,7 @@ def test_the_table_holds_nothing_that_signs_in(database: Database) -> None:
 
 
 def test_use_is_written_down_at_most_once_a_minute(database: Database) -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     sessions, started = Sessions(database, clock), clock.now
     session_id = sessions.start(a_caller(database))
     written = set()
@@ -113,7 +107,7 @@ def test_use_is_written_down_at_most_once_a_minute(database: Database) -> None:
 
 
 def test_a_session_goes_on_while_the_disk_is_full(database: Database) -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     sessions = Sessions(database, clock)
     session_id, unused = sessions.enter(sessions.make_link()), sessions.make_link()
     clock.now += NOTE_SECONDS + 1
@@ -126,7 +120,7 @@ def test_a_session_goes_on_while_the_disk_is_full(database: Database) -> None:
 
 
 def test_the_longest_unused_session_is_replaced_and_expired_ones_are_deleted(database: Database) -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     sessions = Sessions(database, clock)
     with database.transaction() as connection:
         for number in range(MAX_SESSIONS):
@@ -157,7 +151,7 @@ def test_a_session_has_the_rights_and_the_tenant_of_its_key(database: Database) 
 
 
 def test_a_session_ends_with_its_key(database: Database) -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     sessions = Sessions(database, clock)
     revoked, expiring = a_caller(database), a_caller(database)
     opened = {caller: sessions.start(caller) for caller in (revoked, expiring)}
@@ -175,7 +169,7 @@ def test_a_session_ends_with_its_key(database: Database) -> None:
 
 @pytest.mark.parametrize("key_id", [None, "", "000000000000"])
 def test_a_session_of_a_deleted_key_is_not_mistaken_for_one_of_the_link(database: Database, key_id: str | None) -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     sessions = Sessions(database, clock)
     session_id = sessions.start(a_caller(database, "operator"))
     with database.transaction() as connection:
@@ -199,7 +193,7 @@ REFUSED: dict[str, Callable[[Sessions, Clock, str], object]] = {
 
 @pytest.mark.parametrize("spoil", REFUSED.values(), ids=REFUSED)
 def test_a_spent_link_opens_nothing(database: Database, spoil: Callable[[Sessions, Clock, str], object]) -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     sessions = Sessions(database, clock)
     token = sessions.make_link()
     spoil(sessions, clock, token)
@@ -211,7 +205,7 @@ def test_a_spent_link_opens_nothing(database: Database, spoil: Callable[[Session
 
 
 def test_links_work_beside_each_other_and_sign_nobody_out(database: Database) -> None:
-    clock = Clock()
+    clock = Clock(1_000_000.0)
     sessions = Sessions(database, clock)
     old = sessions.make_link()
     signed_in = sessions.start(a_caller(database))

@@ -1,13 +1,7 @@
 import pytest
 
 from services.dashboard.live.throttled import COST_SHARE, LEAST_SECONDS, MOST_SECONDS, ThrottledValue
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.worlds.passing import Clock
 
 
 @pytest.mark.parametrize(("cost", "period"), [(0.0, LEAST_SECONDS), (0.5, 0.5 / COST_SHARE), (3600.0, MOST_SECONDS)])

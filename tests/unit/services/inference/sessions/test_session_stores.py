@@ -12,14 +12,7 @@ import pytest
 from runtime.replicas import SessionStore
 from runtime.replicas.in_process import LocalSessionStore
 from runtime.replicas.on_disk import DiskSessionStore
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
+from tests.worlds.passing import Clock
 
 Make = Callable[[Path, Clock], SessionStore]
 MAKERS: dict[str, Make] = {
@@ -30,7 +23,7 @@ MAKERS: dict[str, Make] = {
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_values_are_read_in_order_until_their_time(tmp_path: Path, make: Make) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     store = make(tmp_path, clock)
 
     async def use() -> None:
@@ -103,7 +96,7 @@ def test_memory_is_bounded() -> None:
 
 def test_a_file_is_bounded(tmp_path: Path) -> None:
     async def use() -> None:
-        clock = Clock()
+        clock = Clock(1000.0)
         store = DiskSessionStore(tmp_path / "s.db", clock, max_bytes=200_000)
         for number in range(100):
             clock.now += 61.0  # each write sweeps

@@ -1,6 +1,6 @@
 """The wire between two network namespaces, where the kernel has no netem: frames arrive later, and some never.
 
-usage: python -m benchmarks.regions.wire NEAR,FAR,ROUND_TRIP_MS,LOSS [...]
+usage: python -m tests.worlds.regions.wire NEAR,FAR,ROUND_TRIP_MS,LOSS [...]
 
 In: frames at each of two devices. Out: the same frames at the other one, half a round trip later. Waits: for frames; it
 ends when the process that started it is gone. The kernel reads and writes many frames at a time and a filter on the
