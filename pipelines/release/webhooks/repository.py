@@ -62,29 +62,21 @@ def find_moves(connection: Connection, policy: str, arm: str, after: int, since:
     change, before = assignment_change.c, aliased(assignment_change).c
     earlier = and_(before.policy == change.policy, before.arm == change.arm, before.epoch == change.epoch - 1)
     statement = (
-        select(assignment_change, before.version.label("old_version"), before.share.label("old_share"))
+        select(assignment_change, before.version.label("previous_version"), before.share.label("previous_share"))
         .outerjoin_from(assignment_change, before.policy.table, earlier)
         .where(change.policy == policy, change.arm == arm, change.epoch > after, change.at >= since)
         .order_by(change.epoch.desc())
         .limit(_MOST)
     )
+    names = (
+        "policy", "run", "arm", "epoch", "version", "share", "previous_version", "previous_share", "writer", "reason",
+    )  # fmt: skip
     return [
         make_event(
             "arm.moved",
             (row.policy, row.run, row.arm, row.epoch),
             row.at,
-            {
-                "policy": row.policy,
-                "run": row.run,
-                "arm": row.arm,
-                "epoch": row.epoch,
-                "version": row.version,
-                "share": row.share,
-                "previous_version": row.old_version,
-                "previous_share": row.old_share,
-                "writer": row.writer,
-                "reason": row.reason,
-            },
+            {name: getattr(row, name) for name in names},
         )
         for row in reversed(connection.execute(statement).all())
     ]
