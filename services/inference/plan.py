@@ -105,9 +105,11 @@ class RequestPlan(NamedTuple):
         return rule.probability if rule is not None and self.purpose == "user" and self.logged else 0.0
 
     @property
-    def ask_feedback(self) -> bool | None:
-        """Whether the app should ask its user; None if the task has no rule for asking."""
-        return None if self.task.asking is None else is_asked(self.completion_id, self.ask_probability)
+    def asking(self) -> dict[str, bool]:
+        """What replies say of whether the app should ask its user; nothing if the task has no rule for asking."""
+        if self.task.asking is None:
+            return {}
+        return {"ask_feedback": is_asked(self.completion_id, self.ask_probability)}
 
 
 @dataclass(frozen=True, kw_only=True)

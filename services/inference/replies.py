@@ -171,17 +171,15 @@ def message_of(text: str, reasoning: str, calls: Sequence[dict[str, Any]]) -> di
 def head(plans: Sequence[RequestPlan], kind: str, choices: Sequence[Choice]) -> dict[str, Any]:
     """What every reply of a request begins with."""
     plan, version = plans[0], max((c.version for c in choices if c.version is not None), default=None)
-    shown = {
+    return {
         "id": plan.completion_id,
         "object": kind,
         "created": int(plan.created_at),
         "model": plan.request.model,
         "system_fingerprint": fingerprint(plan.policy, version),
         "policy_version": version,
+        **plan.asking,
     }
-    if (is_asked := plan.ask_feedback) is not None:
-        shown["ask_feedback"] = is_asked
-    return shown
 
 
 def fingerprint(policy: str, version: int | None) -> str | None:

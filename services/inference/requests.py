@@ -159,6 +159,7 @@ class _Outline(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw(b"")
     system: msgspec.Raw = msgspec.Raw(b"")
     prompt: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
 
 
 def check_size(body: bytes, *long: str) -> None:
@@ -166,10 +167,15 @@ def check_size(body: bytes, *long: str) -> None:
 
     `long`: the fields that may be long.
     """
+    if len(body) > _LARGE and body.count(b'"role"') > 2 * MAX_MESSAGES:
+        raise too_many(f"up to {MAX_MESSAGES:,} messages")
+    check_rest(body, *long)
+
+
+def check_rest(body: bytes, *long: str) -> None:
+    """Refuse a body whose fields but the long ones are too large."""
     if len(body) <= _LARGE:
         return
-    if body.count(b'"role"') > 2 * MAX_MESSAGES:
-        raise too_many(f"up to {MAX_MESSAGES:,} messages")
     outline = read_json(_Outline, body)
     if len(body) - sum(len(bytes(getattr(outline, name))) for name in long) > _LARGE:
         names = " and ".join(f"`{name}`" for name in long)

@@ -102,7 +102,7 @@ class MessageReplies(NamedEvents):
 
     def _message(self, num_made: int) -> dict[str, Any]:
         plan = self._plan
-        shown: dict[str, Any] = {
+        return {
             "id": plan.completion_id,
             "type": "message",
             "role": "assistant",
@@ -110,10 +110,8 @@ class MessageReplies(NamedEvents):
             "usage": self._usage(num_made),
             "policy_version": self._choice.version,
             "sampling": plan.sampling.in_full,
+            **plan.asking,
         }
-        if (is_asked := plan.ask_feedback) is not None:
-            shown["ask_feedback"] = is_asked
-        return shown
 
     def _usage(self, num_made: int) -> dict[str, int]:
         num_cached = self._choice.num_cached

@@ -160,9 +160,8 @@ class ResponsesReplies(NamedEvents):
             "completion_id": plan.completion_id,
             "policy_version": choice.version,
             "sampling": plan.sampling.in_full,
+            **plan.asking,
         }
-        if (is_asked := plan.ask_feedback) is not None:
-            response["ask_feedback"] = is_asked
         return response | (prompt_ids(plan) | token_ids(plan, choice.tokens) if has_ended else {})
 
     def _usage(self) -> dict[str, Any]:

@@ -41,10 +41,8 @@ from services.inference.formats import (
     check_tool_choice,
     check_tools,
 )
-from services.inference.requests import ChatRequest
+from services.inference.requests import ChatRequest, check_rest
 
-_LARGE = 2**18
-"""Bytes; a larger body is checked before it is decoded."""
 _SAME = (
     "model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "parallel_tool_calls", "return_token_ids", "metadata", "store", "stream", "user", "safety_identifier",
@@ -74,10 +72,6 @@ class OfferedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Typed(msgspec.Struct, frozen=True):
     type: str
-
-
-class _Outline(msgspec.Struct):
-    input: msgspec.Raw = msgspec.Raw(b"")
 
 
 class ResponsesRequest(NamedTuple):
@@ -132,8 +126,7 @@ def parse_responses_request(body: bytes) -> ResponsesRequest:
         InvalidRequest: `param` names the field, mostly by its name in chats; see `in_its_words`.
         Unsupported: the field is not served, or unknown.
     """
-    if len(body) > _LARGE and len(body) - len(bytes(read_json(_Outline, body).input)) > _LARGE:
-        raise InvalidRequest(f"everything but `input` takes up to {_LARGE // 2**10} KiB", param=None)
+    check_rest(body, "input")
     try:
         read = read_json(ResponsesBody, body)
     except InvalidRequest as error:

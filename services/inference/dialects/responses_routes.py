@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from contracts.errors import InvalidRequest, NotFound, Unsupported
+from contracts.errors import NotFound, Unsupported
 from contracts.ids import response_id_of
 from contracts.keys import Caller
 from services.http import InferenceCaller, off_loop, reply, with_caller
@@ -23,7 +22,7 @@ from services.inference.dialects.responses_requests import (
     parse_responses_request,
 )
 from services.inference.responder import Asked, Responder
-from services.inference.stored.pages import listed, read_limit, read_order
+from services.inference.stored.pages import page_of, read_limit, read_order, refuse_parameters
 from services.openapi import takes
 
 _ONE = "/v1/responses/{response_id}"
@@ -68,18 +67,19 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
     async def retrieve_response(request: Request, response_id: str, caller: InferenceCaller) -> Response:
         """One response that is kept."""
         headers = await limit.check(caller)
-        _refuse_parameters(request)
+        refuse_parameters(request.query_params)
         return reply((await kept_of(caller, response_id)).shown(), headers=headers)
 
     @service.get(f"{_ONE}/input_items")
     async def list_input_items(request: Request, response_id: str, caller: InferenceCaller) -> Response:
         """What a response answers, newest first: the items of its request, and those of earlier responses before them."""
         headers = await limit.check(caller)
-        _refuse_parameters(request, "after", "limit", "order")
+        refuse_parameters(request.query_params, "after", "limit", "order")
         asked = request.query_params
         num, is_newest_first = read_limit(asked.get("limit")), read_order(asked.get("order", "desc"))
         items = (await kept_of(caller, response_id)).input
-        return reply(_page(items[::-1] if is_newest_first else items, asked.get("after"), num), headers=headers)
+        items = items[::-1] if is_newest_first else items
+        return reply(page_of(items, asked.get("after"), num, "an item of this response"), headers=headers)
 
     @service.delete(_ONE)
     async def delete_response(response_id: str, caller: InferenceCaller) -> Response:
@@ -115,19 +115,3 @@ async def _conversation(
 
 def _missing(response_id: str, param: str) -> NotFound:
     return NotFound(f"there is no response {response_id[:MAX_NAME]!r} here; {why_missing(response_id)}", param=param)
-
-
-def _refuse_parameters(request: Request, *served: str) -> None:
-    for name in request.query_params:
-        if name not in served:
-            known = f"there are {', '.join(served)}" if served else "there is none"
-            raise Unsupported(f"`{name[:MAX_NAME]}` is not a parameter here; {known}", param=name[:MAX_NAME])
-
-
-def _page(items: list[Item], after: str | None, num: int) -> dict[str, Any]:
-    start = 0
-    if after is not None:
-        start = next((place + 1 for place, item in enumerate(items) if item["id"] == after), -1)
-        if start < 0:
-            raise InvalidRequest("after is the id of an item of this response", param="after")
-    return listed(items[start : start + num], has_more=start + num < len(items))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, Unsupported
 from contracts.records import unpack_ids
 from services.inference.replies import fingerprint, message_of
 from services.inference.stored.queries import StoredChoice, StoredPage
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 _ORDERS = ("asc", "desc")
+_SHOWN = 64
 
 
 def read_limit(text: str | None) -> int:
@@ -28,6 +29,15 @@ def read_order(text: str | None) -> bool:
     if text not in (None, *_ORDERS):
         raise InvalidRequest(f"order is asc or desc, not {text[:20]!r}", param="order")
     return text == "desc"
+
+
+def refuse_parameters(names: Iterable[str], *served: str) -> None:
+    """Raises Unsupported if one of these parameters is not served. `metadata[KEY]` stands for any key."""
+    for name in names:
+        is_pair = name.startswith("metadata[") and name.endswith("]") and "metadata[KEY]" in served
+        if name not in served and not is_pair:
+            known = f"there are {', '.join(served)}" if served else "there is none"
+            raise Unsupported(f"`{name[:_SHOWN]}` is not a parameter here; {known}", param=name[:_SHOWN])
 
 
 def read_pairs(parameters: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -88,12 +98,17 @@ def messages_body(
     shown = [_message(f"{record.completion_id}-{number}", message) for number, message in enumerate(body.messages)]
     if newest_first:
         shown.reverse()
+    return page_of(shown, after, limit, "a message of this completion")
+
+
+def page_of(items: list[dict[str, Any]], after: str | None, limit: int, what: str) -> dict[str, Any]:
+    """The page of things with ids behind the one with the id `after`. Raises InvalidRequest if that is not the id of `what`."""
     start = 0
     if after is not None:
-        start = next((place + 1 for place, message in enumerate(shown) if message["id"] == after), -1)
+        start = next((place + 1 for place, item in enumerate(items) if item["id"] == after), -1)
         if start < 0:
-            raise InvalidRequest("after is the id of a message of this completion", param="after")
-    return listed(shown[start : start + limit], has_more=start + limit < len(shown))
+            raise InvalidRequest(f"after is the id of {what}", param="after")
+    return listed(items[start : start + limit], has_more=start + limit < len(items))
 
 
 def listed(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from services.inference.stored.pages import (
     read_limit,
     read_order,
     read_pairs,
+    refuse_parameters,
 )
 from services.inference.stored.queries import StoredChoice, StoredPage, StoredSearch, find_choices, find_stored
 from services.inference.versions import pinned_version
@@ -27,7 +28,7 @@ from services.limits import Limit
 _LIST = "/v1/chat/completions"
 _ONE = "/v1/chat/completions/{completion_id}"
 _SHOWN = 64
-_PARAMETERS = ("after", "limit", "model", "order")
+_PARAMETERS = ("after", "limit", "model", "order", "metadata[KEY]")
 
 
 @dataclass
@@ -66,7 +67,7 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
         `metadata[KEY]=VALUE` keeps those with this pair. A completion appears a moment after its answer.
         """
         headers = await requests.check(caller)
-        _check_parameters(request)
+        refuse_parameters(request.query_params, *_PARAMETERS)
         search = StoredSearch(
             tenant=caller.tenant,
             policy=policy,
@@ -125,12 +126,3 @@ def _after(text: str | None) -> str | None:
     if text is not None and not is_completion_id(text):
         raise InvalidRequest(f"after is the id of a completion, not {text[:_SHOWN]!r}", param="after")
     return text
-
-
-def _check_parameters(request: Request) -> None:
-    for name in request.query_params:
-        if name not in _PARAMETERS and not (name.startswith("metadata[") and name.endswith("]")):
-            raise Unsupported(
-                f"`{name[:_SHOWN]}` is not a parameter here; there are {', '.join(_PARAMETERS)}, metadata[KEY]",
-                param=name[:_SHOWN],
-            )

@@ -44,8 +44,8 @@ class AnswerParser(Protocol):
 class Detokenizer:
     """Turns token ids into text, one at a time; only the last few ids are decoded again."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._decode = partial(tokenizer.decode, skip_special_tokens=True)
         self._ids: list[int] = []
         self._num_shown = 0  # how many of the kept ids have their text shown,
         self._num_characters = 0  # and how many characters that text has
@@ -101,14 +101,10 @@ def new_short_id() -> str:
     return "".join(secrets.choice(_LETTERS) for _ in range(_SHORT_ID))
 
 
-def schemas_of(tools: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> dict[str, Mapping[str, Any]]:
-    """The JSON schema of each tool's parameters; of `names` only, if given."""
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The JSON schema of each tool's parameters."""
     functions = [tool["function"] for tool in tools]
-    return {
-        function["name"]: function.get("parameters") or ANY_OBJECT
-        for function in functions
-        if names is None or function["name"] in names
-    }
+    return {function["name"]: function.get("parameters") or ANY_OBJECT for function in functions}
 
 
 def strict_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, StrictSchema]:

@@ -119,7 +119,8 @@ def test_a_format_holds_behind_the_reasoning() -> None:
 
 def test_one_call_is_forced_if_calls_are_not_parallel() -> None:
     world = world_of(SAMPLES[0], tokens=True)
-    drawn = Drawn(world, answer_grammar(world.family, schemas_of(TOOLS, ["ping"]), is_required=True, parallel=False))
+    ping = {"ping": schemas_of(TOOLS)["ping"]}
+    drawn = Drawn(world, answer_grammar(world.family, ping, is_required=True, parallel=False))
     call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
     assert drawn.allows(call)
     assert not drawn.allows(f"{call}\n{call}")
