@@ -75,9 +75,7 @@ def chosen_settings(given: Sequence[str] | None) -> dict[str, str]:
     for text in given or ():
         name, equals, value = text.partition("=")
         if not equals or name not in Settings.model_fields:
-            raise InvalidSettings(
-                f"--set takes NAME=VALUE with a name of [millrace] (docs/settings.md), not {text!r}"
-            )
+            raise InvalidSettings(f"--set takes NAME=VALUE with a name of [millrace] (docs/settings.md), not {text!r}")
         if name in _WITH_OPTION:
             raise InvalidSettings(f"--set {name}: it has an option of its own, see --help")
         found[name] = value
