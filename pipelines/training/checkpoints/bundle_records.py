@@ -26,8 +26,8 @@ from pipelines.training.samples.culprits import Failure
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pipelines.training.learning.step_result import StepResult
-    from pipelines.training.samples.lessons import Batch
+    from pipelines.training.learning.figures import StepResult
+    from pipelines.training.samples.batches import Batch
 
 SCHEMA = 1
 BUNDLE = "bundle.json"

@@ -36,7 +36,7 @@ from pipelines.training.checkpoints.bundle_records import (
     look_at,
     origin_of,
 )
-from pipelines.training.learning.batch import num_tokens
+from pipelines.training.samples.experiences import num_tokens
 from weights.files import make_folder_durably, sync_folder, write_durably
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from pipelines.training.checkpoints.checkpoint_names import (
 from pipelines.training.checkpoints.snapshot import TensorSnapshot
 from pipelines.training.checkpoints.state_saves import keep_state, without_samples
 from pipelines.training.checkpoints.tensor_files import TensorFile, Written, header_of, measured, write_pieces
-from pipelines.training.samples.samples import KnownSamples, SampleChanges, SampleFile
+from pipelines.training.samples.known_samples import KnownSamples, SampleChanges, SampleFile
 from pipelines.training.state import TrainerState
 from weights.files import make_folder_durably, sync_folder, write_durably
 

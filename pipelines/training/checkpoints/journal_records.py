@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from blake3 import blake3
 
-from pipelines.training.samples.lessons import Batch
+from pipelines.training.samples.batches import Batch
 from pipelines.training.state import Fate
 
 if TYPE_CHECKING:
-    from pipelines.training.learning.step_result import StepResult
+    from pipelines.training.learning.figures import StepResult
 
 SCHEMA = 1
 

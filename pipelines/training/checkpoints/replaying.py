@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pipelines.training.checkpoints.journal_records import JournalRecord
+    from pipelines.training.learning.figures import StepResult
     from pipelines.training.learning.learner import Learner
-    from pipelines.training.learning.step_result import StepResult
-    from pipelines.training.samples.lessons import Batch
-    from pipelines.training.samples.samples import KnownSamples
+    from pipelines.training.samples.batches import Batch
+    from pipelines.training.samples.known_samples import KnownSamples
 
 log = structlog.get_logger()
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pipelines.training.checkpoints.journal import Journal
     from pipelines.training.checkpoints.journal_records import Plan
     from pipelines.training.learning.learner import Learner
-    from pipelines.training.samples.lessons import Batch
+    from pipelines.training.samples.batches import Batch
     from pipelines.training.versions.publisher import Publisher
     from runtime.database import Database
     from runtime.lease import Lease

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pipelines.training.checkpoints.journal_records import StateKept
-from pipelines.training.samples.samples import SampleMapping
+from pipelines.training.samples.known_samples import SampleMapping
 from pipelines.training.versions.lineage import Lineage
 
 if TYPE_CHECKING:
     from contracts.faults import FaultPoint
     from pipelines.training.checkpoints.fence import CheckpointFence
     from pipelines.training.checkpoints.journal import Journal
-    from pipelines.training.samples.samples import SampleFile
+    from pipelines.training.samples.known_samples import SampleFile
     from pipelines.training.state import TrainerState
 
 

@@ -13,7 +13,7 @@ from pipelines.training.checkpoints import journal as journals
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.checkpoints.journal import Journal, Place
 from pipelines.training.checkpoints.journal_records import Ending, JournalRecord, Plan, StateKept
-from pipelines.training.samples.lessons import Batch, Lesson
+from pipelines.training.samples.batches import Batch, Lesson
 from pipelines.training.state import Fate
 from tests.unit.pipelines.training.builders import random_experience
 
