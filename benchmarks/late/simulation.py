@@ -20,7 +20,7 @@ from contracts.ids import sample_key
 from contracts.records import Experience, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
 from contracts.topics import EXPERIENCES
-from pipelines.training.learning.divergence import has_left, log_ratios
+from pipelines.training.learning.guard import has_left, log_ratios
 from pipelines.training.learning.trackers import BetaTracker
 from pipelines.training.samples.experiences import first_version, is_old, version_lag
 from pipelines.training.samples.intake import Intake

@@ -22,7 +22,7 @@ from pipelines.training.checkpoints.restoring import Restoring
 from pipelines.training.checkpoints.rollback import Rollback
 from pipelines.training.checkpoints.saving import Saver
 from pipelines.training.checkpoints.settling import Settling
-from pipelines.training.clocks import rising, wall_for_ages
+from pipelines.training.clocks import retried, rising, wall_for_ages
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.samples.intake import Intake
@@ -35,7 +35,6 @@ from pipelines.training.steps import Steps
 from pipelines.training.versions.lineage import VersionBranches
 from pipelines.training.versions.publisher import Publisher
 from pipelines.training.versions.publishing import Publishing
-from pipelines.training.waiting import retried
 from pipelines.training.worker import Trainer
 from policy.load import load_model
 from policy.weights import copy_tensors

@@ -25,8 +25,13 @@ from pipelines.training.checkpoints.checkpoint import Checkpoint
 from pipelines.training.checkpoints.checkpoint_names import NOTHING
 from pipelines.training.checkpoints.journal_records import GuardHistory
 from pipelines.training.learning.advantages import Scored, advantages_of, baseline_samples, denominators
-from pipelines.training.learning.device import decoded, generator_states, set_generators
-from pipelines.training.learning.divergence import has_left, log_ratios, step_scale
+from pipelines.training.learning.device import (
+    decoded,
+    generator_states,
+    is_out_of_memory,
+    release_memory,
+    set_generators,
+)
 from pipelines.training.learning.figures import (
     Mismatch,
     Speed,
@@ -39,13 +44,15 @@ from pipelines.training.learning.guard import (
     NO_NORMS,
     REPEATED,
     Norms,
+    has_left,
+    log_ratios,
     remember,
     remember_signs,
     signs_of,
+    step_scale,
     why_odd,
     why_skip,
 )
-from pipelines.training.learning.memory import is_out_of_memory, release_memory
 from pipelines.training.learning.trackers import in_range, new_tracker, tracker_from_json
 from pipelines.training.learning.trainee import GradientRows, GradientSums
 from pipelines.training.samples.batches import Lesson
@@ -57,7 +64,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from pipelines.training.learning.memory import TokenBudget
+    from pipelines.training.learning.device import TokenBudget
     from pipelines.training.learning.trackers import Tracker
     from pipelines.training.learning.trainee import Trainee
     from pipelines.training.settings import TrainingSettings

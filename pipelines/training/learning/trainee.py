@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from contracts.records import Experience
     from pipelines.training.checkpoints.checkpoint import Checkpoint
+    from pipelines.training.learning.device import TokenBudget
     from pipelines.training.learning.loss import LossSums
     from pipelines.training.learning.masters import Masters
-    from pipelines.training.learning.memory import TokenBudget
     from pipelines.training.learning.step_bound import Taken
     from policy.routing import Routing
     from weights.tensors import Tensors

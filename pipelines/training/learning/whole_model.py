@@ -15,10 +15,9 @@ from accelerate import Accelerator
 
 from contracts.errors import InvalidSettings
 from pipelines.training.learning import masters
-from pipelines.training.learning.device import compute_repeatably, precision_of
+from pipelines.training.learning.device import TokenBudget, compute_repeatably, precision_of
 from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.loss import LossSums, Objective, policy_loss, tokens_of
-from pipelines.training.learning.memory import TokenBudget
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
 from pipelines.training.learning.objectives import Tokens
 from pipelines.training.learning.reference import FrozenCopy, Reference

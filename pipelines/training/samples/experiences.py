@@ -1,4 +1,4 @@
-"""What experiences say about themselves: versions, prompt, session, tokens. Pure."""
+"""What experiences and their keys say about themselves: versions, prompt, session, tokens, time. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ if TYPE_CHECKING:
 
     from contracts.records import Experience
     from pipelines.training.versions.lineage import VersionTree
+
+_PREFIX, _ID_BYTES = "chatcmpl-", 16
+_OTHER = b"\xff"
+"""Starts keys that are not of completions. A completion id starts with the time, which reaches this byte in the year 10,889."""
 
 
 def is_learnable(experience: Experience) -> bool:
@@ -83,3 +87,35 @@ def weights_once(experiences: Sequence[Experience]) -> list[float]:
 def num_tokens(experiences: Sequence[Experience]) -> int:
     """Sampled tokens: the loss's denominator, fixed before anything is masked out."""
     return sum(segment.loss_mask.count(1) for experience in experiences for segment in experience.segments)
+
+
+def pack_key(key: str) -> bytes:
+    """A sample key in few bytes, in the order of the completions' times."""
+    text, _, choice = key.rpartition(":")
+    if text.startswith(_PREFIX) and choice.isdecimal() and str(int(choice)) == choice:
+        try:
+            found = bytes.fromhex(text[len(_PREFIX) :].replace("-", ""))
+        except ValueError:
+            pass
+        else:
+            if len(found) == _ID_BYTES and _completion(found) == text and found[:1] != _OTHER:
+                return found + choice.encode()
+    return _OTHER + key.encode("utf-8", "surrogatepass")
+
+
+def unpack_key(packed: bytes) -> str:
+    """Invert `pack_key`."""
+    if packed[:1] == _OTHER:
+        return packed[1:].decode("utf-8", "surrogatepass")
+    return f"{_completion(packed[:_ID_BYTES])}:{packed[_ID_BYTES:].decode()}"
+
+
+def _completion(found: bytes) -> str:
+    text = found.hex()  # `uuid.UUID` would take five times as long
+    return f"{_PREFIX}{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def generated_at(key: str) -> float | None:
+    """When the completion of a sample key began, UTC epoch seconds; None if the key does not say."""
+    packed = pack_key(key)
+    return None if packed[:1] == _OTHER else int.from_bytes(packed[:6], "big") / 1000

@@ -14,8 +14,7 @@ import msgspec
 
 from contracts.ledger import EXPIRED
 from pipelines.training.samples.batches import Batch, Lesson
-from pipelines.training.samples.experiences import episode_of, group_of, is_learnable, worth
-from pipelines.training.samples.sample_keys import generated_at
+from pipelines.training.samples.experiences import episode_of, generated_at, group_of, is_learnable, worth
 from pipelines.training.state import Fate
 
 if TYPE_CHECKING:

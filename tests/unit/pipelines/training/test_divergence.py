@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from contracts.records import Experience, pack_floats
 from contracts.tables import training_step
-from pipelines.training.learning.divergence import MIN_ESS, by_lag, has_left, log_ratios, step_scale
+from pipelines.training.learning.guard import MIN_ESS, by_lag, has_left, log_ratios, step_scale
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainee import GradientRows
 from pipelines.training.samples.batches import Lesson
