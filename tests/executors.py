@@ -21,14 +21,17 @@ class AtOnce(Executor):
 
 
 class Later(Executor):
-    """Runs a call when a test says so."""
+    """Runs a call when a test says so; until then at once, if `is_at_once`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_at_once: bool = False) -> None:
+        self.is_at_once = is_at_once
         self._calls: list[tuple[Future[object], Callable[[], object]]] = []
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
         self._calls.append((future, lambda: fn(*args, **kwargs)))  # type: ignore[arg-type]  # the result is passed on as it is
+        if self.is_at_once:
+            self.run()
         return future
 
     @property

@@ -63,15 +63,15 @@ def map_checkpoint(folder: Path) -> Tensors:
         WeightsRefused: `truncated`, `not_safetensors`, `duplicate_tensor` or `unknown_dtype`.
     """
     if (folder / SINGLE_FILE).is_file():
-        return _checked(folder / SINGLE_FILE)
+        return map_file(folder / SINGLE_FILE)
     if not (folder / INDEX_FILE).is_file():
         raise NotFound(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}", path=str(folder))
     shards, names = shards_of(folder / INDEX_FILE)
-    return join_shards(folder / INDEX_FILE, names, ((shard, _checked(shard)) for shard in shards))
+    return join_shards(folder / INDEX_FILE, names, ((shard, map_file(shard)) for shard in shards))
 
 
-def _checked(path: Path) -> Tensors:
-    """The tensors of a file in which they lie side by side, each as long as its shape says."""
+def map_file(path: Path) -> Tensors:
+    """The tensors of a file in which they lie side by side, each as long as its shape says. Raises as `map_checkpoint`."""
     tensors, size = map_safetensors(path), path.stat().st_size
     for name, tensor in tensors.items():
         width = ELEMENT_BYTES.get(tensor.dtype)

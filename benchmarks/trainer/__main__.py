@@ -29,7 +29,7 @@ from contracts.event_log import EventLog
 from contracts.faults import no_fault
 from contracts.ids import new_completion_id, sample_key
 from contracts.topics import OUTCOMES
-from pipelines.training.checkpoints.state_saves import without_samples
+from pipelines.training.checkpoints.plans import without_samples
 from pipelines.training.samples.telling import OutcomeTeller, outcomes_of
 from pipelines.training.state import Fate, TrainerState, begin_epoch, roll_back
 from runtime.log.kafka import KafkaLog

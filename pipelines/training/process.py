@@ -16,12 +16,10 @@ from contracts.tasks.loading import load_tasks
 from pipelines.training import repository
 from pipelines.training.checkpoints.bundles import bundles_of
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
-from pipelines.training.checkpoints.fence import CheckpointFence
+from pipelines.training.checkpoints.checkpoint_names import CheckpointFence
 from pipelines.training.checkpoints.journal import Journal
-from pipelines.training.checkpoints.restoring import Restoring
-from pipelines.training.checkpoints.rollback import Rollback
+from pipelines.training.checkpoints.restoring import Restoring, Rollback
 from pipelines.training.checkpoints.saving import Saver
-from pipelines.training.checkpoints.settling import Settling
 from pipelines.training.clocks import retried, rising, wall_for_ages
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.whole_model import WholeModel
@@ -30,6 +28,7 @@ from pipelines.training.samples.lost_positions import described
 from pipelines.training.samples.reading import ExperienceReader, TrainingLag
 from pipelines.training.samples.telling import OutcomeTeller
 from pipelines.training.settings import TrainingSettings
+from pipelines.training.settling import Settling
 from pipelines.training.state import BASE_VERSION
 from pipelines.training.steps import Steps
 from pipelines.training.versions.lineage import VersionBranches

@@ -17,8 +17,7 @@ import structlog
 
 from pipelines.training import repository
 from pipelines.training.checkpoints.bundle_records import without_tokens
-from pipelines.training.checkpoints.journal_records import Ending, Plan, digest_of
-from pipelines.training.checkpoints.replaying import prepare
+from pipelines.training.checkpoints.plans import Ending, Plan, digest_of, prepare
 from pipelines.training.learning.guard import by_lag
 from pipelines.training.samples.attempts import Attempts
 from pipelines.training.samples.experiences import is_old, version_lag, worth

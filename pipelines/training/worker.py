@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from contracts.faults import FaultPoint
     from pipelines.training.checkpoints.checkpoint import CheckpointStore
     from pipelines.training.checkpoints.journal import Journal
-    from pipelines.training.checkpoints.rollback import Rollback
-    from pipelines.training.checkpoints.settling import Settling
+    from pipelines.training.checkpoints.restoring import Rollback
     from pipelines.training.learning.learner import Learner
     from pipelines.training.samples.intake import Intake
     from pipelines.training.samples.lost_positions import SkippedRange, SkipTo
     from pipelines.training.samples.reading import ExperienceReader
     from pipelines.training.settings import TrainingSettings
+    from pipelines.training.settling import Settling
     from pipelines.training.state import TrainerState
     from pipelines.training.steps import Steps
     from pipelines.training.versions.lineage import VersionBranches

@@ -22,12 +22,12 @@ from blake3 import blake3
 from contracts.errors import WeightsRefused
 from contracts.records import Experience
 from pipelines.training.samples.culprits import Failure
+from pipelines.training.samples.experiences import num_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pipelines.training.learning.figures import StepResult
-    from pipelines.training.samples.batches import Batch
+    from pipelines.training.samples.trial import TrialResult, Tried
 
 SCHEMA = 1
 BUNDLE = "bundle.json"
@@ -81,9 +81,7 @@ class BundleOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """The section [training], with what the task files fill in."""
 
 
-class StepBundle(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """A guarded step."""
-
+class _Guarded(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
     epoch: int
     step: int
@@ -91,6 +89,11 @@ class StepBundle(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     at: float
     reason: str
     origin: BundleOrigin
+
+
+class StepBundle(_Guarded, frozen=True, kw_only=True, tag="step"):
+    """A guarded step."""
+
     checkpoint: str
     """The folder beside this file that leads to the weights; empty: see `missing`."""
     missing: str = ""
@@ -103,15 +106,9 @@ class StepBundle(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     left: list[str]
 
 
-class RewardBundle(msgspec.Struct, frozen=True, kw_only=True, tag="rewards"):
+class RewardBundle(_Guarded, frozen=True, kw_only=True, tag="rewards"):
     """Rewards that jumped."""
 
-    schema: int = SCHEMA
-    epoch: int
-    step: int
-    at: float
-    reason: str
-    origin: BundleOrigin
     tasks: list[dict[str, Figure]]
     """See `reward_watch.Suspicion`."""
     samples: list[dict[str, Figure]]
@@ -127,22 +124,30 @@ class RewardBundle(msgspec.Struct, frozen=True, kw_only=True, tag="rewards"):
 Bundle = StepBundle | RewardBundle
 
 
-def look_at(batch: Batch, tried: StepResult | Failure, *, is_whole: bool) -> GuardLook:
-    """A look of the guard."""
-    keys = batch.keys
-    rows = keys[0] if len(keys) == 1 else blake3("\n".join(keys).encode()).hexdigest(8)
-    if isinstance(tried, Failure):
-        return GuardLook(num_rows=len(keys), rows=rows, is_whole=is_whole, reason=tried.reason, error=tried.error)
-    figures = {name: value for name, value in tried.metrics.items() if not name.startswith(_NOT_OF_ROWS)}
-    return GuardLook(
-        num_rows=len(keys),
-        rows=rows,
-        is_whole=is_whole,
-        reason=tried.skipped,
-        left=list(tried.left),
-        figures=_finite({**figures, **tried.signs}),
-        samples=_finite(tried.samples) if is_whole else [],
-    )
+def facts_of(found: TrialResult) -> dict[str, Any]:
+    """What a step came to: the fields of a `StepBundle` that taking the step again gives."""
+    looks = [_look_at(item) for item in found.tried]
+    whole = next((look.reason for look in looks if look.is_whole and look.reason), "")
+    return {
+        "reason": whole or next((failure.reason for _, failure in found.culprits), ""),
+        "learned": 0 if found.result is None or found.result.skipped else len(found.learned.keys),
+        "looks": looks,
+        "culprits": [
+            BlamedSample(
+                key=item.key,
+                revision=item.revision,
+                reward=item.reward,
+                weight=item.weight,
+                num_tokens=num_tokens([item]),
+                reason=failure.reason,
+                error=failure.error,
+                traceback=failure.traceback.splitlines(),
+            )
+            for part, failure in found.culprits
+            for item in part.everything
+        ],
+        "left": found.left.keys,
+    }
 
 
 def origin_of(base: str, settings: Any, device: torch.device) -> BundleOrigin:
@@ -217,6 +222,23 @@ def without_tokens(items: Iterable[Experience]) -> list[Experience]:
         )
         for item in items
     ]
+
+
+def _look_at(tried: Tried) -> GuardLook:
+    keys, result, is_whole = tried.batch.keys, tried.result, tried.is_whole
+    rows = keys[0] if len(keys) == 1 else blake3("\n".join(keys).encode()).hexdigest(8)
+    if isinstance(result, Failure):
+        return GuardLook(num_rows=len(keys), rows=rows, is_whole=is_whole, reason=result.reason, error=result.error)
+    figures = {name: value for name, value in result.metrics.items() if not name.startswith(_NOT_OF_ROWS)}
+    return GuardLook(
+        num_rows=len(keys),
+        rows=rows,
+        is_whole=is_whole,
+        reason=result.skipped,
+        left=list(result.left),
+        figures=_finite({**figures, **result.signs}),
+        samples=_finite(result.samples) if is_whole else [],
+    )
 
 
 def _checksum(document: dict[str, Any]) -> str:

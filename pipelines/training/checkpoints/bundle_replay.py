@@ -1,12 +1,12 @@
 """Take a guarded step again, offline: the same figures, or where they differ and why.
 
-    checkpoint of the bundle ──its journal──▶ the weights before the step ──Trial──▶ looks, culprits ──▶ beside those recorded
+    checkpoint of the bundle ──its plans──▶ the weights before the step ──Trial──▶ looks, culprits ──▶ beside those recorded
 
 In: the folder of a bundle, and the base policy. Out: rows of recorded and recomputed values. Waits for: the device. It computes with
-the trainer's own code: `restore` and `replaying` give the weights as a restart does, `Trial` takes the step in memory. Nothing is
+the trainer's own code: `take_again` gives the weights as a restart does, `Trial` takes the step in memory. Nothing is
 written: no home, database or log is opened.
 
-All numbers are equal bit by bit on the same processor and release, with as many threads. Elsewhere sums have other last bits.
+Equal bits are promised on the same machine, release, device and number of threads only: an H100 gave other bits in 7 of 16 steps.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 import re
 import tempfile
-from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import torch
@@ -32,14 +31,14 @@ from pipelines.training.checkpoints.bundle_records import (
     StepBundle,
     decode_bundle,
     encode_bundle,
+    facts_of,
     machine_of,
 )
-from pipelines.training.checkpoints.bundles import CONTENT_SECONDS, MOST_CHECKPOINTS, digest_of_plan, facts_of
+from pipelines.training.checkpoints.bundles import CONTENT_SECONDS, MOST_CHECKPOINTS
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import parse_name
-from pipelines.training.checkpoints.journal import Journal, Journaled, Place
-from pipelines.training.checkpoints.journal_records import Plan
-from pipelines.training.checkpoints.replaying import prepare, replay
+from pipelines.training.checkpoints.journal import Journal
+from pipelines.training.checkpoints.plans import Journaled, Place, Plan, prepare, take_again
 from pipelines.training.learning.guard import limits_of
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.whole_model import WholeModel
@@ -52,15 +51,13 @@ from policy.load import load_model
 from policy.weights import copy_tensors, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pipelines.training.checkpoints.bundle_records import Bundle
-    from pipelines.training.checkpoints.replaying import ReplayedSteps
 
-BundleType = TypeVar("BundleType", StepBundle, RewardBundle)
 _THREADS = re.compile("[1-9][0-9]{0,3}")
-_NO_LOOK = GuardLook(num_rows=0, rows="")
-_NO_ROW: Mapping[str, Figure] = {}
+_SAMPLES, _TRIED = ": samples", "parts of the batch that were tried"
+"""Ends of the titles of parts that are shown only where they differ."""
 
 
 class ComparedFigure(NamedTuple):
@@ -93,7 +90,7 @@ class ComparedPart(NamedTuple):
 
     title: str
     figures: Sequence[ComparedFigure]
-    is_shown: bool
+    is_shown: bool = True
 
     @property
     def is_same(self) -> bool:
@@ -156,9 +153,10 @@ def replay_bundle(place: Path, *, base: str = "", device: str = "") -> ReplayedB
             f"({error.error_count()} settings, first {error.errors()[0]['loc']})",
         ) from error
     if isinstance(bundle, RewardBundle):
-        return ReplayedBundle(bundle, [], _reward_parts(bundle, _rewards_again(bundle, settings)))
-    device = device or bundle.origin.machine.get("device", "cpu")
-    threads = bundle.origin.machine.get("threads", str(settings.num_threads))
+        return ReplayedBundle(bundle, [], _compared(bundle, _rewards_again(bundle, settings), {}))
+    recorded = bundle.origin.machine
+    device = device or recorded.get("device", "cpu")
+    threads = recorded.get("threads", str(settings.num_threads))
     if not device.startswith(("cpu", "cuda")) or not _THREADS.fullmatch(threads):
         raise WeightsRefused(
             "damaged_bundle", f"{folder} names a device {device} with {threads} threads: there is none"
@@ -166,22 +164,51 @@ def replay_bundle(place: Path, *, base: str = "", device: str = "") -> ReplayedB
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidSettings(f"{folder} was made on {device}, which this machine lacks: add --device cpu to come near")
     torch.set_num_threads(int(threads))
-    learner, played = _before(folder, bundle, settings, base or bundle.origin.base, device)
+    parts = _step_again(folder, bundle, settings, base or bundle.origin.base, device)
+    here = machine_of(torch.device(device))
+    machine = [ComparedFigure(name, recorded.get(name), value) for name, value in here.items()]
+    return ReplayedBundle(bundle, [item for item in machine if not item.is_same], parts)
+
+
+def _step_again(
+    folder: Path, bundle: StepBundle, settings: TrainingSettings, base: str, device: str
+) -> list[ComparedPart]:
+    """Take the plans before the step, then the step in memory."""
+    name = _checkpoint_of(folder, bundle)
+    try:
+        checkpoint = CheckpointStore(folder, keep=1).load(name, with_samples=False)
+        plan, before = _plan_of(bundle, Journal(folder).read(name, bundle.epoch + 1))
+    except (WeightsRefused, OSError) as error:
+        raise WeightsRefused(
+            getattr(error, "code", "unreadable"),
+            f"{folder} cannot be replayed: {error}: copy the whole folder from the home again; its figures stand in {BUNDLE}",
+        ) from error
+    learner = Learner(WholeModel(_base(folder, base, device), settings, device), settings)
+    try:
+        learner.check(checkpoint)
+    except WeightsRefused as error:
+        raise WeightsRefused(
+            error.code, f"{folder} is of another base policy than {base}: {error.message}; name its own with --policy"
+        ) from error
+    taken = take_again(learner, checkpoint, before, lambda _: KnownSamples())
     history = learner.guard_history()
     limits = limits_of(history.norms, history.signs, settings.guard_spread)
-    again = _step_again(learner, played, bundle)
-    machine = [
-        ComparedFigure(name, bundle.origin.machine.get(name), value)
-        for name, value in machine_of(learner.device).items()
-        if bundle.origin.machine.get(name) != value
-    ]
-    return ReplayedBundle(bundle, machine, [*_step_parts(bundle, again, limits), _earlier(played)])
+    prepare(learner, plan, plan.max_tokens)
+    deadly = {item.key for item in bundle.culprits if item.error == DEADLY}
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / "attempt.json"
+        # What ended the trainer's process would end this one too.
+        path.write_bytes(msgspec.json.encode(AttemptFile(condemned=deadly)))
+        trial = Trial(learner, Attempts(path), plan.batch.everything[0].policy, dict)
+        found = trial.step(plan.batch, plan.weights, epoch=bundle.epoch, step=bundle.step)
+    again = msgspec.structs.replace(bundle, **facts_of(found))
+    differing = ComparedFigure("steps with another result", "", " ".join(map(str, taken.different)))
+    earlier = f"{taken.num_steps} steps from the checkpoint to this one"
+    return [*_compared(bundle, again, limits), ComparedPart(earlier, [differing], is_shown=False)]
 
 
-def _before(
-    folder: Path, bundle: StepBundle, settings: TrainingSettings, base: str, device: str
-) -> tuple[Learner, ReplayedSteps]:
-    """A learner as it was before the step, and the steps that led to it; `unfinished` is the step itself."""
+def _checkpoint_of(folder: Path, bundle: StepBundle) -> str:
+    """The name of the checkpoint that lies in the bundle. A forged one leads nowhere else."""
     name = bundle.checkpoint
     if name and parse_name(name) is None:
         raise WeightsRefused("damaged_bundle", f"{folder} names a checkpoint {name}, which is not the name of one")
@@ -191,29 +218,14 @@ def _before(
             f"{CONTENT_SECONDS / 86400:.0f} days: copy a bundle elsewhere to keep it longer"
         )
         raise WeightsRefused("no_weights", f"{folder} has no weights: {why}; its figures stand in {BUNDLE}")
-    try:
-        checkpoint = CheckpointStore(folder, keep=1).load(name, with_samples=False)
-        found = _up_to(Journal(folder).read(name, bundle.epoch + 1), bundle)
-    except (WeightsRefused, OSError, msgspec.MsgspecError) as error:
-        raise WeightsRefused(
-            getattr(error, "code", "unreadable"),
-            f"{folder} cannot be replayed: {error}: copy the whole folder from the home again; its figures stand in {BUNDLE}",
-        ) from error
-    learner = Learner(WholeModel(_base(folder, base, device), settings, device), settings)
-    try:
-        learner.restore(checkpoint)
-    except WeightsRefused as error:
-        raise WeightsRefused(
-            error.code, f"{folder} is of another base policy than {base}: {error.message}; name its own with --policy"
-        ) from error
-    return learner, replay(learner, checkpoint.state, found, lambda _: KnownSamples())
+    return name
 
 
-def _up_to(found: Journaled, bundle: StepBundle) -> Journaled:
-    """The records until the step of the bundle has begun. The trainer went on to write after them: the file is a link."""
-    for number, record in enumerate(found.records, start=1):
-        if isinstance(record, Plan) and digest_of_plan(record) == bundle.plan:
-            return Journaled(found.records[:number], Place(bundle.epoch, number))
+def _plan_of(bundle: StepBundle, found: Journaled) -> tuple[Plan, Journaled]:
+    """The plan of the bundle's step, and the records before it. The trainer went on to write after them: the file is a link."""
+    for number, record in enumerate(found.records):
+        if isinstance(record, Plan) and record.digest == bundle.plan:
+            return record, Journaled(found.records[:number], Place(bundle.epoch, number))
     raise WeightsRefused("no_step", f"the journal in {bundle.checkpoint} is cut or damaged: it lacks this step")
 
 
@@ -229,87 +241,56 @@ def _base(folder: Path, base: str, device: str) -> Any:
     return model
 
 
-def _step_again(learner: Learner, played: ReplayedSteps, bundle: StepBundle) -> StepBundle:
-    """Take the step in memory."""
-    plan = played.unfinished
-    if plan is None:
-        raise WeightsRefused("no_step", "the records of the journal do not end with the step of the bundle")
-    prepare(learner, plan, plan.max_tokens)
-    deadly = {item.key for item in bundle.culprits if item.error == DEADLY}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "attempt.json"
-        # What ended the trainer's process would end this one too.
-        path.write_bytes(msgspec.json.encode(AttemptFile(condemned=deadly)))
-        trial = Trial(learner, Attempts(path), plan.batch.everything[0].policy, dict)
-        found = trial.step(plan.batch, plan.weights, epoch=bundle.epoch, step=bundle.step)
-    return _as_read(msgspec.structs.replace(bundle, **facts_of(found)))
-
-
 def _rewards_again(bundle: RewardBundle, settings: TrainingSettings) -> RewardBundle:
     watch = RewardWatch(*settings.reward_range, settings.guard_hold_seconds)
     watch.remember(WatchMemory(bundle.levels, bundle.recent, bundle.suspect_since))
     found = watch.suspicions(bundle.batch, bundle.at)
-    return _as_read(msgspec.structs.replace(bundle, tasks=[item._asdict() for item in found]))
+    return msgspec.structs.replace(bundle, tasks=[item._asdict() for item in found])
 
 
-def _as_read(bundle: BundleType) -> BundleType:
-    """As it would be read from a file, so that equal numbers are of one type."""
-    found = decode_bundle(encode_bundle(bundle), BUNDLE)
-    assert type(found) is type(bundle)  # noqa: S101 for mypy
+def _compared(recorded: Bundle, again: Bundle, limits: Mapping[str, float]) -> list[ComparedPart]:
+    # Read as from a file, so that equal numbers are of one type.
+    one, other = _figures_of(recorded), _figures_of(decode_bundle(encode_bundle(again), BUNDLE))
+    parts = []
+    for title in {**one, **other}:
+        held, new = one.get(title, {}), other.get(title, {})
+        figures = [ComparedFigure(name, held.get(name), new.get(name), limits.get(name)) for name in {**held, **new}]
+        parts.append(ComparedPart(title, figures, is_shown=not title.endswith((_SAMPLES, _TRIED))))
+    return parts
+
+
+def _figures_of(bundle: Bundle) -> dict[str, dict[str, Figure]]:
+    """What taking the step again gives: part to its figures by name."""
+    if isinstance(bundle, RewardBundle):
+        return {str(task["task"]): task for task in bundle.tasks}
+    whole, tried = ([look for look in bundle.looks if look.is_whole is is_whole] for is_whole in (True, False))
+    found: dict[str, dict[str, Figure]] = {
+        "the step": {
+            "reason": bundle.reason,
+            "attempts": float(len(whole)),
+            "rows learned": float(bundle.learned),
+            "rows left": " ".join(bundle.left),
+        }
+    }
+    for number, look in enumerate(whole, start=1):
+        rows = {f"{row.get('key')} {name}": value for row in look.samples for name, value in row.items()}
+        found |= {f"attempt {number}": _figures_at(look), f"attempt {number}{_SAMPLES}": rows}
+    found[_TRIED] = {
+        f"{number}: {name}": value
+        for number, look in enumerate(tried, start=1)
+        for name, value in _figures_at(look).items()
+    }
+    found["culprits"] = {item.key: item.reason for item in bundle.culprits}
     return found
 
 
-def _step_parts(bundle: StepBundle, again: StepBundle, limits: Mapping[str, float]) -> Iterator[ComparedPart]:
-    one, other = ([look for look in each.looks if look.is_whole] for each in (bundle, again))
-    facts = [
-        ComparedFigure("reason", bundle.reason, again.reason),
-        ComparedFigure("attempts", float(len(one)), float(len(other))),
-        ComparedFigure("rows learned", float(bundle.learned), float(again.learned)),
-        ComparedFigure("rows left", " ".join(bundle.left), " ".join(again.left)),
-    ]
-    yield ComparedPart("the step", facts, is_shown=True)
-    for number, (look, new) in enumerate(zip_longest(one, other, fillvalue=_NO_LOOK), start=1):
-        yield ComparedPart(f"attempt {number}: {look.num_rows} rows", [*_looks("", look, new, limits)], is_shown=True)
-        rows = [*_rows(look.samples, new.samples)]
-        yield ComparedPart(f"attempt {number}: samples", rows, is_shown=False)
-    parts, tried = ([look for look in each.looks if not look.is_whole] for each in (bundle, again))
-    figures = [
-        figure
-        for number, (look, new) in enumerate(zip_longest(parts, tried, fillvalue=_NO_LOOK), start=1)
-        for figure in _looks(f"{number}: ", look, new, {})
-    ]
-    yield ComparedPart(f"{len(parts)} parts of the batch that were tried", figures, is_shown=False)
-    named, found = ({item.key: item.reason for item in each.culprits} for each in (bundle, again))
-    culprits = [ComparedFigure(key, named.get(key), found.get(key)) for key in {**named, **found}]
-    yield ComparedPart("culprits", culprits, is_shown=True)
-
-
-def _looks(prefix: str, look: GuardLook, new: GuardLook, limits: Mapping[str, float]) -> Iterator[ComparedFigure]:
-    yield ComparedFigure(f"{prefix}rows", look.rows, new.rows)
-    yield ComparedFigure(f"{prefix}reason", look.reason, new.reason)
-    # The rest of a message may name addresses in memory.
-    yield ComparedFigure(f"{prefix}error", look.error.partition(":")[0], new.error.partition(":")[0])
-    for name in {**look.figures, **new.figures}:
-        yield ComparedFigure(f"{prefix}{name}", look.figures.get(name), new.figures.get(name), limits.get(name))
-
-
-def _rows(
-    recorded: Sequence[Mapping[str, Figure]], recomputed: Sequence[Mapping[str, Figure]]
-) -> Iterator[ComparedFigure]:
-    for row, new in zip_longest(recorded, recomputed, fillvalue=_NO_ROW):
-        for name in {**row, **new}:
-            yield ComparedFigure(f"{row.get('key')} {name}", row.get(name), new.get(name))
-
-
-def _reward_parts(bundle: RewardBundle, again: RewardBundle) -> list[ComparedPart]:
-    one, other = ({str(task["task"]): task for task in each.tasks} for each in (bundle, again))
-    return [
-        ComparedPart(name, [*_rows([one.get(name, _NO_ROW)], [other.get(name, _NO_ROW)])], is_shown=True)
-        for name in {**one, **other}
-    ]
-
-
-def _earlier(played: ReplayedSteps) -> ComparedPart:
-    differing = " ".join(map(str, played.different))
-    title = f"{played.num_steps} steps from the checkpoint to this one"
-    return ComparedPart(title, [ComparedFigure("steps with another result", "", differing)], is_shown=False)
+def _figures_at(look: GuardLook) -> dict[str, Figure]:
+    # The rest of an error's message may name addresses in memory.
+    error = look.error.partition(":")[0]
+    return {
+        "number of rows": float(look.num_rows),
+        "rows": look.rows,
+        "reason": look.reason,
+        "error": error,
+        **look.figures,
+    }

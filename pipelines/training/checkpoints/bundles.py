@@ -19,7 +19,7 @@ import math
 import re
 import shutil
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -28,15 +28,13 @@ from blake3 import blake3
 from contracts.errors import MillraceError
 from pipelines.training.checkpoints.bundle_records import (
     BUNDLE,
-    BlamedSample,
     Bundle,
     RewardBundle,
     StepBundle,
     encode_bundle,
-    look_at,
+    facts_of,
     origin_of,
 )
-from pipelines.training.samples.experiences import num_tokens
 from weights.files import make_folder_durably, sync_folder, write_durably
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
     from contracts.records import Experience
     from pipelines.training.checkpoints.bundle_records import BundleOrigin
     from pipelines.training.checkpoints.journal import Journal
-    from pipelines.training.checkpoints.journal_records import Plan
+    from pipelines.training.checkpoints.plans import Plan
     from pipelines.training.samples.reward_watch import Suspicion, WatchMemory
     from pipelines.training.samples.trial import TrialResult
     from pipelines.training.settings import TrainingSettings
@@ -82,7 +80,6 @@ class Bundles:
 
     def keep_step(self, plan: Plan, found: TrialResult, journal: Journal) -> Path | None:
         """Write the bundle of a step that was skipped or found culprits; None if that was not possible."""
-        digest = digest_of_plan(plan)
         name = journal.name if journal.is_open else ""
         bundle = StepBundle(
             epoch=plan.epoch,
@@ -91,10 +88,10 @@ class Bundles:
             origin=self._origin(),
             checkpoint=name,
             missing="" if name else "no checkpoint led to the weights of this step",
-            plan=digest,
+            plan=plan.digest,
             **facts_of(found),
         )
-        return self._keep(f"step-{plan.epoch:06d}-{plan.step:08d}-{digest[:8]}", bundle, name)
+        return self._keep(f"step-{plan.epoch:06d}-{plan.step:08d}-{plan.digest[:8]}", bundle, name)
 
     def keep_rewards(
         self,
@@ -197,37 +194,6 @@ class Bundles:
 def bundles_of(home: Path, checkpoints: Path, base: str, training: TrainingSettings, device: torch.device) -> Bundles:
     """The bundles of a home's trainer."""
     return Bundles(home / "bundles", checkpoints, lambda: origin_of(base, training, device))
-
-
-def facts_of(found: TrialResult) -> dict[str, Any]:
-    """What a step came to: the fields of a `StepBundle` that taking the step again gives."""
-    looks = [look_at(item.batch, item.result, is_whole=item.is_whole) for item in found.tried]
-    whole = next((look.reason for look in looks if look.is_whole and look.reason), "")
-    return {
-        "reason": whole or next((failure.reason for _, failure in found.culprits), ""),
-        "learned": 0 if found.result is None or found.result.skipped else len(found.learned.keys),
-        "looks": looks,
-        "culprits": [
-            BlamedSample(
-                key=item.key,
-                revision=item.revision,
-                reward=item.reward,
-                weight=item.weight,
-                num_tokens=num_tokens([item]),
-                reason=failure.reason,
-                error=failure.error,
-                traceback=failure.traceback.splitlines(),
-            )
-            for part, failure in found.culprits
-            for item in part.everything
-        ],
-        "left": found.left.keys,
-    }
-
-
-def digest_of_plan(plan: Plan) -> str:
-    """A digest of everything that a step depends on besides weights, moments and trackers."""
-    return blake3(msgspec.msgpack.encode(plan)).hexdigest(16)
 
 
 def _written_at(path: Path) -> float:

@@ -29,8 +29,9 @@ import msgspec
 import structlog
 from blake3 import blake3
 
-from contracts.errors import StaleWrite, Unavailable, WeightsRefused
+from contracts.errors import NotFound, StaleWrite, Unavailable, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
+from contracts.files import read_small
 from pipelines.training.checkpoints.checkpoint_names import (
     MANIFEST,
     NOTHING,
@@ -41,9 +42,15 @@ from pipelines.training.checkpoints.checkpoint_names import (
     read_manifest,
     seal,
 )
-from pipelines.training.checkpoints.snapshot import TensorSnapshot
-from pipelines.training.checkpoints.state_saves import keep_state, without_samples
-from pipelines.training.checkpoints.tensor_files import TensorFile, Written, header_of, measured, write_pieces
+from pipelines.training.checkpoints.plans import StateKept, without_samples
+from pipelines.training.checkpoints.tensor_files import (
+    TensorFile,
+    TensorSnapshot,
+    Written,
+    header_of,
+    verify,
+    write_pieces,
+)
 from pipelines.training.samples.known_samples import KnownSamples, SampleChanges, SampleFile
 from pipelines.training.state import TrainerState
 from weights.files import make_folder_durably, sync_folder, write_durably
@@ -54,12 +61,13 @@ if TYPE_CHECKING:
 
     import torch
 
-    from pipelines.training.checkpoints.fence import CheckpointFence
+    from pipelines.training.checkpoints.checkpoint_names import CheckpointFence
     from pipelines.training.checkpoints.journal import Journal
     from weights.tensors import Tensors
 
 SAMPLES, MARK, STATE = "samples.db", "samples.mark", "state.json"
 WEIGHTS, MOMENTS = "weights.safetensors", "optimizer.safetensors"
+_MOST_STATE_BYTES = 2**30
 log = structlog.get_logger()
 
 
@@ -100,12 +108,9 @@ class WrittenCheckpoint(NamedTuple):
     mark: int
     is_linked: bool
     """Its tensors were in another checkpoint already and were not written again."""
-    num_copied: int
-    """Bytes of tensors that had to be copied, because a step changed them before they were written."""
 
 
-@dataclass(frozen=True)
-class RefusedCheckpoint:
+class RefusedCheckpoint(NamedTuple):
     """A checkpoint that did not verify, and why."""
 
     name: str
@@ -164,10 +169,6 @@ class CheckpointStore:
         name = Name(checkpoint.state.epoch, max(taken, default=0) + 1).text
         make_folder_durably(self._folder / name)
         state, files = checkpoint.state, {WEIGHTS: checkpoint.weights, MOMENTS: checkpoint.optimizer}
-        sizes = {
-            file: sum(each.numel() * each.element_size() for each in tensors.values())
-            for file, tensors in files.items()
-        }
         return PendingCheckpoint(
             name=name,
             epoch=state.epoch,
@@ -176,7 +177,7 @@ class CheckpointStore:
             expired_before=state.expired_before,
             state=msgspec.json.encode(state, enc_hook=without_samples),
             samples=state.samples.hand_over(),
-            headers={file: (header_of(tensors), sizes[file]) for file, tensors in files.items()},
+            headers={file: header_of(tensors) for file, tensors in files.items()},
             snapshot=TensorSnapshot([each for tensors in files.values() for each in tensors.values()], budget),
             same_as=same_as,
         )
@@ -192,14 +193,17 @@ class CheckpointStore:
         try:
             mark, is_linked = self._write(self._folder / name, pending)
         except Unavailable:
-            # The partial checkpoint would keep the disk full, and a full disk stops users' signals.
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+            self.give_up(pending)
             raise
         except FileNotFoundError as error:
             raise StaleWrite(f"{name} was removed while it was written: another trainer uses this folder") from error
         finally:
             pending.snapshot.abandon()
-        return WrittenCheckpoint(name, mark, is_linked, pending.snapshot.num_copied)
+        return WrittenCheckpoint(name, mark, is_linked)
+
+    def give_up(self, pending: PendingCheckpoint) -> None:
+        """Delete what is there: the partial checkpoint would keep the disk full, and a full disk stops users' signals."""
+        shutil.rmtree(self._folder / pending.name, ignore_errors=True)
 
     def finish(self, state: TrainerState, written: WrittenCheckpoint) -> None:
         """The checkpoint that `begin` took from this state is durable."""
@@ -212,16 +216,35 @@ class CheckpointStore:
             LeaseLost: another trainer took over.
         """
         self._prune(keep_versions)
-        self._prune_samples(written)
+        try:
+            oldest = min(map(self._mark_of, names_in(self._folder)))
+            self._samples.prune(oldest, written.epoch, written.expired_before)
+        except Unavailable as error:
+            log.warning("old rows of samples are not deleted yet", reason=error.message)
 
     def keep_state(self, state: TrainerState, journal: Journal) -> None:
-        """Make the state durable without the weights: see `state_saves.keep_state`."""
-        keep_state(state, journal, self._samples, self._fence, self._fault)
+        """Make the state durable beside weights that the journal leads to; not while a checkpoint is being written.
+
+        Raises:
+            StaleWrite, LeaseLost: another trainer has replaced this one.
+            Unavailable: the disk is full; what was durable still is.
+        """
+        self._fault("checkpoint: before samples")
+        changes = state.samples.hand_over()
+        try:
+            mark = changes.commit(self._samples, state.epoch)
+        except BaseException:
+            state.samples.not_written()
+            raise
+        state.samples.written(self._samples, mark)
+        journal.keep(StateKept.of(state, mark))
+        if self._fence is not None:
+            self._fence.check()
 
     def load_newest(self) -> tuple[Checkpoint | None, list[RefusedCheckpoint]]:
         """The newest checkpoint that verifies, and the newer ones that were refused."""
         refused: list[RefusedCheckpoint] = []
-        for name in reversed(self._names()):
+        for name in reversed(self.names()):
             try:
                 return self.load(name), refused
             except WeightsRefused as error:
@@ -234,7 +257,7 @@ class CheckpointStore:
         Raises:
             WeightsRefused: no checkpoint of this version verifies.
         """
-        for name in reversed(self._names()):
+        for name in reversed(self.names()):
             try:
                 if read_manifest(self._folder, name).version == version:
                     return self.load(name)
@@ -255,14 +278,14 @@ class CheckpointStore:
         """
         manifest = read_manifest(self._folder, name)
         for file, facts in manifest.files.items():
-            self._verify(name, file, *facts)
+            verify(self._folder / name / file, Written(*facts))
         folder = self._folder / name
         try:
-            state = msgspec.json.decode((folder / STATE).read_bytes(), type=TrainerState)
+            state = msgspec.json.decode(read_small(folder / STATE, _MOST_STATE_BYTES), type=TrainerState)
             if with_samples and MARK in manifest.files:
                 state.use(self.samples_of(name, self._mark_of(name)))
             weights, moments = TensorFile(folder / WEIGHTS), TensorFile(folder / MOMENTS)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, NotFound, msgspec.MsgspecError) as error:
             raise WeightsRefused("unreadable", f"{name} has the right checksums but cannot be read: {error}") from error
         return Checkpoint(state, weights, moments, manifest.version, name)
 
@@ -274,12 +297,18 @@ class CheckpointStore:
         """
         try:
             return bits_in(TensorFile(self._folder / name / WEIGHTS))
-        except FileNotFoundError as error:
+        except NotFound as error:
             raise StaleWrite(f"{name} was removed: another trainer uses this folder") from error
+
+    def names(self) -> list[str]:
+        """Valid checkpoints, the newest last."""
+        names = names_in(self._folder)
+        void = self._fence.void(names) if self._fence else ()
+        return [name for name in names if name not in void]
 
     def versions(self) -> set[int]:
         """Published versions that have a checkpoint."""
-        return {version for name in self._names() if (version := self._version_of(name)) is not None}
+        return {version for name in self.names() if (version := self._version_of(name)) is not None}
 
     def _write(self, folder: Path, pending: PendingCheckpoint) -> tuple[int, bool]:
         """Returns the mark of its samples, and whether its tensors are those of another checkpoint."""
@@ -342,19 +371,6 @@ class CheckpointStore:
         except (OSError, ValueError):
             return 0
 
-    def _verify(self, name: str, file: str, size: int, digest: str) -> None:
-        path = self._folder / name / file
-        try:
-            # A truncated file is named without reading it.
-            found = path.stat().st_size
-            if found != size:
-                raise WeightsRefused("truncated", f"{file} of {name} has {found} bytes, not {size}")
-            found_digest = measured(path).digest
-        except FileNotFoundError:
-            raise WeightsRefused("missing_file", f"{name} lacks {file}") from None
-        if found_digest != digest:
-            raise WeightsRefused("payload_hash", f"{file} of {name} has another checksum than its manifest says")
-
     def _prune(self, keep_versions: Collection[int]) -> None:
         def unneeded(in_use: Collection[int]) -> set[str]:
             return set(names_in(self._folder)) - self._kept({*keep_versions, *in_use})
@@ -369,15 +385,8 @@ class CheckpointStore:
         except Unavailable as error:
             log.warning("old checkpoints are not deleted yet", reason=error.message)
 
-    def _prune_samples(self, pending: PendingCheckpoint) -> None:
-        oldest = min(map(self._mark_of, names_in(self._folder)))
-        try:
-            self._samples.prune(oldest, pending.epoch, pending.expired_before)
-        except Unavailable as error:
-            log.warning("old rows of samples are not deleted yet", reason=error.message)
-
     def _kept(self, keep_versions: Collection[int]) -> set[str]:
-        names = self._names()
+        names = self.names()
         # Only the newest of each version: every restart saves its current version again.
         newest = {version: name for name in names if (version := self._version_of(name)) is not None}
         kept = {*names[-self._keep :], *sorted(newest.values())[-self._keep :]}
@@ -388,8 +397,3 @@ class CheckpointStore:
             return read_manifest(self._folder, name).version
         except WeightsRefused:
             return None
-
-    def _names(self) -> list[str]:
-        names = names_in(self._folder)
-        void = self._fence.void(names) if self._fence else ()
-        return [name for name in names if name not in void]

@@ -1,28 +1,36 @@
-"""Names of checkpoints: their epoch and order, and which are valid. Without torch.
+"""Names of checkpoints: their epoch and order, which are valid, and when one may be deleted. Without torch.
 
     checkpoint-000007-00000042   the 42nd, written under epoch 7 of the lease
     checkpoint-00000041          the 41st, written before leases existed
 
 The newest has the highest (epoch, serial). A trainer that was paused and resumes has an older epoch than its successor, so its
-checkpoints never count as newest.
+checkpoints never count as newest. `CheckpointFence` asks the database: the lease's epochs, the checkpoint that each started from,
+pending deletions, and the versions of the arms.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from blake3 import blake3
 
+from contracts import assignments
+from contracts.deletions import going
 from contracts.errors import WeightsRefused
+from contracts.files import read_small
+from runtime.deletions import Deletions
+from runtime.lease import IssuedEpoch, Lease, read_epochs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from runtime.lease import IssuedEpoch
+    from sqlalchemy import Connection
+
+    from runtime.database import Database
 
 SCHEMA = 1
 MANIFEST = "MANIFEST.json"
@@ -128,16 +136,18 @@ def read_manifest(folder: Path, name: str) -> CheckpointManifest:
         WeightsRefused: `unfinished`, `newer_schema` or `damaged_manifest`.
     """
     try:
-        sealed = (folder / name / MANIFEST).read_bytes()
+        sealed = read_small(folder / name / MANIFEST)
     except FileNotFoundError:
         raise WeightsRefused("unfinished", f"{name} has no {MANIFEST}: the write was interrupted") from None
+    except OSError as error:
+        raise WeightsRefused("damaged_manifest", f"{MANIFEST} of {name} cannot be read: {error.strerror}") from error
     try:
         document: dict[str, Any] = json.loads(sealed)
         digest = document.pop("blake3")
         if document["schema"] > SCHEMA:
             raise WeightsRefused("newer_schema", f"{name} was written by a newer Millrace: upgrade this process")
         manifest = msgspec.convert(document, CheckpointManifest)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsRefused("damaged_manifest", f"{MANIFEST} of {name} is damaged: {error}") from error
     if seal(manifest) != sealed:
         raise WeightsRefused("damaged_manifest", f"{MANIFEST} of {name} does not match its checksum {digest}")
@@ -148,3 +158,44 @@ def seal(manifest: CheckpointManifest) -> bytes:
     """The bytes of a manifest, with its own checksum."""
     digest = blake3(msgspec.json.encode(manifest)).hexdigest()
     return json.dumps({**msgspec.to_builtins(manifest), "blake3": digest}, indent=1).encode()
+
+
+class CheckpointFence:
+    """The fence around the checkpoints of the lease's policy."""
+
+    def __init__(self, lease: Lease, database: Database) -> None:
+        self._database = database
+        self._lease, self._policy = lease, lease.policy
+        self._deletions = Deletions(lease, lease.policy, "checkpoint")
+
+    def void(self, names: Collection[str]) -> set[str]:
+        """Invalid names: of an epoch never issued, newer than the start of a successor, or about to be deleted."""
+        with self._database.snapshot() as connection:
+            epochs, gone = read_epochs(connection, self._policy), going(connection, self._policy, "checkpoint")
+        return void_names(names, epochs) | gone
+
+    def check(self) -> None:
+        """Check that no other trainer has taken over.
+
+        Raises:
+            LeaseLost: one has; what was written since counts for nothing.
+        """
+        self._lease.check_now()
+
+    def deletable(self, unneeded: Callable[[Collection[int]], Collection[str]]) -> list[str]:
+        """Names that may be deleted now. `unneeded` gets the versions of the arms and returns the names nothing needs.
+
+        Raises:
+            LeaseLost: another trainer took over; nothing may be deleted.
+        """
+
+        def unreferenced(connection: Connection) -> Collection[str]:
+            # Read in the transaction that decides: an arm may move at any time.
+            arms = assignments.read(connection, self._policy).values()
+            return unneeded({arm.version for arm in arms if arm.version is not None})
+
+        return self._deletions.advance(unreferenced)
+
+    def deleted(self, names: Collection[str]) -> None:
+        """These are deleted. Their names carry the epoch and are never used again."""
+        self._deletions.done(names)

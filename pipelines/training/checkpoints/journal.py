@@ -1,7 +1,7 @@
-"""The journal: what each step since a checkpoint depended on, durable before the step, so that a restart can take it again.
+"""The journal: the plans since a checkpoint, each durable before its step, so that a restart can take it again.
 
 In: a planned step; then how it ended; or the state without the weights. Out: the same records, in order, after a crash. Waits for:
-the disk, once per step. Pure otherwise.
+the disk, once per step.
 
     checkpoint-000007-00000042/    weights after step k
       journal-000007               header, then  plan k+1, end k+1, plan k+2, end k+2, state, ...  of epoch 7
@@ -20,50 +20,54 @@ itself and all records before it. A torn last record never began: no step was ta
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 from blake3 import blake3
 
-from contracts.errors import StaleWrite, Unavailable
+from contracts.errors import InvalidSettings, StaleWrite, Unavailable, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
+from contracts.files import open_plain
 from pipelines.training.checkpoints.checkpoint_names import journal_epoch, journal_name
-from pipelines.training.checkpoints.journal_records import Ending, JournalHeader, JournalRecord, Plan, StateKept
+from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, Place, Plan, StateKept
 from weights.files import full_disk_named, sync_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+SCHEMA = 1
 MOST_BYTES = 256 * 2**20
 """Of the records since one checkpoint; then weights must be saved before the next step."""
 MOST_STEPS = 2_000
+MOST_RECORD_BYTES = 2**30
+"""Of one record: a plan holds its whole batch."""
+MOST_READ_BYTES = 2 * MOST_RECORD_BYTES
+"""No trainer writes more beside one checkpoint."""
 _LENGTH, _DIGEST = 4, 16
 _SEED = b"millrace journal"
 
 log = structlog.get_logger()
 
 
-class Place(NamedTuple):
-    """After `number` records of the journal of `epoch`; epoch 0: at the checkpoint itself."""
+class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The first record of a file."""
 
-    epoch: int = 0
-    number: int = 0
-
-
-class Journaled(NamedTuple):
-    """The records since a checkpoint, and where they end."""
-
-    records: list[JournalRecord]
-    end: Place
+    schema: int = SCHEMA
+    checkpoint: str
+    epoch: int
+    after_epoch: int = 0
+    """The records before these are those of this epoch ..."""
+    after_count: int = 0
+    """... up to this number of them; epoch 0: the checkpoint itself."""
 
 
 class _Writer:
-    """One file."""
+    """One file. `seconds`: of each step that a restart would take again."""
 
-    def __init__(self, path: Path, header: JournalHeader) -> None:
-        self.path = path
+    def __init__(self, path: Path, header: JournalHeader, seconds: Iterable[float] = ()) -> None:
+        self.path, self.seconds = path, [*seconds]
         self.num_bytes = 0
         self._digest = _SEED
         # Content of users stands in it: only the owner may read it.
@@ -77,11 +81,16 @@ class _Writer:
                 os.close(self._file)
                 raise
 
-    def append(self, records: list[JournalHeader | JournalRecord], *, durably: bool) -> None:
+    def append(self, records: Sequence[JournalHeader | JournalRecord], *, durably: bool) -> None:
         """Write records whole or not at all. Raises Unavailable if the disk is full."""
         digest, frames = self._digest, []
         for record in records:
             payload = msgspec.msgpack.encode(record)
+            if len(payload) > MOST_RECORD_BYTES:
+                raise InvalidSettings(
+                    f"a step depends on {len(payload) >> 20} MiB, and the journal takes {MOST_RECORD_BYTES >> 20}: "
+                    "set a smaller batch_size"
+                )
             digest = _digest(digest, payload)
             frames.append(len(payload).to_bytes(_LENGTH, "big") + digest + payload)
         data = memoryview(b"".join(frames))
@@ -110,9 +119,9 @@ class Journal:
         self._folder = folder
         self._fault = fault
         self._writers: dict[str, _Writer] = {}
+        """By checkpoint; the first has the longest way."""
         self._late: list[JournalRecord] = []
         self._earlier_bytes = 0
-        self._since: dict[str, list[float]] = {}
 
     @property
     def is_open(self) -> bool:
@@ -127,33 +136,37 @@ class Journal:
     @property
     def num_bytes(self) -> int:
         """Bytes that a restart would read."""
-        return self._earlier_bytes + max((writer.num_bytes for writer in self._writers.values()), default=0)
+        return self._earlier_bytes + (self._writers[self.name].num_bytes if self._writers else 0)
 
     @property
     def num_steps(self) -> int:
         """Steps that a restart would take again."""
-        return max(map(len, self._since.values()), default=0)
+        return len(self._seconds)
 
     @property
     def seconds(self) -> float:
         """About how long a restart would need for them."""
-        return max(map(sum, self._since.values()), default=0.0)
+        return sum(self._seconds)
 
     @property
     def is_full(self) -> bool:
         """True if weights must be saved before the next step."""
         return self.num_bytes > MOST_BYTES or self.num_steps >= MOST_STEPS
 
-    def resume(self, name: str, epoch: int, found: Journaled, records: Sequence[JournalRecord]) -> None:
+    @property
+    def _seconds(self) -> Sequence[float]:
+        return self._writers[self.name].seconds if self._writers else ()
+
+    def resume(self, name: str, epoch: int, found: Journaled) -> None:
         """Go on after the records of checkpoint `name` that a restart took again, under a new epoch.
 
         Raises:
             Unavailable: the disk is full.
         """
         self.leave()
-        self._writers[name] = self._writer(name, epoch, found.end)
+        seconds = [record.seconds for record in found.records if isinstance(record, Ending)]
+        self._writers[name] = self._writer(name, epoch, found.end, seconds)
         self._earlier_bytes = sum(path.stat().st_size for path in self._files(name) if path != self._path(name, epoch))
-        self._since[name] = [record.seconds for record in records if isinstance(record, Ending)]
 
     def start(self, name: str, epoch: int) -> None:
         """From now on records also follow checkpoint `name`, which is being written and holds the weights as they are now.
@@ -162,25 +175,20 @@ class Journal:
             Unavailable: the disk is full.
         """
         self._writers[name] = self._writer(name, epoch, Place())
-        self._since[name] = []
 
     def settle(self, name: str) -> None:
         """Checkpoint `name` is durable: records follow it alone."""
-        for other in [*self._writers]:
-            if other != name:
-                self.drop(other)
+        for other in self._writers.keys() - {name}:
+            self.drop(other)
         self._earlier_bytes, self._late = 0, []
 
     def drop(self, name: str) -> None:
         """Records no longer follow checkpoint `name`."""
         self._writers.pop(name).close()
-        self._since.pop(name, None)
 
     def leave(self) -> None:
         """The weights in memory are no longer a checkpoint plus its records: a rollback replaced them."""
-        for name in [*self._writers]:
-            self.drop(name)
-        self._earlier_bytes, self._late = 0, []
+        self.settle("")
 
     def begin(self, plan: Plan) -> None:
         """Fix what a step depends on. Durable when this returns; the step must not be taken if it raises.
@@ -203,8 +211,8 @@ class Journal:
         """How the step ended. It is durable with the next record: a step without its end is taken again, with the same result."""
         if not self._writers:
             return
-        for times in self._since.values():
-            times.append(ending.seconds)
+        for writer in self._writers.values():
+            writer.seconds.append(ending.seconds)
         try:
             self._append(ending, durably=False)
         except Unavailable as error:
@@ -222,39 +230,38 @@ class Journal:
         self._fault("journal: state durable")
 
     def read(self, name: str, before: int) -> Journaled:
-        """The records of checkpoint `name` by trainers of epochs below `before`, in order."""
-        epochs = sorted(epoch for path in self._files(name) if (epoch := journal_epoch(path.name)) is not None)
-        for epoch in reversed([epoch for epoch in epochs if epoch < before]):
-            if (found := self._chain(name, epoch)) is not None:
-                return found
-        return Journaled([], Place())
+        """The records of checkpoint `name` by trainers of epochs below `before`, in order: those that the newest of them stands on.
 
-    def _chain(self, name: str, epoch: int) -> Journaled | None:
-        """The records up to the end of one epoch; None if its file has no header, so that it never began."""
-        path = self._path(name, epoch)
-        header, own = _read(path)
-        if header is None or header.checkpoint != name or header.epoch != epoch:
-            return None
-        if not header.after_epoch:
-            return Journaled(own, Place(epoch, len(own)))
-        before = self._chain(name, header.after_epoch) if header.after_epoch < epoch else None
-        earlier = [] if before is None else before.records
-        of_that_epoch = 0 if before is None else before.end.number
-        if before is None or of_that_epoch < header.after_count:
-            log.error("the journal lacks records: steps after them are lost", path=str(path), checkpoint=name)
-            return before
-        kept = earlier[: len(earlier) - of_that_epoch + header.after_count]
-        return Journaled([*kept, *own], Place(epoch, len(own)))
+        Raises:
+            WeightsRefused: `too_long`: no trainer wrote that much; or `newer_schema`.
+        """
+        paths = self._files(name)
+        if sum(path.stat().st_size for path in paths) > MOST_READ_BYTES:
+            raise WeightsRefused("too_long", f"the journal of {name} has more than {MOST_READ_BYTES >> 20} MiB")
+        ways = {0: Journaled([], Place())}
+        for epoch in sorted(number for path in paths if (number := journal_epoch(path.name)) and number < before):
+            header, own = _read(self._path(name, epoch))
+            if header is None or header.checkpoint != name or header.epoch != epoch:
+                continue  # it never began
+            earlier = ways.get(header.after_epoch)
+            if earlier is None or earlier.end.number < header.after_count:
+                log.error("the journal lacks records: steps after them are lost", epoch=epoch, checkpoint=name)
+                if earlier is not None:
+                    ways[epoch] = earlier
+                continue
+            num_kept = len(earlier.records) - earlier.end.number + header.after_count
+            ways[epoch] = Journaled([*earlier.records[:num_kept], *own], Place(epoch, len(own)))
+        return ways[max(ways)]
 
     def _append(self, record: JournalRecord, *, durably: bool) -> None:
         for writer in self._writers.values():
             writer.append([*self._late, record], durably=durably)
         self._late = []
 
-    def _writer(self, name: str, epoch: int, after: Place) -> _Writer:
+    def _writer(self, name: str, epoch: int, after: Place, seconds: Iterable[float] = ()) -> _Writer:
         header = JournalHeader(checkpoint=name, epoch=epoch, after_epoch=after.epoch, after_count=after.number)
         try:
-            return _Writer(self._path(name, epoch), header)
+            return _Writer(self._path(name, epoch), header, seconds)
         except FileNotFoundError as error:
             raise StaleWrite(f"{name} was removed: another trainer uses this folder") from error
 
@@ -267,31 +274,39 @@ class Journal:
 
 def _read(path: Path) -> tuple[JournalHeader | None, list[JournalRecord]]:
     """The header and the records of a file, up to the first that is torn or damaged."""
-    data = path.read_bytes()
     header: JournalHeader | None = None
     records: list[JournalRecord] = []
     digest, at = _SEED, 0
-    while at < len(data):
-        start = at + _LENGTH + _DIGEST
-        end = start + int.from_bytes(data[at : at + _LENGTH], "big")
-        expected = _digest(digest, data[start:end])
-        if end > len(data) or data[at + _LENGTH : start] != expected:
-            is_torn = end >= len(data)
-            tell = log.warning if is_torn else log.error
-            tell(
-                "the last record of the journal is torn: its step had not begun"
-                if is_torn
-                else "the journal is damaged: its later steps are lost, and their samples pending again",
-                path=str(path),
-                at=at,
-                num_bytes=len(data) - at,
-            )
-            break
-        digest, at = expected, end
-        if header is None:
-            header = msgspec.msgpack.decode(data[start:end], type=JournalHeader)
-        else:
-            records.append(msgspec.msgpack.decode(data[start:end], type=JournalRecord))
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        while at < size:
+            head = file.read(_LENGTH + _DIGEST)
+            end = at + len(head) + int.from_bytes(head[:_LENGTH], "big")
+            payload = file.read(max(min(end, size) - at - len(head), 0))
+            digest = _digest(digest, payload)
+            if end > size or head[_LENGTH:] != digest:
+                tell = log.warning if end >= size else log.error
+                tell(
+                    "the last record of the journal is torn: its step had not begun"
+                    if end >= size
+                    else "the journal is damaged: its later steps are lost, and their samples pending again",
+                    path=str(path),
+                    at=at,
+                    num_bytes=size - at,
+                )
+                break
+            at = end
+            try:
+                if header is None:
+                    header = msgspec.msgpack.decode(payload, type=JournalHeader)
+                else:
+                    records.append(msgspec.msgpack.decode(payload, type=JournalRecord))
+            except msgspec.MsgspecError as error:
+                raise WeightsRefused(
+                    "newer_schema",
+                    f"{path} was written by another Millrace ({error}): start that release once and stop it, so that it "
+                    "saves the weights",
+                ) from error
     return header, records
 
 

@@ -1,7 +1,10 @@
-"""Where the trainer continues from: its newest checkpoint and the steps of its journal, or the published bits of the live version if all checkpoints are lost.
+"""Where the trainer continues from, at a start and after a rollback: a checkpoint, or the published bits of a version without one.
 
-In: checkpoints; if none of them verifies, the database, the weight store and the ends of the log. Out: a state, and a learner
-with its weights. Waits for: nothing. If a server is away, it raises before it changes anything, and the caller retries.
+    start       the newest checkpoint that verifies, and the plans of its journal; if all are lost, the live version
+    rollback    the checkpoint of the wanted version; if it was deleted, its published bits
+
+In: checkpoints, the database, the weight store, the log. Out: a state, and a learner with its weights. Waits for: nothing. Everything that
+can fail comes first: if a server is away, it raises before it changes anything, and the caller retries.
 
 If the database knows earlier epochs, lost checkpoints never mean a restart from the base: the live version is what users are
 served with, and the ledger knows which samples it contains.
@@ -10,31 +13,35 @@ served with, and the ledger knows which samples it contains.
 from __future__ import annotations
 
 import time
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from contracts import assignments
+from contracts import assignments, revocations
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
-from contracts.errors import WeightsRefused
+from contracts.errors import NotFound, WeightsRefused
 from contracts.topics import EXPERIENCES
 from pipelines.training import repository
 from pipelines.training.checkpoints.checkpoint_names import NOTHING
-from pipelines.training.checkpoints.replaying import replay
+from pipelines.training.checkpoints.plans import take_again
 from pipelines.training.samples.lost_positions import first_offsets, write_off
-from pipelines.training.state import BASE_VERSION, Fate, TrainerState
+from pipelines.training.state import BASE_VERSION, Fate, TrainerState, finish_learning_again, roll_back
+from pipelines.training.versions.lineage import Lineage
 from runtime.operations import step_done
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
     from contracts.assignments import Assignment
     from contracts.event_log import EventLog
+    from contracts.revocations import Treatment
     from pipelines.training.checkpoints.checkpoint import Checkpoint, CheckpointStore
     from pipelines.training.checkpoints.journal import Journal
-    from pipelines.training.checkpoints.journal_records import Plan
+    from pipelines.training.checkpoints.plans import Plan
     from pipelines.training.learning.learner import Learner
     from pipelines.training.samples.batches import Batch
+    from pipelines.training.samples.intake import Intake
     from pipelines.training.versions.publisher import Publisher
     from runtime.database import Database
     from runtime.lease import Lease
@@ -92,8 +99,7 @@ class Restoring(NamedTuple):
             log.error("checkpoint refused", checkpoint=item.name, reason=item.reason)
         if checkpoint is not None:
             self.lease.note_start(checkpoint.name)
-            self.learner.restore(checkpoint)
-            restored = self._replay(checkpoint)
+            restored = self._go_on_from(checkpoint)
         else:
             state = self._recover(arms) if earlier else self._begin(arms)
             self.lease.note_start(NOTHING)
@@ -102,13 +108,13 @@ class Restoring(NamedTuple):
         restored.state.ordinal = max([restored.state.ordinal, *taken])
         return restored
 
-    def _replay(self, checkpoint: Checkpoint) -> Restored:
+    def _go_on_from(self, checkpoint: Checkpoint) -> Restored:
         """Take the steps of the checkpoint's journal again, and continue it."""
-        name = checkpoint.name
-        found = self.journal.read(name, self.lease.epoch)
-        played = replay(self.learner, checkpoint.state, found, lambda mark: self.checkpoints.samples_of(name, mark))
-        self.journal.resume(name, self.lease.epoch, found._replace(end=played.end), played.records)
-        return Restored(played.state, checkpoint.version, played.state.ordinal, played.unfinished, played.taught)
+        name, epoch = checkpoint.name, self.lease.epoch
+        found = self.journal.read(name, epoch)
+        taken = take_again(self.learner, checkpoint, found, lambda mark: self.checkpoints.samples_of(name, mark))
+        self.journal.resume(name, epoch, taken.found)
+        return Restored(taken.state, checkpoint.version, taken.state.ordinal, taken.unfinished, taken.taught)
 
     def _begin(self, arms: Mapping[str, Assignment]) -> TrainerState:
         return TrainerState(cut_at=self.now, obeyed_rollback=_epoch_of(arms))
@@ -172,6 +178,146 @@ class Restoring(NamedTuple):
                 writer="training",
                 reason=f"checkpoints lost at {time.strftime('%Y-%m-%d %H:%M', time.gmtime(self.now))}",
             )
+
+
+class RollbackTarget(NamedTuple):
+    """A version to continue from: its state when it was cut, and a function that restores the learner."""
+
+    version: int
+    state: TrainerState
+    restore: Callable[[], None]
+
+
+@dataclass
+class Rollback:
+    """One per trainer, in its thread."""
+
+    learner: Learner
+    state: TrainerState
+    intake: Intake
+    _: KW_ONLY
+    policy: str
+    database: Database
+    event_log: EventLog
+    checkpoints: CheckpointStore
+    publisher: Publisher
+    revoked: Mapping[int, Treatment] = field(init=False)
+    """Revoked versions and their treatment, read at the newest move of the arm `training`."""
+
+    def __post_init__(self) -> None:
+        self.read_revocations()
+
+    def read_revocations(self) -> None:
+        """Read the revocations. Versions cut on top of a revoked one are revoked too."""
+        with self.database.snapshot() as connection:
+            found = revocations.read(connection, self.policy)
+        rows = {version: row.treatment for version, row in found.items()}
+        self.revoked = {**rows, **inherited(self.state.lineage, rows)}
+
+    def obey(self, version: int, now: float) -> int | None:
+        """Roll back to `version`; returns it, or the ancestor used instead, or None if nothing was done.
+
+        Raises:
+            Unavailable: the log, the database or the store does not answer.
+            WeightsRefused: the current weights are revoked, and no other version can be loaded.
+        """
+        self.read_revocations()
+        kept = self._find(version)
+        if kept is None:
+            return None
+        ends = self.event_log.ends(EXPERIENCES)
+        oldest = self._oldest_positions(kept.state.positions, ends)
+        kept.restore()
+        num_undone = roll_back(self.state, kept.state, self.revoked, now)
+        self.intake.roll_back()
+        if num_undone or self.state.learn_again_until:
+            stood = self.intake.go_back({EXPERIENCES: oldest}).get(EXPERIENCES, {})
+            # Records that the log lost at its end never come; do not wait for them.
+            reached = {partition: min(offset, ends[partition]) for partition, offset in stood.items()}
+            self.state.learn_again_until = _furthest(self.state.learn_again_until, {EXPERIENCES: reached})
+        log.info(
+            "rolled back",
+            version=kept.version,
+            num_to_learn_again=num_undone,
+            revoked=sorted(self.revoked),
+        )
+        return kept.version
+
+    def finish(self) -> list[str]:
+        """Once the log is read as far as before: quarantine the samples that were not found again; returns their keys."""
+        until = self.state.learn_again_until
+        if not until or not self.intake.has_passed(until):
+            return []
+        lost = finish_learning_again(self.state, self.intake.keys)
+        log.info("samples of the rollback were read again", num_lost=len(lost))
+        return lost
+
+    def _find(self, version: int) -> RollbackTarget | None:
+        """The wanted version. If the current one is revoked: or else the newest ancestor that can be loaded."""
+        wanted = [version]
+        if self.state.version in self.revoked:
+            wanted += [ancestor for ancestor in self.state.lineage if ancestor != version]
+        problem: WeightsRefused | NotFound | None = None
+        for candidate in wanted:
+            try:
+                return self.load(candidate)
+            except (WeightsRefused, NotFound) as error:
+                problem = error
+                log.error("rollback refused", version=candidate, reason=error.message)  # noqa: TRY400 no fault of ours
+        if problem is not None and len(wanted) > 1:
+            raise problem
+        return None
+
+    def load(self, version: int) -> RollbackTarget:
+        """The version from its checkpoint or, if that was deleted, from its published bits."""
+        if version in self.revoked:
+            raise WeightsRefused(
+                "revoked", f"version {version} is revoked; the trainer does not continue from it", version=version
+            )
+        try:
+            checkpoint = self.checkpoints.load_version(version)
+        except WeightsRefused as error:
+            lineage, tensors = self.publisher.lineage(version), self.publisher.load(version)
+            log.warning("rollback to published bits, without moments", version=version, reason=error.message)
+            return RollbackTarget(version, TrainerState(lineage=lineage), lambda: self.learner.restart(tensors))
+        self.learner.check(checkpoint)
+        return RollbackTarget(version, checkpoint.state, lambda: self.learner.restore(checkpoint))
+
+    def _oldest_positions(self, wanted: Mapping[str, Mapping[int, int]], ends: Mapping[int, int]) -> dict[int, int]:
+        """The first readable offset of each partition from `wanted` on; later if those records have expired."""
+        found = {}
+        for partition, end in ends.items():
+            offset = wanted.get(EXPERIENCES, {}).get(partition, 0)
+            first = self.event_log.read(EXPERIENCES, partition, offset, 1)
+            found[partition] = first[0].offset if first else end
+        return found
+
+
+def inherited(lineage: Sequence[int], revoked: Mapping[int, Treatment]) -> dict[int, Treatment]:
+    """Versions of a lineage that are revoked or descend from a revoked version, with their treatment."""
+    found: dict[int, Treatment] = {}
+    treatment: Treatment | None = None
+    exact = Lineage.of(lineage)
+    oldest = min((version for version in revoked if version > exact.exact_from and version in exact), default=None)
+    if oldest is None:
+        return found
+    for version in reversed(exact[: (exact.depth(oldest) or 0) + 1]):
+        treatment = revoked.get(version, treatment)
+        if treatment is not None:
+            found[version] = treatment
+    return found
+
+
+def _furthest(
+    earlier: Mapping[str, Mapping[int, int]], later: Mapping[str, Mapping[int, int]]
+) -> dict[str, dict[int, int]]:
+    """The later position of both, per partition."""
+    found = {topic: dict(at) for topic, at in earlier.items()}
+    for topic, at in later.items():
+        held = found.setdefault(topic, {})
+        for partition, offset in at.items():
+            held[partition] = max(held.get(partition, 0), offset)
+    return found
 
 
 def _epoch_of(arms: Mapping[str, Assignment]) -> int:

@@ -119,14 +119,23 @@ class Saver:
             version: the weights are that version.
             keep_versions: see `CheckpointStore.prune`.
             with_bits: read the version's bits from the checkpoint afterwards.
+
+        Raises:
+            Unavailable: the disk is full; nothing was taken.
+            StaleWrite: another trainer uses the folder.
         """
         self._began = self._began_at = self._monotonic()
         captured = self._learner.capture(state, version)
-        self._pending = self._checkpoints.begin(captured, budget=self._copied_share, same_as=self._learner.saved_as)
-        self._state, self._durable, self.has_changed = state, None, False
-        self._journal.start(self._pending.name, state.epoch)
+        pending = self._checkpoints.begin(captured, budget=self._copied_share, same_as=self._learner.saved_as)
+        try:
+            self._journal.start(pending.name, state.epoch)
+        except BaseException:
+            self._checkpoints.give_up(pending)
+            state.samples.not_written()
+            raise
+        self._pending, self._state, self._durable, self.has_changed = pending, state, None, False
         self._cost = self._monotonic() - self._began
-        self._job = self._executor.submit(self._write, self._pending, keep_versions, with_bits=with_bits)
+        self._job = self._executor.submit(self._write, pending, keep_versions, with_bits=with_bits)
 
     def finished(self, *, wait: bool) -> SavedCheckpoint | None:
         """What the last `begin` saved; None if it is not durable yet. `wait`: until it is.

@@ -1,20 +1,31 @@
-"""Tensors in a safetensors file, written and read in pieces: the file is never in memory as a whole.
+"""The tensors of a checkpoint: read while training goes on, written and read in pieces, never in memory as a whole.
 
-The format: the length of the header in 8 bytes, a JSON header with type, shape and place of each tensor, then their bytes.
+    training thread   TensorSnapshot ──▶ forward, backward ──▶ `keep` ──▶ optimizer step
+    saving thread     pieces ──▶ file ──────────────────────────────────────────────────▶
+
+In: tensors that change in place. Out: a safetensors file of their bytes at the moment the snapshot was made. Waits for: the disk;
+`keep` waits until the unread rest fits its budget, and copies the rest. Forward and backward passes change no weights, so a save that
+is as fast as they are copies nothing.
+
+The file is written here, because the library of safetensors writes from a whole copy and does not sync. It is read through
+`weights.mapped`: the library maps a file so that the system counts it as memory, and refuses one that is larger than the memory.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import torch
 from blake3 import blake3
 
 from contracts.errors import WeightsRefused
+from contracts.files import open_plain
 from weights.files import full_disk_named, sync_folder
+from weights.mapped import map_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +35,7 @@ _DTYPES = {
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 _TYPES = {name: dtype for dtype, name in _DTYPES.items()}
-_LENGTH_BYTES, _ALIGNMENT = 8, 8
-READ_BYTES = 16 << 20
+_PIECE_BYTES = 16 << 20
 _SYNC_BYTES = 64 << 20
 """Synced this often: a small file that another thread syncs would otherwise wait for gigabytes of this one."""
 
@@ -37,23 +47,103 @@ class Written(NamedTuple):
     digest: str
 
 
-class _Entry(NamedTuple):
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    num_bytes: int
+class TensorSnapshot:
+    """The bytes of some tensors. One thread reads them once; the thread that changes the tensors calls `keep` before."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor], budget: float, piece_bytes: int = _PIECE_BYTES) -> None:
+        """`budget`: the most that `keep` copies, as a share of the tensors' bytes."""
+        self._pieces = [piece for tensor in tensors for piece in _cut(tensor, piece_bytes)]
+        self._sizes = [piece.numel() * piece.element_size() for piece in self._pieces]
+        self._num_unread = self.num_bytes = sum(self._sizes)
+        self._budget = budget * self._num_unread
+        self._next = 0
+        self._is_free = not self._pieces
+        self._changed = threading.Condition()
+        self.num_copied = 0
+        """Bytes that `keep` had to copy."""
+
+    def pieces(self, count: int) -> Iterator[memoryview]:
+        """The bytes of the next `count` bytes' worth of tensors, in order. Each piece is valid until the next one."""
+        buffer = torch.empty(max(self._sizes, default=0), dtype=torch.uint8)
+        while count > 0:
+            with self._changed:
+                number, self._next = self._next, self._next + 1
+                piece, size = self._pieces[number], self._sizes[number]
+                buffer[:size].copy_(piece.view(torch.uint8))
+                # A kept copy is no longer needed, and what was read may change.
+                self._pieces[number] = torch.empty(0)
+                self._num_unread -= size
+                self._is_free = self._is_free or self._next == len(self._pieces)
+                self._changed.notify_all()
+            count -= size
+            yield buffer.numpy().data[:size]
+
+    def keep(self) -> None:
+        """Return when the tensors may change: everything is read, or copied to the host."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_free or self._num_unread <= self._budget)
+            if self._is_free:
+                return
+            for number in range(self._next, len(self._pieces)):
+                self._pieces[number] = self._pieces[number].to("cpu", copy=True)
+                self.num_copied += self._sizes[number]
+            self._is_free = True
+
+    def abandon(self) -> None:
+        """Nobody reads it any more: `keep` no longer waits."""
+        with self._changed:
+            self._pieces = []
+            self._is_free = True
+            self._changed.notify_all()
 
 
-def header_of(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """What stands before the bytes of these tensors, which follow in the same order."""
+class TensorFile(Mapping[str, torch.Tensor]):
+    """The tensors of one file. Each is read when it is asked for, so looking at all in turn takes the memory of one."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the header.
+
+        Raises:
+            WeightsRefused: it is damaged, see `map_file`.
+            NotFound: there is none.
+        """
+        self._tensors = map_file(path)
+        for name, tensor in self._tensors.items():
+            if tensor.dtype not in _TYPES:
+                raise WeightsRefused("unknown_dtype", f"{path}: {name} has the dtype {tensor.dtype!r}")
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        held = self._tensors[name]
+        tensor = torch.empty(held.shape, dtype=_TYPES[held.dtype])
+        tensor.view(-1).view(torch.uint8).numpy()[:] = held.data
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, from the header."""
+        return self._tensors[name].shape
+
+
+def shape_in(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...]:
+    """The shape of a tensor, without reading it from a file."""
+    return tensors.shape_of(name) if isinstance(tensors, TensorFile) else tuple(tensors[name].shape)
+
+
+def header_of(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, int]:
+    """What stands before the bytes of these tensors, which follow in the same order, and the number of those bytes."""
     described, at = {}, 0
     for name, tensor in tensors.items():
         end = at + tensor.numel() * tensor.element_size()
         described[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
     header = json.dumps(described, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % _ALIGNMENT)
-    return len(header).to_bytes(_LENGTH_BYTES, "little") + header
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header, at
 
 
 def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> Written:
@@ -78,85 +168,45 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> Written:
 
 
 def measured(path: Path) -> Written:
-    """Size and blake3 of a file.
+    """Size and blake3 of a plain file.
 
     Raises:
-        FileNotFoundError: there is none.
+        OSError: it cannot be read, or is something else.
     """
-    digest, size, buffer = blake3(), 0, bytearray(READ_BYTES)
-    with path.open("rb", buffering=0) as file:
-        while number := file.readinto(buffer):
-            digest.update(memoryview(buffer)[:number])
-            size += number
+    digest, size = blake3(), 0
+    with open_plain(path) as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+            size += len(piece)
     return Written(size, digest.hexdigest())
 
 
-class TensorFile(Mapping[str, torch.Tensor]):
-    """The tensors of one file. Each is read when it is asked for, so looking at all in turn takes the memory of one."""
+def verify(path: Path, expected: Written) -> None:
+    """Check that a file of a checkpoint is what its manifest says.
 
-    def __init__(self, path: Path) -> None:
-        """Read the header.
-
-        Raises:
-            WeightsRefused: `unreadable`.
-            FileNotFoundError: there is none; so may each look at a tensor.
-        """
-        self._path = path
-        try:
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-                header: dict[str, Any] = json.loads(file.read(min(length, path.stat().st_size)))
-            header.pop("__metadata__", None)
-            first = _LENGTH_BYTES + length
-            self._entries = {name: _entry(described, first) for name, described in header.items()}
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsRefused("unreadable", f"{path} is not a safetensors file: {error}") from error
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        entry = self._entries[name]
-        tensor = torch.empty(entry.shape, dtype=entry.dtype)
-        with self._path.open("rb", buffering=0) as file:
-            file.seek(entry.start)
-            _fill(file, tensor.view(-1).view(torch.uint8).numpy().data)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, from the header."""
-        return self._entries[name].shape
+    Raises:
+        WeightsRefused: `missing_file`, `truncated`, `payload_hash` or `unreadable`.
+    """
+    file, name = path.name, path.parent.name
+    try:
+        # A truncated file is named without reading it.
+        size = path.stat().st_size
+        if size != expected.size:
+            raise WeightsRefused("truncated", f"{file} of {name} has {size} bytes, not {expected.size}")
+        found = measured(path)
+    except FileNotFoundError:
+        raise WeightsRefused("missing_file", f"{name} lacks {file}") from None
+    except OSError as error:
+        raise WeightsRefused("unreadable", f"{file} of {name} cannot be read: {error.strerror}") from error
+    if found.digest != expected.digest:
+        raise WeightsRefused("payload_hash", f"{file} of {name} has another checksum than its manifest says")
 
 
-def shape_in(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...]:
-    """The shape of a tensor, without reading it from a file."""
-    return tensors.shape_of(name) if isinstance(tensors, TensorFile) else tuple(tensors[name].shape)
-
-
-def _entry(described: dict[str, Any], first: int) -> _Entry:
-    start, end = described["data_offsets"]
-    entry = _Entry(_TYPES[described["dtype"]], tuple(described["shape"]), first + start, end - start)
-    elements = 1
-    for size in entry.shape:
-        elements *= size
-    if elements * entry.dtype.itemsize != entry.num_bytes:
-        raise ValueError(f"{entry.num_bytes} bytes are not a tensor {entry.dtype} {list(entry.shape)}")
-    return entry
-
-
-def _fill(file: Any, view: memoryview) -> None:
-    """Read until the view is full: one call reads 2 GiB at most."""
-    at = 0
-    while at < len(view):
-        number = file.readinto(view[at:])
-        if not number:
-            raise WeightsRefused("truncated", f"{file.name} ends in the middle of a tensor")
-        at += number
+def _cut(tensor: torch.Tensor, piece_bytes: int) -> Iterator[torch.Tensor]:
+    """Flat views [elements] of a tensor; of a copy if its elements are not neighbours."""
+    flat = tensor.detach().reshape(-1)
+    step = max(piece_bytes // flat.element_size(), 1)
+    return iter(torch.split(flat, step)) if flat.numel() else iter(())
 
 
 def _sync(file: BinaryIO) -> None:

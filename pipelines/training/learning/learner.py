@@ -23,7 +23,7 @@ from contracts.errors import StepsBroken
 from contracts.records import Experience
 from pipelines.training.checkpoints.checkpoint import Checkpoint
 from pipelines.training.checkpoints.checkpoint_names import NOTHING
-from pipelines.training.checkpoints.journal_records import GuardHistory
+from pipelines.training.checkpoints.plans import GuardHistory
 from pipelines.training.learning.advantages import Scored, advantages_of, baseline_samples, denominators
 from pipelines.training.learning.device import (
     decoded,

@@ -12,7 +12,7 @@ from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
 from pipelines.training.checkpoints.checkpoint import Checkpoint
-from pipelines.training.checkpoints.journal_records import GuardHistory
+from pipelines.training.checkpoints.plans import GuardHistory
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.reference import FrozenCopy
 from pipelines.training.learning.whole_model import WholeModel

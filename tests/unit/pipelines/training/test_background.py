@@ -8,7 +8,7 @@ import pytest
 
 from contracts.errors import LeaseLost, StaleWrite, Unavailable
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
-from tests.executors import Later, Threads
+from tests.executors import AtOnce, Later, Threads
 from tests.unit.pipelines.training.world import POLICY, World
 from tests.unit.weights.examples import same
 
@@ -19,9 +19,11 @@ class Gate:
     def __init__(self, place: str, error: Exception | None = None) -> None:
         self._place, self._error = place, error
         self.reached, self.open = threading.Event(), threading.Event()
+        self.is_armed = False
 
     def __call__(self, place: str) -> None:
-        if place == self._place and not self.reached.is_set() and threading.current_thread() != threading.main_thread():
+        is_there = self.is_armed and place == self._place and threading.current_thread() != threading.main_thread()
+        if is_there and not self.reached.is_set():
             self.reached.set()
             assert self.open.wait(60)
             if self._error is not None:
@@ -44,8 +46,8 @@ def in_threads(world: World) -> tuple[Threads, Threads]:
 def test_steps_go_on_while_a_cut_is_saved_and_nothing_is_told_before_it_is_durable(world: World) -> None:
     saving, publishing = in_threads(world)
     gate = Gate("checkpoint: before state.json")
-    trainer = world.start()
-    trainer.checkpoints._fault = gate
+    trainer = world.start(gate)
+    gate.is_armed = True
     world.add_random(24)
     while trainer.state.version == 0:
         trainer.turn()
@@ -115,9 +117,10 @@ def test_a_late_thread_of_an_old_trainer_offers_nothing(world: World) -> None:
 
 @pytest.mark.slow
 def test_a_late_save_of_an_old_trainer_is_void(world: World) -> None:
-    old_thread = Later()
+    old_thread = world.saving = Later(is_at_once=True)
     old = world.start()
-    old.settling._saver._executor = old_thread
+    old_thread.is_at_once = False
+    world.saving = AtOnce()
     world.add_random(4)
     old.turn()
     old.checkpoint(weights=True)
@@ -136,8 +139,8 @@ def test_a_late_save_of_an_old_trainer_is_void(world: World) -> None:
 def test_a_version_that_could_not_be_saved_is_cut_again_from_the_newer_weights(world: World) -> None:
     saving, publishing = in_threads(world)
     gate = Gate("checkpoint: before MANIFEST.json", Unavailable("no space left"))
-    trainer = world.start()
-    trainer.checkpoints._fault = gate
+    trainer = world.start(gate)
+    gate.is_armed = True
     world.add_random(12)
     while trainer.state.version == 0:
         trainer.turn()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from pipelines.training.checkpoints.checkpoint import SAMPLES, Checkpoint, CheckpointStore
-from pipelines.training.checkpoints.state_saves import without_samples
+from pipelines.training.checkpoints.plans import without_samples
 from pipelines.training.learning import trackers
 from pipelines.training.learning.trackers import BetaTracker
 from pipelines.training.samples import known_samples, reward_watch

@@ -17,7 +17,7 @@ from contracts.records import Experience, pack_floats
 from pipelines.training.checkpoints import bundle_replay, bundles
 from pipelines.training.checkpoints.bundle_records import BUNDLE, RewardBundle, StepBundle, decode_bundle, encode_bundle
 from pipelines.training.checkpoints.bundle_replay import ReplayedBundle, read_bundle, replay_bundle
-from pipelines.training.checkpoints.journal_records import GuardHistory
+from pipelines.training.checkpoints.plans import GuardHistory
 from pipelines.training.worker import Trainer
 from tests.command_line import run_here
 from tests.forked import run_forked
@@ -258,6 +258,7 @@ def test_a_figure_that_differs_and_another_machine_are_named(poisoned: Path) -> 
     assert "torch: 2.0.0 then" in ran.stdout
     assert "not equal bit by bit" in ran.stdout
     assert "different: 1 figures" in ran.stdout
+    assert "promised on the same machine, device and number of processes only" in ran.stdout
 
 
 @pytest.mark.slow
@@ -284,6 +285,11 @@ def cut(path: Path) -> None:
     data = path.read_bytes()
     path.unlink()  # a link: the home keeps its own
     path.write_bytes(data[: len(data) // 2])
+
+
+def instead(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
 
 
 def checkpoint_in(place: Path) -> Path:
@@ -320,6 +326,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda place: (checkpoint_in(place) / "MANIFEST.json").unlink(), "no MANIFEST.json"),
     "cut journal": (lambda place: cut(next(checkpoint_in(place).glob("journal-*"))), "lacks this step"),
     "no journal": (lambda place: next(checkpoint_in(place).glob("journal-*")).unlink(), "lacks this step"),
+    "a pipe for a journal": (lambda place: instead(next(checkpoint_in(place).glob("journal-*")), os.mkfifo), "no plain file"),
+    "a hole for a journal": (
+        lambda place: instead(next(checkpoint_in(place).glob("journal-*")), HOSTILE_FILES["sparse"]), "has more than",
+    ),
+    "a pipe for a manifest": (
+        lambda place: instead(checkpoint_in(place) / "MANIFEST.json", os.mkfifo), "cannot be read",
+    ),
     "another release": (with_other_settings, "another release"),
     "a path": (
         lambda place: changed(place, lambda bundle: msgspec.structs.replace(bundle, checkpoint="../../checkpoints")),

@@ -103,7 +103,7 @@ def test_the_newest_stay_and_versions_in_use_stay(tmp_path: Path) -> None:
     for number in range(10):
         store.save(checkpoint(number, version=number if number % 2 == 0 else None), keep_versions={0})
     # Two newest are 8 and 9, two newest versions 6 and 8, and version 0 is in use.
-    assert {store.load(name).state.step for name in store._names()} == {0, 6, 8, 9}
+    assert {store.load(name).state.step for name in store.names()} == {0, 6, 8, 9}
     assert store.versions() == {0, 6, 8}
 
 
@@ -112,7 +112,7 @@ def test_starting_on_a_version_again_and_again_pushes_no_other_out(tmp_path: Pat
     for version in (0, 1, 2, 2, 2, 2, 2, 2):
         store.save(checkpoint(version, version=version), keep_versions={2})
     assert store.versions() == {0, 1, 2}
-    assert len(store._names()) == 5, "the three newest, and one of each other version"
+    assert len(store.names()) == 5, "the three newest, and one of each other version"
 
 
 def test_the_checkpoint_of_a_version_is_found_past_a_damaged_copy(tmp_path: Path) -> None:

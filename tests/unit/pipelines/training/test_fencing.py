@@ -18,9 +18,9 @@ from contracts.deletions import going
 from contracts.errors import StaleWrite
 from contracts.tables import assignment_change, version_claim
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
-from pipelines.training.checkpoints.fence import CheckpointFence
+from pipelines.training.checkpoints.checkpoint_names import CheckpointFence
 from pipelines.training.checkpoints.journal import Journal
-from pipelines.training.checkpoints.replaying import newest_state
+from pipelines.training.checkpoints.plans import newest_state
 from pipelines.training.state import Fate, TrainerState
 from runtime.lease import read_epochs
 from tests.unit.pipelines.training.actors import Actor

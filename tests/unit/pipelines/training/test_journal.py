@@ -5,16 +5,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from blake3 import blake3
 
-from contracts.errors import StaleWrite, Unavailable
+from contracts.errors import InvalidSettings, StaleWrite, Unavailable, WeightsRefused
 from pipelines.training.checkpoints import journal as journals
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
-from pipelines.training.checkpoints.journal import Journal, Place
-from pipelines.training.checkpoints.journal_records import Ending, JournalRecord, Plan, StateKept
+from pipelines.training.checkpoints.journal import Journal
+from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, Place, Plan, StateKept
 from pipelines.training.samples.batches import Batch, Lesson
 from pipelines.training.state import Fate
+from tests.hostile_files import HOSTILE_FILES
 from tests.unit.pipelines.training.builders import random_experience
 
 NAME = "checkpoint-000001-00000001"
@@ -100,14 +103,14 @@ def test_what_a_stopped_twin_adds_is_not_part_of_it(folder: Path) -> None:
     found = successor.read(NAME, before=2)
     assert len(found.records) == 3
     # The step that had begun is taken again under the new epoch, so it continues before it.
-    successor.resume(NAME, 2, found._replace(end=Place(1, 2)), found.records[:2])
+    successor.resume(NAME, 2, Journaled(found.records[:2], Place(1, 2)))
     add(twin, an_end(a_plan(2)), kept())
     add(successor, a_plan(2), an_end(a_plan(2)), kept(2))
     third = Journal(folder)
     again = third.read(NAME, before=3)
     assert again.records == [a_plan(1), an_end(a_plan(1)), a_plan(2), an_end(a_plan(2)), kept(2)]
     assert again.end == Place(2, 3)
-    third.resume(NAME, 3, again, again.records)
+    third.resume(NAME, 3, again)
     assert (third.num_steps, third.seconds) == (2, 1.0)
     assert Journal(folder).read(NAME, before=4).records == again.records
 
@@ -163,6 +166,50 @@ def test_it_takes_no_more_steps_than_a_restart_may_need(folder: Path, monkeypatc
     with pytest.raises(Unavailable, match="2 steps"):
         journal.begin(a_plan(3))
     assert len(journal.read(NAME, before=2).records) == 4
+
+
+def test_a_step_larger_than_a_record_may_be_is_refused_before_anything_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = write(folder, a_plan(1))
+    monkeypatch.setattr(journals, "MOST_RECORD_BYTES", 100)
+    with pytest.raises(InvalidSettings, match="batch_size"):
+        journal.begin(a_plan(2))
+    assert journal.read(NAME, before=2).records == [a_plan(1)]
+
+
+def written_by_hand(folder: Path, epoch: int, *records: object) -> None:
+    """A file whose checksums fit, whatever stands in it."""
+    digest, data = b"millrace journal", b""
+    for record in records:
+        payload = msgspec.msgpack.encode(record)
+        digest = blake3(digest + payload).digest(16)
+        data += len(payload).to_bytes(4, "big") + digest + payload
+    (folder / NAME / f"journal-{epoch:06d}").write_bytes(data)
+
+
+def test_what_another_release_wrote_is_refused_by_name_and_says_what_to_do(folder: Path) -> None:
+    written_by_hand(folder, 1, {"checkpoint": NAME, "epoch": 1}, {"type": "of a later release"})
+    with pytest.raises(WeightsRefused, match=r"journal-000001 was written by another Millrace .* start that release"):
+        Journal(folder).read(NAME, before=2)
+
+
+def test_after_a_thousand_starts_the_records_of_the_first_are_still_found(folder: Path) -> None:
+    write(folder, a_plan(1), an_end(a_plan(1)))
+    for epoch in range(2, 1200):
+        after = 2 if epoch == 2 else 0
+        written_by_hand(
+            folder, epoch, {"checkpoint": NAME, "epoch": epoch, "after_epoch": epoch - 1, "after_count": after}
+        )
+    found = Journal(folder).read(NAME, before=1200)
+    assert found == Journaled([a_plan(1), an_end(a_plan(1))], Place(1199, 0))
+
+
+@pytest.mark.parametrize("kind", ["sparse", "a pipe", "a device", "a folder", "a link to itself"])
+def test_what_no_trainer_wrote_is_not_read(folder: Path, kind: str) -> None:
+    HOSTILE_FILES[kind](folder / NAME / "journal-000001")
+    with pytest.raises((WeightsRefused, OSError)):
+        Journal(folder).read(NAME, before=2)
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from contracts.revocations import Treatment
 from contracts.sampling import Span
 from contracts.tables import training_step
 from contracts.topics import EXPERIENCES
-from pipelines.training.checkpoints.rollback import inherited
-from pipelines.training.checkpoints.state_saves import without_samples
+from pipelines.training.checkpoints.plans import without_samples
+from pipelines.training.checkpoints.restoring import inherited
 from pipelines.training.samples.experiences import version_lag
 from pipelines.training.samples.known_samples import KnownSamples
 from pipelines.training.state import FOUND, Correction, Fate, TrainerState, Undone, finish_learning_again, roll_back
@@ -326,7 +326,7 @@ def test_nothing_goes_on_from_a_revoked_version(world: World) -> None:
     trainer.rollback.read_revocations()
     assert trainer.rollback.revoked.keys() == {2, 3}
     with pytest.raises(WeightsRefused, match="version 2 is revoked"):
-        trainer.rollback._load(2)
+        trainer.rollback.load(2)
 
 
 def test_who_stands_on_a_revoked_version_and_cannot_have_the_wanted_one_takes_an_ancestor(world: World) -> None:

@@ -21,6 +21,7 @@ from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate, TrainerState
 from tests.executors import AtOnce
 from tests.unit.pipelines.training.builders import a_learner, captured, random_experience, tiny_model
+from tests.unit.pipelines.training.test_journal import room_for
 from tests.unit.weights.examples import same
 
 PLACES = ["samples", WEIGHTS, MOMENTS, "state.json", "samples.mark", MANIFEST]
@@ -128,6 +129,19 @@ def test_a_disk_that_fills_up_meanwhile_costs_only_that_save(
     assert found is not None
     assert set(found.state.fates) == {"a", "b"}
     assert all(torch.equal(found.weights[name], tensor) for name, tensor in expected.weights.items())
+
+
+def test_a_disk_that_is_full_when_a_save_begins_costs_only_that_save(tmp_path: Path, learner: Learner) -> None:
+    state, store = a_state(), CheckpointStore(tmp_path, keep=2)
+    saver = Saver(learner, store, AtOnce(), lambda: 0.0, Journal(tmp_path))
+    with room_for(10), pytest.raises(Unavailable):
+        begin(saver, state)
+    assert store.names() == []
+    step(learner, 1)  # waits for nobody
+    begin(saver, state)
+    saved = saver.finished(wait=True)
+    assert saved is not None
+    assert dict(store.load(saved.name).state.fates) == {"a": Fate(1, "trained")}
 
 
 def inodes(folder: Path) -> tuple[int, int]:

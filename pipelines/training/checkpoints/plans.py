@@ -1,0 +1,267 @@
+"""Plans: what each step since a checkpoint depended on and decided, and the one way to take such steps again.
+
+    checkpoint ──▶ learner ──plan, end, plan, end, ...──▶ weights, moments and trackers as they were, bit for bit
+
+A restart goes this way on the journal of its checkpoint, and `millrace training replay` on that of a bundle; a rollback goes to the
+checkpoint of a version, which no plan follows. In: a learner, a checkpoint, and the records since. Out: learner and state as of the last
+record, and the step that had begun and not ended, if any. Waits for: the device.
+
+What each step decided is read from its record and not decided again, so every sample is trained once even where the numbers
+differ: on another device, with another version of torch, after a changed setting. That is seen in the digest, and named. Equal bits are
+promised on the same machine, device and number of processes only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import structlog
+from blake3 import blake3
+
+from contracts.errors import StepsBroken, WeightsRefused
+from pipelines.training.samples.batches import Batch
+from pipelines.training.samples.culprits import STEP_ERROR
+from pipelines.training.samples.known_samples import SampleMapping
+from pipelines.training.state import Fate, TrainerState
+from pipelines.training.versions.lineage import Lineage
+from runtime.metrics import TRAINING_REPLAYS
+from runtime.operations import step_done
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pipelines.training.checkpoints.checkpoint import Checkpoint
+    from pipelines.training.learning.figures import StepResult
+    from pipelines.training.learning.learner import Learner
+    from pipelines.training.samples.known_samples import KnownSamples
+
+log = structlog.get_logger()
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
+    """Everything that a step depends on besides weights, moments and trackers."""
+
+    epoch: int
+    step: int
+    at: float
+    """The clock of the step, UTC epoch seconds."""
+    batch: Batch
+    weights: dict[str, float]
+    """Sample key to its weight in the step."""
+    max_tokens: int
+    """Which rows share a forward pass: sums in another order have other last bits."""
+    num_threads: int
+    random_state: dict[str, str] = msgspec.field(default_factory=dict)
+    """Device to its generator's state in base64; empty: as at the step before."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of the whole plan."""
+        return blake3(msgspec.msgpack.encode(self)).hexdigest(16)
+
+
+class GuardHistory(msgspec.Struct, frozen=True):
+    """What the guard remembers, as in the state."""
+
+    norms: list[tuple[float, float]]
+    signs: dict[str, list[float]]
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
+    """How a planned step ended."""
+
+    step: int
+    """Steps that were taken or skipped so far."""
+    learned: list[str]
+    """Keys of the rows that were learned in the end: without culprits, perhaps half of them. Empty: the weights did not change."""
+    fates: dict[str, Fate]
+    """Every fate that was decided."""
+    max_tokens: int
+    digest: str
+    """See `digest_of`."""
+    seconds: float
+    guard: GuardHistory | None = None
+    """The guard's history after the step, if repeating the step would not give it."""
+
+
+class StateKept(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
+    """The trainer's state after the steps before this record, without what those steps give again."""
+
+    epoch: int
+    mark: int
+    """Of the samples, see `samples`."""
+    state: bytes
+    """JSON of a `TrainerState`."""
+
+    @classmethod
+    def of(cls, state: TrainerState, mark: int) -> StateKept:
+        """The state as it is now."""
+        lean = msgspec.structs.replace(state, tracker={}, comparable_norms=[], guard_signs={}, random_state={})
+        return cls(epoch=state.epoch, mark=mark, state=msgspec.json.encode(lean, enc_hook=without_samples))
+
+
+JournalRecord = Plan | Ending | StateKept
+
+
+class Place(NamedTuple):
+    """After `number` records of the journal of `epoch`; epoch 0: at the checkpoint itself."""
+
+    epoch: int = 0
+    number: int = 0
+
+
+class Journaled(NamedTuple):
+    """The records since a checkpoint, and where they end."""
+
+    records: list[JournalRecord]
+    end: Place
+
+
+class StepsTaken(NamedTuple):
+    """What taking the steps of a journal again came to."""
+
+    state: TrainerState
+    found: Journaled
+    """The finished steps. The journal goes on after them."""
+    unfinished: Plan | None
+    """A step that had begun: it is taken first, as it was planned."""
+    num_steps: int
+    different: Sequence[int]
+    """Steps that did not give the recorded result."""
+    taught: Sequence[Batch]
+    """What was learned after the state was saved."""
+
+
+def take_again(
+    learner: Learner, checkpoint: Checkpoint, found: Journaled, samples: Callable[[int], KnownSamples]
+) -> StepsTaken:
+    """Give the learner the checkpoint, and take every finished step since it.
+
+    Args:
+        learner: holds any weights of the same policy.
+        checkpoint: where the records begin.
+        found: the records since.
+        samples: what is known of samples as of a mark.
+
+    Raises:
+        WeightsRefused: the checkpoint is of another policy, a record cannot be read, or the samples of its mark are lost.
+    """
+    learner.restore(checkpoint)
+    unfinished: Plan | None = None
+    if found.records and isinstance(found.records[-1], Plan):
+        unfinished = found.records[-1]
+        found = Journaled(found.records[:-1], Place(found.end.epoch, found.end.number - 1))
+    newest = max((at for at, record in enumerate(found.records) if isinstance(record, StateKept)), default=-1)
+    state = newest_state(checkpoint.state, found.records, samples)
+    plan: Plan | None = None
+    num_steps, different, taught = 0, [], []
+    for at, record in enumerate(found.records):
+        if isinstance(record, Plan):
+            plan = record
+        elif isinstance(record, Ending) and plan is not None:
+            num_steps += bool(record.learned)
+            broken = _repeat(learner, plan, record)
+            if broken:
+                different.append(plan.step)
+            if at > newest:
+                _decide(state, record)
+                taught.append(plan.batch.only(set(record.learned)))
+            if broken == STEP_ERROR:
+                _give_up(state, record)
+            plan = None
+            step_done()
+    TRAINING_REPLAYS.labels("same").inc(num_steps - len(different))
+    TRAINING_REPLAYS.labels("different").inc(len(different))
+    if found.records or unfinished:
+        log.info("steps of the journal taken again", num_steps=num_steps, different=different)
+    return StepsTaken(state, found, unfinished, num_steps, different, taught)
+
+
+def prepare(learner: Learner, plan: Plan, max_tokens: int) -> None:
+    """Give the learner what a plan fixes besides the batch."""
+    learner.budget.current = min(max_tokens, learner.budget.most)
+    if plan.random_state:
+        learner.set_random_state(plan.random_state)
+
+
+def digest_of(result: StepResult) -> str:
+    """A digest of a step's figures: each row's log-prob under the weights, each advantage, and the gradient's norm.
+
+    It differs if the weights before the step, or the gradient, differ in any bit that matters.
+    """
+    figures: list[Any] = [result.metrics["gradient_norm"], result.samples, sorted(result.pulls.items())]
+    return blake3(msgspec.msgpack.encode(figures)).hexdigest(16)
+
+
+def newest_state(
+    state: TrainerState, records: Sequence[JournalRecord], samples: Callable[[int], KnownSamples]
+) -> TrainerState:
+    """The newest state that the records hold; without any, `state`. Steps after it are not in it.
+
+    Raises:
+        WeightsRefused: it cannot be read, or the samples of its mark are lost.
+    """
+    held = [record for record in records if isinstance(record, StateKept)]
+    if not held:
+        return state
+    try:
+        state = msgspec.json.decode(held[-1].state, type=TrainerState)
+    except msgspec.MsgspecError as error:
+        raise WeightsRefused("unreadable", f"the journal's newest state cannot be read: {error}") from error
+    state.use(samples(held[-1].mark))
+    return state
+
+
+def without_samples(value: Any) -> dict[str, Any] | list[int]:
+    """For `msgspec.json.encode`: what is known of single samples is in a file of its own, and a lineage is few numbers."""
+    if isinstance(value, SampleMapping):
+        return {}
+    if isinstance(value, Lineage):
+        return value.to_json()
+    raise TypeError(f"{type(value).__name__} has no place in a checkpoint")
+
+
+def _repeat(learner: Learner, plan: Plan, ending: Ending) -> str:
+    """Take a finished step again over the rows that it ended with; returns how the result differs, or empty."""
+    digest = ""
+    if ending.learned:
+        try:
+            prepare(learner, plan, ending.max_tokens)
+            rows = plan.batch.only(set(ending.learned))
+            digest = digest_of(
+                learner.step(rows.samples, rows.weights(plan.weights), {}, rows.lessons, is_decided=True)
+            )
+        except StepsBroken:
+            raise
+        except Exception as error:  # noqa: BLE001 whatever makes a step fail here must not end every start
+            log.error("a step of the journal fails now: its samples are quarantined", step=plan.step, reason=str(error))  # noqa: TRY400 as above
+            return STEP_ERROR
+    if ending.guard is not None:
+        learner.set_guard_history(ending.guard)
+    if digest == ending.digest or not ending.learned:
+        return ""
+    log.error(
+        "a step of the journal gives another result here: another device, version of torch or setting",
+        step=plan.step,
+        epoch=plan.epoch,
+        recorded=ending.digest,
+        found=digest,
+    )
+    return "different"
+
+
+def _decide(state: TrainerState, ending: Ending) -> None:
+    state.fates.update(ending.fates)
+    state.note_all(ending.fates)
+    state.step = ending.step
+    state.unpublished_samples += len(ending.learned)
+
+
+def _give_up(state: TrainerState, ending: Ending) -> None:
+    """The step fails here, so the weights do not hold its samples, whatever was told."""
+    for key in ending.learned:
+        fate = ending.fates[key]
+        if fate.state == "trained" and not fate.corrections and state.fates.get(key) == fate:
+            state.fates[key] = Fate(fate.revision, "quarantined", STEP_ERROR)
+            state.note(key)
