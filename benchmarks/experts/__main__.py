@@ -27,9 +27,8 @@ from contracts.experts import pack_experts
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Segment, pack_floats, pack_ids, seal_body
 from contracts.sampling import ExpertShape, Sampling, Span
-from pipelines.training.learning.batch import MicroBatch, micro_batches
 from pipelines.training.learning.loss import LossSums, clamped_log_ratio
-from pipelines.training.learning.replay import score
+from pipelines.training.learning.micro_batches import MicroBatch, micro_batches
 from policy.logprobs import TokenScorer
 from policy.routing import NO_REPLAY, ExpertRecorder, Routing, routing_of
 from policy.weights import copy_tensors, tensors_of
@@ -166,11 +165,11 @@ def _scored(model: Any, routing: Routing, samples: list[Experience], *, replay: 
     recorded = micro_batches(samples, max_tokens=_MAX_TOKENS, routing=routing)
     used = micro_batches(samples, max_tokens=_MAX_TOKENS, routing=routing if replay else NO_REPLAY)
     for batch, known in zip(used, recorded, strict=True):
-        found = score(scorer, batch).log_probs_BT
+        found = batch.scored_by(scorer).log_probs_BT
         flipped = _flipped(recorder, known)
         num_tokens, num_flipped = num_tokens + len(flipped), num_flipped + int(flipped.any(-1).sum())
         num_choices, num_choices_flipped = num_choices + flipped.numel(), num_choices_flipped + int(flipped.sum())
-        log_ratio = clamped_log_ratio(found, batch.behaviour_BT, batch.mask_BT)[batch.mask_BT]
+        log_ratio = clamped_log_ratio(found[batch.mask_BT], batch.behaviour_BT[batch.mask_BT])
         ratio = log_ratio.exp()
         sums.add(
             LossSums(

@@ -32,8 +32,9 @@ from benchmarks.report import end_with, print_table
 from contracts.records import Experience
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
+from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.samples.attempts import Attempts
-from pipelines.training.samples.lessons import Batch
+from pipelines.training.samples.batches import Batch
 from pipelines.training.samples.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
 from pipelines.training.samples.trial import Trial
 from pipelines.training.settings import TrainingSettings
@@ -98,7 +99,7 @@ def run(arm: str, *, steps: int, hour: int, seed: int) -> dict[str, Any]:
     random, users, model = np.random.default_rng(seed), Users(seed), tiny_policy(seed)
     is_guarded = not arm.endswith("unguarded")
     settings = TrainingSettings(learning_rate=4e-3, mismatch_samples=0, guard_spread=15.0 if is_guarded else 1e30)
-    learner = Learner(model, settings)
+    learner = Learner(WholeModel(model, settings), settings)
     gate = Gate(learner, users, seed, is_on=is_guarded)
     watch = RewardWatch(0.0, 1.0, settings.guard_hold_seconds if is_guarded else 0.0)
     fates: Counter[str] = Counter()

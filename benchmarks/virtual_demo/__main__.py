@@ -28,6 +28,7 @@ from contracts.sampling import Sampling
 from examples.reservations.sentences import Request, requests
 from examples.reservations.users import SILENT, SPAMMER
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.settings import TrainingSettings
 
 REGENERATES, MOST_TRIES, MAX_TOKENS, NUM_HELD_OUT = 0.2, 3, 32, 500
@@ -60,7 +61,7 @@ class VirtualRun:
             learning_rate=self.options.learning_rate, batch_size=self.options.batch_size, mismatch_samples=0,
             reward_low=0.0, reward_high=1.0,
         )  # fmt: skip
-        self._learner = Learner(load_base(), settings)
+        self._learner = Learner(WholeModel(load_base(), settings), settings)
         self._requests = requests("users", self.seed)
         self.num_versions = self._learned = 0
         self._cut_at = 0

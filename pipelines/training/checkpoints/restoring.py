@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from pipelines.training.checkpoints.plans import Plan
     from pipelines.training.learning.learner import Learner
     from pipelines.training.learning.masters import Checkpoint
+    from pipelines.training.samples.batches import Batch
     from pipelines.training.samples.intake import Intake
-    from pipelines.training.samples.lessons import Batch
     from pipelines.training.versions.publisher import Publisher
     from runtime.database import Database
     from runtime.lease import Lease

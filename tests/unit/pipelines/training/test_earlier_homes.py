@@ -21,7 +21,7 @@ from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.plans import take_again
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.samples.samples import KnownSamples
+from pipelines.training.samples.known_samples import KnownSamples
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from tests.unit.pipelines.training.builders import captured, random_experience, tiny_model
