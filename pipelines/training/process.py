@@ -26,7 +26,7 @@ from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.lost_positions import described
 from pipelines.training.samples.reading import ExperienceReader, TrainingLag
-from pipelines.training.samples.telling import OutcomeTeller
+from pipelines.training.samples.reporting import OutcomeReporter
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.settling import Settling
 from pipelines.training.state import BASE_VERSION
@@ -179,7 +179,7 @@ def compose(learner: Learner, base: Tensors, around: Surroundings, background: t
         state, intake, steps, lease, lag, event_log=event_log, database=database, clock=clock, monotonic=monotonic
     )
     settling = Settling(
-        state, Saver(learner, checkpoints, saving, monotonic, journal), OutcomeTeller(state, event_log, clock, fault),
+        state, Saver(learner, checkpoints, saving, monotonic, journal), OutcomeReporter(state, event_log, clock, fault),
         steps=steps, intake=intake, publisher=publisher, arms=around.arms, clock=clock, monotonic=monotonic, fault=fault,
     )  # fmt: skip
     return Trainer(
@@ -187,5 +187,5 @@ def compose(learner: Learner, base: Tensors, around: Surroundings, background: t
         state=state, intake=intake, reader=reader, steps=steps, settling=settling, rollback=rollback, branches=branches,
         checkpoints=checkpoints, journal=journal, publisher=publisher, publishing=Publishing(publisher, publishing),
         arms=around.arms, clock=clock, monotonic=monotonic, fault=fault, restored=restored.version,
-        reported_ordinal=restored.told_ordinal,
+        reported_ordinal=restored.reported_ordinal,
     )  # fmt: skip

@@ -221,9 +221,9 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """The samples that are searched are in rows after this mark."""
     sequence: int = UNNUMBERED
     """Rises with every decision. Outcomes carry it, and an epoch keeps the previous epoch up to a number."""
-    untold: dict[str, int] = msgspec.field(default_factory=dict)
+    unreported: dict[str, int] = msgspec.field(default_factory=dict, name="untold")
     """Sample key to the number of its newest decision, for decisions that may not be in the log yet."""
-    untold_epochs: list[EpochBegin] = msgspec.field(default_factory=list)
+    unreported_epochs: list[EpochBegin] = msgspec.field(default_factory=list, name="untold_epochs")
     """Epochs that may not be in the log yet, oldest first."""
     second_chance: set[str] = msgspec.field(default_factory=set)
     """In older checkpoints only: `undone` with `is_second`."""
@@ -274,7 +274,7 @@ class TrainerState(msgspec.Struct, kw_only=True):
     def note(self, key: str) -> None:
         """Number a new, changed or withdrawn fate: the next checkpoint holds it, then it goes to the log."""
         self.sequence += 1
-        self.untold[key] = self.sequence
+        self.unreported[key] = self.sequence
 
     def note_all(self, keys: Iterable[str]) -> None:
         """Number the fates of several keys."""
@@ -283,8 +283,8 @@ class TrainerState(msgspec.Struct, kw_only=True):
 
 
 def begin_epoch(state: TrainerState, epoch: int) -> None:
-    """Continue under another epoch. If the outcomes of this home have no numbers yet, all of them are told again."""
-    state.untold_epochs.append(EpochBegin(epoch, state.epoch or None, state.sequence))
+    """Continue under another epoch. If the outcomes of this home have no numbers yet, all of them are reported again."""
+    state.unreported_epochs.append(EpochBegin(epoch, state.epoch or None, state.sequence))
     state.epoch = epoch
     if state.sequence == UNNUMBERED:
         state.sequence = 0

@@ -23,8 +23,8 @@ from pipelines.training.samples.attempts import Attempts
 from pipelines.training.samples.experiences import is_old, version_lag, worth
 from pipelines.training.samples.reading import NullMass
 from pipelines.training.samples.refusals import Refusal, TrainingLimits, refuse
+from pipelines.training.samples.reporting import count
 from pipelines.training.samples.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
-from pipelines.training.samples.telling import count
 from pipelines.training.samples.trial import Trial
 from pipelines.training.state import Fate
 from runtime.metrics import TRAINING_FIGURE, TRAINING_STEP_ERRORS, TRAINING_STEPS

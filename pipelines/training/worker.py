@@ -1,19 +1,19 @@
 """The continuous trainer: read, learn, publish, and be able to prove which samples the weights contain.
 
-    log: experiences ──_take──▶ Intake ──Steps──▶ fates in the state ──_save──▶ checkpoint
-                                                                                    │
-    arm `candidate` ◀──offer── weight store ◀──send── UnsentVersion ◀──cut── OutcomeTeller ──tell──▶ log: outcomes
+    log: experiences ──read──▶ Intake ──Steps──▶ fates in the state ──save──▶ checkpoint
+                                                                                   │
+    arm `candidate` ◀──offer── weight store ◀──send── UnsentVersion ◀──cut── OutcomeReporter ──report──▶ log: outcomes
 
     queue              filled by                               drained by                      waits for
-    Intake             `_reader`, up to one batch              `Steps`: learned or refused     a full batch, or a timer
-    `Settling.due`     `_checkpoint`, `_publish`, a new epoch  `Saver`, in the background      the disk
-    `state.untold`     every decision                          `OutcomeTeller`, once durable   the log
+    Intake             `reader`, up to one batch               `Steps`: learned or refused      a full batch, or a timer
+    `Settling.due`     `checkpoint`, `_publish`, a new epoch   `Saver`, in the background       the disk
+    `state.unreported` every decision                          `OutcomeReporter`, once durable  the log
     UnsentVersion      `Settling`, with a durable checkpoint   `Publishing`, in the background  the weight store
-    arm `candidate`    `offer`, once the bytes are stored      the process release             its verdict on the last version
+    arm `candidate`    `offer`, once the bytes are stored      the process release              its verdict on the last version
 
 The order is always the same: checkpoint, outcomes, version in the weight store, arm `candidate`. The checkpoint is the truth and
-its own outbox: decisions go to the log after they are durable (`telling.py`), and a restart tells again what the last
-checkpoint may not have told. No outcome is told that a crash could take back.
+its own outbox: decisions go to the log after they are durable (`reporting.py`), and a restart reports again what the last
+checkpoint may not have reported. No outcome is reported that a crash could take back.
 
 While the log, the database or the store is away, the trainer waits with its model in memory. A turn may fail at any call and is
 then repeated. One thread decides everything; two more carry out: one writes checkpoints (`Saver`), one talks to the weight
@@ -33,7 +33,7 @@ from contracts.topics import EXPERIENCES
 from pipelines.training import repository
 from pipelines.training.clocks import began_before
 from pipelines.training.samples.lost_positions import refuse_lost, skip, write_off
-from pipelines.training.samples.telling import DueCheckpoint
+from pipelines.training.samples.reporting import DueCheckpoint
 from pipelines.training.state import BASE_VERSION, begin_epoch, cut_version
 from runtime.log.loss_acceptance import forget_training_positions
 from runtime.metrics import HALTED, TRAINING_SAMPLES, WAITS
@@ -148,7 +148,7 @@ class Trainer:
         return True
 
     def skip(self, where: SkipTo) -> list[SkippedRange]:
-        """Skip records, begin an epoch and tell the fate of the skipped samples; instead of `run`.
+        """Skip records, begin an epoch and report the fate of the skipped samples; instead of `run`.
 
         Raises:
             Unavailable: a server is away; call again.
@@ -223,7 +223,7 @@ class Trainer:
         """Continue under the lease's epoch. `version`: the weights are that version, whose bytes must exist."""
         begin_epoch(self.state, self.lease.epoch)
         if self.state.ordinal != self.reported_ordinal:
-            # Uncut samples were told as part of the next version, and its number has changed.
+            # Uncut samples were reported as part of the next version, and its number has changed.
             self.state.note_all(self.state.uncut())
             self.reported_ordinal = self.state.ordinal
         is_cut = version not in {None, BASE_VERSION}
@@ -270,7 +270,7 @@ class Trainer:
         self._settle(wait=wait)
 
     def _settle(self, *, wait: bool = False) -> None:
-        """Save what is due, tell what is durable, and send a version that was cut."""
+        """Save what is due, report what is durable, and send a version that was cut."""
         self.settling.settle(wait=wait)
         self.publishing.send(self.monotonic())
 
@@ -291,7 +291,7 @@ class Trainer:
             version = repository.claim_version(connection, self.lease, self.state.version, floor=self.state.ordinal)
         self.fault("training: version claimed")
         if version != self.state.ordinal + 1:
-            # A claim whose answer was lost took the number that uncut samples were told with: tell them again, in a new epoch.
+            # A claim whose answer was lost took the number that uncut samples were reported with: report them again, in a new epoch.
             self.state.ordinal = version - 1
             self.lease.next_epoch()
             self._begin_epoch(None)

@@ -51,7 +51,7 @@ log = structlog.get_logger()
 
 
 class Restored(NamedTuple):
-    """The state to continue from. `told_ordinal`: see `Trainer`.
+    """The state to continue from. `reported_ordinal`: see `Trainer`.
 
     `version`: the checkpoint's, whose weights the learner has, or had before it took steps of the journal again. `unfinished`: a
     step that the last process had begun.
@@ -59,7 +59,7 @@ class Restored(NamedTuple):
 
     state: TrainerState
     version: int | None
-    told_ordinal: int
+    reported_ordinal: int
     unfinished: Plan | None = None
     replayed: Sequence[Batch] = ()
     """What was learned after the state was saved."""

@@ -21,6 +21,7 @@ import structlog
 
 from contracts.errors import StepsBroken
 from contracts.records import Experience
+from pipelines.training.learning import guard
 from pipelines.training.learning.advantages import Scored, advantages_of, baseline_samples, denominators
 from pipelines.training.learning.device import (
     decoded,
@@ -36,20 +37,6 @@ from pipelines.training.learning.figures import (
     correction_figures,
     reward_figures,
     sample_rows,
-)
-from pipelines.training.learning.guard import (
-    NO_NORMS,
-    REPEATED,
-    GuardHistory,
-    Norms,
-    has_left,
-    log_ratios,
-    remember,
-    remember_signs,
-    signs_of,
-    step_scale,
-    why_odd,
-    why_skip,
 )
 from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.trackers import in_range, new_tracker, tracker_from_json
@@ -97,7 +84,7 @@ class _Prepared:
     result: StepResult
     baseline_samples: Sequence[Scored]
     norm: float
-    expected: Norms
+    expected: guard.Norms
     signs: Mapping[str, float]
 
 
@@ -107,7 +94,7 @@ class Learner:
     def __init__(self, trainee: Trainee, settings: TrainingSettings) -> None:
         self.trainee, self.settings = trainee, settings
         self.tracker: Tracker = new_tracker(settings)
-        self._gradient_norms: list[Norms] = []
+        self._gradient_norms: list[guard.Norms] = []
         self._signs: dict[str, list[float]] = {}
         self._last: _Prepared | None = None
         self._mismatch = Mismatch(settings.mismatch_samples)
@@ -185,23 +172,23 @@ class Learner:
         return result
 
     def _remember(self, prepared: _Prepared, times: int = 1) -> None:
-        self._gradient_norms = remember(self._gradient_norms, prepared.norm, prepared.expected, times)
-        self._signs = remember_signs(self._signs, prepared.signs, times)
+        self._gradient_norms = guard.remember(self._gradient_norms, prepared.norm, prepared.expected, times)
+        self._signs = guard.remember_signs(self._signs, prepared.signs, times)
         self._last = prepared
 
     def accept_sooner(self) -> None:
         """No sample was to blame for the last step's spike: let the guard get used to such steps in a few of them."""
         if self._last is not None:
-            self._remember(self._last, REPEATED - 1)
+            self._remember(self._last, guard.REPEATED - 1)
 
-    def guard_history(self) -> GuardHistory:
+    def guard_history(self) -> guard.GuardHistory:
         """What the guard remembers."""
         norms = [(item.noise, item.direction) for item in self._gradient_norms]
-        return GuardHistory(norms, {reason: list(values) for reason, values in self._signs.items()})
+        return guard.GuardHistory(norms, {reason: list(values) for reason, values in self._signs.items()})
 
-    def set_guard_history(self, history: GuardHistory) -> None:
+    def set_guard_history(self, history: guard.GuardHistory) -> None:
         """Return to what `guard_history` gave."""
-        self._gradient_norms = [Norms(*item) for item in history.norms]
+        self._gradient_norms = [guard.Norms(*item) for item in history.norms]
         self._signs = {reason: list(values) for reason, values in history.signs.items()}
 
     def _prepared(self, rows: _Rows, published: Mapping[int, Tensors], *, is_decided: bool) -> _Prepared:
@@ -243,22 +230,22 @@ class Learner:
         sums, current = self._gradient(rows, [v * w for v, w in zip(values, pulls, strict=True)], counts)
         self._mismatch.measure(self.trainee, experiences, published)
         norm = self.trainee.clip(self.settings.max_gradient_norm)
-        expected = Norms(math.sqrt(sums.expected_square), sums.expected_length)
-        skipped = why_skip(
+        expected = guard.Norms(math.sqrt(sums.expected_square), sums.expected_length)
+        skipped = guard.why_skip(
             self._gradient_norms,
             loss=sums.loss,
             gradient_norm=norm,
             expected=expected,
             spread=self.settings.guard_spread,
         )
-        log_ratio_N = log_ratios(everything, current)
-        far_N = has_left(log_ratio_N, np.array(values), self.settings.divergence_bound)
+        log_ratio_N = guard.log_ratios(everything, current)
+        far_N = guard.has_left(log_ratio_N, np.array(values), self.settings.divergence_bound)
         figures = sums.metrics()
         count = max(sums.num_tokens, 1.0)
         logged = -(sum(current) - float(log_ratio_N @ [num_tokens([item]) for item in everything])) / count
-        signs = signs_of({**figures, "num_tokens": sums.num_tokens}, logged)
-        skipped = skipped or why_odd(self._signs, signs, self.settings.guard_spread)
-        scale = min(step_scale(figures["ess"]), sums.rate)
+        signs = guard.signs_of({**figures, "num_tokens": sums.num_tokens}, logged)
+        skipped = skipped or guard.why_odd(self._signs, signs, self.settings.guard_spread)
+        scale = min(guard.step_scale(figures["ess"]), sums.rate)
         metrics = {
             **figures,
             "step_scale": scale,
@@ -283,7 +270,7 @@ class Learner:
             {item.key: found.scale / number for item, number in zip(experiences, counts, strict=False)},
             {item.key: (item.reward or 0.0) - more for item, more in zip(experiences, above, strict=True)},
             log_ratios=dict(zip(keys, log_ratio_N.tolist(), strict=True)),
-            signs={**(expected.comparable(norm) or NO_NORMS)._asdict(), **signs},
+            signs={**(expected.comparable(norm) or guard.NO_NORMS)._asdict(), **signs},
             step_scale=scale,
         )
         return _Prepared(result, scored, norm, expected, signs), {keys[index] for index in np.flatnonzero(far_N)}
@@ -352,8 +339,8 @@ class Learner:
         """
         self._refuse_torn()
         state.tracker = self.tracker.to_json()
-        guard = self.guard_history()
-        state.comparable_norms, state.guard_signs = guard.norms, guard.signs
+        history = self.guard_history()
+        state.comparable_norms, state.guard_signs = history.norms, history.signs
         state.random_state = self.random_state()
         state.model = self.trainee.identity
         return Checkpoint(state, *self.trainee.masters(), version)
@@ -377,7 +364,7 @@ class Learner:
         tracker = in_range(tracker_from_json(state.tracker), self.settings)
         generators = decoded(state.random_state)
         self.tracker = tracker
-        self.set_guard_history(GuardHistory(state.comparable_norms, state.guard_signs))
+        self.set_guard_history(guard.GuardHistory(state.comparable_norms, state.guard_signs))
         set_generators(generators, self.device)
         self._begin_change()
         self.trainee.put((checkpoint.weights, checkpoint.optimizer))

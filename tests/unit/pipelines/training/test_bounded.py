@@ -138,8 +138,8 @@ def exact(state: TrainerState) -> bytes:
 
 
 def told(state: TrainerState) -> None:
-    state.untold.clear()
-    state.untold_epochs.clear()
+    state.unreported.clear()
+    state.unreported_epochs.clear()
 
 
 def key_at(now: float, number: int) -> str:
