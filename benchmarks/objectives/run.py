@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.objectives.model import TinyAnswers, TinyPolicy
 from benchmarks.objectives.tasks import AnswerPool, Data, Noise
-from pipelines.training.learning.advantage import Scored, advantages
-from pipelines.training.learning.divergence import has_left, step_scale
+from pipelines.training.learning.advantages import Scored, advantages
+from pipelines.training.learning.guard import has_left, step_scale
 from pipelines.training.learning.loss import Objective, policy_loss
 from pipelines.training.learning.step_bound import bounded_step, probe
 from pipelines.training.learning.trackers import BetaTracker

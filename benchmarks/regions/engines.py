@@ -33,8 +33,7 @@ from contracts.engines import FRESH_SECONDS
 from contracts.errors import MillraceError
 from contracts.faults import no_fault
 from contracts.ids import sample_key
-from pipelines.training.versions.pruning import Pruning
-from pipelines.training.versions.upkeep import StoreUpkeep
+from pipelines.training.versions.upkeep import Pruning, StoreUpkeep
 from runtime.engine_rows import read_engines
 from runtime.lease import Lease
 from tests.worlds.paths import BASE

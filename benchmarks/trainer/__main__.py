@@ -30,7 +30,7 @@ from contracts.faults import no_fault
 from contracts.ids import new_completion_id, sample_key
 from contracts.topics import OUTCOMES
 from pipelines.training.checkpoints.plans import without_samples
-from pipelines.training.samples.telling import OutcomeTeller, outcomes_of
+from pipelines.training.samples.reporting import OutcomeReporter, outcomes_of
 from pipelines.training.state import Fate, TrainerState, begin_epoch, roll_back
 from runtime.log.kafka import KafkaLog
 from runtime.log.local import LocalLog
@@ -92,12 +92,12 @@ def _rollback(name: str, log: EventLog, num_fates: int) -> dict[str, Any]:
 
 
 def _telling(what: str, log: EventLog, state: TrainerState, begin: Any) -> dict[str, Any]:
-    teller = OutcomeTeller(state, log, time.time, no_fault)
+    reporter = OutcomeReporter(state, log, time.time, no_fault)
     first, began = sum(log.ends(OUTCOMES).values()), time.process_time()
     decided, _ = _timed(begin)
     saved, encoded = _timed(lambda: msgspec.json.encode(state, enc_hook=without_samples))
-    teller.saved(teller.mark())
-    told, _ = _timed(teller.tell)
+    reporter.saved(reporter.mark())
+    told, _ = _timed(reporter.report)
     cpu = time.process_time() - began
     row = {"what": what, "samples": len(state.fates), "seconds": decided + saved + told, "MB": len(encoded) / 1e6}
     parts = {"decide_seconds": decided, "save_seconds": saved, "tell_seconds": told, "cpu_seconds": cpu}

@@ -27,8 +27,9 @@ from benchmarks.report import print_table, write_report
 from benchmarks.trainer.throughput import BOUND, sample
 from benchmarks.trainer.trl_peer import stepper
 from contracts.records import Experience
-from pipelines.training.learning.batch import num_tokens
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.samples.experiences import num_tokens
 from pipelines.training.settings import TrainingSettings
 
 H100_BF16 = 989e12
@@ -89,7 +90,7 @@ def _ours(items: list[Experience], options: argparse.Namespace) -> dict[str, Any
         precision="bfloat16",
         max_tokens=8192,  # 16,384 do not fit into 80 GB
     )
-    learner, steps = Learner(_model(options), settings, options.device), []
+    learner, steps = Learner(WholeModel(_model(options), settings, options.device), settings), []
 
     def step() -> None:
         steps.append(learner.step(items, [1.0] * len(items), {}).metrics)

@@ -39,8 +39,10 @@ from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
 from contracts.topics import EXPERIENCES
+from pipelines.training.learning.figures import StepResult
 from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.step_result import StepResult
+from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.process import Surroundings, compose
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
 from policy.weights import tensors_of
@@ -156,18 +158,11 @@ def measure(million: int, num_turns: int, threads: int) -> dict[str, Any]:
             learning_rate=1e-5, divergence_bound=math.inf,
         )  # fmt: skip
         with ThreadPoolExecutor(1) as saving, ThreadPoolExecutor(1) as publishing:
-            learner = TimedLearner(model, training)
-            trainer = Trainer(
-                learner,
-                settings=home.settings,
-                training=training,
-                database=home.database,
-                lease=Lease.acquire(home.database, POLICY),
-                event_log=home.log,
-                store=home.store,
-                saving=saving,
-                publishing=publishing,
-            )
+            base = tensors_of(model)
+            learner = TimedLearner(WholeModel(model, training, base=base), training)
+            lease = Lease.acquire(home.database, POLICY)
+            around = Surroundings(home.settings, training, home.database, lease, home.log, home.store)
+            trainer = compose(learner, base, around, (saving, publishing))
             while trainer.state.version < WARM_VERSIONS:
                 home.add(ROWS)
                 _turn(home, trainer, learner)

@@ -28,8 +28,8 @@ from pipelines.training.checkpoints.checkpoint import SAMPLES, CheckpointStore
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.trackers import MOST_ENTRIES, MOST_KEYS, Entry, MovingAverageTracker
-from pipelines.training.samples.sample_keys import pack_key
-from pipelines.training.samples.samples import SampleFile
+from pipelines.training.samples.experiences import pack_key
+from pipelines.training.samples.known_samples import SampleFile
 from pipelines.training.state import Fate, TrainerState, begin_epoch, cut_version, roll_back
 from pipelines.training.versions.lineage import Lineage
 

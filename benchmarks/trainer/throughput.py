@@ -28,8 +28,9 @@ from benchmarks.report import summarise
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
-from pipelines.training.learning.batch import num_tokens
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.samples.experiences import num_tokens
 from pipelines.training.settings import TrainingSettings
 from tests.worlds.paths import ROOT
 
@@ -170,7 +171,7 @@ def _ours(case: str) -> dict[str, float]:
         step_bound=math.inf,
         num_threads=torch.get_num_threads(),
     )
-    learner, items = Learner(model(), settings), samples(case)
+    learner, items = Learner(WholeModel(model(), settings), settings), samples(case)
     return _timed(lambda: learner.step(items, [1.0] * len(items), {}), num_tokens(items))
 
 

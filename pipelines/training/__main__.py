@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pipelines.training import repository
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
+from pipelines.training.clocks import retried
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.waiting import retried
 from runtime.lease import Lease
 from runtime.settings import load_section, load_settings
 

@@ -1,11 +1,26 @@
-"""Two clocks of the trainer: a monotonic one for timers, and one for ages that a clock jump cannot make older."""
+"""Time: a monotonic clock for timers, one for ages that a clock jump cannot make older, and start-up work that is retried."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from contracts.errors import Unavailable
+from pipelines.training.repository import CONSUMER_GROUP
+from runtime.metrics import WAITS
+from runtime.operations import step_done
+from runtime.worker import RETRY_SECONDS
+
+if TYPE_CHECKING:
+    import threading
+
+log = structlog.get_logger()
 
 Clock = Callable[[], float]
+Result = TypeVar("Result")
 
 
 def rising() -> float:
@@ -30,3 +45,16 @@ def began_before(now: float, seconds_ago: float, at_most: float) -> float:
     `seconds_ago` comes from the wall clock, which may have been set since. It is clamped to 0 and the timer's length, `at_most`.
     """
     return now - max(0.0, min(seconds_ago, at_most))
+
+
+def retried(stop: threading.Event, act: Callable[[], Result], *, retry_seconds: float = RETRY_SECONDS) -> Result | None:
+    """The result of `act`, retried while it raises Unavailable, with the log lines and metrics of a worker; None if `stop` is set first."""
+    while True:
+        try:
+            return act()
+        except Unavailable as error:
+            step_done()
+            WAITS.labels(CONSUMER_GROUP).inc()
+            log.warning("waiting", process=CONSUMER_GROUP, reason=error.message)
+        if stop.wait(retry_seconds):
+            return None

@@ -1,6 +1,6 @@
 """From a decision to the log and to the publisher, always in this order: checkpoint, outcomes, the version's bits.
 
-    decided ──▶ `due` ──▶ Saver (background) ──▶ durable ──▶ OutcomeTeller ──▶ log
+    decided ──▶ `due` ──▶ Saver (background) ──▶ durable ──▶ OutcomeReporter ──▶ log
                                                    └──▶ the bits of a version that was cut ──▶ Publisher
 
 In: checkpoints that are due. Out: outcomes that no crash can take back, and cut versions. Waits for: the log; for the disk only in
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipelines.training.samples.telling import DueCheckpoint
+from pipelines.training.samples.reporting import DueCheckpoint
 from pipelines.training.state import BASE_VERSION, cut_again
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contracts.faults import FaultPoint
     from pipelines.training.checkpoints.saving import Saver
     from pipelines.training.samples.intake import Intake
-    from pipelines.training.samples.telling import DecisionMark, OutcomeTeller
+    from pipelines.training.samples.reporting import DecisionMark, OutcomeReporter
     from pipelines.training.state import TrainerState
     from pipelines.training.steps import Steps
     from pipelines.training.versions.publisher import CutVersion, Publisher
@@ -47,7 +47,7 @@ class Settling:
         self,
         state: TrainerState,
         saver: Saver,
-        teller: OutcomeTeller,
+        reporter: OutcomeReporter,
         *,
         steps: Steps,
         intake: Intake,
@@ -58,7 +58,7 @@ class Settling:
         fault: FaultPoint,
     ) -> None:
         """`arms` reads the assignments: the checkpoints of their versions stay. `clock`: UTC epoch seconds; `monotonic`: seconds for timers."""
-        self._state, self._saver, self._teller, self._steps = state, saver, teller, steps
+        self._state, self._saver, self._reporter, self._steps = state, saver, reporter, steps
         self._intake, self._publisher = intake, publisher
         self._arms = arms
         self._clock, self._monotonic = clock, monotonic
@@ -87,7 +87,7 @@ class Settling:
         return self.is_dirty and not self.is_busy and self._monotonic() - self.saved_at >= seconds
 
     def settle(self, *, wait: bool = False) -> None:
-        """Take what has become durable, begin the checkpoint that is due, and tell what is durable. `wait`: until all is.
+        """Take what has become durable, begin the checkpoint that is due, and report what is durable. `wait`: until all is.
 
         Raises:
             Unavailable: the disk is full, or a server is away; call again.
@@ -97,7 +97,7 @@ class Settling:
         if self.due is not None and self._flight is None:
             self._begin(self.due)
             self._finish(wait=wait)
-        self._teller.tell()
+        self._reporter.report()
 
     def _begin(self, due: DueCheckpoint) -> None:
         state, began = self._state, self._monotonic()
@@ -106,7 +106,7 @@ class Settling:
         state.positions = self._intake.decided_positions()
         self._steps.before_save()
         cut = self._publisher.described(state, self._clock()) if due.cuts else None
-        flight = _Flight(due, self._teller.mark(), self._steps.decided_suspects(), cut)
+        flight = _Flight(due, self._reporter.mark(), self._steps.decided_suspects(), cut)
         if not (due.weights or self._saver.are_weights_due):
             self._keep_state(flight)
             return
@@ -122,7 +122,7 @@ class Settling:
         bits = self._saver.bits() if flight.due.cuts else None
         self._saver.keep_state(self._state)
         self.due, self.is_dirty, self.saved_at = None, False, self._monotonic()
-        self._told(flight, bits)
+        self._became_durable(flight, bits)
 
     def _finish(self, *, wait: bool) -> None:
         flight = self._flight
@@ -136,11 +136,11 @@ class Settling:
         if saved is None:
             return
         self._flight, self._has_failed = None, False
-        self._told(flight, saved.bits)
+        self._became_durable(flight, saved.bits)
 
-    def _told(self, flight: _Flight, bits: Tensors | None) -> None:
-        """What was decided before is durable: it may be told."""
-        self._teller.saved(flight.mark)
+    def _became_durable(self, flight: _Flight, bits: Tensors | None) -> None:
+        """What was decided before is durable: it may be reported."""
+        self._reporter.saved(flight.mark)
         self._steps.saved(flight.suspects)
         if flight.cut is not None and bits is not None:
             self._publisher.cut(flight.cut, bits)

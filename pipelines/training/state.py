@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from contracts.records import State
-from pipelines.training.samples.samples import KnownSamples, SampleMapping
+from pipelines.training.samples.experiences import num_tokens, worth
+from pipelines.training.samples.known_samples import KnownSamples, SampleMapping
 from pipelines.training.versions.lineage import Lineage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 
+    from contracts.records import Experience
     from contracts.revocations import Treatment
 
 BASE_VERSION = 0
@@ -70,6 +72,12 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
     corrections: tuple[Correction, ...] = ()
     """Trained: the differences trained since then, one per version, oldest first."""
 
+    @classmethod
+    def trained(cls, experience: Experience, pull: float, zero: float | None = None) -> Fate:
+        """After a sample's step. `pull`: from reward to each token's pull; `zero`: the reward with advantage 0."""
+        revision, weight = experience.revision, experience.weight
+        return cls(revision, "trained", applied=worth(experience), pull=pull, weight=weight, zero=zero)
+
     @property
     def applied_now(self) -> float | None:
         """Weight x reward that the model holds now."""
@@ -85,6 +93,13 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.zero is None or self.weight_now is None:
             return 0.0
         return (weight - self.weight_now) * self.zero
+
+    def pull_for(self, later: Experience, batch_size: int) -> float:
+        """The factor from one unit of reward to the pull on each token, for a later revision.
+
+        Older checkpoints do not know how many tokens the batch had: it then counts as a full batch of answers of this length.
+        """
+        return self.scale / max(batch_size * num_tokens([later]), 1) if self.pull is None else self.pull
 
     @property
     def newest(self) -> int:
@@ -206,9 +221,9 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """The samples that are searched are in rows after this mark."""
     sequence: int = UNNUMBERED
     """Rises with every decision. Outcomes carry it, and an epoch keeps the previous epoch up to a number."""
-    untold: dict[str, int] = msgspec.field(default_factory=dict)
+    unreported: dict[str, int] = msgspec.field(default_factory=dict, name="untold")
     """Sample key to the number of its newest decision, for decisions that may not be in the log yet."""
-    untold_epochs: list[EpochBegin] = msgspec.field(default_factory=list)
+    unreported_epochs: list[EpochBegin] = msgspec.field(default_factory=list, name="untold_epochs")
     """Epochs that may not be in the log yet, oldest first."""
     second_chance: set[str] = msgspec.field(default_factory=set)
     """In older checkpoints only: `undone` with `is_second`."""
@@ -259,7 +274,7 @@ class TrainerState(msgspec.Struct, kw_only=True):
     def note(self, key: str) -> None:
         """Number a new, changed or withdrawn fate: the next checkpoint holds it, then it goes to the log."""
         self.sequence += 1
-        self.untold[key] = self.sequence
+        self.unreported[key] = self.sequence
 
     def note_all(self, keys: Iterable[str]) -> None:
         """Number the fates of several keys."""
@@ -268,8 +283,8 @@ class TrainerState(msgspec.Struct, kw_only=True):
 
 
 def begin_epoch(state: TrainerState, epoch: int) -> None:
-    """Continue under another epoch. If the outcomes of this home have no numbers yet, all of them are told again."""
-    state.untold_epochs.append(EpochBegin(epoch, state.epoch or None, state.sequence))
+    """Continue under another epoch. If the outcomes of this home have no numbers yet, all of them are reported again."""
+    state.unreported_epochs.append(EpochBegin(epoch, state.epoch or None, state.sequence))
     state.epoch = epoch
     if state.sequence == UNNUMBERED:
         state.sequence = 0

@@ -18,12 +18,13 @@ import structlog
 from pipelines.training import repository
 from pipelines.training.checkpoints.bundle_records import without_tokens
 from pipelines.training.checkpoints.plans import Ending, Plan, digest_of, prepare
-from pipelines.training.learning.batch import Refusal, TrainingLimits, is_old, refuse, refuse_weight, version_lag
-from pipelines.training.learning.divergence import by_lag
+from pipelines.training.learning.guard import by_lag
 from pipelines.training.samples.attempts import Attempts
-from pipelines.training.samples.lessons import NullMass, draw, lesson_fate, sample_fate
+from pipelines.training.samples.experiences import is_old, version_lag, worth
+from pipelines.training.samples.reading import NullMass
+from pipelines.training.samples.refusals import Refusal, TrainingLimits, refuse
+from pipelines.training.samples.reporting import count
 from pipelines.training.samples.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
-from pipelines.training.samples.telling import count
 from pipelines.training.samples.trial import Trial
 from pipelines.training.state import Fate
 from runtime.metrics import TRAINING_FIGURE, TRAINING_STEP_ERRORS, TRAINING_STEPS
@@ -36,14 +37,14 @@ if TYPE_CHECKING:
     from contracts.records import Experience
     from pipelines.training.checkpoints.bundles import Bundles
     from pipelines.training.checkpoints.journal import Journal
+    from pipelines.training.learning.figures import StepResult
     from pipelines.training.learning.learner import Learner
-    from pipelines.training.learning.step_result import StepResult
+    from pipelines.training.samples.batches import Batch
     from pipelines.training.samples.culprits import Failure
     from pipelines.training.samples.intake import Intake
-    from pipelines.training.samples.lessons import Batch
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.state import TrainerState
-    from pipelines.training.versions.versions import VersionTree
+    from pipelines.training.versions.lineage import VersionTree
     from runtime.lease import Lease
     from weights.tensors import Tensors
 
@@ -97,8 +98,8 @@ class Steps:
             max_length=learner.max_length,
             vocabulary_size=learner.vocabulary_size,
             policy=lease.policy,
-            routing=learner.routing,
-            needs_experts=bool(learner.routing.layers) and training.replay_experts == "required",
+            routing=learner.trainee.routing,
+            needs_experts=bool(learner.trainee.routing.layers) and training.replay_experts == "required",
             horizon_seconds=training.horizon_seconds or math.inf,
         )
         self._tree = tree
@@ -124,11 +125,13 @@ class Steps:
 
     def refuse(self) -> None:
         """Decide the fate of waiting samples that must not be trained."""
-        waiting = self._intake.waiting
-        tree = self._tree() if waiting else None
+        if not (waiting := [item.experience for item in self._intake.waiting]):
+            return
+        tree, now = self._tree(), self._age_clock()
         for item in waiting:
-            if tree is not None and (refusal := self._refusal(item.experience, tree)) is not None:
-                self._give_up(item.experience, refusal)
+            is_correction = self._intake.corrects(item) is not None
+            if (refusal := refuse(item, tree, self._limits, now, is_correction=is_correction)) is not None:
+                self._give_up(item, refusal)
 
     def are_due(self, now: float) -> bool:
         """True if a batch is ready. `now`: on the clock of the arrival times."""
@@ -148,9 +151,11 @@ class Steps:
         size, waiting = self._training.batch_size, self._intake.waiting
         if len(waiting) < size:
             return size - len(waiting)
-        tree = self._tree()
-        drawn = draw(self._intake, size, lambda item: self._is_old(item, tree))
-        return 0 if len(waiting) >= MOST_BATCHES * size else max(size - len(drawn.everything), 0)
+        return 0 if len(waiting) >= MOST_BATCHES * size else max(size - len(self._drawn().everything), 0)
+
+    def _drawn(self) -> Batch:
+        tree, most = self._tree(), self._training.old_versions
+        return self._intake.draw(self._training.batch_size, lambda item: is_old(item, tree, most))
 
     def before_save(self) -> None:
         """Before a save: forget samples beyond the horizon, and note the levels of rewards. The newest sample limits it: a clock that is years ahead must not forget all."""
@@ -168,12 +173,6 @@ class Steps:
         """A checkpoint with the fates of these suspects is durable."""
         self._attempts.saved(suspects)
 
-    def _refusal(self, experience: Experience, tree: VersionTree) -> Refusal | None:
-        refusal = refuse(experience, tree, self._limits, self._age_clock())
-        if refusal is None and self._intake.corrects(experience) is None:
-            return refuse_weight(experience)
-        return refusal
-
     def _give_up(self, experience: Experience, refusal: Refusal) -> None:
         corrected = self._intake.corrects(experience)
         if corrected is None:
@@ -183,15 +182,11 @@ class Steps:
 
     def _decide(self, experience: Experience, fate: Fate) -> None:
         count(fate)
-        self._state.fates[experience.key] = fate
-        self._intake.remove(experience.key)
-        self._state.note(experience.key)
+        self._intake.decide(experience.key, fate)
 
     def learn(self) -> None:
         """One step over samples and corrections of earlier samples."""
-        tree = self._tree()
-        drawn = draw(self._intake, self._training.batch_size, lambda item: self._is_old(item, tree))
-        drawn = self._without_turned(drawn)
+        drawn = self._without_turned(self._drawn())
         if not drawn.everything:
             return
         self._take(
@@ -265,10 +260,10 @@ class Steps:
         if result.skipped:
             return
         for item in batch.samples:
-            self._decide(item, sample_fate(item, result.pulls[item.key], result.zeros.get(item.key)))
+            self._decide(item, Fate.trained(item, result.pulls[item.key], result.zeros.get(item.key)))
         for lesson in batch.lessons:
-            before = self._state.fates[lesson.experience.key]
-            self._decide(lesson.experience, lesson_fate(lesson, before))
+            later = lesson.experience
+            self._decide(later, self._state.fates[later.key].corrected(later.revision, worth(later), later.weight))
         self._state.unpublished_samples += len(batch.everything)
         self._watch.learned(batch.samples)
 
@@ -297,9 +292,6 @@ class Steps:
         log.error("sample broke its step", key=experience.key, reason=reason, error=error, bundle=str(bundle))
         TRAINING_STEP_ERRORS.labels(failure.error.partition(":")[0] or failure.reason).inc()
         self._give_up(experience, Refusal("quarantined", failure.reason))
-
-    def _is_old(self, item: Experience, tree: VersionTree) -> bool:
-        return is_old(item, tree, self._training.old_versions)
 
     def _report(
         self,

@@ -24,7 +24,6 @@ from contracts.tables import score, training_step
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
-from pipelines.training.learning.batch import micro_batches
 from pipelines.training.worker import Trainer
 from policy.logprobs import TokenScorer
 from rewards.worker import RewardsHandler
@@ -88,7 +87,7 @@ class Loop:
                 pass
 
     def finish(self) -> None:
-        self.trainer._checkpoint()
+        self.trainer.checkpoint()
         self.work()
 
     def experiences(self) -> list[Experience]:
@@ -140,12 +139,7 @@ def answers(random: np.random.Generator, text: str, count: int, version: int = 0
 
 def log_prob(trainer: Trainer, items: list[Experience]) -> float:
     """Summed over the sampled tokens of all of them, under the current weights."""
-    scorer, total = TokenScorer(trainer._learner._model), 0.0
-    for batch in micro_batches(items, max_tokens=10_000):
-        with torch.no_grad():
-            scores = scorer(batch.input_ids_BL, batch.attention_mask_BL, batch.mask_BT, batch.temperature_B)
-        total += float(scores.log_probs_BT[batch.mask_BT].sum())
-    return total
+    return float(trainer.learner.trainee.log_probs(items).found_S.sum())
 
 
 @pytest.mark.slow
@@ -185,8 +179,8 @@ def test_a_grader_that_breaks_on_nine_of_ten_changes_nothing_to_the_bit(tmp_path
     assert quiet.trainer.state.step == broken.trainer.state.step == ROUNDS
     expected = weights_of(quiet.trainer)
     assert all(torch.equal(value, expected[name]) for name, value in weights_of(broken.trainer).items())
-    assert broken.trainer._learner.tracker.to_json() == quiet.trainer._learner.tracker.to_json()
-    assert broken.trainer._learner._gradient_norms == quiet.trainer._learner._gradient_norms
+    assert broken.trainer.learner.tracker.to_json() == quiet.trainer.learner.tracker.to_json()
+    assert broken.trainer.learner.guard_history().norms == quiet.trainer.learner.guard_history().norms
     with broken.world.database.snapshot() as connection:
         states = generation_states(connection)
         assert generation_counts(connection).unexplained == 0
@@ -220,4 +214,4 @@ def test_were_they_zeros_they_would_have_been_learned(loop: Loop) -> None:
     healthy = answers(random, GOOD, BATCH // 2)
     loop.learn(*healthy, *answers(random, MALFORMED, NUM_FAILING))
     assert loop.trainer.state.step > 1
-    assert loop.trainer._learner.tracker.expect("booking", 0) < 0.2
+    assert loop.trainer.learner.tracker.expect("booking", 0) < 0.2

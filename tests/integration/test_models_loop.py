@@ -24,7 +24,7 @@ from policy.weights import copy_tensors, tensors_of
 from services.engine.engine import Engine
 from tests.models import KINDS, build_model
 from tests.tolerances import network_tolerance
-from tests.unit.pipelines.training.builders import captured, experience, segment
+from tests.unit.pipelines.training.builders import a_learner, base_of, captured, experience, segment
 from tests.worlds.engines.memory_store import POLICY
 from tests.worlds.engines.policies import PROMPTS, request
 from tests.worlds.engines.tiny import complete, logprobs_of, make_engine
@@ -53,7 +53,7 @@ class LoopInOneProcess:
 
     def learner(self) -> Learner:
         """As at the start of the trainer."""
-        return Learner(self.model(), SETTINGS)
+        return a_learner(self.model(), SETTINGS)
 
     def engine(self, stack: ExitStack, version: int) -> Engine:
         """As at the start of the engine's process; `stack` ends it."""
@@ -86,7 +86,7 @@ class LoopInOneProcess:
 
 
 def learn(learner: Learner, items: list[Experience]) -> None:
-    assert learner.step(items, [1.0] * len(items), {0: learner.base}).skipped == ""
+    assert learner.step(items, [1.0] * len(items), {0: base_of(learner)}).skipped == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -156,7 +156,7 @@ def test_three_refusals_in_a_row_take_the_trainer_back_to_what_is_live(loop: Loo
     fresh = loop.say(8)
     loop.learn(8)
     loop.judge()
-    loop.trainer._checkpoint()
+    loop.trainer.checkpoint()
     assert loop.states() == {"trained": 44}
     assert loop.trained().keys() == kept | lost | fresh
     assert loop.num_learned() == 28 + 44
@@ -173,7 +173,7 @@ def test_what_is_refused_again_is_not_learned_a_third_time(tmp_path: Path) -> No
     for _ in range(15):
         loop.learn(4)
         loop.judge()
-    loop.trainer._checkpoint()
+    loop.trainer.checkpoint()
     put_aside = {key for key, told in loop.world.ledger().items() if told[:2] == ("quarantined", "rollback")}
     assert put_aside, "what was refused twice is put aside"
     second = {key for key, item in loop.trainer.state.undone.items() if item.is_second}

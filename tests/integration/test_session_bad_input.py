@@ -24,7 +24,7 @@ from contracts.tables import generation
 from contracts.tasks.loading import load_tasks
 from contracts.topics import EXPERIENCES, GENERATIONS
 from pipelines.episodes.handler import EpisodesHandler
-from pipelines.training.learning.baselines import advantages_of
+from pipelines.training.learning.advantages import advantages_of
 from pipelines.training.learning.trackers import MovingAverageTracker
 from pipelines.training.settings import TrainingSettings
 from rewards.worker import RewardsHandler

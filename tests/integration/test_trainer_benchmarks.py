@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.trainer.throughput import sample
-from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.logprobs import MAX_LOGITS
 from tests.forked import ended, start
 from tests.models import tiny_model
+from tests.unit.pipelines.training.builders import a_learner, model_of
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def test_a_row_far_beyond_the_token_budget_is_one_step() -> None:
     length, num_scored = 8192, 7168
     assert num_scored * 704 > MAX_LOGITS
     model = tiny_model("qwen3", max_position_embeddings=9000)
-    learner = Learner(
+    learner = a_learner(
         model, TrainingSettings(divergence_bound=math.inf, step_bound=math.inf, mismatch_samples=0, max_tokens=2048)
     )
     random = np.random.default_rng(1)
@@ -82,6 +82,6 @@ def test_a_row_far_beyond_the_token_budget_is_one_step() -> None:
         result = learner.step([msgspec.structs.replace(item, segments=(part,))], [1.0], {})
     assert not result.skipped
     assert learner.budget.current == 2048
-    assert learner._policy._scorer.recomputes
+    assert model_of(learner).scorer.recomputes
     assert length * 64 < largest.numel <= MAX_LOGITS
     assert not torch.equal(model.lm_head.weight, before)

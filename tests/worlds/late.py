@@ -20,14 +20,14 @@ from contracts.ids import sample_key
 from contracts.records import Experience, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
 from contracts.topics import EXPERIENCES
-from pipelines.training.learning.batch import TrainingLimits, first_version, is_old, refuse, version_lag
-from pipelines.training.learning.divergence import has_left, log_ratios
+from pipelines.training.learning.guard import has_left, log_ratios
 from pipelines.training.learning.trackers import BetaTracker
+from pipelines.training.samples.experiences import first_version, is_old, version_lag
 from pipelines.training.samples.intake import Intake
-from pipelines.training.samples.lessons import draw, sample_fate
+from pipelines.training.samples.refusals import TrainingLimits, refuse
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate, TrainerState
-from pipelines.training.versions.versions import VersionTree
+from pipelines.training.versions.lineage import VersionTree
 
 KEYS, STYLES, VOCABULARY = 4, 6, 64
 VERSION_SECONDS, MEAN_DELAY_SECONDS, WINDOW_SECONDS = 2 * 3600.0, 2 * 86400.0, 21 * 86400.0
@@ -193,7 +193,7 @@ class _LateProduct:
     def _step(self, tree: VersionTree, now: float) -> None:
         size, most = self.settings.batch_size, self.settings.old_versions
         batch = list(
-            draw(self.intake, size, (lambda _: False) if self.before else lambda item: is_old(item, tree, most)).samples
+            self.intake.draw(size, (lambda _: False) if self.before else lambda item: is_old(item, tree, most)).samples
         )
         if len(batch) == size:
             self.tally.old_shares.append(sum(is_old(item, tree, most) for item in batch) / size)
@@ -209,7 +209,7 @@ class _LateProduct:
             self.tally.weight_learned += weight
             self.tally.reward_learned += weight * (item.reward or 0.0)
             self.tracker.update(item.baseline_key, 0 if self.before else first_version(item), item.reward or 0.0)
-            self._decide(item, sample_fate(item, 1.0))
+            self._decide(item, Fate.trained(item, 1.0))
         for item in batch:
             if item not in kept:
                 self._decide(item, Fate(0, "stale", "divergence"))
@@ -228,5 +228,4 @@ class _LateProduct:
 
     def _decide(self, item: Experience, fate: Fate) -> None:
         self.tally.fates[f"{fate.state}({fate.reason})" if fate.reason else fate.state] += 1
-        self.state.fates[item.key] = fate
-        self.intake.remove(item.key)
+        self.intake.decide(item.key, fate)

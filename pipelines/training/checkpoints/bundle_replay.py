@@ -41,9 +41,10 @@ from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.plans import Journaled, Place, Plan, prepare, take_again
 from pipelines.training.learning.guard import limits_of
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.samples.attempts import AttemptFile, Attempts
+from pipelines.training.samples.known_samples import KnownSamples
 from pipelines.training.samples.reward_watch import RewardWatch, WatchMemory
-from pipelines.training.samples.samples import KnownSamples
 from pipelines.training.samples.trial import DEADLY, Trial
 from pipelines.training.settings import TrainingSettings
 from policy.load import load_model
@@ -182,7 +183,7 @@ def _step_again(
             getattr(error, "code", "unreadable"),
             f"{folder} cannot be replayed: {error}: copy the whole folder from the home again; its figures stand in {BUNDLE}",
         ) from error
-    learner = Learner(_base(folder, base, device), settings, device)
+    learner = Learner(WholeModel(_base(folder, base, device), settings, device), settings)
     try:
         learner.check(checkpoint)
     except WeightsRefused as error:

@@ -51,7 +51,7 @@ from pipelines.training.checkpoints.tensor_files import (
     write_pieces,
 )
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.samples.samples import KnownSamples, SampleChanges, SampleFile
+from pipelines.training.samples.known_samples import KnownSamples, SampleChanges, SampleFile
 from pipelines.training.state import TrainerState
 from weights.files import make_folder_durably, sync_folder, write_durably
 

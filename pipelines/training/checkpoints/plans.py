@@ -21,9 +21,9 @@ from blake3 import blake3
 
 from contracts.errors import StepsBroken, WeightsRefused
 from pipelines.training.learning.guard import GuardHistory
+from pipelines.training.samples.batches import Batch
 from pipelines.training.samples.culprits import STEP_ERROR
-from pipelines.training.samples.lessons import Batch
-from pipelines.training.samples.samples import SampleMapping
+from pipelines.training.samples.known_samples import SampleMapping
 from pipelines.training.state import Fate, TrainerState
 from pipelines.training.versions.lineage import Lineage
 from runtime.metrics import TRAINING_REPLAYS
@@ -32,10 +32,10 @@ from runtime.operations import step_done
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pipelines.training.learning.figures import StepResult
     from pipelines.training.learning.learner import Learner
     from pipelines.training.learning.masters import Checkpoint
-    from pipelines.training.learning.step_result import StepResult
-    from pipelines.training.samples.samples import KnownSamples
+    from pipelines.training.samples.known_samples import KnownSamples
 
 log = structlog.get_logger()
 

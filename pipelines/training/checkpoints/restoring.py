@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from pipelines.training.checkpoints.plans import Plan
     from pipelines.training.learning.learner import Learner
     from pipelines.training.learning.masters import Checkpoint
+    from pipelines.training.samples.batches import Batch
     from pipelines.training.samples.intake import Intake
-    from pipelines.training.samples.lessons import Batch
     from pipelines.training.versions.publisher import Publisher
     from runtime.database import Database
     from runtime.lease import Lease
@@ -51,7 +51,7 @@ log = structlog.get_logger()
 
 
 class Restored(NamedTuple):
-    """The state to continue from. `told_ordinal`: see `Trainer`.
+    """The state to continue from. `reported_ordinal`: see `Trainer`.
 
     `version`: the checkpoint's, whose weights the learner has, or had before it took steps of the journal again. `unfinished`: a
     step that the last process had begun.
@@ -59,7 +59,7 @@ class Restored(NamedTuple):
 
     state: TrainerState
     version: int | None
-    told_ordinal: int
+    reported_ordinal: int
     unfinished: Plan | None = None
     replayed: Sequence[Batch] = ()
     """What was learned after the state was saved."""

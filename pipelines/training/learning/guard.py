@@ -1,4 +1,4 @@
-"""When to skip a step. Pure.
+"""When to skip a step, which samples leave it, and how long it is. Pure.
 
 A bad step is skipped, never repaired, and the weights do not change. `trial` finds the samples that are to blame: those are
 quarantined by name, and the others are trained without them or wait for the next batch.
@@ -13,6 +13,16 @@ quarantined by name, and the others are trained without them or wait for the nex
                       temperature, task and answer lengths
 
 A spike lies `guard_spread` median deviations above the median of the last 64 steps *and* above the bound.
+
+A late reward is not stale for its age: the importance weights correct for a policy that moved, as long as it still gives the answer
+a similar probability. The measure of a sample is the geometric mean of its tokens' ratios (today's probability over the logged one),
+as in GSPO (arXiv 2507.18071). A sample leaves its batch, by name, if
+
+    the geometric ratio lies outside [1 / bound, bound]           today's policy has left the answer, or learned it long ago
+    its advantage is negative and the mean log-ratio < -NEGATIVE  it is unlearned already (DeepSeek-V3.2, arXiv 2512.02556)
+
+The step shrinks with the effective sample size of the importance weights below MIN_ESS (VCPO, arXiv 2602.17616, predicts collapse
+by it).
 """
 
 from __future__ import annotations
@@ -22,9 +32,12 @@ import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from contracts.records import Experience
 
 SPIKE = "gradient_spike"
 HARMLESS = {"ess_spike": 10.0, "kl_spike": 0.5, "ratio_spike": 100.0, "entropy_spike": 1.0}
@@ -38,6 +51,10 @@ HISTORY = 64
 WARM_UP = 16
 # As a share of the median. With less spread, after a calm stretch ordinary batches would look like spikes.
 MIN_SPREAD = 0.2
+NEGATIVE = 0.5
+"""Nats per token. Trl's documentation suggests it as `off_policy_mask_threshold`."""
+MIN_ESS = 0.3
+"""Share of the tokens. The health rule of verl's rollout correction."""
 
 
 class GuardHistory(msgspec.Struct, frozen=True):
@@ -159,3 +176,40 @@ def remember(history: Sequence[Norms], gradient_norm: float, expected: Norms, ti
     if comparable is None or not all(map(math.isfinite, comparable)):
         return list(history)
     return [*history, *[comparable] * times][-HISTORY:]
+
+
+def log_ratios(experiences: Sequence[Experience], current_N: Sequence[float]) -> np.ndarray:
+    """The mean of log(today's / logged probability) over the sampled tokens of each sample, float64 [N].
+
+    `current_N`: today's log-prob of each sample, summed over its tokens.
+    """
+    found = np.zeros(len(experiences))
+    for index, (item, current) in enumerate(zip(experiences, current_N, strict=True)):
+        logged = [
+            np.frombuffer(segment.logprobs, "<f4")[np.frombuffer(segment.loss_mask, np.uint8) == 1]
+            for segment in item.segments
+        ]
+        num_tokens = sum(map(len, logged))
+        found[index] = (current - sum(float(part.sum(dtype=np.float64)) for part in logged)) / num_tokens
+    return found
+
+
+def has_left(log_ratio_N: np.ndarray, advantage_N: np.ndarray, bound: float) -> np.ndarray:
+    """True for each sample that must leave the batch, bool [N]. NaN stays: the guard names it."""
+    unlearned_N = (advantage_N < 0) & (log_ratio_N < -NEGATIVE)
+    outside_N: np.ndarray = np.abs(log_ratio_N) > math.log(bound)
+    return outside_N | unlearned_N if math.isfinite(bound) else np.zeros(len(log_ratio_N), dtype=bool)
+
+
+def step_scale(ess: float) -> float:
+    """What the learning rate of one step is multiplied by, in (0, 1]; `ess` in (0, 1], NaN without tokens."""
+    return min(1.0, ess / MIN_ESS) if ess > 0 else 1.0
+
+
+def by_lag(lags: Sequence[int], log_ratios: Sequence[float]) -> dict[str, float]:
+    """Mean absolute log-ratio per token, by versions of lag: `0`, `1-2`, `3-8`, `9-32`, `33+`; only those there are."""
+    edges = {"0": 0, "1-2": 2, "3-8": 8, "9-32": 32}
+    found: dict[str, list[float]] = {}
+    for lag, ratio in zip(lags, log_ratios, strict=True):
+        found.setdefault(next((name for name, end in edges.items() if lag <= end), "33+"), []).append(abs(ratio))
+    return {name: sum(found[name]) / len(found[name]) for name in (*edges, "33+") if name in found}

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pipelines.training.learning.objectives import objective_named
-from pipelines.training.learning.objectives.base import BatchPlan, Surrogate, Tokens
+from pipelines.training.learning.objectives import BatchPlan, Surrogate, Tokens, objective_named
 
 if TYPE_CHECKING:
     from policy.logprobs import TokenScores
@@ -118,7 +117,7 @@ def tokens_of(
         sequence_B = torch.arange(len(mask_BT), device=mask_BT.device)
     return Tokens(
         current_BT[mask_BT],
-        clamped_log_ratio(current_BT, behaviour_BT, mask_BT)[mask_BT],
+        clamped_log_ratio(current_BT[mask_BT], behaviour_BT[mask_BT]),
         advantage_B.double()[:, None].expand_as(mask_BT)[mask_BT],
         sequence_B[:, None].expand_as(mask_BT)[mask_BT],
     )
@@ -190,7 +189,6 @@ def policy_loss(
     )  # fmt: skip
 
 
-def clamped_log_ratio(above_BT: torch.Tensor, below_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """log(above / below) of sampled tokens in float64, within +-MAX_LOG_RATIO; 0 for all other tokens."""
-    difference = (above_BT.double() - below_BT.double()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return torch.where(mask_BT, difference, 0.0)
+def clamped_log_ratio(above_S: torch.Tensor, below_S: torch.Tensor) -> torch.Tensor:
+    """log(above / below) in float64, within +-MAX_LOG_RATIO."""
+    return (above_S.double() - below_S.double()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

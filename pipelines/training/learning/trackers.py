@@ -15,9 +15,12 @@ whose last reward is longest ago keep their newest entry only), MOST_KEYS keys (
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
+
+if TYPE_CHECKING:
+    from pipelines.training.settings import TrainingSettings
 
 RETENTION = 0.98
 """What a reward leaves of its entry's evidence: the last 50 rewards of a version count."""
@@ -156,6 +159,21 @@ class MovingAverageTracker(Tracker, tag="moving_average"):
     def first_guess(self) -> float:
         """As configured."""
         return self.initial
+
+
+def new_tracker(settings: TrainingSettings) -> Tracker:
+    """The tracker of a trainer that never trained."""
+    if settings.baseline == "beta":
+        low, high = settings.reward_range
+        return BetaTracker(low=low, high=high)
+    return MovingAverageTracker(initial=sum(settings.reward_range) / 2)
+
+
+def in_range(tracker: Tracker, settings: TrainingSettings) -> Tracker:
+    """The tracker on today's scale of rewards: task files may have changed since it was saved."""
+    if not isinstance(tracker, BetaTracker) or (tracker.low, tracker.high) == settings.reward_range:
+        return tracker
+    return tracker.rescaled(*settings.reward_range)
 
 
 def _place(entries: tuple[Entry, ...] | list[Entry], version: int) -> int:

@@ -15,16 +15,24 @@ condemned samples stay in the file until a checkpoint holds their fates.
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
+import torch
 
 from weights.files import write_durably
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
+
+FORK_SECONDS = 120.0
+"""How long a copy of the process may take."""
+_PAUSE = 0.005
 
 log = structlog.get_logger()
 
@@ -147,3 +155,28 @@ def _read(path: Path) -> AttemptFile:
     except msgspec.MsgspecError as error:
         log.error("the file of the last step is unreadable: no sample is suspected", path=str(path), reason=str(error))  # noqa: TRY400 no fault of ours
         return AttemptFile()
+
+
+def survives(action: Callable[[], object], seconds: float = FORK_SECONDS) -> bool | None:
+    """True if a copy of this process survives `action`, exceptions included; None if it does not end in time.
+
+    The copy exits silently: it flushes nothing, closes nothing, and has only the calling thread. CPU only: accelerators do not survive a
+    fork.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            # A fork copies only the calling thread: torch would wait for worker threads that do not exist.
+            torch.set_num_threads(1)
+            action()
+        finally:
+            os._exit(0)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0
+        time.sleep(_PAUSE)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None

@@ -6,17 +6,19 @@ a sample, and holds back the position in the log like one.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from contracts.ledger import EXPIRED
-from pipelines.training.samples.sample_keys import generated_at
+from pipelines.training.samples.batches import Batch, Lesson
+from pipelines.training.samples.experiences import episode_of, generated_at, group_of, is_learnable, worth
 from pipelines.training.state import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from contracts.event_log import LogRecord
     from contracts.records import Experience
@@ -34,16 +36,6 @@ class WaitingSample:
     partition: int
     offset: int
     arrived_at: float
-
-
-def is_learnable(experience: Experience) -> bool:
-    """True if there is a reward to learn from. For other samples, the process that gave none reports the outcome."""
-    return experience.status == "scored" and experience.reward is not None and experience.fault != "infra"
-
-
-def worth(experience: Experience) -> float:
-    """Weight x reward: applied when the sample is trained, and compared with later revisions."""
-    return experience.weight * (experience.reward or 0.0)
 
 
 def why_uncorrected(fate: Fate, later: Experience) -> str:
@@ -180,8 +172,47 @@ class Intake:
         """Keys of the waiting samples."""
         return self._waiting.keys()
 
-    def remove(self, key: str) -> None:
-        """Remove a sample whose fate was decided. A step that a restart takes again has samples that were not read again."""
+    def draw(self, size: int, is_old: Callable[[Experience], bool] = lambda _: False) -> Batch:
+        """A batch of `size` waiting samples, in the order of arrival; at most a quarter of `size` (one at least) is old.
+
+        Calls of a session that was judged as a whole are taken together, so that their common tokens are computed once and one
+        baseline serves all: the last session may exceed `size`. Sessions of one group follow each other, as far as they fit. Old
+        samples that find no place wait for the next batch. If fresh samples are missing, the batch is small.
+        """
+        chosen: dict[str, Experience] = {}
+        waiting = [item.experience for item in self.waiting]
+        together: dict[str, list[Experience]] = defaultdict(list)
+        groups: dict[str, int] = {}
+        for place, experience in enumerate(waiting):
+            together[episode_of(experience)].append(experience)
+            groups.setdefault(group_of(experience) or experience.key, place)
+        waiting.sort(key=lambda each: groups[group_of(each) or each.key])
+        places_for_old = max(size // 4, 1)
+        for first in waiting:
+            if len(chosen) >= size:
+                break
+            for experience in together.pop(episode_of(first), ()):
+                if is_old(experience):
+                    if not places_for_old:
+                        continue
+                    places_for_old -= 1
+                chosen[experience.key] = experience
+        return self._as_batch(sorted(chosen.values(), key=lambda each: each.key), size)
+
+    def _as_batch(self, chosen: list[Experience], size: int) -> Batch:
+        samples, lessons = [], []
+        for item in chosen:
+            if (fate := self.corrects(item)) is None:
+                samples.append(item)
+            else:
+                difference = worth(item) - (fate.applied_now or 0.0)
+                lessons.append(Lesson(item, difference, fate.pull_for(item, size), fate.owed(item.weight)))
+        return Batch(samples, lessons)
+
+    def decide(self, key: str, fate: Fate) -> None:
+        """Give a sample its fate. It need not wait here: a step that a restart takes again has samples that were not read again."""
+        self._state.fates[key] = fate
+        self._state.note(key)
         self._waiting.pop(key, None)
 
     def is_ready(self, now: float, *, is_full: bool, min_batch_size: int, max_wait_seconds: float) -> bool:

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from contracts.errors import MillraceError, StepsBroken
-from pipelines.training.learning.children import survives
 from pipelines.training.learning.guard import SPIKES
+from pipelines.training.samples.attempts import survives
+from pipelines.training.samples.batches import Batch, Lesson
 from pipelines.training.samples.culprits import STEP_ERROR, Failure, canary, find_culprits
-from pipelines.training.samples.lessons import Batch, Lesson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from pipelines.training.learning.figures import StepResult
     from pipelines.training.learning.learner import Learner
-    from pipelines.training.learning.step_result import StepResult
     from pipelines.training.samples.attempts import Attempts
     from weights.tensors import Tensors
 

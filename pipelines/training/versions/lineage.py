@@ -1,4 +1,4 @@
-"""The ancestors of the current weights, in few numbers. Pure.
+"""The tree of versions: the ancestors of the current weights, in few numbers, and the branches that rollbacks left. Pure.
 
 Numbers of versions only rise, and most versions descend from the one before. So a lineage is a few runs of consecutive numbers:
 
@@ -11,12 +11,20 @@ few versions that were left so long ago then count as ancestors. No sample depen
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain
-from typing import overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, overload
+
+if TYPE_CHECKING:
+    from contracts.revocations import Treatment
+    from pipelines.training.state import TrainerState
 
 MOST_RUNS = 1_000
 """About 15 KB of JSON; almost three rollbacks a day for a year."""
+MOST_LEFT = 10_000
+"""Versions outside the lineage that are known: even if every second version of 20 seconds is rolled back, those of the last 4 days."""
 
 
 class Lineage(Sequence[int]):
@@ -118,3 +126,70 @@ def _as_json(run: tuple[int, int]) -> list[int]:
     if newest == oldest:
         return [newest]
     return [newest, -oldest] if oldest else [*_as_json((newest, 1)), 0]
+
+
+@dataclass(frozen=True)
+class VersionTree:
+    """The versions that were cut. `lineage` is that of the current weights, newest first, down to the base."""
+
+    lineage: Sequence[int]
+    parents: Mapping[int, int] = field(default_factory=dict)
+    """Version to parent, for the branches that were left; versions of the lineage may be left out."""
+    revoked: Mapping[int, Treatment] = field(default_factory=dict)
+
+    def exists(self, version: int) -> bool:
+        """False for a version that was never cut."""
+        return version in self._ancestors or version in self.parents
+
+    def distance(self, version: int) -> int:
+        """The number of versions between `version` and the current weights along the tree: down one branch, up the other.
+
+        Differences of ordinals would be wrong. After a rollback new ordinals jump ahead of the version that still serves users,
+        and its fresh samples must not look old. A version of an abandoned branch must not look new because its number is high.
+
+        Raises:
+            KeyError: the version was never cut.
+        """
+        steps, at = 0, version
+        while (depth := self._ancestors.depth(at)) is None:
+            if steps and at not in self.parents:
+                return steps + len(self._ancestors)  # where its branch began is forgotten
+            at = self.parents[at]
+            steps += 1
+        return steps + depth
+
+    @cached_property
+    def _ancestors(self) -> Lineage:
+        return Lineage.of(self.lineage)
+
+
+def left_versions(parents: Mapping[int, int], lineage: Sequence[int]) -> dict[int, int]:
+    """The newest versions outside the lineage, with their parents."""
+    ancestors = Lineage.of(lineage)
+    return dict(sorted(item for item in parents.items() if item[0] not in ancestors)[-MOST_LEFT:])
+
+
+def left_behind(before: Sequence[int], now: Sequence[int]) -> dict[int, int]:
+    """The versions of one lineage that a rollback left, with their parents."""
+    ancestors = Lineage.of(before)
+    shared = ancestors.newest_shared(Lineage.of(now)) or 0
+    return dict(pairwise(ancestors[: (ancestors.depth(shared) or 0) + 1]))
+
+
+class VersionBranches:
+    """The tree of versions as it changes: versions are cut, left by a rollback, revoked."""
+
+    def __init__(
+        self, state: TrainerState, parents: Mapping[int, int], revoked: Callable[[], Mapping[int, Treatment]]
+    ) -> None:
+        """`parents`: of all versions that earlier trainers claimed; those that this one cuts are in its lineage."""
+        self._state, self._revoked = state, revoked
+        self._parents = left_versions(parents, state.lineage)
+
+    def tree(self) -> VersionTree:
+        """The current tree."""
+        return VersionTree(self._state.lineage, self._parents, self._revoked())
+
+    def leave(self, before: Sequence[int]) -> None:
+        """A rollback left the lineage `before`; samples of those versions may still arrive."""
+        self._parents = left_versions(self._parents | left_behind(before, self._state.lineage), self._state.lineage)

@@ -31,8 +31,7 @@ from contracts.errors import (
 from contracts.faults import FaultPoint, no_fault
 from pipelines.training import repository
 from pipelines.training.state import BASE_VERSION, TrainerState
-from pipelines.training.versions.pruning import Pruning
-from pipelines.training.versions.upkeep import StoreUpkeep
+from pipelines.training.versions.upkeep import Pruning, StoreUpkeep
 from runtime.engine_rows import read_engines
 from runtime.metrics import PUBLISH_FAILING, PUBLISHED_VERSION, WEIGHT_SNAPSHOT_EXPIRES
 from runtime.snapshot_rows import DatabaseSnapshotRows
@@ -294,11 +293,11 @@ class Publisher:
             self._issuer.issue(self._unlisted)
         self._unlisted.clear()
 
-    def needs_care(self, live: Assignment | None, now: float) -> bool:
-        """True if `care` has something to do. `now`: seconds of a monotonic clock."""
+    def needs_maintenance(self, live: Assignment | None, now: float) -> bool:
+        """True if `maintain` has something to do. `now`: seconds of a monotonic clock."""
         return self._is_renewal_due(now) or self._is_pointer_due(live, now)
 
-    def care(self, live: Assignment | None, now: float) -> None:
+    def maintain(self, live: Assignment | None, now: float) -> None:
         """Renew the snapshot, and mirror the arm `live`. A failure is retried later."""
         self._renew(now)
         self._mirror(live, now)

@@ -46,10 +46,10 @@ class Publishing:
         if self.is_idle() and self._publisher.is_due(now):
             self._start(lambda: self._publisher.send(now))
 
-    def care(self, live: Assignment | None, now: float) -> None:
-        """See `Publisher.care`."""
-        if self.is_idle() and self._publisher.needs_care(live, now):
-            self._start(lambda: self._publisher.care(live, now))
+    def maintain(self, live: Assignment | None, now: float) -> None:
+        """See `Publisher.maintain`."""
+        if self.is_idle() and self._publisher.needs_maintenance(live, now):
+            self._start(lambda: self._publisher.maintain(live, now))
 
     def offer(self, version: int, arm: Assignment | None, reason: str) -> None:
         """See `Publisher.offer`."""

@@ -18,8 +18,7 @@ from contracts.event_log import LogRecord
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES
 from pipelines.training.samples.intake import Intake
-from pipelines.training.samples.lessons import draw, sample_fate
-from pipelines.training.state import TrainerState
+from pipelines.training.state import Fate, TrainerState
 from runtime.database import Database
 from runtime.days import migrate
 from tests.adversary.attacks.attack import Attack
@@ -134,12 +133,12 @@ def be_praised_by_a_no() -> str | None:
     guess = msgspec.structs.replace(said, revision=1, reward=0.8, weight=0.1)
     state = TrainerState()
     try:
-        state.fates[turn.key] = sample_fate(guess, 1.0, 0.7)
+        state.fates[turn.key] = Fate.trained(guess, 1.0, 0.7)
     except TypeError:  # of a trainer that does not know what a sample's baseline was
-        state.fates[turn.key] = sample_fate(guess, 1.0)
+        state.fates[turn.key] = Fate.trained(guess, 1.0)
     intake = Intake(state)
     intake.offer(LogRecord(EXPERIENCES, 0, 0, turn.key, b"", 0.0), said, 0.0)
-    (lesson,) = draw(intake, 1).lessons
+    (lesson,) = intake.draw(1).lessons
     pulled = 0.1 * (0.8 - 0.7) + getattr(lesson, "advantage", lesson.difference)
     return f"in all it pulls {pulled:+.2f}" if pulled > 0 else None
 

@@ -27,7 +27,6 @@ from contracts.tasks.loading import load_tasks
 from contracts.topics import GENERATIONS
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
-from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from rewards.worker import RewardsHandler
@@ -36,7 +35,7 @@ from runtime.settings import Settings, load_settings
 from runtime.worker import Worker
 from tests.fakes import a_generation
 from tests.in_memory import folder_in_memory
-from tests.unit.pipelines.training.builders import tiny_model
+from tests.unit.pipelines.training.builders import a_learner, tiny_model
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store
 from weights.tensors import Tensor
@@ -71,7 +70,7 @@ def made(folder: Path) -> Path:
     training = TrainingSettings()
     torch.set_num_threads(1)
     store = CheckpointStore(settings.checkpoints, 2)
-    store.save(Learner(tiny_model(), training).capture(TrainerState(epoch=1), 0), {0})
+    store.save(a_learner(tiny_model(), training).capture(TrainerState(epoch=1), 0), {0})
     return home
 
 

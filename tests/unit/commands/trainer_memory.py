@@ -14,11 +14,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
-from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from tests.in_memory import folder_in_memory
-from tests.unit.pipelines.training.builders import random_experience
+from tests.unit.pipelines.training.builders import a_learner, base_of, random_experience
 
 _PROCESS = psutil.Process()
 
@@ -54,11 +53,13 @@ def main() -> None:
         vocab_size=704, hidden_size=512, intermediate_size=2048, num_hidden_layers=4, num_attention_heads=8,
         num_key_value_heads=8, max_position_embeddings=512, tie_word_embeddings=True,
     )  # fmt: skip
-    learner = Learner(LlamaForCausalLM(config).eval(), TrainingSettings(divergence_bound=math.inf, step_bound=math.inf))
+    learner = a_learner(
+        LlamaForCausalLM(config).eval(), TrainingSettings(divergence_bound=math.inf, step_bound=math.inf)
+    )
     random = np.random.default_rng(0)
     batch = [random_experience(random, reward=float(number % 2)) for number in range(8)]
     for _ in range(2):
-        learner.step(batch, [1.0] * len(batch), {0: learner.base})
+        learner.step(batch, [1.0] * len(batch), {0: base_of(learner)})
     versions = [learner.tensors() for _ in range(2)]  # as the publisher holds them
     resident = _bytes() - bare
     with folder_in_memory() as folder, _peak() as most:

@@ -18,7 +18,7 @@ from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.weights import copy_tensors, tensors_of
 from tests.models import KINDS, tiny_model
-from tests.unit.pipelines.training.builders import captured, experience, segment
+from tests.unit.pipelines.training.builders import a_learner, base_of, captured, experience, model_of, segment
 from tests.unit.pipelines.training.test_bundle_replay import blamed_bundle
 from tests.unit.pipelines.training.test_models_learn import learn
 from tests.unit.pipelines.training.test_precision import batch
@@ -30,7 +30,7 @@ SETTINGS = TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_
 def learner_on(device: str, kind: str = "qwen3", **changes: Any) -> Learner:
     model = tiny_model(kind)
     copy_tensors(model, tensors_of(model))  # it holds published bits
-    return Learner(model, SETTINGS.model_copy(update=changes), device)
+    return a_learner(model, SETTINGS.model_copy(update=changes), device)
 
 
 def gradient(device: str, kind: str, **changes: Any) -> torch.Tensor:
@@ -40,11 +40,13 @@ def gradient(device: str, kind: str, **changes: Any) -> torch.Tensor:
     found: list[torch.Tensor] = []
 
     def note(*_: object) -> None:
-        found.extend(each.grad.flatten().cpu() for each in learner._model.parameters() if each.grad is not None)
+        found.extend(
+            each.grad.flatten().cpu() for each in model_of(learner).model.parameters() if each.grad is not None
+        )
 
-    learner._optimizer.optimizer.register_step_pre_hook(note)
+    model_of(learner).optimizer.optimizer.register_step_pre_hook(note)
     items = batch()
-    result = learner.step(items, [1.0] * len(items), {0: learner.base})
+    result = learner.step(items, [1.0] * len(items), {0: base_of(learner)})
     assert not result.skipped
     assert result.metrics["mismatch_k3"] is not None
     return torch.cat(found)

@@ -11,11 +11,16 @@ from transformers import LlamaForCausalLM
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
+from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
+from pipelines.training.learning.reference import FrozenCopy
+from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from pipelines.training.versions.lineage import Lineage
 from tests.models import built_once, llama_config
+from weights.tensors import Tensors
 
 VOCABULARY = 48
 
@@ -47,6 +52,30 @@ def _tiny_model(seed: int, *, tied: bool) -> Any:
 def whole(value: Any) -> Any:
     """For `msgspec.json.encode`: the state with everything that is known of samples, as older checkpoints had it."""
     return value.to_json() if isinstance(value, Lineage) else dict(value)
+
+
+def a_learner(model: Any, settings: TrainingSettings, device: str = "cpu") -> Learner:
+    """A learner that trains all of a model."""
+    return Learner(WholeModel(model, settings, device), settings)
+
+
+def model_of(learner: Learner) -> WholeModel:
+    """What such a learner trains."""
+    assert isinstance(learner.trainee, WholeModel)
+    return learner.trainee
+
+
+def base_of(learner: Learner) -> Tensors:
+    """The bits that it began with."""
+    reference = model_of(learner).reference
+    assert isinstance(reference, FrozenCopy)
+    return reference.base
+
+
+def remembering(learner: Learner, norms: list[tuple[float, float]] | None = None, **signs: list[float]) -> None:
+    """Let the guard remember these norms, or these values of a sign, and what else it knows."""
+    known = learner.guard_history()
+    learner.set_guard_history(GuardHistory(known.norms if norms is None else norms, {**known.signs, **signs}))
 
 
 def captured(learner: Learner, state: TrainerState | None = None, version: int | None = None) -> Checkpoint:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.training.learning.advantage import Part, Scored, advantages, component_advantages, component_of
+from pipelines.training.learning.advantages import Part, Scored, advantages, component_advantages, component_of
 from pipelines.training.learning.trackers import BetaTracker, Entry, MovingAverageTracker, Tracker
 
 

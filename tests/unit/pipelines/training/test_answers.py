@@ -50,7 +50,7 @@ def test_a_sample_teaches_the_same_whether_it_carries_its_tokens_or_says_where_t
         trainer = world.start()
         world.turns(trainer, 2)
         assert trainer.state.step == 1
-        trainer._checkpoint()
+        trainer.checkpoint()
         assert {state for state, _, _ in world.ledger().values()} == {"trained"}
         weights.append(weights_of(trainer))
     assert weights[0].keys() == weights[1].keys()
@@ -66,7 +66,7 @@ def test_a_sample_whose_body_is_lost_or_damaged_has_a_name_and_the_others_are_tr
     world.add(pointing(damaged, logged(world, damaged)), pointing(lost, LogPlace(0, 999)))
     trainer = world.start()
     world.turns(trainer, 3)
-    trainer._checkpoint()
+    trainer.checkpoint()
     told = {key: fate[:2] for key, fate in world.ledger().items()}
     assert told == {turn.key: ("trained", "") for turn in turns} | {lost.key: ("stale", "body_lost")}
     with world.database.snapshot() as connection:

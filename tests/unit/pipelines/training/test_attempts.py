@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.training.learning.children import survives
-from pipelines.training.samples.attempts import Attempts
+from pipelines.training.samples.attempts import Attempts, survives
 from tests.forked import ended, start
 from tests.unit.pipelines.training.breaking import DEADLY, answer, breaking_model
 from tests.unit.pipelines.training.world import World
@@ -19,10 +18,10 @@ def train(home: Path, device: str) -> None:
     world.make_model = breaking_model
     trainer = world.start()
     if device == "accelerator":
-        setattr(type(trainer._learner), "is_on_cpu", False)  # noqa: B010 a property
+        setattr(type(trainer.learner), "is_on_cpu", False)  # noqa: B010 a property
     for _ in range(8):
         trainer.turn()
-    trainer._checkpoint()
+    trainer.checkpoint()
     world.close()
 
 

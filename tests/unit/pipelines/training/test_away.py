@@ -141,7 +141,7 @@ def learn(world: World, trainer: Trainer) -> None:
         world.now, world.wall_jump = world.now + 200.0, world.wall_jump - 200.0
         trainer.attempt()
         persistently(world.accept)
-    persistently(trainer._checkpoint)
+    persistently(trainer.checkpoint)
 
 
 def persistently(act: Callable[[], object]) -> None:
@@ -191,13 +191,13 @@ def test_an_outage_is_waited_for_with_the_model_in_memory(template: Path, tmp_pa
     trainer = started(world)
     for _ in range(2):
         trainer.attempt()
-    held, step = trainer._learner, trainer.state.step
+    held, step = trainer.learner, trainer.state.step
     before, waits = weights_of(trainer), waited()
     outage.left, outage.lasts = 1, True
     for _ in range(5):
         assert not trainer.attempt()
     assert waited() == waits + 5
-    assert trainer._learner is held
+    assert trainer.learner is held
     assert trainer.state.step == step
     assert all(torch.equal(value, before[name]) for name, value in weights_of(trainer).items())
     outage.lasts = False

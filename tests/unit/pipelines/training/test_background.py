@@ -73,11 +73,11 @@ def test_a_publisher_that_is_away_holds_up_no_step(world: World) -> None:
     world.publishing = publishing
     trainer = world.start()
     world.add_random(24)
-    while publishing.num_waiting == 0 or not trainer._publisher.is_behind:
-        if publishing.num_waiting and not trainer._publisher.is_behind:
+    while publishing.num_waiting == 0 or not trainer.publisher.is_behind:
+        if publishing.num_waiting and not trainer.publisher.is_behind:
             publishing.run()
         trainer.turn()
-    cut, step = trainer._learner.tensors(), trainer.state.step
+    cut, step = trainer.learner.tensors(), trainer.state.step
     for _ in range(3):
         trainer.turn()
     assert trainer.state.step == step + 3
@@ -97,7 +97,7 @@ def test_a_late_thread_of_an_old_trainer_offers_nothing(world: World) -> None:
     world.publishing = old_thread
     old = world.start()
     world.add_random(8)
-    while not old._publisher.is_behind:
+    while not old.publisher.is_behind:
         if old_thread.num_waiting:
             old_thread.run()
         old.turn()
@@ -123,11 +123,11 @@ def test_a_late_save_of_an_old_trainer_is_void(world: World) -> None:
     world.saving = AtOnce()
     world.add_random(4)
     old.turn()
-    old._checkpoint(weights=True)
+    old.checkpoint(weights=True)
     assert old_thread.num_waiting == 1
     successor = world.start()
     world.turns(successor, 2)
-    successor._checkpoint()
+    successor.checkpoint()
     old_thread.run()
     with pytest.raises(StaleWrite):
         old.turn()
@@ -153,7 +153,7 @@ def test_a_version_that_could_not_be_saved_is_cut_again_from_the_newer_weights(w
     with pytest.raises(Unavailable, match="no space left"):
         trainer.turn()
     assert world.ledger() == {}
-    expected = trainer._learner.tensors()
+    expected = trainer.learner.tensors()
     trainer.turn()
     publishing.settle()
     assert same(world.store.load(POLICY, 1), expected)

@@ -16,13 +16,12 @@ from pipelines.training.checkpoints.plans import without_samples
 from pipelines.training.learning import trackers
 from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.trackers import BetaTracker
-from pipelines.training.samples import reward_watch, samples
+from pipelines.training.samples import known_samples, reward_watch
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.reward_watch import RewardWatch
 from pipelines.training.state import Fate, TrainerState, begin_epoch, cut_version, finish_learning_again, roll_back
-from pipelines.training.versions import lineage, versions
-from pipelines.training.versions.lineage import Lineage
-from pipelines.training.versions.versions import VersionTree, left_behind, left_versions
+from pipelines.training.versions import lineage
+from pipelines.training.versions.lineage import Lineage, VersionTree, left_behind, left_versions
 from tests.unit.pipelines.training.builders import experience, segment, whole
 
 if TYPE_CHECKING:
@@ -49,9 +48,9 @@ class Size(NamedTuple):
 def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A life of any length reaches the bounds; this one shall be short."""
     monkeypatch.setattr(lineage, "MOST_RUNS", 20)
-    monkeypatch.setattr(versions, "MOST_LEFT", 30)
-    monkeypatch.setattr(samples, "MOST_CUTS", 50)
-    monkeypatch.setattr(samples, "_PAGE", 10)
+    monkeypatch.setattr(lineage, "MOST_LEFT", 30)
+    monkeypatch.setattr(known_samples, "MOST_CUTS", 50)
+    monkeypatch.setattr(known_samples, "_PAGE", 10)
     monkeypatch.setattr(trackers, "MOST_KEYS", 30)
     monkeypatch.setattr(reward_watch, "MOST_NAMES", 20)
 
@@ -139,8 +138,8 @@ def exact(state: TrainerState) -> bytes:
 
 
 def told(state: TrainerState) -> None:
-    state.untold.clear()
-    state.untold_epochs.clear()
+    state.unreported.clear()
+    state.unreported_epochs.clear()
 
 
 def key_at(now: float, number: int) -> str:

@@ -11,20 +11,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from contracts.errors import InvalidSettings, MillraceError, WeightsRefused
 from contracts.records import Experience, pack_floats
 from pipelines.training.checkpoints import bundle_replay, bundles
 from pipelines.training.checkpoints.bundle_records import BUNDLE, RewardBundle, StepBundle, decode_bundle, encode_bundle
 from pipelines.training.checkpoints.bundle_replay import ReplayedBundle, read_bundle, replay_bundle
-from pipelines.training.learning.guard import Norms
-from pipelines.training.learning.replay import score
+from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.worker import Trainer
 from tests.command_line import run_here
 from tests.forked import run_forked
 from tests.unit.pipelines.training.breaking import NO_NUMBER, RAISES, answer, breaking_model
-from tests.unit.pipelines.training.builders import tiny_model
+from tests.unit.pipelines.training.builders import remembering, tiny_model
 from tests.unit.pipelines.training.world import World
 from tests.worlds.hostile_files import HOSTILE_FILES
 
@@ -55,18 +53,12 @@ def learn(world: World, trainer: Trainer, count: int, seed: int = 0, *more: Expe
     trainer.turn()
 
 
-@torch.no_grad()
 def likely(trainer: Trainer, item: Experience) -> Experience:
-    """The answer with today's log-probs, so that its ratios are 1."""
-    scored = []
-    for batch in trainer._learner._policy.micro_batches([item]):
-        found = score(trainer._learner._policy._scorer, batch).log_probs_BT[batch.mask_BT].tolist()
-        for part in item.segments:
-            width = part.loss_mask.count(1)
-            values, found = found[:width], found[width:]
-            logged = [values.pop(0) if is_token else 0.0 for is_token in part.loss_mask]
-            scored.append(msgspec.structs.replace(part, logprobs=pack_floats(logged)))
-    return msgspec.structs.replace(item, segments=tuple(scored))
+    """The answer, of one segment, with today's log-probs, so that its ratios are 1."""
+    (part,) = item.segments
+    values = iter(trainer.learner.trainee.log_probs([item]).found_S.tolist())
+    logged = pack_floats([next(values) if is_token else 0.0 for is_token in part.loss_mask])
+    return msgspec.structs.replace(item, segments=(msgspec.structs.replace(part, logprobs=logged),))
 
 
 def forged(trainer: Trainer, seed: int = 99) -> Experience:
@@ -86,9 +78,10 @@ def warmed(world: World) -> Trainer:
     trainer = world.start()
     for step in range(WARM_STEPS):
         if step == KNOWN_STEPS:
-            trainer._learner._gradient_norms *= 4
-            trainer._learner._signs = {reason: values * 4 for reason, values in trainer._learner._signs.items()}
-            trainer._checkpoint(wait=True, weights=True)
+            known = trainer.learner.guard_history()
+            signs = {reason: values * 4 for reason, values in known.signs.items()}
+            trainer.learner.set_guard_history(GuardHistory(known.norms * 4, signs))
+            trainer.checkpoint(wait=True, weights=True)
         learn(world, trainer, 8, step)
     assert trainer.state.step == WARM_STEPS
     return trainer
@@ -123,7 +116,7 @@ def blamed_bundle(place: Path, device: str = "cpu") -> Path:
     fate = trainer.state.fates[bad.key]
     assert (fate.state, fate.reason) == ("quarantined", SPIKE)
     learn(world, trainer, 8, 101)
-    trainer._checkpoints.close()
+    trainer.checkpoints.close()
     world.close()
     return only_bundle(world)
 
@@ -186,7 +179,7 @@ def test_after_a_restart_and_a_new_checkpoint_the_bundle_still_leads_to_its_weig
     learn(world, trainer, 8, 100, forged(trainer))
     for step in range(4):
         learn(world, trainer, 8, 200 + step)
-        trainer._checkpoint(wait=True, weights=True)
+        trainer.checkpoint(wait=True, weights=True)
     shutil.rmtree(world.settings.checkpoints)
     found = replay_bundle(only_bundle(world))
     assert found.is_same
@@ -196,8 +189,8 @@ def test_after_a_restart_and_a_new_checkpoint_the_bundle_still_leads_to_its_weig
 @pytest.mark.slow
 def test_a_skipped_step_without_a_culprit_gives_the_same_numbers(world: World) -> None:
     trainer = world.start()
-    trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 64
-    trainer._checkpoint(wait=True, weights=True)
+    remembering(trainer.learner, [(1e-9, 1e-9)] * 64)
+    trainer.checkpoint(wait=True, weights=True)
     learn(world, trainer, 8)
     bundle = read_bundle(only_bundle(world))[1]
     assert isinstance(bundle, StepBundle)

@@ -14,17 +14,15 @@ from sqlalchemy import select
 from contracts.records import Experience
 from contracts.tables import training_step
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
-from pipelines.training.learning.batch import num_tokens
-from pipelines.training.learning.guard import Norms
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.samples.intake import worth
-from pipelines.training.samples.lessons import Lesson, pull_of, sample_fate
+from pipelines.training.samples.batches import Lesson
+from pipelines.training.samples.experiences import num_tokens, worth
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Correction, Fate, TrainerState
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.breaking import answer
-from tests.unit.pipelines.training.builders import random_experience, tiny_model
+from tests.unit.pipelines.training.builders import a_learner, model_of, random_experience, remembering, tiny_model
 from tests.unit.pipelines.training.test_learner import on_policy
 from tests.unit.pipelines.training.world import World, weights_of
 
@@ -77,7 +75,7 @@ def learn(world: World, trainer: Trainer, *items: Experience) -> None:
 
 def test_a_corrected_sample_pulls_in_all_as_its_last_revision_would_have() -> None:
     items = batch()
-    learner = Learner(tiny_model(), SETTINGS)
+    learner = a_learner(tiny_model(), SETTINGS)
     first = learner.step(items, [0.5] * 8, {})
     lessons = [Lesson(item, 1.0 - 2.0 * (item.reward or 0.0), 0.5 * first.pulls[item.key]) for item in items]
     second = learner.step([], [], {}, lessons)
@@ -93,9 +91,9 @@ def test_a_light_guess_and_its_correction_pull_as_the_last_word_alone_would_have
     """Silence has weight 0.1, then a signal comes. Without its baseline, a bad signal would reinforce the answer."""
     items = batch()
     guessed = msgspec.structs.replace(items[0], reward=0.8, weight=0.1)
-    learner = Learner(tiny_model(), SETTINGS)
+    learner = a_learner(tiny_model(), SETTINGS)
     first = learner.step([guessed, *items[1:]], [0.1, *[1.0] * 7], {})
-    fate = sample_fate(guessed, first.pulls[guessed.key], first.zeros[guessed.key])
+    fate = Fate.trained(guessed, first.pulls[guessed.key], first.zeros[guessed.key])
     spoken = later(guessed, reward, 2, weight=1.0)
     lesson = Lesson(spoken, worth(spoken) - (fate.applied_now or 0.0), first.pulls[guessed.key], fate.owed(1.0))
     count = first.metrics["num_tokens"]
@@ -114,7 +112,7 @@ def test_a_light_zero_is_topped_up_although_the_rewards_add_up_to_nothing(world:
     world.add_random(3, reward=1.0)
     world.turns(trainer, 2)
     learn(world, trainer, later(first, 0.0, weight=1.0))
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert [said[:2] for said in late(world)] == [(1, "corrected")]
     assert (fate_of(trainer, first).applied_now, fate_of(trainer, first).weight_now) == (0.0, 1.0)
 
@@ -129,7 +127,7 @@ def test_a_fate_of_an_older_checkpoint_owes_nothing() -> None:
 
 @pytest.mark.parametrize("difference", [1.0, -1.0])
 def test_a_correction_moves_the_answer_the_way_of_its_sign(difference: float) -> None:
-    learner, (item,) = Learner(tiny_model(), SETTINGS), batch(1)
+    learner, (item,) = a_learner(tiny_model(), SETTINGS), batch(1)
     rows = [learner.step([], [], {}, [Lesson(item, difference, 1.0)]).samples[0] for _ in range(2)]
     assert (rows[1]["log_prob_sum"] - rows[0]["log_prob_sum"]) * difference > 0
 
@@ -138,7 +136,7 @@ def test_no_baseline_and_no_other_advantage_hears_of_a_correction() -> None:
     # Samples as the policy makes them now, and old ones that it has drifted far from.
     items, old = on_policy(8, 1.0), batch(3, seed=5)
     lessons = [Lesson(item, 0.7, 9.0) for item in old]
-    plain, mixed = (Learner(tiny_model(), SETTINGS) for _ in range(2))
+    plain, mixed = (a_learner(tiny_model(), SETTINGS) for _ in range(2))
     alone, together = plain.step(items, [1.0] * 8, {}), mixed.step(items, [1.0] * 8, {}, lessons)
     assert mixed.tracker == plain.tracker
     assert together.pulls == alone.pulls
@@ -151,15 +149,15 @@ def test_no_baseline_and_no_other_advantage_hears_of_a_correction() -> None:
 def gradient_of(learner: Learner) -> torch.Tensor:
     """All gradients in one vector."""
     return torch.cat(
-        [parameter.grad.flatten() for parameter in learner._model.parameters() if parameter.grad is not None]
+        [parameter.grad.flatten() for parameter in model_of(learner).model.parameters() if parameter.grad is not None]
     )
 
 
 def pulled(items: list[Experience], lessons: list[Lesson]) -> torch.Tensor:
     """The gradient of a step over these rows, always at the same weights."""
-    learner = Learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e9}))
+    learner = a_learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e9}))
     found: list[torch.Tensor] = []
-    learner._optimizer.optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(learner)))
+    model_of(learner).optimizer.optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(learner)))
     learner.step(items, [1.0] * len(items), {}, lessons)
     return found[0]
 
@@ -173,18 +171,18 @@ def test_a_correction_pulls_exactly_what_was_missing_whatever_batch_it_comes_in(
     items = [answer(random, segments=1 + number % 3, reward=float(number % 2)) for number in range(first_batch)]
     others = [answer(random, segments=1 + number % 2) for number in range(companions)]
     corrected = items[0]
-    learner = Learner(tiny_model(), SETTINGS)
+    learner = a_learner(tiny_model(), SETTINGS)
     result = learner.step(items, [1.0] * first_batch, {})
-    fate = sample_fate(corrected, result.pulls[corrected.key])
-    lesson = Lesson(corrected, 0.75, pull_of(fate, corrected, 64))
+    fate = Fate.trained(corrected, result.pulls[corrected.key])
+    lesson = Lesson(corrected, 0.75, fate.pull_for(corrected, 64))
 
     # What 0.75 more of reward would have pulled at each token: the same advantage over all tokens of the first batch.
     whole = num_tokens(items)
     unit = result.pulls[corrected.key] * whole
-    alone = Learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e9, "whiten": False}))
+    alone = a_learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e9, "whiten": False}))
     expect = alone.tracker.expect(corrected.baseline_key, 0)
     found: list[torch.Tensor] = []
-    alone._optimizer.optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(alone)))
+    model_of(alone).optimizer.optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(alone)))
     once = msgspec.structs.replace(corrected, reward=expect + 0.75 * unit)
     alone.step([once], [1.0], {})
     wanted = found[0] * (num_tokens([corrected]) / whole)
@@ -198,8 +196,8 @@ def test_a_correction_pulls_exactly_what_was_missing_whatever_batch_it_comes_in(
 def test_an_older_checkpoint_corrects_as_hard_as_in_a_full_batch_of_such_answers() -> None:
     (item,) = batch(1)
     old = msgspec.json.decode(b'{"revision":0,"state":"trained","applied":1.0,"scale":2.0}', type=Fate)
-    assert pull_of(old, item, 64) == 2.0 / (64 * num_tokens([item]))
-    assert pull_of(sample_fate(item, 0.0625), item, 64) == 0.0625
+    assert old.pull_for(item, 64) == 2.0 / (64 * num_tokens([item]))
+    assert Fate.trained(item, 0.0625).pull_for(item, 64) == 0.0625
 
 
 # Corrections in the trainer.
@@ -209,13 +207,13 @@ def test_the_difference_is_learned_once_and_the_ledger_stays_as_it_is(world: Wor
     trainer = world.start()
     first, *others = world.add_random(4, reward=1.0)
     world.turns(trainer, 2)
-    before, tracker, ledger = weights_of(trainer), trainer._learner.tracker.to_json(), world.ledger()
+    before, tracker, ledger = weights_of(trainer), trainer.learner.tracker.to_json(), world.ledger()
     assert fate_of(trainer, first).applied == 1.0
 
     learn(world, trainer, later(first, 0.25), later(first, 0.25), first)
     assert any(not torch.equal(value, before[name]) for name, value in weights_of(trainer).items())
-    assert trainer._learner.tracker.to_json() == tracker
-    trainer._checkpoint()
+    assert trainer.learner.tracker.to_json() == tracker
+    trainer.checkpoint()
     assert late(world) == [(1, "corrected", 1)]
     assert {state for state, _, _ in world.ledger().values()} == {"trained"}
     assert world.ledger().keys() >= ledger.keys()
@@ -262,7 +260,7 @@ def test_a_correction_that_is_too_late_is_named(world: World) -> None:
     world.turns(trainer, 2)
     world.now += 2e6
     learn(world, trainer, later(first, 0.0))
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert fate_of(trainer, first).applied_now == 1.0
     assert late(world) == [(1, "correction_stale", None)]
     assert trainer.state.step == 1
@@ -273,13 +271,13 @@ def test_what_the_guard_skips_is_not_applied_and_a_later_revision_starts_from_wh
     trainer = world.start()
     first, *_ = world.add_random(4, reward=1.0)
     world.turns(trainer, 2)
-    trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
+    remembering(trainer.learner, [(1e-9, 1e-9)] * 20)
     learn(world, trainer, later(first, 0.0))
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert fate_of(trainer, first).applied_now == 1.0
     assert late(world) == [(1, "correction_quarantined", None)]
     assert world.ledger()[first.key][0] == "trained"
-    trainer._learner._gradient_norms = []
+    remembering(trainer.learner, [])
     learn(world, trainer, later(first, 0.5, 2))
     assert fate_of(trainer, first).applied_now == 0.5
     world.close()
@@ -317,8 +315,8 @@ def test_a_correction_waits_through_a_restart(tmp_path: Path) -> None:
     first, *_ = world.add_random(4, reward=1.0)
     world.turns(trainer, 2)
     learn(world, trainer, later(first, 0.0))
-    trainer._checkpoint()
-    assert (len(trainer._intake), trainer.state.step) == (1, 1)
+    trainer.checkpoint()
+    assert (len(trainer.intake), trainer.state.step) == (1, 1)
     restarted = world.start()
     world.turns(restarted, 2)
     world.now += 60.0
@@ -331,11 +329,11 @@ def test_a_sample_without_weight_is_named_and_counts_once_it_has_some(world: Wor
     trainer = world.start()
     (first,) = world.add_random(1, weight=0.0)
     world.turns(trainer, 2)
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert world.ledger()[first.key] == ("filtered", "no_weight", None)
     assert trainer.state.step == 0
     learn(world, trainer, later(first, 1.0, weight=0.5))
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert world.ledger()[first.key] == ("trained", "", 1)
     assert fate_of(trainer, first).applied == 0.5
 
@@ -354,7 +352,7 @@ def test_an_older_checkpoint_knows_no_applied_reward_and_nothing_is_corrected(wo
     world.turns(trainer, 2)
     trainer.state.fates[first.key] = msgspec.structs.replace(fate_of(trainer, first), applied=None)
     learn(world, trainer, later(first, 0.0))
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert late(world) == [(1, "unknown_reward", None)]
 
 

@@ -46,7 +46,7 @@ def uninterrupted(template: Path, tmp_path_factory: pytest.TempPathFactory) -> S
 
 def finish(world: World, trainer: Trainer) -> None:
     world.turns(trainer, NUM_TURNS)
-    trainer._checkpoint()
+    trainer.checkpoint()
 
 
 def by_rank(ledger: Ledger) -> Ledger:
@@ -97,7 +97,7 @@ def correct(world: World, trainer: Trainer) -> None:
     What is appended stays, so whoever comes back after a crash appends only what is missing.
     """
     world.turns(trainer, NUM_TURNS)
-    trainer._checkpoint()
+    trainer.checkpoint()
     for revision, num_changed in ((1, 2), (2, 1)):
         samples = sorted(read_all(world), key=lambda item: item.key)
         if not any(item.revision == revision for item in samples):
@@ -105,7 +105,7 @@ def correct(world: World, trainer: Trainer) -> None:
             world.add(*(replace(item, revision=revision, reward=item.reward / 2 + revision / 4) for item in base))
             world.add_random(3 - num_changed, seed=revision, generated_at=1500.0)
         world.turns(trainer, NUM_TURNS)
-        trainer._checkpoint()
+        trainer.checkpoint()
 
 
 def read_all(world: World) -> list[Any]:
@@ -161,7 +161,7 @@ def test_a_truncated_checkpoint_is_refused_and_the_journal_of_the_one_before_lea
     assert restarted.state.version == 1
     assert sorted(world.ledger().values()) == trained(1, 1, 1, 3, 3, 3)
     world.turns(restarted, NUM_TURNS)
-    restarted._checkpoint()
+    restarted.checkpoint()
     # Version 2 was published from what is lost: its number is never given to other weights.
     assert sorted(world.ledger().values()) == trained(1, 1, 1, 3, 3, 3, 4, 4)
     assert world.store.manifest("tiny", 3).parent == 1
@@ -186,7 +186,7 @@ def test_a_crash_anywhere_while_threads_save_and_publish_changes_nothing(
                 if trainer.state.step != 1:
                     saving.settle()
                     publishing.settle()
-            trainer._checkpoint(wait=True)
+            trainer.checkpoint(wait=True)
 
         trainer = survive(world, finish_in_threads, fault)
         saving.shutdown()

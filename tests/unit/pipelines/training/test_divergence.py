@@ -8,12 +8,21 @@ from sqlalchemy import select
 
 from contracts.records import Experience, pack_floats
 from contracts.tables import training_step
-from pipelines.training.learning.divergence import MIN_ESS, by_lag, has_left, log_ratios, step_scale
+from pipelines.training.learning.guard import MIN_ESS, by_lag, has_left, log_ratios, step_scale
 from pipelines.training.learning.learner import Learner
-from pipelines.training.samples.lessons import Lesson
+from pipelines.training.learning.trainee import GradientRows
+from pipelines.training.samples.batches import Lesson
 from pipelines.training.settings import TrainingSettings
 from tests.each_case import each_case
-from tests.unit.pipelines.training.builders import VOCABULARY, experience, segment, tiny_model
+from tests.unit.pipelines.training.builders import (
+    VOCABULARY,
+    a_learner,
+    experience,
+    model_of,
+    remembering,
+    segment,
+    tiny_model,
+)
 from tests.unit.pipelines.training.test_worker import states
 from tests.unit.pipelines.training.world import World
 
@@ -64,25 +73,22 @@ def answers(learner: Learner, count: int, *, log_ratio: float = 0.0, reward: flo
         )
         for number in range(count)
     ]
-    never = learner._settings
-    learner._settings = never.model_copy(update={"divergence_bound": math.inf, "step_bound": math.inf})
-    rows = learner.step(asked, [1.0] * count, {}, dry_run=True).samples
-    learner._settings = never
+    rows = GradientRows(asked, pulls=[0.0] * count, denominators=[1.0] * count, are_new=True)
+    found = learner.trainee.backward(rows).log_probs
+    learner.trainee.forget_gradient()
     return [
         msgspec.structs.replace(
             item,
             segments=(
-                msgspec.structs.replace(
-                    item.segments[0], logprobs=pack_floats([0.0, min(row["log_prob_sum"] - log_ratio, 0.0)])
-                ),
+                msgspec.structs.replace(item.segments[0], logprobs=pack_floats([0.0, min(log_prob - log_ratio, 0.0)])),
             ),
         )
-        for item, row in zip(asked, rows, strict=True)
+        for item, log_prob in zip(asked, found, strict=True)
     ]
 
 
 def test_a_batch_learns_as_if_what_the_policy_left_had_never_been_in_it() -> None:
-    learner, clean = Learner(tiny_model(), SETTINGS), Learner(tiny_model(), SETTINGS)
+    learner, clean = a_learner(tiny_model(), SETTINGS), a_learner(tiny_model(), SETTINGS)
     fresh, far = answers(learner, 6), answers(learner, 3, log_ratio=-2.0, reward=1.0)
     correction = Lesson(answers(learner, 1, log_ratio=-2.0)[0], 0.5, 0.1)
     result = learner.step([*fresh, *far], [1.0] * 9, {}, [correction])
@@ -92,35 +98,35 @@ def test_a_batch_learns_as_if_what_the_policy_left_had_never_been_in_it() -> Non
     assert (result.metrics["num_divergent"], expected.metrics["num_divergent"]) == (4, 0)
     assert [result.log_ratios[item.key] for item in far] == pytest.approx([-2.0] * 3, abs=1e-4)
     assert learner.tracker == clean.tracker
-    for mine, theirs in zip(learner._model.parameters(), clean._model.parameters(), strict=True):
+    for mine, theirs in zip(model_of(learner).model.parameters(), model_of(clean).model.parameters(), strict=True):
         assert mine.equal(theirs)
 
 
 def test_a_batch_that_the_policy_has_left_as_a_whole_changes_nothing() -> None:
-    learner = Learner(tiny_model(), SETTINGS)
-    before = [parameter.detach().clone() for parameter in learner._model.parameters()]
+    learner = a_learner(tiny_model(), SETTINGS)
+    before = [parameter.detach().clone() for parameter in model_of(learner).model.parameters()]
     far = answers(learner, 3, log_ratio=-2.0)
     result = learner.step(far, [1.0] * 3, {})
     assert (len(result.left), result.samples, result.skipped) == (3, [], "")
-    assert all(mine.equal(old) for mine, old in zip(learner._model.parameters(), before, strict=True))
+    assert all(mine.equal(old) for mine, old in zip(model_of(learner).model.parameters(), before, strict=True))
     assert learner.tracker.entries == {}
 
 
 def test_a_step_of_few_effective_samples_is_a_smaller_one() -> None:
     def moved(extreme: float) -> float:
-        learner = Learner(
+        learner = a_learner(
             tiny_model(), SETTINGS.model_copy(update={"divergence_bound": math.inf, "step_bound": math.inf})
         )
-        before = [parameter.detach().clone() for parameter in learner._model.parameters()]
+        before = [parameter.detach().clone() for parameter in model_of(learner).model.parameters()]
         # A ratio near 0 for all but one, so that one sample holds the weight.
         batch = [*answers(learner, 30, log_ratio=-extreme), *answers(learner, 1)]
         result = learner.step(batch, [1.0] * 31, {})
         assert result.step_scale == pytest.approx(min(1.0, (result.metrics["ess"] or 0.0) / MIN_ESS))
         change = sum(
             float((now.detach() - old).abs().sum())
-            for now, old in zip(learner._model.parameters(), before, strict=True)
+            for now, old in zip(model_of(learner).model.parameters(), before, strict=True)
         )
-        assert {group["lr"] for group in learner._optimizer.param_groups} == {SETTINGS.learning_rate}
+        assert {group["lr"] for group in model_of(learner).optimizer.param_groups} == {SETTINGS.learning_rate}
         return change
 
     # Adam's first step has one size, whatever the gradient: the rate alone makes the difference.
@@ -130,11 +136,11 @@ def test_a_step_of_few_effective_samples_is_a_smaller_one() -> None:
 def test_the_trainer_names_what_its_policy_has_left_and_learns_the_others(tmp_path: Path) -> None:
     world = World.new(tmp_path / "home", batch_size=8, divergence_bound=2.0)
     trainer = world.start()
-    fresh = answers(trainer._learner, 6)
-    far = answers(trainer._learner, 2, log_ratio=-1.5)
+    fresh = answers(trainer.learner, 6)
+    far = answers(trainer.learner, 2, log_ratio=-1.5)
     world.add(*fresh, *far)
     world.turns(trainer, 2)
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert states(world) == {("trained", ""): 6, ("stale", "divergence"): 2}
     with world.database.snapshot() as connection:
         (row,) = connection.execute(select(training_step.c.metrics)).scalars()
@@ -153,16 +159,15 @@ def test_the_trainer_names_what_its_policy_has_left_and_learns_the_others(tmp_pa
 @pytest.mark.slow
 def test_what_the_policy_left_in_a_step_with_a_culprit_is_reported_and_ends_nobody(tmp_path: Path) -> None:
     """The first try of the step finds both, the second one knows of neither."""
-    world = World.new(tmp_path / "home", batch_size=8, divergence_bound=2.0)
+    world = World.new(tmp_path / "home", batch_size=8, divergence_bound=2.0, guard_spread=100.0)
     trainer = world.start()
-    fresh = answers(trainer._learner, 6)
-    (far,) = answers(trainer._learner, 1, log_ratio=-1.5)
+    fresh = answers(trainer.learner, 6)
+    (far,) = answers(trainer.learner, 1, log_ratio=-1.5)
     spike = experience(segment([1, 2], [3] * 40, [*[-3.0] * 39, -60.0]))
-    trainer._learner._signs = {"ratio_spike": [2.0] * 20}
-    trainer._learner._settings = trainer._learner._settings.model_copy(update={"guard_spread": 100.0})
+    remembering(trainer.learner, ratio_spike=[2.0] * 20)
     world.add(*fresh, far, spike)
     world.turns(trainer, 3)
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert states(world) == {("trained", ""): 6, ("stale", "divergence"): 1, ("quarantined", "ratio_spike"): 1}
     with world.database.snapshot() as connection:
         (row,) = connection.execute(select(training_step.c.metrics)).scalars()

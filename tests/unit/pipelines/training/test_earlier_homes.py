@@ -21,17 +21,17 @@ from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.plans import take_again
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.samples.samples import KnownSamples
+from pipelines.training.samples.known_samples import KnownSamples
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
-from tests.unit.pipelines.training.builders import captured, random_experience, tiny_model
+from tests.unit.pipelines.training.builders import a_learner, captured, random_experience, tiny_model
 
 NAME = "checkpoint-000003-00000007"
 
 
-def a_learner() -> Learner:
+def new_learner() -> Learner:
     settings = TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_bound=math.inf)
-    return Learner(tiny_model(), settings)
+    return a_learner(tiny_model(), settings)
 
 
 def write_checkpoint(folder: Path, held: Checkpoint) -> None:
@@ -88,10 +88,10 @@ def planned(learner: Learner, step: int) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def test_its_checkpoint_and_journal_lead_to_the_same_bits(tmp_path: Path) -> None:
-    learner = a_learner()
+    learner = new_learner()
     planned(learner, 39)  # so that there are moments
     write_checkpoint(tmp_path / NAME, captured(learner))
-    first, second, begun = planned(learner, 40), planned(learner, 41), planned(a_learner(), 42)[0]
+    first, second, begun = planned(learner, 40), planned(learner, 41), planned(new_learner(), 42)[0]
     kept = msgspec.json.encode({"epoch": 3, "step": 41, "ordinal": 5, "lineage": [5, 4, 0]})
     state = {"type": "state", "epoch": 3, "mark": 9, "state": kept}
     write_journal(tmp_path / NAME / "journal-000003", header(3), *first, state, begun)
@@ -99,7 +99,7 @@ def test_its_checkpoint_and_journal_lead_to_the_same_bits(tmp_path: Path) -> Non
     expected = captured(learner)
 
     checkpoint = CheckpointStore(tmp_path, keep=2).load(NAME)
-    again, marks = a_learner(), []
+    again, marks = new_learner(), []
 
     def samples(mark: int) -> KnownSamples:
         marks.append(mark)
@@ -124,12 +124,12 @@ def test_its_checkpoint_and_journal_lead_to_the_same_bits(tmp_path: Path) -> Non
 
 
 def test_a_step_that_comes_to_other_bits_is_named(tmp_path: Path) -> None:
-    learner = a_learner()
+    learner = new_learner()
     write_checkpoint(tmp_path / NAME, captured(learner))
     plan, end = planned(learner, 40)
     write_journal(tmp_path / NAME / "journal-000003", header(3), plan, end | {"digest": "of another machine"})
     checkpoint = CheckpointStore(tmp_path, keep=2).load(NAME)
-    taken = take_again(a_learner(), checkpoint, Journal(tmp_path).read(NAME, before=4), lambda _: KnownSamples())
+    taken = take_again(new_learner(), checkpoint, Journal(tmp_path).read(NAME, before=4), lambda _: KnownSamples())
     assert (taken.num_steps, taken.different) == (1, [40])
     assert set(taken.state.fates) == set(end["learned"]), "it is learned nevertheless"
 

@@ -8,13 +8,20 @@ from hypothesis import strategies as st
 
 from contracts.event_log import LogRecord
 from contracts.records import Experience, Score
-from pipelines.training.learning.advantage import Scored, advantages, component_advantages, component_of
-from pipelines.training.learning.batch import prompt_of
-from pipelines.training.learning.components import SIGNALS, TOTAL, parts_of
+from pipelines.training.learning.advantages import (
+    SIGNALS,
+    TOTAL,
+    Scored,
+    advantages,
+    component_advantages,
+    component_of,
+    parts_of,
+)
 from pipelines.training.learning.trackers import BetaTracker, MovingAverageTracker, Tracker
+from pipelines.training.samples.experiences import prompt_of
 from pipelines.training.samples.intake import Intake
-from pipelines.training.samples.lessons import NullMass, draw
-from pipelines.training.state import TrainerState
+from pipelines.training.samples.reading import NullMass
+from pipelines.training.state import Fate, TrainerState
 from tests.unit.pipelines.training.builders import experience, segment
 
 Step = tuple[list[str], list[float], float, dict[str, Any]]
@@ -43,7 +50,7 @@ def steps(history: list[Experience], tracker: Tracker, batch_size: int, *, by_co
             intake.passed(record)
             intake.offer(record, one, 0.0)
         if len(intake) == batch_size or (one is None and len(intake)):
-            batch = draw(intake, batch_size).samples
+            batch = intake.draw(batch_size).samples
             rows = [Scored(each.reward or 0.0, each.baseline_key, prompt_of(each), 0, each.weight) for each in batch]
             parts = [parts_of(each, 0.0, 1.0) for each in batch]
             learned = (
@@ -53,7 +60,7 @@ def steps(history: list[Experience], tracker: Tracker, batch_size: int, *, by_co
                 for told in [component_of(row, name, part[name]) for name in part] if by_component else [row]:
                     tracker.update(told.baseline_key, told.version, told.reward, told.weight)
             for each in batch:
-                intake.remove(each.key)
+                intake.decide(each.key, Fate.trained(each, 1.0))
             found.append(([each.key for each in batch], learned.values.tolist(), learned.scale, tracker.to_json()))
     return found
 

@@ -83,7 +83,7 @@ def long_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
             world.add_random(1, seed=number)
             world.turns(trainer, 1)
     assert world.store.versions(POLICY)[-1] == 2 * ANCHOR_EVERY - 1
-    trainer._checkpoint()
+    trainer.checkpoint()
     world.add_random(96, seed=1000, generated_at=LATER)
     world.close()
     return home
@@ -98,7 +98,7 @@ def live(actor: Actor) -> None:
         actor.world.roll_back_to(actor.trainer.state.lineage[1])
     for _ in range(4):
         actor.turn()
-    actor.trainer._checkpoint()
+    actor.trainer.checkpoint()
 
 
 def publish(actor: Actor) -> None:
@@ -106,7 +106,7 @@ def publish(actor: Actor) -> None:
     assert actor.trainer is not None
     for _ in range(5):
         actor.turn()
-    actor.trainer._checkpoint()
+    actor.trainer.checkpoint()
 
 
 def take_over(
@@ -135,12 +135,12 @@ def check(home: Path, winner: Actor, make: MakeWorld = a_world) -> None:
         assert world.store.manifest(POLICY, version).parent == parent
         assert claims[version].parent == parent
     assert {arm.version for arm in arms.values()} - {None} <= set(state.lineage)
-    assert max(epochs) == state.epoch == winner.trainer._lease.epoch
+    assert max(epochs) == state.epoch == winner.trainer.lease.epoch
     # Bytes: what was ever assigned has the root that it was assigned with, and the winner's newest is its very weights.
     for change in changes:
         if change.version is not None and change.root is not None:
             assert world.store.manifest(POLICY, change.version).target_root == change.root
-    if state.version not in gone and not winner.trainer._publisher.is_behind:
+    if state.version not in gone and not winner.trainer.publisher.is_behind:
         assert (
             root_of(world.store.load(POLICY, state.version)) == world.store.manifest(POLICY, state.version).target_root
         )
@@ -150,7 +150,7 @@ def check(home: Path, winner: Actor, make: MakeWorld = a_world) -> None:
             world.store.load(POLICY, arm.version)
     for version in set(state.lineage[:3]) - gone:
         world.store.load(POLICY, version)
-    fence = CheckpointFence(winner.trainer._lease, world.database)
+    fence = CheckpointFence(winner.trainer.lease, world.database)
     store = CheckpointStore(world.settings.checkpoints, 2, fence=fence)
     newest, refused = store.load_newest()
     assert refused == []
@@ -242,7 +242,7 @@ def prune_on(actor: Actor) -> None:
     assert actor.trainer is not None
     for _ in range(24):
         actor.turn()
-    actor.trainer._checkpoint()
+    actor.trainer.checkpoint()
 
 
 def interleave(home: Path, seed: int) -> None:

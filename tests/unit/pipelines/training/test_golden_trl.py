@@ -14,10 +14,9 @@ from tokenizers.models import WordLevel
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from contracts.records import Experience, pack_floats
-from pipelines.training.learning.batch import micro_batches, num_tokens
 from pipelines.training.learning.loss import LossSums, Objective, policy_loss
-from pipelines.training.learning.packed import packed_batches, sequences_of
-from pipelines.training.learning.replay import score
+from pipelines.training.learning.micro_batches import micro_batches, packed_batches
+from pipelines.training.samples.experiences import num_tokens
 from policy.logprobs import TokenScorer
 from policy.packing import make_packable
 from tests.tolerances import network_tolerance
@@ -148,9 +147,9 @@ def test_loss_and_gradient_equal_trl(tmp_path: Path, beta: float, temperature: f
             assert not make_packable(anchor)
         for micro in in_batches(batch, max_tokens=40):
             loss, sums = policy_loss(
-                score(scorer, micro),
+                micro.scored_by(scorer),
                 micro.behaviour_BT,
-                score(anchor_scorer, micro).log_probs_BT.detach() if beta else None,
+                micro.scored_by(anchor_scorer).log_probs_BT.detach() if beta else None,
                 advantages[micro.sample_B],
                 micro.mask_BT,
                 num_tokens=num_tokens(batch),
@@ -194,8 +193,8 @@ def test_each_objective_that_trl_has_equals_it(tmp_path: Path, loss: str) -> Non
         scorer, total = TokenScorer(mine), LossSums()
         for micro in in_batches(batch, max_tokens=40):
             found, sums = policy_loss(
-                score(scorer, micro), micro.behaviour_BT, None, advantages[micro.sample_B], micro.mask_BT,
-                num_tokens=num_tokens(batch), objective=Objective(BOUND, 0.0, loss), sequence_B=sequences_of(micro),
+                micro.scored_by(scorer), micro.behaviour_BT, None, advantages[micro.sample_B], micro.mask_BT,
+                num_tokens=num_tokens(batch), objective=Objective(BOUND, 0.0, loss), sequence_B=micro.sequence_B,
             )  # fmt: skip
             torch.autograd.backward(found)
             total.add(sums)
@@ -209,7 +208,7 @@ def near(model: Any, batch: list[Experience], random: np.random.Generator) -> li
     scorer, found = TokenScorer(model), []
     for index, item in enumerate(batch):
         [micro] = micro_batches([item], max_tokens=1000)
-        log_probs = score(scorer, micro).log_probs_BT.detach()[micro.mask_BT].numpy()
+        log_probs = micro.scored_by(scorer).log_probs_BT.detach()[micro.mask_BT].numpy()
         shift = (-1.8, -0.3, 0.05, 0.4)[index % 4] + random.normal(0, 0.2, len(log_probs))
         segment = item.segments[0]
         prompt = [0.0] * segment.loss_mask.index(1)

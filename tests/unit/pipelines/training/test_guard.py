@@ -20,7 +20,15 @@ from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.logprobs import TokenScorer
 from tests.each_case import each_case
-from tests.unit.pipelines.training.builders import VOCABULARY, experience, random_key, segment, tiny_model
+from tests.unit.pipelines.training.builders import (
+    VOCABULARY,
+    a_learner,
+    experience,
+    model_of,
+    random_key,
+    segment,
+    tiny_model,
+)
 
 CALM = [Norms(20.0, 2.0)] * WARM_UP
 
@@ -123,7 +131,7 @@ class Sampler:
     """Samples answers from a learner's current policy."""
 
     def __init__(self, learner: Learner, seed: int = 0) -> None:
-        self._model = learner._model
+        self._model = model_of(learner).model
         self._scorer = TokenScorer(tiny_model())
         self._random = np.random.default_rng(seed)
 
@@ -192,17 +200,18 @@ def test_ordinary_batches_pass_whatever_came_before_and_fifty_times_too_much_nev
     """No false alarm in 27 changes of the batches' shape, of which a run draws nine, with every figure of the guard."""
     seed = SystemRandom().randrange(3)
     # Whitened and not, in turns: the history does not know which.
-    learner = Learner(tiny_model(), TrainingSettings(learning_rate=1e-3, kl_coefficient=0.0, mismatch_samples=0))
+    learner = a_learner(tiny_model(), TrainingSettings(learning_rate=1e-3, kl_coefficient=0.0, mismatch_samples=0))
     sampler, skipped = Sampler(learner, seed), []
     for number, (count, length, sharpness, rule) in enumerate([before] * WARM_UP + [after] * NUM_AFTER):
-        learner._settings = learner._settings.model_copy(update={"whiten": number % 2 == 0})
+        learner.settings = learner.settings.model_copy(update={"whiten": number % 2 == 0})
         items = sampler.answers(count, length, sharpness=sharpness, rule=rule)
         result = learner.step(items, [1.0] * count, {})
         skipped.append(result.skipped)
     assert set(skipped) == {""}, seed
-    expected = learner._gradient_norms[-1]
+    norms = [Norms(*item) for item in learner.guard_history().norms]
+    expected = norms[-1]
     # Batches without anything to learn are no history: what there is stands for as much as the guard wants to see.
-    history = (learner._gradient_norms * WARM_UP)[-HISTORY:]
+    history = (norms * WARM_UP)[-HISTORY:]
     spike = why_skip(history, loss=0.0, gradient_norm=50.0 * expected.noise,
                      expected=Norms(1.0, expected.noise / expected.direction), spread=15.0)  # fmt: skip
     assert spike == "gradient_spike", seed

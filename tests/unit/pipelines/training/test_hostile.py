@@ -11,7 +11,6 @@ from sqlalchemy import select
 from contracts.event_log import Message
 from contracts.tables import dead_letter
 from contracts.topics import EXPERIENCES
-from pipelines.training.samples.intake import Intake
 from tests.hostile import hostile
 from tests.unit.pipelines.training.world import World
 
@@ -25,10 +24,10 @@ def test_hostile_experiences_cost_themselves(tmp_path: Path, seed: int) -> None:
     mixed = places + [hostile(EXPERIENCES, draw, ["booking", "sums"]) for _ in range(12)]
     draw.shuffle(mixed)
     world.log.append(mixed)
-    trainer._intake = trainer._reader._intake = heard = Intake(trainer.state)
+    heard = trainer.intake
     for partition in range(world.log.num_partitions):
         for record in world.log.read(EXPERIENCES, partition, 0, 1000):
-            trainer._reader._take(record)
+            trainer.reader.take(record)
     keys = [item.experience.key for item in heard.waiting]
     assert {item.key for item in innocent} <= set(keys)
     assert len(keys) == len(set(keys))

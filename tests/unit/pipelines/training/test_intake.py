@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from contracts.event_log import LogRecord
 from contracts.records import Experience
 from pipelines.episodes.lifecycle import SampleState, supersede
-from pipelines.training.samples.intake import Intake, worth
-from pipelines.training.samples.lessons import draw, lesson_fate, sample_fate
+from pipelines.training.samples.experiences import worth
+from pipelines.training.samples.intake import Intake
 from pipelines.training.state import Fate, TrainerState
 from tests.fakes import a_generation
 from tests.unit.pipelines.training.builders import experience, segment, whole
@@ -168,9 +168,9 @@ def test_positions_stay_before_what_is_not_decided() -> None:
     intake = Intake(TrainerState(positions={"experiences": {0: 10, 1: 3}}))
     assert (intake.position("experiences", 1), intake.position("experiences", 2)) == (3, 0)
     read(intake, (at(10), item("a")), (at(11), item("b")), (at(3, 1), item("c")), (at(12), item("a", 2)))
-    intake.remove("c")
+    intake.decide("c", Fate(0, "filtered"))
     assert intake.decided_positions() == {"experiences": {0: 10, 1: 4}}
-    intake.remove("a")
+    intake.decide("a", Fate(2, "filtered"))
     assert intake.decided_positions() == {"experiences": {0: 11, 1: 4}}
     assert intake.position("experiences", 0) == 13
 
@@ -205,9 +205,8 @@ def test_duplicates_and_crashes_never_decide_a_key_twice(
             read(intake, (record, content))
             if len(intake) == batch_size:
                 for held in intake.waiting:
-                    state.fates[held.experience.key] = Fate(held.experience.revision, "trained")
                     decided.append(held.experience.key)
-                    intake.remove(held.experience.key)
+                    intake.decide(held.experience.key, Fate(held.experience.revision, "trained"))
         state.positions = intake.decided_positions()
     assert len(decided) == len(set(decided))
     last = {key: (rev, scored) for key, rev, scored in sorted(history)}
@@ -231,17 +230,16 @@ class Learned:
         self._saved = (msgspec.json.encode(self.state, enc_hook=whole), self.applied.copy())
 
     def take(self, intake: Intake, size: int) -> None:
-        batch = draw(intake, size)
+        batch = intake.draw(size)
         for sample in batch.samples:
             assert sample.key not in self.applied, "a sample is learned once"
             self.applied[sample.key] = worth(sample)
-            self.state.fates[sample.key] = sample_fate(sample, 1.0)
+            intake.decide(sample.key, Fate.trained(sample, 1.0))
         for lesson in batch.lessons:
-            key = lesson.experience.key
-            self.applied[key] += lesson.difference
-            self.state.fates[key] = lesson_fate(lesson, self.state.fates[key])
-        for taken in batch.everything:
-            intake.remove(taken.key)
+            later = lesson.experience
+            self.applied[later.key] += lesson.difference
+            before = self.state.fates[later.key]
+            intake.decide(later.key, before.corrected(later.revision, worth(later), later.weight))
 
     def save(self, intake: Intake) -> None:
         self.state.positions = intake.decided_positions()

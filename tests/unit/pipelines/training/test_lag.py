@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from contracts.event_log import LogRecord
 from contracts.topics import EXPERIENCES
-from pipelines.training.samples.lag import LOOK_SECONDS, TrainingLag
+from pipelines.training.samples.reading import LOOK_SECONDS, TrainingLag
 from tests.unit.pipelines.training.world import World
 
 

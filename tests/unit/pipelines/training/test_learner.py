@@ -11,15 +11,23 @@ import torch
 from contracts.errors import WeightsRefused
 from contracts.records import Experience
 from contracts.sampling import Span
-from pipelines.training.learning.batch import micro_batches
-from pipelines.training.learning.guard import Norms
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
+from pipelines.training.learning.micro_batches import micro_batches
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from policy.logprobs import TokenScorer
 from tests.tolerances import network_tolerance, tolerance
-from tests.unit.pipelines.training.builders import captured, experience, random_experience, segment, tiny_model
+from tests.unit.pipelines.training.builders import (
+    a_learner,
+    base_of,
+    captured,
+    experience,
+    random_experience,
+    remembering,
+    segment,
+    tiny_model,
+)
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_bound=math.inf)
 CONFIG = tiny_model().config
@@ -51,7 +59,7 @@ def on_policy(count: int, temperature: float, *, spans: tuple[Span, ...] = (Span
 
 
 def step(learner: Learner, items: list[Experience]) -> dict[str, float | None]:
-    return learner.step(items, [1.0] * len(items), {0: learner.base}).metrics
+    return learner.step(items, [1.0] * len(items), {0: base_of(learner)}).metrics
 
 
 def weights(learner: Learner) -> dict[str, torch.Tensor]:
@@ -59,7 +67,7 @@ def weights(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def test_a_step_makes_rewarded_answers_likelier() -> None:
-    learner = Learner(tiny_model(), SETTINGS)
+    learner = a_learner(tiny_model(), SETTINGS)
     items = on_policy(6, 1.0)
     first = learner.step(items, [1.0] * 6, {})
     for _ in range(4):
@@ -80,7 +88,7 @@ def test_a_sample_pulls_by_its_weight() -> None:
     settings = SETTINGS.model_copy(update={"kl_coefficient": 0.0})
 
     def norm(weight: float) -> float:
-        found = Learner(tiny_model(), settings).step(items, [weight] * 6, {}).metrics["gradient_norm"]
+        found = a_learner(tiny_model(), settings).step(items, [weight] * 6, {}).metrics["gradient_norm"]
         assert found is not None
         return found
 
@@ -90,7 +98,7 @@ def test_a_sample_pulls_by_its_weight() -> None:
 
 
 def test_the_leash_is_held_by_the_base_policy_however_far_the_policy_went() -> None:
-    learner, items = Learner(tiny_model(), SETTINGS), on_policy(6, 1.0)
+    learner, items = a_learner(tiny_model(), SETTINGS), on_policy(6, 1.0)
     leash = [step(learner, items)["anchor_kl"] for _ in range(3)]
     assert leash[0] == pytest.approx(0.0, abs=K3_ROUNDING)
     assert leash[1] is not None
@@ -100,7 +108,7 @@ def test_the_leash_is_held_by_the_base_policy_however_far_the_policy_went() -> N
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_on_policy_samples_show_no_mismatch_and_full_ess(temperature: float) -> None:
-    metrics = step(Learner(tiny_model(), SETTINGS), on_policy(6, temperature))
+    metrics = step(a_learner(tiny_model(), SETTINGS), on_policy(6, temperature))
     rounding = network_tolerance(CONFIG, temperature)
     assert metrics["mismatch_tokens"] == metrics["num_tokens"]
     assert metrics["mismatch_k1"] == pytest.approx(0, abs=rounding)
@@ -110,7 +118,7 @@ def test_on_policy_samples_show_no_mismatch_and_full_ess(temperature: float) -> 
 
 
 def test_mismatch_stays_zero_while_the_policy_moves_on() -> None:
-    learner, items = Learner(tiny_model(), SETTINGS), on_policy(6, 1.0)
+    learner, items = a_learner(tiny_model(), SETTINGS), on_policy(6, 1.0)
     step(learner, items)
     metrics = step(learner, items)
     assert metrics["k3"] is not None
@@ -119,7 +127,7 @@ def test_mismatch_stays_zero_while_the_policy_moves_on() -> None:
 
 
 def test_samples_of_mixed_or_unknown_versions_stay_out_of_the_mismatch() -> None:
-    learner = Learner(tiny_model(), SETTINGS)
+    learner = a_learner(tiny_model(), SETTINGS)
     mixed = on_policy(2, 1.0, spans=(Span(0, 0), Span(1, 1)))
     unknown = on_policy(2, 1.0, spans=(Span(0, 7),))
     metrics = step(learner, mixed + unknown)
@@ -129,8 +137,8 @@ def test_samples_of_mixed_or_unknown_versions_stay_out_of_the_mismatch() -> None
 
 def test_the_step_does_not_depend_on_micro_batches() -> None:
     items = batch(10) + batch(6, 1, temperature=0.5)
-    small = Learner(tiny_model(), SETTINGS.model_copy(update={"max_tokens": 16}))
-    large = Learner(tiny_model(), SETTINGS)
+    small = a_learner(tiny_model(), SETTINGS.model_copy(update={"max_tokens": 16}))
+    large = a_learner(tiny_model(), SETTINGS)
     small_metrics, large_metrics = step(small, items), step(large, items)
     for name in ("loss", "gradient_norm", "ess", "k3", "entropy", "anchor_kl"):
         assert small_metrics[name] == pytest.approx(
@@ -143,13 +151,13 @@ def test_the_step_does_not_depend_on_micro_batches() -> None:
 
 
 def test_what_was_captured_is_restored_to_the_bit() -> None:
-    learner, state = Learner(tiny_model(), SETTINGS), TrainerState()
+    learner, state = a_learner(tiny_model(), SETTINGS), TrainerState()
     step(learner, batch(seed=1))
     saved = captured(learner, state, 1)
     step(learner, batch(seed=2))
     expected, tracker = weights(learner), learner.tracker.to_json()
 
-    other = Learner(tiny_model(), SETTINGS)
+    other = a_learner(tiny_model(), SETTINGS)
     other.restore(saved)
     step(other, batch(seed=2))
 
@@ -158,9 +166,9 @@ def test_what_was_captured_is_restored_to_the_bit() -> None:
 
 
 def test_a_spike_changes_neither_weights_nor_moments_nor_baselines() -> None:
-    learner = Learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e-3}))
+    learner = a_learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e-3}))
     step(learner, batch(seed=1))
-    learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
+    remembering(learner, [(1e-9, 1e-9)] * 20)
     before = captured(learner)
     result = learner.step(batch(seed=2), [1.0] * 8, {})
     after = captured(learner)
@@ -173,8 +181,8 @@ def test_a_spike_changes_neither_weights_nor_moments_nor_baselines() -> None:
 
 
 def test_utilisation_needs_a_peak() -> None:
-    assert step(Learner(tiny_model(), SETTINGS), batch())["mfu_wall_clock"] is None
-    learner = Learner(tiny_model(), SETTINGS.model_copy(update={"peak_flops": 1e12}))
+    assert step(a_learner(tiny_model(), SETTINGS), batch())["mfu_wall_clock"] is None
+    learner = a_learner(tiny_model(), SETTINGS.model_copy(update={"peak_flops": 1e12}))
     step(learner, batch())
     metrics = step(learner, batch())
     busy, wall = metrics["mfu_forward_backward"], metrics["mfu_wall_clock"]
@@ -184,7 +192,7 @@ def test_utilisation_needs_a_peak() -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_touched() -> None:
-    learner = Learner(tiny_model(), SETTINGS)
+    learner = a_learner(tiny_model(), SETTINGS)
     step(learner, batch())
     before = captured(learner)
 
@@ -195,7 +203,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_touched() -
     fewer = {key: value for key, value in before.weights.items() if key != name}
     cut = {key: value for key, value in before.optimizer.items() if key != f"exp_avg/{name}"}
     for checkpoint, code in [
-        (captured(Learner(tiny_model(1), SETTINGS)), "other_model"),
+        (captured(a_learner(tiny_model(1), SETTINGS)), "other_model"),
         (changed(weights=fewer), "missing_tensor"),
         (changed(weights={**before.weights, "further": torch.zeros(1)}), "unknown_tensor"),
         (changed(weights={**before.weights, name: torch.zeros(3, 2)}), "wrong_shape"),
@@ -215,7 +223,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_touched() -
 
 
 def test_a_checkpoint_from_before_models_had_names_is_judged_by_its_tensors() -> None:
-    learner, state = Learner(tiny_model(), SETTINGS), TrainerState()
+    learner, state = a_learner(tiny_model(), SETTINGS), TrainerState()
     saved = captured(learner, state, None)
     state.model = ""
     learner.restore(saved)

@@ -102,7 +102,7 @@ def test_lost_checkpoints_go_on_from_what_is_live(world: World, damage: bool) ->
     again = world.start()
 
     assert again.state.lineage == [1, 0]
-    assert same(again._learner.tensors(), world.store.load("tiny", 1))
+    assert same(again.learner.tensors(), world.store.load("tiny", 1))
     assert again.state.epoch > epoch
     assert world.arm(CANDIDATE) is None
     after = project(world)
@@ -148,7 +148,7 @@ def test_lost_positions_are_refused_by_name_until_an_operator_gives_them_up(worl
     trainer = world.start()
     known = learned(world, 8)
     world.turns(trainer, 6)
-    trainer._checkpoint()
+    trainer.checkpoint()
     at = dict(trainer.state.positions["experiences"])
     gone = [experience(segment([1, 2], [3], [-1.0]), key=beside(item.key)) for item in known]
     join(world, *gone)
@@ -179,7 +179,7 @@ def beside(key: str) -> str:
 
 def test_now_skips_what_waits_and_names_it(world: World) -> None:
     trainer = world.start()
-    trainer._checkpoint()
+    trainer.checkpoint()
     waiting = learned(world, 5)
     world.now += 10.0
     skipped = world.make().skip("now")

@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from contracts.records import Experience
-from pipelines.training.learning.denominators import denominators
-from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.objectives import OBJECTIVES, objective_named
-from pipelines.training.learning.objectives.base import Pulls, Surrogate, Tokens
+from pipelines.training.learning.advantages import denominators
+from pipelines.training.learning.objectives import OBJECTIVES, Pulls, Surrogate, Tokens, objective_named
 from pipelines.training.settings import TrainingSettings
 from tests.each_case import each_case
-from tests.unit.pipelines.training.builders import experience, random_experience, segment, tiny_model
+from tests.unit.pipelines.training.builders import a_learner, experience, random_experience, segment, tiny_model
 
 BOUND = 2.0
 
@@ -123,7 +121,7 @@ def test_a_step_does_not_depend_on_how_the_batch_is_cut(name: str) -> None:
             max_gradient_norm=1e9,
             mismatch_samples=0,
         )
-        learner = Learner(tiny_model(), settings)
+        learner = a_learner(tiny_model(), settings)
         result = learner.step(batch, [1.0] * 8, {}, dry_run=True)
         found.append([result.metrics[key] for key in ("loss", "gradient_norm", "step_scale", "clip_fraction", "ess")])
     assert found[0] == pytest.approx(found[1], rel=1e-4)

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from contracts.experts import pack_experts
 from contracts.records import Experience
 from contracts.sampling import ExpertShape
-from pipelines.training.learning.batch import MicroBatch, micro_batches, num_tokens
 from pipelines.training.learning.loss import LossSums, Objective, policy_loss
-from pipelines.training.learning.packed import PackedBatch, packed_batches
-from pipelines.training.learning.replay import score
+from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
+from pipelines.training.samples.experiences import num_tokens
 from policy import packing as packing_module
 from policy.logprobs import TokenScorer
 from policy.packing import LEAST_SHARED, has_windows, make_packable, pack, packed_states
@@ -49,7 +48,7 @@ def losses(scorer: TokenScorer, batches: Sequence[MicroBatch | PackedBatch], ite
     advantages = torch.linspace(-1, 1, len(items))
     for batch in batches:
         loss, sums = policy_loss(
-            score(scorer, batch),
+            batch.scored_by(scorer),
             batch.behaviour_BT,
             None,
             advantages[batch.sample_B],

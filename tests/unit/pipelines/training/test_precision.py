@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from contracts.records import Experience
-from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.frozen_copy import frozen_copy
 from policy.logprobs import TokenScorer
 from policy.recompute import recomputed
 from tests.models import tiny_model
-from tests.unit.pipelines.training.builders import experience, segment
+from tests.unit.pipelines.training.builders import a_learner, base_of, experience, model_of, segment
 from tests.unit.pipelines.training.test_replay import mixture, through_other_experts
 
 
@@ -34,13 +33,13 @@ def gradients(model: Any, items: list[Experience], **changes: Any) -> tuple[dict
     settings = TrainingSettings(
         divergence_bound=math.inf, step_bound=math.inf, max_gradient_norm=1e9, kl_coefficient=0.02, mismatch_samples=0
     )
-    learner, found = Learner(model, settings.model_copy(update=changes)), {}
+    learner, found = a_learner(model, settings.model_copy(update=changes)), {}
 
     def note(*_: object) -> None:
-        named = learner._model.named_parameters()
+        named = model_of(learner).model.named_parameters()
         found.update({name: each.grad.clone() for name, each in named if each.grad is not None})
 
-    learner._optimizer.optimizer.register_step_pre_hook(note)
+    model_of(learner).optimizer.optimizer.register_step_pre_hook(note)
     metrics = learner.step(items, [1.0] * len(items), {}).metrics
     return found, metrics
 
@@ -127,13 +126,13 @@ def test_log_probs_are_float32_under_autocast() -> None:
 
 def test_a_version_is_measured_once_and_its_figure_stays() -> None:
     learner, items = (
-        Learner(
+        a_learner(
             tiny_model("qwen3"), TrainingSettings(divergence_bound=math.inf, step_bound=math.inf, mismatch_samples=4)
         ),
         batch(),
     )
     asked: list[int] = []
-    published = _Counting(asked, {0: learner.base})
+    published = _Counting(asked, {0: base_of(learner)})
     first = learner.step(items, [1.0] * 6, published).metrics
     again = learner.step(items, [1.0] * 6, published).metrics
     assert asked == [0] * len(asked)

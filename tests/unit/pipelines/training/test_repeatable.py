@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pipelines.training.learning.repeatable import compute_repeatably
+from pipelines.training.learning.device import compute_repeatably
 
 
 @pytest.fixture(autouse=True)

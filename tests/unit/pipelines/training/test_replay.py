@@ -13,16 +13,16 @@ from contracts.errors import InvalidSettings
 from contracts.experts import pack_experts
 from contracts.records import Experience, pack_floats
 from contracts.sampling import ExpertShape
-from pipelines.training.learning.batch import micro_batches, num_tokens
-from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.loss import Objective, policy_loss
-from pipelines.training.learning.replay import routing_for, score
+from pipelines.training.learning.micro_batches import micro_batches
+from pipelines.training.learning.whole_model import routing_for
+from pipelines.training.samples.experiences import num_tokens
 from pipelines.training.settings import TrainingSettings
 from policy.logprobs import TokenScorer
 from policy.routing import routing_of
 from policy.weights import copy_tensors, tensors_of
 from tests.models import tiny_model
-from tests.unit.pipelines.training.builders import random_experience
+from tests.unit.pipelines.training.builders import a_learner, random_experience
 
 BOUND = 3.0
 
@@ -51,7 +51,7 @@ def through_other_experts(count: int) -> list[Experience]:
         item = msgspec.structs.replace(item, segments=(routed,))
         [batch] = micro_batches([item], max_tokens=1000, routing=routing)
         with torch.no_grad():
-            log_probs_T = score(scorer, batch).log_probs_BT[0]
+            log_probs_T = batch.scored_by(scorer).log_probs_BT[0]
         routed = msgspec.structs.replace(routed, logprobs=pack_floats([0.0, *log_probs_T.tolist()]))
         found.append(msgspec.structs.replace(item, segments=(routed,)))
     return found
@@ -60,7 +60,7 @@ def through_other_experts(count: int) -> list[Experience]:
 def figures(replay: Literal["recorded", "off"]) -> dict[str, float | None]:
     model = mixture()
     settings = TrainingSettings(replay_experts=replay, batch_size=8, divergence_bound=math.inf, step_bound=math.inf)
-    learner = Learner(model, settings)
+    learner = a_learner(model, settings)
     return learner.step(through_other_experts(8), [1.0] * 8, {0: tensors_of(mixture())}, dry_run=True).metrics
 
 
@@ -97,7 +97,7 @@ def test_the_gradient_is_that_of_the_loss_written_out_over_the_recorded_experts(
     scorer = TokenScorer(mine)
     for batch in micro_batches(samples, max_tokens=40, routing=routing_of(mixture())):
         loss, _ = policy_loss(
-            score(scorer, batch), batch.behaviour_BT, None, advantage_N[batch.sample_B], batch.mask_BT,
+            batch.scored_by(scorer), batch.behaviour_BT, None, advantage_N[batch.sample_B], batch.mask_BT,
             num_tokens=num_tokens(samples), objective=Objective(BOUND, 0.0), temperature_B=batch.temperature_B,
         )  # fmt: skip
         torch.autograd.backward(loss)

@@ -47,7 +47,7 @@ def test_the_steps_are_coded_with_the_history_of_those_before(world: World) -> N
     assert histories[0] == NO_HISTORY
     assert len({*histories}) == 3
     tensors, history = world.store.load_state(POLICY, 3)
-    assert same(tensors, trainer._learner.tensors())
+    assert same(tensors, trainer.learner.tensors())
     assert history.digest == world.store.manifest(POLICY, 3).history_after
 
 

@@ -23,17 +23,9 @@ from contracts.tables import training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.checkpoints.plans import without_samples
 from pipelines.training.checkpoints.restoring import inherited
-from pipelines.training.learning.batch import version_lag
-from pipelines.training.samples.samples import KnownSamples
-from pipelines.training.state import (
-    FOUND,
-    Correction,
-    Fate,
-    TrainerState,
-    Undone,
-    finish_learning_again,
-    roll_back,
-)
+from pipelines.training.samples.experiences import version_lag
+from pipelines.training.samples.known_samples import KnownSamples
+from pipelines.training.state import FOUND, Correction, Fate, TrainerState, Undone, finish_learning_again, roll_back
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.builders import whole
 from tests.unit.pipelines.training.test_corrections import later
@@ -77,7 +69,7 @@ def drain(world: World, trainer: Trainer) -> None:
     for _ in range(2):
         world.turns(trainer, 15)
         world.now += 60.0
-    trainer._checkpoint()
+    trainer.checkpoint()
 
 
 # Poison.
@@ -87,17 +79,17 @@ def test_poison_is_quarantined_whether_it_was_learned_or_waits_or_comes_later(tm
     world = World.new(tmp_path / "home", checkpoint_keep=12, max_wait_seconds=60.0)
     trainer = world.start()
     learned = live_through(world, trainer, 5)
-    at_version_2 = trainer._checkpoints.load_version(2).weights
+    at_version_2 = trainer.checkpoints.load_version(2).weights
     waiting = say(world, 5, 2, seed=50)
     innocent = say(world, 2, 1, seed=51)
     trainer.turn()
-    assert len(trainer._intake) == 3, "a batch is four"
+    assert len(trainer.intake) == 3, "a batch is four"
 
     world.revoke_down_to(2, "poison")
     trainer.turn()
     assert trainer.state.lineage == [2, 1, 0]
     assert all(torch.equal(value, at_version_2[name]) for name, value in weights_of(trainer).items())
-    assert [item.experience.key for item in trainer._intake.waiting] == [innocent[0].key]
+    assert [item.experience.key for item in trainer.intake.waiting] == [innocent[0].key]
     late = say(world, 4, 3, seed=52)
     mixed = world.add_random(1, seed=53, spans=(Span(0, 2), Span(1, 3)))
     drain(world, trainer)
@@ -139,7 +131,7 @@ def test_evidence_is_pending_and_learned_again_once(world: World) -> None:
 
     world.revoke_down_to(2, "evidence")
     trainer.begin()
-    trainer._obey_rollback(trainer._arms()[TRAINING])
+    trainer.obey_rollback(trainer.arms()[TRAINING])
     assert world.ledger().keys() == learned[1] | learned[2]
     assert trainer.state.undone.keys() == undone
     drain(world, trainer)
@@ -162,9 +154,9 @@ def test_what_waits_and_was_said_by_revoked_versions_is_kept_and_never_fresh(tmp
     trainer.turn()
     world.revoke_down_to(2, "evidence")
     trainer.begin()
-    trainer._obey_rollback(trainer._arms()[TRAINING])
-    assert {item.experience.key for item in trainer._intake.waiting} == {item.key for item in (*far, *near)}
-    tree = trainer._tree()
+    trainer.obey_rollback(trainer.arms()[TRAINING])
+    assert {item.experience.key for item in trainer.intake.waiting} == {item.key for item in (*far, *near)}
+    tree = trainer.branches.tree()
     assert [version_lag(item, tree) for item in (*far, *near)] == [3, 3, 0]
     world.now += 60.0
     before = trainer.state.step
@@ -191,7 +183,7 @@ def test_a_correction_that_waits_becomes_the_sample_and_one_that_was_learned_is_
     trainer.turn()
     world.revoke_down_to(1, "evidence")
     drain(world, trainer)
-    say(world, 1, 4 - len(trainer._intake) % 4, seed=3)
+    say(world, 1, 4 - len(trainer.intake) % 4, seed=3)
     drain(world, trainer)
     assert trainer.state.fates[kept.key].applied_now == 1.0
     assert trainer.state.fates[kept.key].late_reason == "correction_rolled_back"
@@ -230,7 +222,7 @@ def test_two_rollbacks_of_two_treatments(world: World) -> None:
     assert {key for key, fate in told.items() if fate[0] == "quarantined"} == learned[3] | learned[4] | learned[5] - {
         key for key in learned[5] if told[key][0] == "trained"
     }
-    assert learned[5] <= told.keys() | {waiting.experience.key for waiting in trainer._intake.waiting}
+    assert learned[5] <= told.keys() | {waiting.experience.key for waiting in trainer.intake.waiting}
 
 
 # The log has lost records.
@@ -253,7 +245,7 @@ def test_of_an_empty_log_everything_is_named_at_once(world: World) -> None:
     forget_up_to(world, set().union(*learned.values()))
     world.revoke_down_to(1, "evidence")
     trainer.turn()
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert states(world) == {("trained", ""): 8, ("quarantined", "rollback"): 16}
 
 
@@ -291,7 +283,7 @@ def test_a_crash_anywhere_in_a_rollback_changes_nothing(tmp_path: Path, treatmen
 
         def run(trainer: Trainer) -> None:
             world.turns(trainer, 8)
-            trainer._checkpoint()
+            trainer.checkpoint()
 
         trainer = survive(world, run, fault)
         assert trainer.state.lineage[-2:] == [1, 0]
@@ -312,7 +304,7 @@ def test_a_crash_anywhere_in_a_rollback_changes_nothing(tmp_path: Path, treatmen
 def test_who_starts_on_a_revoked_version_obeys_before_anything_else(world: World) -> None:
     trainer = world.start()
     live_through(world, trainer, 3)
-    trainer._checkpoint()
+    trainer.checkpoint()
     say(world, 3, 4, seed=80)
     world.revoke_down_to(1, "poison")
     steps: list[str] = []
@@ -331,10 +323,10 @@ def test_nothing_goes_on_from_a_revoked_version(world: World) -> None:
     trainer = world.start()
     live_through(world, trainer, 3)
     world.revoke_down_to(1, "evidence")
-    trainer._rollback.read_revocations()
-    assert trainer._rollback.revoked.keys() == {2, 3}
+    trainer.rollback.read_revocations()
+    assert trainer.rollback.revoked.keys() == {2, 3}
     with pytest.raises(WeightsRefused, match="version 2 is revoked"):
-        trainer._rollback.load(2)
+        trainer.rollback.load(2)
 
 
 def test_who_stands_on_a_revoked_version_and_cannot_have_the_wanted_one_takes_an_ancestor(world: World) -> None:

@@ -14,9 +14,9 @@ from contracts.errors import Damaged, StaleWrite, Unavailable
 from contracts.ids import new_completion_id, sample_key
 from pipelines.training.checkpoints.checkpoint import MARK, SAMPLES, CheckpointStore
 from pipelines.training.learning.masters import Checkpoint
+from pipelines.training.samples.experiences import generated_at, pack_key, unpack_key
 from pipelines.training.samples.intake import Intake
-from pipelines.training.samples.sample_keys import generated_at, pack_key, unpack_key
-from pipelines.training.samples.samples import KnownSamples, SampleChanges, SampleFile
+from pipelines.training.samples.known_samples import KnownSamples, SampleChanges, SampleFile
 from pipelines.training.state import Fate, TrainerState, Undone, cut_version, roll_back
 
 KEYS = [sample_key(new_completion_id(), 0), sample_key(new_completion_id(), 12), "k", ""]
@@ -222,7 +222,7 @@ def test_a_rollback_reads_only_what_changed_since_the_shared_version(tmp_path: P
     assert state.uncut() == {}
     roll_back(state, TrainerState(lineage=[1, 0]), {3: "poison", 2: "evidence"}, 0.0)
     assert state.fates == {"k1": Fate(1, "trained", version=1), "k3": Fate(1, "quarantined", "rollback")}
-    assert (state.undone, set(state.untold)) == ({"k2": Undone(1)}, {"k2", "k3"})
+    assert (state.undone, set(state.unreported)) == ({"k2": Undone(1)}, {"k2", "k3"})
 
 
 def test_a_mark_whose_row_was_pruned_is_still_known(tmp_path: Path) -> None:

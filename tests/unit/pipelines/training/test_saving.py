@@ -20,7 +20,7 @@ from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate, TrainerState
 from tests.executors import AtOnce
-from tests.unit.pipelines.training.builders import captured, random_experience, tiny_model
+from tests.unit.pipelines.training.builders import a_learner, captured, random_experience, tiny_model
 from tests.unit.pipelines.training.test_journal import room_for
 from tests.unit.weights.examples import same
 
@@ -44,7 +44,7 @@ class Gate:
 
 @pytest.fixture
 def learner() -> Learner:
-    learner = Learner(
+    learner = a_learner(
         tiny_model(),
         TrainingSettings(learning_rate=1e-2, mismatch_samples=0, divergence_bound=math.inf, step_bound=math.inf),
     )

@@ -9,13 +9,11 @@ import pytest
 
 from contracts.records import Experience
 from contracts.turns import SessionShare
-from pipelines.training.learning.advantage import advantages
-from pipelines.training.learning.baselines import advantages_of, baseline_samples
-from pipelines.training.learning.batch import TrainingLimits, refuse
-from pipelines.training.learning.packed import packed_batches
+from pipelines.training.learning.advantages import advantages, advantages_of, baseline_samples
+from pipelines.training.learning.micro_batches import packed_batches
 from pipelines.training.learning.trackers import MovingAverageTracker
 from pipelines.training.samples.intake import Intake
-from pipelines.training.samples.lessons import draw
+from pipelines.training.samples.refusals import TrainingLimits, refuse
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from tests.unit.pipelines.training.builders import experience, segment
@@ -42,15 +40,15 @@ def read(*experiences: Experience) -> Intake:
 def test_the_calls_of_a_session_are_taken_together() -> None:
     alone = [experience(SEGMENT, key=f"z{number}") for number in range(3)]
     intake = read(call("a", 0), alone[0], call("b", 0), alone[1], call("a", 1), call("b", 1), call("a", 2), alone[2])
-    assert draw(intake, 2).keys == ["a0", "a1", "a2"], "whole, though the batch is larger"
-    assert draw(intake, 5).keys == ["a0", "a1", "a2", "b0", "b1", "z0"]
-    assert draw(intake, 3, lambda item: item.key == "a1").keys == ["a0", "a1", "a2"]
-    assert draw(intake, 3, lambda item: item.key in {"a1", "a2"}).keys == ["a0", "a1", "z0"], "a quarter may be old"
+    assert intake.draw(2).keys == ["a0", "a1", "a2"], "whole, though the batch is larger"
+    assert intake.draw(5).keys == ["a0", "a1", "a2", "b0", "b1", "z0"]
+    assert intake.draw(3, lambda item: item.key == "a1").keys == ["a0", "a1", "a2"]
+    assert intake.draw(3, lambda item: item.key in {"a1", "a2"}).keys == ["a0", "a1", "z0"], "a quarter may be old"
 
 
 def test_sessions_of_two_tenants_or_tasks_are_not_one() -> None:
     intake = read(call("a", 0), call("a", 1, tenant="other", key="o"), call("a", 2, task="another", key="t"))
-    assert len(draw(intake, 1).keys) == 1
+    assert len(intake.draw(1).keys) == 1
 
 
 def test_a_session_counts_once_in_baseline_and_whitening() -> None:
@@ -89,8 +87,8 @@ def test_sessions_of_a_group_are_compared_with_each_other() -> None:
 
 def test_sessions_of_a_group_follow_each_other() -> None:
     waiting = [call("a", 0, group="g"), call("b", 0), call("c", 0), call("d", 0, group="g"), call("a", 1, group="g")]
-    assert draw(read(*waiting), 3).keys == ["a0", "a1", "d0"]
-    assert draw(read(*waiting), 4).keys == ["a0", "a1", "b0", "d0"]
+    assert read(*waiting).draw(3).keys == ["a0", "a1", "d0"]
+    assert read(*waiting).draw(4).keys == ["a0", "a1", "b0", "d0"]
 
 
 def test_a_lone_session_is_not_its_own_mean() -> None:

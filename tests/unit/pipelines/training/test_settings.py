@@ -5,10 +5,9 @@ import pytest
 
 from contracts.errors import InvalidSettings
 from contracts.tasks import Task
-from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import CORRECTION_SECONDS, TrainingSettings
 from runtime.settings import make_section
-from tests.unit.pipelines.training.builders import captured, random_experience, tiny_model
+from tests.unit.pipelines.training.builders import a_learner, captured, random_experience, tiny_model
 
 
 def task(low: float, high: float) -> Task:
@@ -63,10 +62,10 @@ def test_an_empty_range_is_refused_with_what_to_do() -> None:
 
 def test_a_checkpoint_of_another_range_keeps_its_expectations() -> None:
     settings = TrainingSettings(divergence_bound=math.inf, step_bound=math.inf)
-    learner, random = Learner(tiny_model(), settings), np.random.default_rng(0)
+    learner, random = a_learner(tiny_model(), settings), np.random.default_rng(0)
     learner.step([random_experience(random, reward=1.0) for _ in range(4)], [1.0] * 4, {})
     saved = captured(learner)
-    other = Learner(tiny_model(), settings.for_tasks(TASKS))
+    other = a_learner(tiny_model(), settings.for_tasks(TASKS))
     other.restore(saved)
     assert other.tracker.expect("task", 0) == pytest.approx(learner.tracker.expect("task", 0))
     assert other.tracker.expect("unknown", 0) == 0.5
@@ -75,7 +74,7 @@ def test_a_checkpoint_of_another_range_keeps_its_expectations() -> None:
 
 def test_components_train_with_baselines_of_their_own() -> None:
     random = np.random.default_rng(0)
-    learner = Learner(
+    learner = a_learner(
         tiny_model(), TrainingSettings(normalise="components", divergence_bound=math.inf, step_bound=math.inf)
     )
     result = learner.step([random_experience(random) for _ in range(4)], [1.0] * 4, {})

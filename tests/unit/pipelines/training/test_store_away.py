@@ -39,15 +39,15 @@ def begin_without_the_store(world: World) -> Trainer:
 
 def test_steps_go_on_and_the_version_is_sent_as_it_was_cut(world: World) -> None:
     trainer = world.start()
-    base = trainer._learner.tensors()
+    base = trainer.learner.tensors()
     away(world).is_away = True
     while not away(world).num_refused:
         world.turns(trainer, 1)
-    cut, step = trainer._learner.tensors(), trainer.state.step
+    cut, step = trainer.learner.tensors(), trainer.state.step
     world.turns(trainer, 4)
     assert trainer.state.step > step
     assert not same(cut, base)
-    assert not same(cut, trainer._learner.tensors())
+    assert not same(cut, trainer.learner.tensors())
     assert (trainer.state.version, world.arm("candidate"), world.arm("live")) == (1, None, 0)
     assert away(world).num_refused == 1, "it is not asked again before it is time"
     assert REGISTRY.get_sample_value("millrace_publish_failing") == 1.0
@@ -68,20 +68,20 @@ def test_a_crash_meanwhile_sends_what_was_cut_and_goes_on_where_it_was(world: Wo
     away(world).is_away = True
     while not away(world).num_refused:
         world.turns(trainer, 1)
-    cut = trainer._learner.tensors()
+    cut = trainer.learner.tensors()
     world.turns(trainer, 4)
-    before = trainer._learner.tensors()
+    before = trainer.learner.tensors()
     again = world.start()  # it dies before it can send anything
-    assert same(again._learner.tensors(), before)
+    assert same(again.learner.tensors(), before)
     away(world).is_away = False
     restarted = world.start()
     assert restarted.state.version == 1
     assert world.store.versions("tiny") == [0, 1]
     assert same(world.store.load("tiny", 1), cut)
     assert not same(cut, before)
-    assert same(restarted._learner.tensors(), before)
+    assert same(restarted.learner.tensors(), before)
     world.turns(restarted, 12)
-    restarted._checkpoint()
+    restarted.checkpoint()
     fates = sorted(world.ledger().values())
     assert len(fates) == 40
     assert {state for state, _, _ in fates} == {"trained"}
@@ -92,7 +92,7 @@ def test_a_rollback_meanwhile_drops_what_was_cut(world: World) -> None:
     world.roll_back_to(0)
     trainer.turn()
     assert trainer.state.version == 0
-    assert not trainer._publisher.is_behind
+    assert not trainer.publisher.is_behind
     away(world).is_away = False
     world.now += LAST_RETRY_SECONDS
     world.turns(trainer, 3)

@@ -15,18 +15,16 @@ from contracts.sampling import Sampling
 from contracts.support import MOST_IDS, pack_support
 from engines.token_route import read_event
 from engines.wire import EngineRequest
-from pipelines.training.learning.batch import MicroBatch, TrainingLimits, micro_batches, refuse
-from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.packed import PackedBatch, packed_batches
-from pipelines.training.learning.replay import score
+from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
+from pipelines.training.samples.refusals import TrainingLimits, refuse
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.versions.versions import VersionTree
+from pipelines.training.versions.lineage import VersionTree
 from policy.logprobs import TokenScorer
 from policy.packing import make_packable
 from policy.weights import tensors_of
 from services.engine.sampler import sample
 from services.engine.sequence import SamplingOptions, SequenceSampling
-from tests.unit.pipelines.training.builders import VOCABULARY, experience, segment, tiny_model
+from tests.unit.pipelines.training.builders import VOCABULARY, a_learner, base_of, experience, segment, tiny_model
 
 LIMITS = TrainingLimits(max_length=64, vocabulary_size=VOCABULARY, policy="tiny")
 SAMPLINGS = {
@@ -82,7 +80,7 @@ def test_the_trainer_computes_the_log_probs_that_were_drawn_from(name: str) -> N
     ]
     for batch in layouts:
         with torch.no_grad():
-            scores = score(scorer, batch)
+            scores = batch.scored_by(scorer)
         is_drawn = (batch.sample_B != 1)[:, None] & batch.mask_BT
         off = (scores.log_probs_BT - batch.behaviour_BT)[is_drawn].abs().max()
         assert off < 1e-5
@@ -100,7 +98,7 @@ def test_tokens_outside_the_support_get_no_gradient() -> None:
     item = drawn(model, SAMPLINGS["top_k"], [2, 9, 4], 1)
     [batch] = micro_batches([item], max_tokens=99)
     assert batch.support_NK is not None
-    torch.autograd.backward(score(TokenScorer(model), batch).log_probs_BT.sum())
+    torch.autograd.backward(batch.scored_by(TokenScorer(model)).log_probs_BT.sum())
     moved = model.lm_head.weight.grad.abs().sum(-1) > 0
     assert set(torch.nonzero(moved)[:, 0].tolist()) == set(batch.support_NK[0].tolist())
 
@@ -128,11 +126,11 @@ def test_a_step_learns_from_truncated_and_whole_answers_together() -> None:
     model = tiny_model()
     items = [drawn(model, SAMPLINGS["top_p"], [2, number], 4) for number in range(4)]
     items = [msgspec.structs.replace(item, reward=float(n % 2)) for n, item in enumerate(items)]
-    learner = Learner(
+    learner = a_learner(
         tiny_model(), TrainingSettings(divergence_bound=math.inf, step_bound=math.inf, mismatch_samples=4)
     )
     before = {name: tensor.data.copy() for name, tensor in tensors_of(model).items()}
-    result = learner.step(items, [1.0] * 4, {0: learner.base})
+    result = learner.step(items, [1.0] * 4, {0: base_of(learner)})
     assert result.metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
     k3 = result.metrics["mismatch_k3"]
     assert k3 is not None
@@ -146,6 +144,6 @@ def test_a_wrong_log_prob_is_not_hidden_by_the_support() -> None:
     item = drawn(model, SAMPLINGS["top_p"], [2, 3], 4)
     [made] = item.segments
     wrong = msgspec.structs.replace(made, logprobs=pack_floats([0.0, 0.0, -9.0, -9.0, -9.0, -9.0]))
-    learner = Learner(model, TrainingSettings(divergence_bound=math.inf, step_bound=math.inf, mismatch_samples=1))
-    result = learner.step([msgspec.structs.replace(item, segments=(wrong,))], [1.0], {0: learner.base})
+    learner = a_learner(model, TrainingSettings(divergence_bound=math.inf, step_bound=math.inf, mismatch_samples=1))
+    result = learner.step([msgspec.structs.replace(item, segments=(wrong,))], [1.0], {0: base_of(learner)})
     assert (result.metrics["mismatch_k1"] or 0.0) < -1.0

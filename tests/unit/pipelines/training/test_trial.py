@@ -15,16 +15,22 @@ from hypothesis import strategies as st
 
 from contracts.errors import StepsBroken, Unavailable
 from contracts.records import Experience
-from pipelines.training.learning.guard import Norms
-from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.device import RECOVERY_STEPS, TokenBudget
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.learning.memory import RECOVERY_STEPS, TokenBudget
 from pipelines.training.samples.culprits import Failure, find_culprits
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
 from policy.logprobs import TokenScores
 from tests.unit.pipelines.training.breaking import BROKEN, RAISES, RowError, answer, breaking_model
-from tests.unit.pipelines.training.builders import captured, experience, segment, tiny_model
+from tests.unit.pipelines.training.builders import (
+    a_learner,
+    captured,
+    experience,
+    model_of,
+    remembering,
+    segment,
+    tiny_model,
+)
 from tests.unit.pipelines.training.world import World, weights_of
 
 
@@ -83,7 +89,7 @@ def test_each_kind_is_found_among_innocents_and_changes_nothing_of_what_they_tea
     # The budget may have been smaller on the way: sums in another order.
     for name, value in weights_of(trainer).items():
         torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=1e-4)
-    assert trainer._learner.tracker == other._learner.tracker
+    assert trainer.learner.tracker == other.learner.tracker
     without.close()
 
 
@@ -115,7 +121,7 @@ def test_a_correction_that_breaks_its_step_is_passed_over(world: World) -> None:
 
 def test_a_device_that_is_broken_blames_nobody(world: World) -> None:
     trainer = world.start()
-    trainer._learner._model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RowError("no device")))
+    model_of(trainer.learner).model.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(RowError("no device")))
     with pytest.raises(StepsBroken, match="no device"):
         learn(world, trainer, *innocents(8))
     assert trainer.state.fates == {}
@@ -135,7 +141,7 @@ def test_what_is_nobodys_fault_is_not_bisected(world: World) -> None:
     def away(*_: Any) -> None:
         raise Unavailable("the store is away")
 
-    hook = trainer._learner._model.register_forward_pre_hook(away)
+    hook = model_of(trainer.learner).model.register_forward_pre_hook(away)
     with pytest.raises(Unavailable):
         learn(world, trainer, *innocents(8))
     assert trainer.state.fates == {}
@@ -156,8 +162,8 @@ def test_a_spike_of_one_sample_costs_that_one(world: World) -> None:
         held = scores.log_probs_BT
         return replace(scores, log_probs_BT=torch.where(rows, held.detach() + 1e8 * (held - held.detach()), held))
 
-    trainer._learner._model.register_forward_hook(amplify)
-    trainer._learner._gradient_norms = [Norms(25.0, 5.0)] * 20
+    model_of(trainer.learner).model.register_forward_hook(amplify)
+    remembering(trainer.learner, [(25.0, 5.0)] * 20)
     assert learn(world, trainer, *good, bad) == {
         **{item.key: ("trained", "") for item in good},
         bad.key: ("quarantined", "gradient_spike"),
@@ -166,10 +172,10 @@ def test_a_spike_of_one_sample_costs_that_one(world: World) -> None:
 
 def test_a_forged_log_prob_in_a_long_answer_is_found_in_its_step_and_the_others_are_trained(world: World) -> None:
     world.make_model = tiny_model
+    world.training = world.training.model_copy(update={"guard_spread": 100.0})
     trainer, good = world.start(), innocents(7)
     bad = experience(segment([1, 2], [3] * 40, [*[-3.0] * 39, -60.0]))
-    trainer._learner._signs = {"ratio_spike": [2.0] * 20}
-    trainer._learner._settings = trainer._learner._settings.model_copy(update={"guard_spread": 100.0})
+    remembering(trainer.learner, ratio_spike=[2.0] * 20)
     assert learn(world, trainer, *good, bad) == {
         **{item.key: ("trained", "") for item in good},
         bad.key: ("quarantined", "ratio_spike"),
@@ -186,7 +192,7 @@ def test_memory_that_runs_out_makes_the_pieces_smaller_and_the_step_is_the_same(
         learning_rate=1e-2, max_tokens=1024, mismatch_samples=0, divergence_bound=math.inf, step_bound=math.inf
     )
     items = innocents(12)
-    small, large = Learner(breaking_model(capacity), settings), Learner(tiny_model(), settings)
+    small, large = a_learner(breaking_model(capacity), settings), a_learner(tiny_model(), settings)
     for learner in (small, large):
         learner.step(items, [1.0] * len(items), {})
     assert small.budget.current <= capacity
@@ -204,7 +210,7 @@ def test_a_row_that_does_not_fit_alone_is_named_and_the_others_keep_their_budget
     trainer = world.start()
     found = learn(world, trainer, *small, large)
     assert found == {**{item.key: ("trained", "") for item in small}, large.key: ("quarantined", "step_error")}
-    assert 10 <= trainer._learner.budget.current <= 8192
+    assert 10 <= trainer.learner.budget.current <= 8192
 
 
 def test_a_reduced_budget_comes_back_slowly() -> None:
@@ -224,7 +230,7 @@ def test_a_reduced_budget_comes_back_slowly() -> None:
 
 
 def test_a_step_that_fails_before_the_optimizer_changes_nothing() -> None:
-    learner = Learner(
+    learner = a_learner(
         tiny_model(), TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_bound=math.inf)
     )
     items = innocents(6)
@@ -234,17 +240,17 @@ def test_a_step_that_fails_before_the_optimizer_changes_nothing() -> None:
     with pytest.raises(TypeError):
         learner.step([*items[:-1], answer(np.random.default_rng(8), baseline_key=[])], [1.0] * 6, {})
     same(before, captured(learner))
-    assert all(parameter.grad is None for parameter in learner._model.parameters())
+    assert all(parameter.grad is None for parameter in model_of(learner).model.parameters())
 
 
 def test_an_optimizer_that_fails_half_way_ends_the_process_and_nobody_uses_its_weights() -> None:
-    learner = Learner(
+    learner = a_learner(
         tiny_model(), TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_bound=math.inf)
     )
     items = innocents(6)
     learner.step(items, [1.0] * 6, {})
     before = captured(learner)
-    failing = learner._optimizer.optimizer.register_step_post_hook(lambda *_: (_ for _ in ()).throw(RowError))
+    failing = model_of(learner).optimizer.optimizer.register_step_post_hook(lambda *_: (_ for _ in ()).throw(RowError))
     with pytest.raises(StepsBroken, match="half-way"):
         learner.step(items, [1.0] * 6, {})
     failing.remove()

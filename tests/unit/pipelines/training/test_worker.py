@@ -20,12 +20,17 @@ from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.__main__ import main
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
-from pipelines.training.learning.guard import Norms
-from pipelines.training.samples.intake import Intake
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate
 from runtime.settings import write_settings
-from tests.unit.pipelines.training.builders import captured, experience, random_experience, segment, tiny_model
+from tests.unit.pipelines.training.builders import (
+    captured,
+    experience,
+    random_experience,
+    remembering,
+    segment,
+    tiny_model,
+)
 from tests.unit.pipelines.training.world import World, weights_of
 
 
@@ -57,7 +62,7 @@ def test_every_sample_gets_one_named_outcome(world: World) -> None:
         experience(segment([1, 2], [3], [-1.0]), reward=None, status="unlabelled"),
     )
     world.turns(trainer, 6)
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert states(world) == {
         ("trained", ""): 8,
         ("off_support", "greedy"): 1,
@@ -146,7 +151,7 @@ def test_the_store_holds_what_the_trainer_has(world: World) -> None:
     trainer = world.start()
     world.add_random(8)
     world.turns(trainer, 3)
-    published, mine = world.store.load("tiny", 1), trainer._learner.tensors()
+    published, mine = world.store.load("tiny", 1), trainer.learner.tensors()
     assert published.keys() == mine.keys()
     assert all(np.array_equal(published[name].data, mine[name].data) for name in mine)
     manifest = world.store.manifest("tiny", 1)
@@ -160,7 +165,7 @@ def test_duplicates_and_revisions(world: World) -> None:
     world.turns(trainer, 3)
     world.add(msgspec.structs.replace(first, revision=1), msgspec.structs.replace(first, revision=1))
     world.turns(trainer, 3)
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert num_learned(world) == 4
     assert states(world) == {("trained", ""): 4}
     late = [outcome for outcome in world.outcomes() if outcome.state == "late"]
@@ -174,7 +179,7 @@ def test_every_start_begins_an_epoch_and_repeats_nothing_that_was_told(world: Wo
     world.add_random(8)
     world.turns(trainer, 3)
     ledger = world.ledger()
-    trainer._checkpoint()
+    trainer.checkpoint()
     num_told = len(told(world))
     world.start()
     restarted = world.start()
@@ -193,14 +198,14 @@ def test_a_rollback_restores_the_version_and_quarantines_the_poison_that_came_af
     trainer = world.start()
     samples = world.add_random(20)
     world.turns(trainer, 2)
-    at_version_1, tracker = weights_of(trainer), trainer._learner.tracker.to_json()
+    at_version_1, tracker = weights_of(trainer), trainer.learner.tracker.to_json()
     world.turns(trainer, 6)
     assert Counter(fate.version for fate in trainer.state.fates.values()) == {1: 8, 2: 8, None: 4}
     world.revoke_down_to(1)
     trainer.turn()
 
     assert all(torch.equal(value, at_version_1[name]) for name, value in weights_of(trainer).items())
-    assert trainer._learner.tracker.to_json() == tracker
+    assert trainer.learner.tracker.to_json() == tracker
     assert states(world) == {("trained", ""): 8, ("quarantined", "rollback"): 12}
     assert trainer.state.epoch == 2
 
@@ -240,17 +245,17 @@ def test_a_version_whose_checkpoint_was_forgotten_is_taken_from_the_store(world:
     trainer = world.start()
     samples = world.add_random(8)
     world.turns(trainer, 2)
-    at_version_1 = trainer._learner.tensors()
+    at_version_1 = trainer.learner.tensors()
     world.add_random(8 * 5, seed=1)
     world.turns(trainer, 11)
     assert trainer.state.lineage == [6, 5, 4, 3, 2, 1, 0]
-    assert 1 not in trainer._checkpoints.versions()
+    assert 1 not in trainer.checkpoints.versions()
     world.revoke_down_to(1)
     trainer.turn()
 
-    mine = trainer._learner.tensors()
+    mine = trainer.learner.tensors()
     assert all(np.array_equal(mine[name].data, at_version_1[name].data) for name in mine)
-    assert not any(moment.any() for moment in captured(trainer._learner, trainer.state).optimizer.values())
+    assert not any(moment.any() for moment in captured(trainer.learner, trainer.state).optimizer.values())
     assert trainer.state.lineage == [1, 0]
     assert {key for key, told in world.ledger().items() if told[0] == "trained"} == {item.key for item in samples}
     world.add_random(8, seed=2)
@@ -273,7 +278,7 @@ def test_neither_lag_nor_age_takes_weight_or_a_place_from_a_sample(tmp_path: Pat
     world.add_random(4)
     world.turns(trainer, 2)
     assert trainer.state.version == 1
-    trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
+    remembering(trainer.learner, [(1e-9, 1e-9)] * 20)
     world.add_random(2, seed=1, generated_at=world.now, spans=(Span(0, 1),))
     world.add_random(2, seed=2, generated_at=world.now - 1e7, spans=(Span(0, 0),))
     world.turns(trainer, 2)
@@ -310,11 +315,11 @@ def test_a_quarter_of_a_full_batch_is_old_and_the_others_wait_and_are_learned(tm
 def test_a_spike_that_nobody_is_to_blame_for_costs_nobody_and_becomes_ordinary_if_it_stays(tmp_path: Path) -> None:
     world = World.new(tmp_path / "home", max_gradient_norm=1e-3)
     trainer = world.start()
-    trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 64
+    remembering(trainer.learner, [(1e-9, 1e-9)] * 64)
     before = {name: tensor.clone() for name, tensor in weights_of(trainer).items()}
     keys = {item.key for item in world.add_random(4)}
     world.turns(trainer, 1)
-    assert {item.experience.key for item in trainer._intake.waiting} == keys, "queued again"
+    assert {item.experience.key for item in trainer.intake.waiting} == keys, "queued again"
     assert all(before[name].equal(tensor) for name, tensor in weights_of(trainer).items())
     (bundle,) = (world.settings.home / "bundles").glob("step-*/bundle.json")
     content = json.loads(bundle.read_text())
@@ -325,7 +330,7 @@ def test_a_spike_that_nobody_is_to_blame_for_costs_nobody_and_becomes_ordinary_i
     assert content["culprits"] == []
     assert trainer.state.unpublished_samples == 0
     world.turns(trainer, 6)
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert states(world) == {("trained", ""): 4}
     assert len(list((world.settings.home / "bundles").iterdir())) <= 5
     world.close()
@@ -338,12 +343,12 @@ def test_a_task_whose_rewards_turn_is_quarantined_and_the_others_are_trained(tmp
     world.add_random(64, reward=1.0)
     world.turns(trainer, 2)
     assert trainer.state.step == 1
-    trainer._checkpoint()
+    trainer.checkpoint()
     trainer = world.start()
     turned = world.add_random(40, seed=1, reward=0.0)
     others = world.add_random(24, seed=2, reward=0.0, task="another")
     world.turns(trainer, 2)
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert {trainer.state.fates[item.key].reason for item in turned} == {"reward_spike"}
     assert {trainer.state.fates[item.key].state for item in others} == {"trained"}
     (bundle,) = (world.settings.home / "bundles").glob("rewards-*/bundle.json")
@@ -380,7 +385,7 @@ def test_unreadable_records_are_buried_up_to_a_limit(world: World) -> None:
     world.log.append([Message(EXPERIENCES, 0, "", b"\xc1")])
     world.add_random(4)
     world.turns(trainer, 3)
-    trainer._checkpoint()
+    trainer.checkpoint()
     assert states(world) == {("trained", ""): 4}
     with world.database.snapshot() as connection:
         assert connection.execute(select(dead_letter.c.consumer_group)).scalars().all() == ["training"]
@@ -412,26 +417,23 @@ def test_the_process_starts_from_a_home_and_stops(tmp_path: Path) -> None:
     world.close()
 
 
-def test_what_the_intake_cannot_hear_is_buried_with_its_traceback_and_the_rest_is_trained(world: World) -> None:
+def test_what_the_intake_cannot_hear_is_buried_with_its_traceback_and_the_rest_is_trained(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = world.start()
-    broken = ZeroDivisionError("a fault of the intake")
+    hear, heard = trainer.intake.offer, []
 
-    class Deaf(Intake):
-        """Cannot hear the second record."""
+    def offer(record: LogRecord, experience: Experience, now: float) -> Fate | None:
+        heard.append(record)
+        if len(heard) == 2:
+            raise ZeroDivisionError("a fault of the intake")
+        return hear(record, experience, now)
 
-        num_heard = 0
-
-        def offer(self, record: LogRecord, experience: Experience, now: float) -> Fate | None:
-            self.num_heard += 1
-            if self.num_heard == 2:
-                raise broken
-            return super().offer(record, experience, now)
-
-    trainer._intake = trainer._steps._intake = trainer._reader._intake = Deaf(trainer.state)
+    monkeypatch.setattr(trainer.intake, "offer", offer)
     world.add_random(5)
     world.turns(trainer, 3)
-    trainer._checkpoint()
-    assert states(world)["trained", ""] + len(trainer._intake) == 4
+    trainer.checkpoint()
+    assert states(world)["trained", ""] + len(trainer.intake) == 4
     assert states(world)["trained", ""] >= 3
     with world.database.snapshot() as connection:
         row = connection.execute(select(dead_letter)).one()

@@ -25,6 +25,8 @@ from contracts.version_parents import stored_parents
 from pipelines.episodes.epochs.chain import Epochs, EpochStart, best, valid_through
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.process import Surroundings, compose
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
 from policy.weights import tensors_of
@@ -148,22 +150,14 @@ class World:
 
     def make(self, fault: FaultPoint = no_fault) -> Trainer:
         """A trainer that has restored its state and not begun an epoch."""
-        return Trainer(
-            Learner(self.make_model(), self.training, self.device),
-            settings=self.settings,
-            training=self.training,
-            database=self.database,
-            lease=self.lease(),
-            event_log=self.log,
-            store=self.store,
-            signer=self.signer,
-            keyring=self.keyring,
-            saving=self.saving,
-            publishing=self.publishing,
-            clock=lambda: self.now + self.wall_jump,
-            monotonic=lambda: self.now,
-            fault=fault,
-        )
+        model = self.make_model()
+        base = tensors_of(model)
+        learner = Learner(WholeModel(model, self.training, self.device, base=base), self.training)
+        around = Surroundings(
+            self.settings, self.training, self.database, self.lease(), self.log, self.store, self.signer, self.keyring,
+            clock=lambda: self.now + self.wall_jump, monotonic=lambda: self.now, fault=fault,
+        )  # fmt: skip
+        return compose(learner, base, around, (self.saving, self.publishing))
 
     def lease(self) -> Lease:
         """The lease of the next trainer; the previous one counts as dead."""
@@ -254,7 +248,7 @@ def survive(world: World, run: Callable[[Trainer], None], fault: FaultPoint) -> 
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return dict(captured(trainer._learner, trainer.state).weights)
+    return dict(captured(trainer.learner, trainer.state).weights)
 
 
 class AwayStore(WeightStore):

@@ -13,8 +13,7 @@ from contracts.errors import InvalidTask
 from contracts.records import Submitter
 from contracts.tables import heard, vote
 from contracts.tasks.loading import load_tasks
-from pipelines.training.learning.advantage import Part
-from pipelines.training.learning.components import parts_of
+from pipelines.training.learning.advantages import Part, parts_of
 from rewards.signals.silence import (
     BOUND,
     ENOUGH,

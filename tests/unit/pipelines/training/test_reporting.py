@@ -13,7 +13,7 @@ from contracts.faults import no_fault
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Outcome, decode
 from contracts.topics import OUTCOMES, route_of_key
-from pipelines.training.samples.telling import PIECE, TOLD_SINGLY, OutcomeTeller
+from pipelines.training.samples.reporting import PIECE, REPORTED_SINGLY, OutcomeReporter
 from pipelines.training.state import EpochBegin, Fate, TrainerState, begin_epoch, roll_back
 from runtime.log.local import LocalLog
 from tests.fakes import everything
@@ -42,8 +42,8 @@ def a_state(num: int, sequence: int = 0) -> TrainerState:
     return TrainerState(epoch=3, ordinal=1, lineage=[1, 0], fates=fates, sequence=sequence)
 
 
-def a_teller(state: TrainerState, log: LocalLog) -> OutcomeTeller:
-    return OutcomeTeller(state, log, lambda: 1.0, no_fault)
+def a_reporter(state: TrainerState, log: LocalLog) -> OutcomeReporter:
+    return OutcomeReporter(state, log, lambda: 1.0, no_fault)
 
 
 def told(log: LocalLog) -> list[Outcome]:
@@ -52,25 +52,25 @@ def told(log: LocalLog) -> list[Outcome]:
 
 def test_what_is_not_durable_is_not_told(log: FlakyLog) -> None:
     state = a_state(2)
-    teller = a_teller(state, log)
+    reporter = a_reporter(state, log)
     first, second = state.fates
     state.note(first)
-    teller.saved(teller.mark())
+    reporter.saved(reporter.mark())
     state.note(second)
-    teller.tell()
+    reporter.report()
     assert [item.key for item in told(log)] == [first]
-    assert state.untold == {second: 2}
+    assert state.unreported == {second: 2}
     state.note(first)  # what it becomes now waits for the next checkpoint
-    teller.tell()
+    reporter.report()
     assert len(told(log)) == 1
 
 
 def test_a_home_of_before_numbers_tells_everything_once(log: FlakyLog) -> None:
-    state = a_state(TOLD_SINGLY + 100, sequence=-1)
+    state = a_state(REPORTED_SINGLY + 100, sequence=-1)
     begin_epoch(state, 4)
-    teller = a_teller(state, log)
-    teller.saved(teller.mark())
-    teller.tell()
+    reporter = a_reporter(state, log)
+    reporter.saved(reporter.mark())
+    reporter.report()
     started, *outcomes = sorted(told(log), key=lambda item: item.key)
     assert (started.epoch, started.previous, started.kept_sequence) == (4, 3, -1)
     each = [one for item in outcomes for one in item.each()]
@@ -79,9 +79,9 @@ def test_a_home_of_before_numbers_tells_everything_once(log: FlakyLog) -> None:
     assert len(outcomes) < len(each) / 5, "told together"
     assert all(route_of_key(one.key) % 4 == route_of_key(item.key) % 4 for item in outcomes for one in item.each())
     begin_epoch(state, 5)
-    teller.saved(teller.mark())
-    teller.tell()
-    assert state.untold == {}
+    reporter.saved(reporter.mark())
+    reporter.report()
+    assert state.unreported == {}
     assert len(told(log)) == len(outcomes) + 2, "only the epoch"
 
 
@@ -89,14 +89,14 @@ def test_a_home_of_before_numbers_tells_everything_once(log: FlakyLog) -> None:
 def test_a_log_that_goes_away_between_two_pieces_gets_the_rest_later(log: FlakyLog) -> None:
     state = a_state(2 * PIECE + 1, sequence=-1)
     begin_epoch(state, 4)
-    teller = a_teller(state, log)
-    teller.saved(teller.mark())
+    reporter = a_reporter(state, log)
+    reporter.saved(reporter.mark())
     log.num_taken = 2  # the epoch, and a piece
     with pytest.raises(Unavailable):
-        teller.tell()
-    assert (state.untold_epochs, len(state.untold)) == ([], PIECE + 1)
+        reporter.report()
+    assert (state.unreported_epochs, len(state.unreported)) == ([], PIECE + 1)
     log.num_taken = 10
-    teller.tell()
+    reporter.report()
     each = [one.key for item in told(log) if item.key for one in item.each()]
     assert Counter(each) == Counter(state.fates.keys())
 
@@ -108,9 +108,9 @@ def test_a_rollback_takes_words_back_or_says_what_became_of_them(log: FlakyLog) 
     state.fates[poisoned], state.fates[evidence] = Fate(1, "trained", version=2), Fate(2, "trained", version=3)
     roll_back(state, TrainerState(lineage=[1, 0]), {2: "poison", 3: "evidence"}, 1.0)
     begin_epoch(state, 4)
-    teller = a_teller(state, log)
-    teller.saved(teller.mark())
-    teller.tell()
+    reporter = a_reporter(state, log)
+    reporter.saved(reporter.mark())
+    reporter.report()
     said = {item.key: (item.state, item.reason, item.revision) for item in told(log) if item.key}
     assert said == {poisoned: ("quarantined", "rollback", 1), evidence: ("pending", "rollback", 2)}
     assert kept in state.fates
@@ -120,8 +120,8 @@ def test_an_epoch_that_a_crash_left_untold_is_told_with_the_next_one(log: FlakyL
     state = TrainerState()
     begin_epoch(state, 1)
     begin_epoch(state, 2)
-    assert state.untold_epochs == [EpochBegin(1, None, -1), EpochBegin(2, 1, 0)]
-    teller = a_teller(state, log)
-    teller.saved(teller.mark())
-    teller.tell()
+    assert state.unreported_epochs == [EpochBegin(1, None, -1), EpochBegin(2, 1, 0)]
+    reporter = a_reporter(state, log)
+    reporter.saved(reporter.mark())
+    reporter.report()
     assert [item.epoch for item in told(log)] == [1, 2]

@@ -1,11 +1,11 @@
 """Publish the trainer's decisions to the log: after they are durable, once, in pieces.
 
-    decided ──▶ untold, with a number ──▶ checkpoint ──▶ log ──▶ no longer untold, here and in the next checkpoint
+    decided ──▶ unreported, with a number ──▶ checkpoint ──▶ log ──▶ reported, here and in the next checkpoint
 
-`untold` in the state is the queue: decisions fill it, `tell` drains it as far as the last checkpoint reaches. Waits for: the
-log. Pieces that the log took are not sent again; the rest is told when the log is back.
+`unreported` in the state is the queue: decisions fill it, `report` drains it as far as the last checkpoint reaches. Waits for: the
+log. Pieces that the log took are not sent again; the rest follows when the log is back.
 
-After a crash, everything that the checkpoint holds as untold is told again, under the next epoch and with the same numbers. A
+After a crash, everything that the checkpoint holds as unreported is reported again, under the next epoch and with the same numbers. A
 reader that keeps outcomes up to a number therefore keeps both or neither.
 """
 
@@ -35,7 +35,7 @@ TOGETHER = 20
 _CONTROL = ""
 PIECE = 10_000
 """Samples per append."""
-TOLD_SINGLY = 500
+REPORTED_SINGLY = 500
 """Above this number, decisions share records: a rollback may decide half a million samples."""
 
 log = structlog.get_logger()
@@ -67,7 +67,7 @@ def count(fate: Fate) -> None:
         TRAINING_CORRECTIONS.labels(fate.late_reason).inc()
 
 
-class OutcomeTeller:
+class OutcomeReporter:
     """One per trainer, in its thread."""
 
     def __init__(self, state: TrainerState, event_log: EventLog, clock: Callable[[], float], fault: FaultPoint) -> None:
@@ -82,13 +82,13 @@ class OutcomeTeller:
 
     def mark(self) -> DecisionMark:
         """What a checkpoint holds that is taken now."""
-        return DecisionMark(self._state.sequence, tuple(self._state.untold_epochs))
+        return DecisionMark(self._state.sequence, tuple(self._state.unreported_epochs))
 
     def saved(self, mark: DecisionMark) -> None:
         """A checkpoint is durable: it holds every decision up to the mark."""
         self._durable, self._began, self._is_done = mark.sequence, mark.epochs, False
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Publish the decisions that are durable and not published yet.
 
         Raises:
@@ -98,23 +98,25 @@ class OutcomeTeller:
             return
         if self._began:
             self._append([_epoch_started(began, self._clock()) for began in self._began])
-            told = {began.epoch for began in self._began}
-            self._state.untold_epochs = [began for began in self._state.untold_epochs if began.epoch not in told]
+            reported = {began.epoch for began in self._began}
+            self._state.unreported_epochs = [
+                began for began in self._state.unreported_epochs if began.epoch not in reported
+            ]
             self._began = ()
-        due = sorted((number, key) for key, number in self._state.untold.items() if number <= self._durable)
+        due = sorted((number, key) for key, number in self._state.unreported.items() if number <= self._durable)
         for start in range(0, len(due), PIECE):
-            self._tell_piece([key for _, key in due[start : start + PIECE]], is_many=len(due) > TOLD_SINGLY)
+            self._report_piece([key for _, key in due[start : start + PIECE]], is_many=len(due) > REPORTED_SINGLY)
             if len(due) > PIECE:
                 step_done()
                 log.info("telling", told=min(start + PIECE, len(due)), of=len(due), epoch=self._state.epoch)
         self._is_done = True
 
-    def _tell_piece(self, keys: list[str], *, is_many: bool) -> None:
+    def _report_piece(self, keys: list[str], *, is_many: bool) -> None:
         now = self._clock()
         outcomes = [outcome for key in keys for outcome in outcomes_of(key, self._state, now)]
         self._append(bundled(outcomes, self._event_log.num_partitions) if is_many else outcomes)
         for key in keys:
-            del self._state.untold[key]
+            del self._state.unreported[key]
 
     def _append(self, outcomes: list[Outcome]) -> None:
         self._event_log.append([message(OUTCOMES, outcome.key, outcome) for outcome in outcomes])
@@ -129,7 +131,7 @@ def outcomes_of(key: str, state: TrainerState, at: float) -> Iterator[Outcome]:
     fate = state.fates.get(key)
 
     def outcome(revision: int, **fields: Any) -> Outcome:
-        sequence = state.untold[key]
+        sequence = state.unreported[key]
         return Outcome(
             key=key, revision=revision, epoch=state.epoch, writer="training", at=at, sequence=sequence, **fields
         )

@@ -1,0 +1,290 @@
+"""Turn experiences into tensors: rows padded to one length, or packed without padding. Pure.
+
+Packed rows compute common prefixes once, and the head on sampled tokens only; for the loss every sampled token is a row of its own:
+B = S, T = 1. A row is one segment of one experience.
+
+Shapes: B rows of a micro-batch, L tokens of a right-padded row, T = L - 1 predicted tokens (position t predicts token t + 1), N tokens
+of the packed rows, S sampled tokens; M layers with experts, K experts chosen per token, or ids of a support.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+
+from contracts.experts import experts_of
+from contracts.support import support_of
+from policy.packing import LEAST_SHARED, Packing, common_prefix, pack
+from policy.routing import ABSENT, NO_REPLAY, Routing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from contracts.records import Experience, Segment
+    from policy.logprobs import TokenScorer, TokenScores
+
+
+@dataclass(frozen=True)
+class Row:
+    """One segment, unpacked. `mask` selects the sampled tokens; `log_probs` are the behaviour policy's."""
+
+    sample: int
+    token_ids: np.ndarray
+    mask: np.ndarray
+    log_probs: np.ndarray
+    temperature: float
+    experts: np.ndarray | None
+    """The engine's choices [tokens - 1, M, K], or None."""
+    support: np.ndarray | None = None
+    """Which ids each sampled token was drawn from [sampled, most], -1 where there are fewer; None: any id."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Padded rows. `sample_B` says which experience of the batch each row belongs to.
+
+    `experts_BLMK` has `ABSENT` where the engine recorded nothing; it is None if it recorded nothing for any row.
+    """
+
+    input_ids_BL: torch.Tensor
+    attention_mask_BL: torch.Tensor
+    mask_BT: torch.Tensor
+    behaviour_BT: torch.Tensor
+    sample_B: torch.Tensor
+    temperature_B: torch.Tensor
+    experts_BLMK: torch.Tensor | None = None
+    support_NK: torch.Tensor | None = None
+    """The ids that each of the N sampled tokens was drawn from, row after row; -1 where it has fewer, or has any id."""
+    sequence_B: ClassVar[None] = None
+    """Each row is a sequence of its own."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the forward pass, padding included."""
+        return self.input_ids_BL.numel()
+
+    def scored_by(self, scorer: TokenScorer) -> TokenScores:
+        """Its scores at its temperatures, over its supports, through the experts that were recorded."""
+        return scorer(
+            self.input_ids_BL,
+            self.attention_mask_BL,
+            self.mask_BT,
+            self.temperature_B,
+            self.experts_BLMK,
+            support_NK=self.support_NK,
+        )
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Packed rows, and what the loss needs of each sampled token."""
+
+    packing: Packing
+    states_S: torch.Tensor
+    """Places of the states that predict them."""
+    labels_S: torch.Tensor
+    mask_BT: torch.Tensor
+    behaviour_BT: torch.Tensor
+    sample_B: torch.Tensor
+    sequence_B: torch.Tensor
+    """The row of each token."""
+    temperature_B: torch.Tensor
+    experts_NMK: torch.Tensor | None = None
+    support_SK: torch.Tensor | None = None
+    """The ids that each was drawn from; -1 where it has fewer, or has any id."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the forward pass."""
+        return len(self.packing.ids_N)
+
+    def scored_by(self, scorer: TokenScorer) -> TokenScores:
+        """As `MicroBatch.scored_by`."""
+        return scorer.score_packed(
+            self.packing,
+            self.states_S,
+            self.labels_S,
+            self.temperature_B,
+            self.experts_NMK,
+            support_SK=self.support_SK,
+        )
+
+
+def micro_batches(
+    experiences: Sequence[Experience],
+    *,
+    max_tokens: int,
+    device: torch.device | str = "cpu",
+    routing: Routing = NO_REPLAY,
+) -> list[MicroBatch]:
+    """Group rows, longest first, so that rows * length stays within `max_tokens` (one row at least).
+
+    `routing`: of the model that shall replay recorded experts.
+    """
+    rows = sorted(rows_of(experiences, routing), key=lambda row: (-len(row.token_ids), row.sample))
+    groups: list[list[Row]] = []
+    for row in rows:
+        last = groups[-1] if groups else []
+        if last and (len(last) + 1) * len(last[0].token_ids) <= max_tokens:
+            last.append(row)
+        else:
+            groups.append([row])
+    return [_padded(group, device) for group in groups]
+
+
+def packed_batches(
+    experiences: Sequence[Experience],
+    *,
+    max_tokens: int,
+    device: torch.device | str = "cpu",
+    routing: Routing = NO_REPLAY,
+    windowed: bool = False,
+) -> list[PackedBatch]:
+    """Group rows with common prefixes, so that each batch computes up to `max_tokens` tokens (one row at least).
+
+    Args:
+        experiences: as for `micro_batches`.
+        max_tokens: after sharing.
+        device: where the tensors go.
+        routing: of the model that shall replay recorded experts.
+        windowed: the model has layers with a sliding window.
+    """
+    rows = sorted(rows_of(experiences, routing), key=lambda row: (row.token_ids.astype(">i4").tobytes(), row.sample))
+    groups: list[list[Row]] = []
+    room = 0
+    for row in rows:
+        last = groups[-1][-1] if groups else None
+        cost = len(row.token_ids) - (0 if last is None else _shared(last, row))
+        if last is not None and cost <= room:
+            groups[-1].append(row)
+        else:
+            cost = len(row.token_ids)
+            groups.append([row])
+            room = max_tokens
+        room -= cost
+    return [_packed(group, device, windowed=windowed) for group in groups]
+
+
+def rows_of(experiences: Sequence[Experience], routing: Routing) -> list[Row]:
+    """One row per segment. `routing`: of the model that shall replay recorded experts."""
+    return [
+        Row(
+            sample=sample,
+            token_ids=np.frombuffer(segment.token_ids, "<i4"),
+            mask=np.frombuffer(segment.loss_mask, np.uint8) == 1,
+            log_probs=np.frombuffer(segment.logprobs, "<f4"),
+            temperature=segment.sampling.temperature,
+            experts=recorded_experts(segment, routing) if routing.replayable else None,
+            support=_support_in(segment),
+        )
+        for sample, experience in enumerate(experiences)
+        for segment in experience.segments
+    ]
+
+
+def _padded(rows: list[Row], device: torch.device | str) -> MicroBatch:
+    shape = (len(rows), max(len(row.token_ids) for row in rows))
+    input_ids, attention = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    mask, behaviour = np.zeros(shape, np.bool_), np.zeros(shape, np.float32)
+    for index, row in enumerate(rows):
+        end = len(row.token_ids)
+        input_ids[index, :end] = row.token_ids
+        attention[index, :end] = 1
+        mask[index, :end] = row.mask
+        behaviour[index, :end] = np.where(row.mask, row.log_probs, 0.0)
+    return MicroBatch(
+        input_ids_BL=torch.from_numpy(input_ids).to(device),
+        attention_mask_BL=torch.from_numpy(attention).to(device),
+        mask_BT=torch.from_numpy(mask[:, 1:].copy()).to(device),
+        behaviour_BT=torch.from_numpy(behaviour[:, 1:].copy()).to(device),
+        sample_B=torch.tensor([row.sample for row in rows], device=device),
+        temperature_B=torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device),
+        experts_BLMK=_padded_experts(rows, shape[1], device),
+        support_NK=_joined_support([(row.support, int(row.mask.sum())) for row in rows], device),
+    )
+
+
+def _padded_experts(rows: list[Row], length: int, device: torch.device | str) -> torch.Tensor | None:
+    """The experts of all rows [B, L, M, K], or None. The last token of a row went through no model: it has none."""
+    recorded = [(index, row.experts) for index, row in enumerate(rows) if row.experts is not None]
+    if not recorded:
+        return None
+    found = np.full((len(rows), length, *recorded[0][1].shape[1:]), ABSENT, np.int16)
+    for index, experts in recorded:
+        found[index, : len(experts)] = experts
+    return torch.from_numpy(found).to(device)
+
+
+def _shared(first: Row, second: Row) -> int:
+    """Tokens that the second row need not compute after the first. Rows with recorded experts share nothing."""
+    if first.experts is not None or second.experts is not None:
+        return 0
+    common = common_prefix(first.token_ids, second.token_ids)
+    return common if common >= LEAST_SHARED else 0
+
+
+def _packed(rows: list[Row], device: torch.device | str, *, windowed: bool) -> PackedBatch:
+    replays = any(row.experts is not None for row in rows)
+    # The last token of a row predicts nothing.
+    packing = pack([row.token_ids[:-1] for row in rows], share=not replays, windowed=windowed, device=device)
+    sampled = [np.flatnonzero(row.mask) for row in rows]
+    counts = [len(each) for each in sampled]
+
+    def joined(values: list[np.ndarray], dtype: type = np.int64) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(values).astype(dtype)).to(device)
+
+    behaviour_S = joined([row.log_probs[at] for row, at in zip(rows, sampled, strict=True)], np.float32)
+    temperatures = [np.full(count, row.temperature) for row, count in zip(rows, counts, strict=True)]
+    return PackedBatch(
+        packing=packing,
+        states_S=joined([places[at - 1] for places, at in zip(packing.places, sampled, strict=True)]),
+        labels_S=joined([row.token_ids[at] for row, at in zip(rows, sampled, strict=True)]),
+        mask_BT=torch.ones((sum(counts), 1), dtype=torch.bool, device=device),
+        behaviour_BT=behaviour_S[:, None],
+        sample_B=joined([np.full(count, row.sample) for row, count in zip(rows, counts, strict=True)]),
+        sequence_B=joined([np.full(count, number) for number, count in enumerate(counts)]),
+        temperature_B=joined(temperatures, np.float32),
+        experts_NMK=_packed_experts(rows, packing, device) if replays else None,
+        support_SK=_joined_support([(row.support, count) for row, count in zip(rows, counts, strict=True)], device),
+    )
+
+
+def _packed_experts(rows: list[Row], packing: Packing, device: torch.device | str) -> torch.Tensor:
+    """The experts of all tokens [N, M, K]; `ABSENT` for rows without a record."""
+    shape = next(row.experts.shape[1:] for row in rows if row.experts is not None)
+    found = np.full((len(packing.ids_N), *shape), ABSENT, np.int16)
+    for row, places in zip(rows, packing.places, strict=True):
+        if row.experts is not None:
+            found[places] = row.experts[: len(places)]
+    return torch.from_numpy(found).to(device)
+
+
+def recorded_experts(segment: Segment, routing: Routing) -> np.ndarray | None:
+    """The engine's choices [tokens - 1, M, K] as this model takes them; None if there are none, or others than it can make."""
+    shape = segment.expert_shape
+    return None if shape is None else routing.choices(experts_of(segment.experts, shape))
+
+
+def _support_in(segment: Segment) -> np.ndarray | None:
+    """The supports [S, K] of a segment, -1 where a token has fewer ids; None: every token could be drawn."""
+    return support_of(segment.support, segment.loss_mask.count(1)) if segment.sampling.is_truncated else None
+
+
+def _joined_support(rows: Sequence[tuple[np.ndarray | None, int]], device: torch.device | str) -> torch.Tensor | None:
+    """The supports int64 [S, K] of rows, each with its number of sampled tokens; only -1 where every id could be drawn.
+
+    None if no row has one.
+    """
+    known = [support for support, _ in rows if support is not None]
+    if not known:
+        return None
+    found = np.full((sum(count for _, count in rows), max(each.shape[1] for each in known)), -1, np.int64)
+    start = 0
+    for support, count in rows:
+        if support is not None:
+            found[start : start + count, : support.shape[1]] = support
+        start += count
+    return torch.from_numpy(found).to(device)

@@ -1,0 +1,281 @@
+"""The objectives: how hard each sampled token pulls, and how long the step is. Pure.
+
+A new one is a subclass of `Surrogate` and a line in `OBJECTIVES`, at the end. `docs/training.md` has their sources and what each did on
+the bench, `python -m benchmarks.objectives`.
+
+Every objective here has the same gradient of log-probs, summed over tokens, and differs in the constant before it:
+
+    loss = sum over tokens of  share * value        d value / d log-prob = pull, a constant under differentiation
+
+`share` is one over the denominator of the token's sample. It is fixed before an objective masks anything: a masked token makes
+its batch weaker, not the other tokens stronger.
+
+Shapes: S sampled tokens of whole sequences, in the order of the rows; a sequence is one row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from contracts.errors import InvalidSettings
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Sampled tokens of some sequences, or of the whole batch; all float64 and without gradients."""
+
+    current_S: torch.Tensor
+    """Log-probs of the policy that is trained."""
+    log_ratio_S: torch.Tensor
+    """log(current / logged behaviour), within +-20."""
+    advantage_S: torch.Tensor
+    """Sample weights included."""
+    sequence_S: torch.Tensor
+    """int64: which sequence, counted from 0."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Of the tokens here."""
+        return int(self.sequence_S.max()) + 1 if len(self.sequence_S) else 0
+
+    def per_sequence(self, values_S: torch.Tensor) -> torch.Tensor:
+        """Sums of the tokens' values, one per sequence."""
+        return torch.zeros(self.num_sequences, dtype=values_S.dtype, device=values_S.device).index_add_(
+            0, self.sequence_S, values_S
+        )
+
+    @classmethod
+    def joined(cls, parts: list[Tokens]) -> Tokens:
+        """The tokens of several micro-batches, sequences counted through."""
+        counts = [0]
+        for part in parts:
+            counts.append(counts[-1] + part.num_sequences)
+        return cls(
+            torch.cat([part.current_S for part in parts]),
+            torch.cat([part.log_ratio_S for part in parts]),
+            torch.cat([part.advantage_S for part in parts]),
+            torch.cat([part.sequence_S + count for part, count in zip(parts, counts, strict=False)]),
+        )
+
+
+@dataclass(frozen=True)
+class Pulls:
+    """What an objective says about tokens."""
+
+    pull_S: torch.Tensor
+    """d value / d log-prob."""
+    value_S: torch.Tensor
+    cut_S: torch.Tensor
+    """True where the pull is not the plain ratio's: truncated or masked."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What an objective decides for a whole batch before the gradient of any part of it."""
+
+    rate: float = 1.0
+    """Factor of the learning rate, in (0, 1]."""
+    threshold: float = 0.0
+    baseline: float = 0.0
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """An objective. `bound` is the largest weight of one unit of advantage, for either sign."""
+
+    bound: float
+    needs_batch: ClassVar[bool] = False
+    """True: `plan` sees the whole batch first, which costs another forward pass if the batch is more than one micro-batch."""
+
+    def plan(self, tokens: Tokens) -> BatchPlan:  # noqa: ARG002 most objectives look at single tokens or sequences
+        """Decide what needs the whole batch."""
+        return BatchPlan()
+
+    def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:
+        """The pull of each token."""
+        raise NotImplementedError
+
+
+def weighted(tokens: Tokens, weight_S: torch.Tensor) -> Pulls:
+    """Policy gradient with constant weights: value = -weight * advantage * log-prob."""
+    pull_S = -weight_S * tokens.advantage_S
+    return Pulls(pull_S, pull_S * tokens.current_S, weight_S != torch.exp(tokens.log_ratio_S))
+
+
+@dataclass(frozen=True)
+class Truncated(Surrogate):
+    """weight = min(ratio, bound), a constant: truncated importance sampling (Ionides 2008; verl, slime and SkyRL use bound 2).
+
+    Equals trl's `cispo`. The weight is bounded for either sign of the advantage. No token is ever masked, so an old token that the
+    policy likes more by now keeps pulling.
+    """
+
+    def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:  # noqa: ARG002 it looks at single tokens
+        """As in `Surrogate`."""
+        return weighted(tokens, torch.exp(tokens.log_ratio_S).clamp(max=self.bound))
+
+
+@dataclass(frozen=True)
+class Cispo(Truncated):
+    """The same form as published: CISPO (MiniMax-M1, arXiv 2506.13585), weight = min(ratio, 1 + eps_high) with no lower bound.
+
+    `bound` 5 is ScaleRL's (arXiv 2510.13786).
+    """
+
+    bound: float = 5.0
+
+
+def _clipped(tokens: Tokens, ratio_S: torch.Tensor, low: float, high: float, bound: float) -> Pulls:
+    """The surrogate -min(ratio * A, clip(ratio) * A), for negative advantages at most bound * |A|.
+
+    A token pulls with its ratio, or not at all where its ratio has left the clip in the direction of its advantage.
+    """
+    advantage_S = tokens.advantage_S
+    surrogate_S = torch.minimum(ratio_S.clamp(max=bound) * advantage_S, ratio_S.clamp(1 - low, 1 + high) * advantage_S)
+    cut_S = torch.where(advantage_S > 0, ratio_S > 1 + high, (ratio_S < 1 - low) | (ratio_S > bound))
+    return Pulls((-ratio_S * advantage_S).masked_fill(cut_S, 0.0), -surrogate_S, cut_S)
+
+
+@dataclass(frozen=True)
+class Ppo(Surrogate):
+    """PPO's clip (arXiv 1707.06347) with DAPO's wider upper side (2503.14476) and the dual clip (1912.09729) at `bound`.
+
+    Without the dual clip, a token with a negative advantage and a runaway ratio pulls without bound. Equals trl's `dapo` with
+    `delta`.
+    """
+
+    low: float = 0.2
+    high: float = 0.28
+
+    def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:  # noqa: ARG002 it looks at single tokens
+        """As in `Surrogate`."""
+        return _clipped(tokens, torch.exp(tokens.log_ratio_S), self.low, self.high, self.bound)
+
+
+@dataclass(frozen=True)
+class Gspo(Surrogate):
+    """GSPO (arXiv 2507.18071): the ratio of a sequence is the geometric mean of its tokens', and the clip applies to that.
+
+    The paper's clip is 3e-4 and 4e-4, for many steps on one fresh batch. Samples of users are older: this one is wide. Equals
+    trl's `dapo` with `importance_sampling_level="sequence"`.
+    """
+
+    low: float = 0.10
+    high: float = 0.14
+
+    def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:  # noqa: ARG002 it looks at single sequences
+        """As in `Surrogate`."""
+        length = tokens.per_sequence(torch.ones_like(tokens.log_ratio_S)).clamp(min=1)
+        ratio_S = torch.exp(tokens.per_sequence(tokens.log_ratio_S) / length)[tokens.sequence_S]
+        return _clipped(tokens, ratio_S, self.low, self.high, self.bound)
+
+
+@dataclass(frozen=True)
+class Dppo(Surrogate):
+    """DPPO with the binary total variation (arXiv 2602.04879; the default loss of prime-rl, whose distance is .2 too).
+
+    A token is masked if its probability has already moved by more than `distance` in the direction of its advantage. The others
+    weigh min(ratio, bound): the paper does not bound the ratio, and a rare token can have a large one within the distance.
+    """
+
+    distance: float = 0.2
+
+    def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:  # noqa: ARG002 it looks at single tokens
+        """As in `Surrogate`."""
+        moved_S = torch.exp(tokens.current_S) - torch.exp(tokens.current_S - tokens.log_ratio_S)
+        masked_S = moved_S * torch.sign(tokens.advantage_S) > self.distance
+        return weighted(tokens, torch.exp(tokens.log_ratio_S).clamp(max=self.bound).masked_fill(masked_S, 0.0))
+
+
+@dataclass(frozen=True)
+class M2po(Surrogate):
+    """M2PO (arXiv 2510.01161; the mask is AReaL's `m2_threshold`).
+
+    The tokens with the largest squared log-ratio are masked until the mean of the rest lies below `moment`. The rest weigh
+    min(ratio, bound); the paper does not bound the ratio.
+    """
+
+    moment: float = 0.04
+    needs_batch: ClassVar[bool] = True
+
+    def plan(self, tokens: Tokens) -> BatchPlan:
+        """`threshold`: tokens whose squared log-ratio is above it are masked."""
+        squares_S = tokens.log_ratio_S.square().sort().values
+        means_S = squares_S.cumsum(0) / torch.arange(1, len(squares_S) + 1, device=squares_S.device)
+        kept = int((means_S < self.moment).sum())  # the means of a sorted list rise
+        return BatchPlan(threshold=math.inf if kept == len(squares_S) else float(squares_S[kept - 1]) if kept else -1.0)
+
+    def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:
+        """As in `Surrogate`."""
+        masked_S = tokens.log_ratio_S.square() > plan.threshold
+        return weighted(tokens, torch.exp(tokens.log_ratio_S).clamp(max=self.bound).masked_fill(masked_S, 0.0))
+
+
+@dataclass(frozen=True)
+class Vcpo(Surrogate):
+    """VCPO (arXiv 2602.17616; `recipe/fully_async_policy` of mit-han-lab/vcpo).
+
+    A sequence weighs its own importance ratio, at most `bound`. The learning rate is multiplied by the square root of the effective
+    share of sequences (of the ratios before the bound), the paper's rule for AdamW. The baseline, over the batch, is
+
+        sum of w^2 g^2 A / sum of w^2 g^2
+
+    where g is the norm of the sequence's score. The paper measures g with one backward pass per sequence. Here it is the norm at the
+    logits, sum over tokens of (1 - p)^2: the chain rule's first factor, at no cost.
+    """
+
+    needs_batch: ClassVar[bool] = True
+
+    def plan(self, tokens: Tokens) -> BatchPlan:
+        """The rate and the baseline."""
+        if not len(tokens.current_S):
+            return BatchPlan()
+        log_ratio = tokens.per_sequence(tokens.log_ratio_S)
+        ratio = torch.exp(log_ratio - log_ratio.max())
+        share = float(ratio.sum().square() / ratio.square().sum() / len(ratio))
+        weight = torch.exp(log_ratio.clamp(max=math.log(self.bound)))
+        square = weight.square() * tokens.per_sequence(torch.expm1(tokens.current_S).square())
+        length = tokens.per_sequence(torch.ones_like(tokens.current_S)).clamp(min=1)
+        advantage = tokens.per_sequence(tokens.advantage_S) / length
+        baseline = float((square * advantage).sum() / square.sum()) if len(ratio) > 1 and square.sum() > 0 else 0.0
+        return BatchPlan(rate=math.sqrt(share), baseline=baseline)
+
+    def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:
+        """As in `Surrogate`."""
+        log_ratio_S = tokens.per_sequence(tokens.log_ratio_S)[tokens.sequence_S]
+        limit = math.log(self.bound)
+        pull_S = -torch.exp(log_ratio_S.clamp(max=limit)) * (tokens.advantage_S - plan.baseline)
+        return Pulls(pull_S, pull_S * tokens.current_S, log_ratio_S > limit)
+
+
+OBJECTIVES: dict[str, Callable[[float], Surrogate]] = {
+    "truncated": Truncated,
+    "dppo": Dppo,
+    "ppo": Ppo,
+    "gspo": Gspo,
+    "cispo": lambda _bound: Cispo(),
+    "m2po": M2po,
+    "vcpo": Vcpo,
+}
+"""Name to a function of the ratio bound."""
+
+
+def objective_named(name: str, bound: float, *, where: str = "[training] loss") -> Surrogate:
+    """The objective of a name.
+
+    Args:
+        name: a name in `OBJECTIVES`.
+        bound: the setting `ratio_bound`. CISPO has its own.
+        where: the setting that names it, for the error.
+
+    Raises:
+        InvalidSettings: no objective has this name.
+    """
+    if name not in OBJECTIVES:
+        raise InvalidSettings(f"{where}: {name!r} is unknown; it is one of {', '.join(sorted(OBJECTIVES))}")
+    return OBJECTIVES[name](bound)

@@ -1,0 +1,116 @@
+# ruff: noqa: N806 - tensors carry the letters of their dimensions
+"""A trainee of one tensor: the logits of tokens that come independently of each other. For tests of what decides about steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from contracts.errors import WeightsRefused
+from contracts.records import Experience
+from pipelines.training.learning.device import TokenBudget
+from pipelines.training.learning.loss import LossSums, Objective, policy_loss
+from pipelines.training.learning.masters import Checkpoint, Masters
+from pipelines.training.learning.micro_batches import micro_batches
+from pipelines.training.learning.step_bound import Taken
+from pipelines.training.learning.trainee import GradientRows, GradientSums, PublishedBits, TokenLogProbs
+from policy.logprobs import TokenScores
+from policy.routing import NO_REPLAY
+from tests.unit.pipelines.training.builders import VOCABULARY
+from weights.tensors import Tensor, Tensors
+
+NAME = "logits"
+
+
+class UnigramTrainee:
+    """Plain gradient descent at rate 1. `fails`: what the next calls of `backward` raise, in turn."""
+
+    def __init__(self) -> None:
+        self.config: Any = SimpleNamespace(vocab_size=VOCABULARY, max_position_embeddings=64)
+        self.device = torch.device("cpu")
+        self.identity = "unigrams"
+        self.routing, self.budget = NO_REPLAY, TokenBudget(1024)
+        self.logits_V = torch.zeros(VOCABULARY, requires_grad=True)
+        self.fails: list[Exception] = []
+        self.fails_half_way = False
+        self.scales: list[float] = []
+
+    def backward(self, rows: GradientRows) -> GradientSums:
+        if self.fails:
+            raise self.fails.pop(0)
+        if not rows.experiences:
+            return GradientSums(LossSums(), [])
+        (batch,) = micro_batches(rows.experiences, max_tokens=10**9)
+        log_probs_V = torch.log_softmax(self.logits_V, -1)
+        log_probs_BT = log_probs_V[batch.input_ids_BL[:, 1:]] * batch.mask_BT
+        scores = TokenScores(log_probs_BT, torch.zeros_like(log_probs_BT))
+        loss, sums = policy_loss(
+            scores,
+            batch.behaviour_BT,
+            None,
+            torch.tensor(rows.pulls)[batch.sample_B],
+            batch.mask_BT,
+            num_tokens=torch.tensor(rows.denominators)[batch.sample_B],
+            objective=Objective(2.0, 0.0),
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        found_N = torch.zeros(len(rows.experiences)).index_add_(0, batch.sample_B, log_probs_BT.detach().sum(-1))
+        return GradientSums(sums, found_N.tolist())
+
+    def clip(self, max_norm: float) -> float:
+        return float(torch.nn.utils.clip_grad_norm_([self.logits_V], max_norm))
+
+    @torch.no_grad()
+    def take_step(self, scale: float) -> Taken:
+        assert self.logits_V.grad is not None
+        self.scales.append(scale)
+        self.logits_V -= scale * self.logits_V.grad
+        if self.fails_half_way:
+            raise RuntimeError("half-way")
+        return Taken(1.0, 0.0)
+
+    def forget_gradient(self) -> None:
+        self.logits_V.grad = None
+
+    def hold_less(self) -> bool:
+        return False
+
+    @torch.no_grad()
+    def log_probs(self, experiences: Sequence[Experience], of: PublishedBits | None = None) -> TokenLogProbs:
+        logits_V = self.logits_V if of is None else _read(of.bits)
+        (batch,) = micro_batches(experiences, max_tokens=10**9)
+        found_BT = torch.log_softmax(logits_V, -1)[batch.input_ids_BL[:, 1:]]
+        return TokenLogProbs(found_BT[batch.mask_BT], batch.behaviour_BT[batch.mask_BT])
+
+    def bits(self) -> Tensors:
+        return self.bits_of({NAME: self.logits_V})
+
+    def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
+        words = weights[NAME].detach().to(torch.bfloat16).view(torch.int16).numpy().copy()
+        return {NAME: Tensor("BF16", (VOCABULARY,), words.view(np.uint8))}
+
+    def masters(self) -> Masters:
+        return {NAME: self.logits_V.detach()}, {}
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.state.model != self.identity:
+            raise WeightsRefused("other_model", "another base policy")
+
+    @torch.no_grad()
+    def put(self, held: Masters) -> None:
+        self.logits_V.copy_(held[0][NAME])
+
+    @torch.no_grad()
+    def restart(self, bits: Tensors) -> None:
+        self.logits_V.copy_(_read(bits))
+
+    def seconds(self) -> Mapping[str, float]:
+        return {}
+
+
+def _read(bits: Tensors) -> torch.Tensor:
+    return torch.from_numpy(bits[NAME].data.view(np.int16).copy()).view(torch.bfloat16).float()
