@@ -26,7 +26,7 @@ MillraceError
 │   ├── SessionOver              the session of this key or URL was ended, or its budget is used up
 │   ├── OtherSession             the URL names another session than the key
 │   └── OriginRefused            the request comes from a web page, which may not use this route
-├── RateLimited (429)            more requests than the operator allows one key per minute
+├── RateLimited (429)            more requests than the operator allows one key per minute, or too many signals about one answer
 │   └── Overloaded               the engine's queue is full, or a tenant has had too much compiled; says when to retry
 ├── EngineFailed (502)           the engine's answer is invalid
 │   └── EngineSilent (504)       the engine accepted a request and then stopped answering: the client must not retry

@@ -1,4 +1,4 @@
-"""How many signals about one answer are taken in: more than count toward its reward would only be stored, joined and rejected.
+"""How many signals about one answer are taken in. Those beyond what counts toward its reward would only be stored, joined and rejected.
 
 In: signals that were read. Out: those that wait for the next window are refused before anything is stored. Each process counts for itself.
 """
@@ -22,7 +22,7 @@ MOST_KEPT = 50_000
 
 
 class TargetLimit:
-    """Counts signals by what they are about, and by who says them. `clock`: monotonic seconds. Belongs to one event loop."""
+    """Counts signals per target and per submitter. `clock`: monotonic seconds. Belongs to one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -150,8 +150,8 @@ def test_every_code_of_refused_weights_says_what_to_do() -> None:
     section = (ROOT / "docs" / "repair.md").read_text().partition("## Weights are refused")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
     named = {code for row in rows for code in re.findall(r"`(\w+)`", row)}
-    calls = (node for node in nodes_of("weights") if isinstance(node, ast.Call))
+    calls = (node for node in nodes_of("engines", "weights") if isinstance(node, ast.Call))
     raised = strings(call.args[0] for call in calls if ast.unparse(call.func) == "WeightsRefused")
     assert len(raised) > 30
     assert raised - named == set()
-    assert named - strings(nodes_of("contracts", "pipelines", "policy", "weights")) == set()
+    assert named - strings(nodes_of("contracts", "engines", "pipelines", "policy", "weights")) == set()

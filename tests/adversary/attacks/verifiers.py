@@ -10,7 +10,8 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from rewards.verifiers import choice, instruction, math, numeric, sql, tool_call
+from examples.verifiers import instruction
+from rewards.verifiers import choice, math, numeric, sql, tool_call
 from rewards.verifiers.check import Answer, BatchVerifier, Builder, Check, Context
 from tests.adversary.attacks.attack import Attack
 from tests.adversary.attacks.cases import hedges, look_alikes, queries, text_calls
