@@ -17,8 +17,8 @@ from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, Place, Plan, StateKept
 from pipelines.training.samples.batches import Batch, Lesson
 from pipelines.training.state import Fate
-from tests.worlds.hostile_files import HOSTILE_FILES
 from tests.unit.pipelines.training.builders import random_experience
+from tests.worlds.hostile_files import HOSTILE_FILES
 
 NAME = "checkpoint-000001-00000001"
 
