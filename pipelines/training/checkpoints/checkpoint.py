@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,7 +50,8 @@ from pipelines.training.checkpoints.tensor_files import (
     verify,
     write_pieces,
 )
-from pipelines.training.samples.known_samples import KnownSamples, SampleChanges, SampleFile
+from pipelines.training.known.known_samples import KnownSamples, SampleChanges, SampleFile
+from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.state import TrainerState
 from weights.files import make_folder_durably, sync_folder, write_durably
 
@@ -69,18 +69,6 @@ SAMPLES, MARK, STATE = "samples.db", "samples.mark", "state.json"
 WEIGHTS, MOMENTS = "weights.safetensors", "optimizer.safetensors"
 _MOST_STATE_BYTES = 2**30
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Everything the trainer knows at one moment. `version` is set if these weights are a published version."""
-
-    state: TrainerState
-    weights: Mapping[str, torch.Tensor]
-    optimizer: Mapping[str, torch.Tensor]
-    version: int | None = None
-    name: str = NOTHING
-    """The folder it was loaded from: its tensors are read from there when they are asked for."""
 
 
 class PendingCheckpoint(NamedTuple):

@@ -20,21 +20,22 @@ import structlog
 from blake3 import blake3
 
 from contracts.errors import StepsBroken, WeightsRefused
-from pipelines.training.samples.batches import Batch
+from pipelines.training.known.batches import Batch
+from pipelines.training.known.known_samples import SampleMapping
+from pipelines.training.known.lineage import Lineage
+from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.samples.culprits import STEP_ERROR
-from pipelines.training.samples.known_samples import SampleMapping
 from pipelines.training.state import Fate, TrainerState
-from pipelines.training.versions.lineage import Lineage
 from runtime.metrics import TRAINING_REPLAYS
 from runtime.operations import step_done
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pipelines.training.checkpoints.checkpoint import Checkpoint
+    from pipelines.training.known.known_samples import KnownSamples
     from pipelines.training.learning.figures import StepResult
     from pipelines.training.learning.learner import Learner
-    from pipelines.training.samples.known_samples import KnownSamples
+    from pipelines.training.learning.masters import Checkpoint
 
 log = structlog.get_logger()
 
@@ -59,13 +60,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     def digest(self) -> str:
         """A digest of the whole plan."""
         return blake3(msgspec.msgpack.encode(self)).hexdigest(16)
-
-
-class GuardHistory(msgspec.Struct, frozen=True):
-    """What the guard remembers, as in the state."""
-
-    norms: list[tuple[float, float]]
-    signs: dict[str, list[float]]
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, tag="end"):

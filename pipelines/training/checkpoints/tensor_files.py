@@ -129,11 +129,6 @@ class TensorFile(Mapping[str, torch.Tensor]):
         return self._tensors[name].shape
 
 
-def shape_in(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...]:
-    """The shape of a tensor, without reading it from a file."""
-    return tensors.shape_of(name) if isinstance(tensors, TensorFile) else tuple(tensors[name].shape)
-
-
 def header_of(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, int]:
     """What stands before the bytes of these tensors, which follow in the same order, and the number of those bytes."""
     described, at = {}, 0

@@ -31,6 +31,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
@@ -54,6 +55,13 @@ NEGATIVE = 0.5
 """Nats per token. Trl's documentation suggests it as `off_policy_mask_threshold`."""
 MIN_ESS = 0.3
 """Share of the tokens. The health rule of verl's rollout correction."""
+
+
+class GuardHistory(msgspec.Struct, frozen=True):
+    """What the guard remembers, as in the state."""
+
+    norms: list[tuple[float, float]]
+    signs: dict[str, list[float]]
 
 
 class Norms(NamedTuple):

@@ -21,9 +21,8 @@ import structlog
 
 from contracts.errors import StepsBroken
 from contracts.records import Experience
-from pipelines.training.checkpoints.checkpoint import Checkpoint
-from pipelines.training.checkpoints.checkpoint_names import NOTHING
-from pipelines.training.checkpoints.plans import GuardHistory
+from pipelines.training.known.batches import Lesson
+from pipelines.training.known.experiences import num_tokens
 from pipelines.training.learning import guard
 from pipelines.training.learning.advantages import Scored, advantages_of, baseline_samples, denominators
 from pipelines.training.learning.device import (
@@ -41,10 +40,10 @@ from pipelines.training.learning.figures import (
     reward_figures,
     sample_rows,
 )
+from pipelines.training.learning.guard import GuardHistory
+from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.trackers import in_range, new_tracker, tracker_from_json
 from pipelines.training.learning.trainee import GradientRows, GradientSums
-from pipelines.training.samples.batches import Lesson
-from pipelines.training.samples.experiences import num_tokens
 from policy.load import context_of
 
 if TYPE_CHECKING:
@@ -102,8 +101,8 @@ class Learner:
         self._mismatch = Mismatch(settings.mismatch_samples)
         self._speed = Speed(trainee.config, settings.peak_flops)
         self._is_torn = False
-        self.saved_as = NOTHING
-        """The checkpoint that holds exactly these weights and moments; NOTHING: none is known."""
+        self.saved_as = ""
+        """The checkpoint that holds exactly these weights and moments; empty: none is known."""
         self.before_change: Callable[[], None] = _nothing_to_keep
         """Called before weights or moments change: whoever reads them in the background keeps what it has not read yet."""
 
@@ -308,7 +307,7 @@ class Learner:
 
     def _begin_change(self) -> None:
         self.before_change()
-        self.saved_as = NOTHING
+        self.saved_as = ""
 
     def _refuse_torn(self) -> None:
         if self._is_torn:

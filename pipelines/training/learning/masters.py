@@ -1,24 +1,36 @@
-"""Master weights and AdamW's moments: look at them, check those of a checkpoint, and put them back."""
+"""A checkpoint in memory: master weights and AdamW's moments. Look at them, check those of a checkpoint, and put them back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from blake3 import blake3
 
 from contracts.errors import WeightsRefused
-from pipelines.training.checkpoints.tensor_files import shape_in
 
 if TYPE_CHECKING:
-    from pipelines.training.checkpoints.checkpoint import Checkpoint
+    from pipelines.training.state import TrainerState
     from weights.tensors import Tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 Shapes = Mapping[str, tuple[int, ...]]
 Masters = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
 """Weights by name, and moments by `moment/name`."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything the trainer knows at one moment. `version` is set if these weights are a published version."""
+
+    state: TrainerState
+    weights: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
+    version: int | None = None
+    name: str = ""
+    """The folder it was loaded from: its tensors are read from there when they are asked for."""
 
 
 def identity_of(base: Tensors, vocabulary_size: int) -> str:
@@ -54,8 +66,8 @@ def check(checkpoint: Checkpoint, shapes: Shapes, identity: str) -> None:
     if stepped - shapes.keys() or wanted != moments.keys():
         raise WeightsRefused("missing_tensor", "the optimizer's moments are not those of the weights")
     for name, shape in shapes.items():
-        found = [shape_in(checkpoint.weights, name)]
-        found += [shape_in(moments, f"{moment}/{name}") for moment in MOMENTS[:2] if name in stepped]
+        found = [_shape_in(checkpoint.weights, name)]
+        found += [_shape_in(moments, f"{moment}/{name}") for moment in MOMENTS[:2] if name in stepped]
         for other in found:
             if other != shape:
                 raise WeightsRefused("wrong_shape", f"{name} has shape {other}, the model's has {shape}")
@@ -99,3 +111,9 @@ def begin_moments(optimizer: Any) -> None:
                 "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                 "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
             }
+
+
+def _shape_in(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...]:
+    """The shape of a tensor, without reading it if it is in a file."""
+    shape_of = getattr(tensors, "shape_of", None)
+    return tuple(tensors[name].shape) if shape_of is None else tuple(shape_of(name))

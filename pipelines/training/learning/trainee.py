@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     import torch
 
     from contracts.records import Experience
-    from pipelines.training.checkpoints.checkpoint import Checkpoint
     from pipelines.training.learning.device import TokenBudget
     from pipelines.training.learning.loss import LossSums
-    from pipelines.training.learning.masters import Masters
+    from pipelines.training.learning.masters import Checkpoint, Masters
     from pipelines.training.learning.step_bound import Taken
     from policy.routing import Routing
     from weights.tensors import Tensors

@@ -1,5 +1,5 @@
 # ruff: noqa: N806 - tensors carry the letters of their dimensions
-"""A trainee of one tensor: the logits of tokens that come independently of each other. For tests of what decides about steps."""
+"""A trainee with one tensor: the logits of tokens that come independently of each other. For tests of the learner."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import torch
 
 from contracts.errors import WeightsRefused
 from contracts.records import Experience
-from pipelines.training.checkpoints.checkpoint import Checkpoint
 from pipelines.training.learning.device import TokenBudget
 from pipelines.training.learning.loss import LossSums, Objective, policy_loss
-from pipelines.training.learning.masters import Masters
+from pipelines.training.learning.masters import Checkpoint, Masters
 from pipelines.training.learning.micro_batches import micro_batches
 from pipelines.training.learning.step_bound import Taken
 from pipelines.training.learning.trainee import GradientRows, GradientSums, PublishedBits, TokenLogProbs

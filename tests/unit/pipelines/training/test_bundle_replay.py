@@ -17,7 +17,7 @@ from contracts.records import Experience, pack_floats
 from pipelines.training.checkpoints import bundle_replay, bundles
 from pipelines.training.checkpoints.bundle_records import BUNDLE, RewardBundle, StepBundle, decode_bundle, encode_bundle
 from pipelines.training.checkpoints.bundle_replay import ReplayedBundle, read_bundle, replay_bundle
-from pipelines.training.checkpoints.plans import GuardHistory
+from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.worker import Trainer
 from tests.command_line import run_here
 from tests.forked import run_forked

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from contracts.errors import Unavailable, WeightsRefused
-from pipelines.training.checkpoints.checkpoint import Checkpoint, CheckpointStore
+from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
+from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.state import Fate, TrainerState
 
 

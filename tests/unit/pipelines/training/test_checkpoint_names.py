@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.training.checkpoints.checkpoint import SAMPLES, Checkpoint, CheckpointStore
+from pipelines.training.checkpoints.checkpoint import SAMPLES, CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch, names_in, parse_name, void_names
+from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.state import TrainerState
 from runtime.lease import IssuedEpoch
 from runtime.lease_holder import this_process

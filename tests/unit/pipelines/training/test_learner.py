@@ -11,8 +11,8 @@ import torch
 from contracts.errors import WeightsRefused
 from contracts.records import Experience
 from contracts.sampling import Span
-from pipelines.training.checkpoints.checkpoint import Checkpoint
 from pipelines.training.learning.learner import Learner
+from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.micro_batches import micro_batches
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState

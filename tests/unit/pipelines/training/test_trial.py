@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from contracts.errors import StepsBroken, Unavailable
 from contracts.records import Experience
-from pipelines.training.checkpoints.checkpoint import Checkpoint
 from pipelines.training.learning.device import RECOVERY_STEPS, TokenBudget
+from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.samples.culprits import Failure, find_culprits
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
