@@ -30,11 +30,11 @@ import torch
 from benchmarks.poison.task import Users, flipped, forged, tiny_policy
 from benchmarks.report import end_with, print_table
 from contracts.records import Experience
+from pipelines.training.known.batches import Batch
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.samples.attempts import Attempts
-from pipelines.training.samples.batches import Batch
 from pipelines.training.samples.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
 from pipelines.training.samples.trial import Trial
 from pipelines.training.settings import TrainingSettings
