@@ -27,9 +27,9 @@ from benchmarks.report import print_table, write_report
 from benchmarks.trainer.throughput import BOUND, sample
 from benchmarks.trainer.trl_peer import stepper
 from contracts.records import Experience
+from pipelines.training.known.experiences import num_tokens
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.whole_model import WholeModel
-from pipelines.training.samples.experiences import num_tokens
 from pipelines.training.settings import TrainingSettings
 
 H100_BF16 = 989e12

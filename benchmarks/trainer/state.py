@@ -26,12 +26,12 @@ import msgspec
 from benchmarks.report import print_table, write_report
 from pipelines.training.checkpoints.checkpoint import SAMPLES, CheckpointStore
 from pipelines.training.checkpoints.journal import Journal
+from pipelines.training.known.experiences import pack_key
+from pipelines.training.known.known_samples import SampleFile
+from pipelines.training.known.lineage import Lineage
 from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.trackers import MOST_ENTRIES, MOST_KEYS, Entry, MovingAverageTracker
-from pipelines.training.samples.experiences import pack_key
-from pipelines.training.samples.known_samples import SampleFile
 from pipelines.training.state import Fate, TrainerState, begin_epoch, cut_version, roll_back
-from pipelines.training.versions.lineage import Lineage
 
 SAVES, CHANGED = 5, 1_000
 """Saves that are measured, and samples decided between two."""

@@ -28,9 +28,9 @@ from benchmarks.report import summarise
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
+from pipelines.training.known.experiences import num_tokens
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.whole_model import WholeModel
-from pipelines.training.samples.experiences import num_tokens
 from pipelines.training.settings import TrainingSettings
 from tests.worlds.paths import ROOT
 

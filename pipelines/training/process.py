@@ -21,6 +21,7 @@ from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.restoring import Restoring, Rollback
 from pipelines.training.checkpoints.saving import Saver
 from pipelines.training.clocks import retried, rising, wall_for_ages
+from pipelines.training.known.lineage import VersionBranches
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.samples.intake import Intake
@@ -31,7 +32,6 @@ from pipelines.training.settings import TrainingSettings
 from pipelines.training.settling import Settling
 from pipelines.training.state import BASE_VERSION
 from pipelines.training.steps import Steps
-from pipelines.training.versions.lineage import VersionBranches
 from pipelines.training.versions.publisher import Publisher
 from pipelines.training.versions.publishing import Publishing
 from pipelines.training.worker import Trainer
@@ -167,7 +167,7 @@ def compose(learner: Learner, base: Tensors, around: Surroundings, background: t
         learner, state, intake, policy=lease.policy, database=database, event_log=event_log, checkpoints=checkpoints,
         publisher=publisher,
     )  # fmt: skip
-    branches = VersionBranches(state, parents, lambda: rollback.revoked)
+    branches = VersionBranches(lambda: state.lineage, parents, lambda: rollback.revoked)
     steps = Steps(
         learner, state, intake, home=settings.home, training=training, lease=lease, held=lambda: publisher.held,
         clock=clock, age_clock=wall_for_ages(clock, monotonic), fault=fault, tree=branches.tree, journal=journal,
@@ -176,8 +176,9 @@ def compose(learner: Learner, base: Tensors, around: Surroundings, background: t
     )  # fmt: skip
     lag = TrainingLag(event_log, intake.position, clock=clock, monotonic=monotonic)
     reader = ExperienceReader(
-        state, intake, steps, lease, lag, event_log=event_log, database=database, clock=clock, monotonic=monotonic
-    )
+        state, intake, lease, lag, num_missing=lambda: steps.num_missing, was_read=steps.was_read, event_log=event_log,
+        database=database, clock=clock, monotonic=monotonic,
+    )  # fmt: skip
     settling = Settling(
         state, Saver(learner, checkpoints, saving, monotonic, journal), OutcomeReporter(state, event_log, clock, fault),
         steps=steps, intake=intake, publisher=publisher, arms=around.arms, clock=clock, monotonic=monotonic, fault=fault,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from contracts.records import State
-from pipelines.training.samples.experiences import num_tokens, worth
-from pipelines.training.samples.known_samples import KnownSamples, SampleMapping
-from pipelines.training.versions.lineage import Lineage
+from pipelines.training.known.experiences import num_tokens, worth
+from pipelines.training.known.known_samples import KnownSamples, SampleMapping
+from pipelines.training.known.lineage import Lineage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Iterator, Mapping

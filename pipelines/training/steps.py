@@ -18,9 +18,9 @@ import structlog
 from pipelines.training import repository
 from pipelines.training.checkpoints.bundle_records import without_tokens
 from pipelines.training.checkpoints.plans import Ending, Plan, digest_of, prepare
+from pipelines.training.known.experiences import is_old, version_lag, worth
 from pipelines.training.learning.guard import by_lag
 from pipelines.training.samples.attempts import Attempts
-from pipelines.training.samples.experiences import is_old, version_lag, worth
 from pipelines.training.samples.reading import NullMass
 from pipelines.training.samples.refusals import Refusal, TrainingLimits, refuse
 from pipelines.training.samples.reporting import count
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from contracts.records import Experience
     from pipelines.training.checkpoints.bundles import Bundles
     from pipelines.training.checkpoints.journal import Journal
+    from pipelines.training.known.batches import Batch
+    from pipelines.training.known.lineage import VersionTree
     from pipelines.training.learning.figures import StepResult
     from pipelines.training.learning.learner import Learner
-    from pipelines.training.samples.batches import Batch
     from pipelines.training.samples.culprits import Failure
     from pipelines.training.samples.intake import Intake
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.state import TrainerState
-    from pipelines.training.versions.lineage import VersionTree
     from runtime.lease import Lease
     from weights.tensors import Tensors
 

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from pipelines.training.checkpoints.checkpoint import CheckpointStore
     from pipelines.training.checkpoints.journal import Journal
     from pipelines.training.checkpoints.restoring import Rollback
+    from pipelines.training.known.lineage import VersionBranches
     from pipelines.training.learning.learner import Learner
     from pipelines.training.samples.intake import Intake
     from pipelines.training.samples.lost_positions import SkippedRange, SkipTo
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from pipelines.training.settling import Settling
     from pipelines.training.state import TrainerState
     from pipelines.training.steps import Steps
-    from pipelines.training.versions.lineage import VersionBranches
     from pipelines.training.versions.publisher import Publisher
     from pipelines.training.versions.publishing import Publishing
     from runtime.database import Database

@@ -20,14 +20,14 @@ from contracts.ids import sample_key
 from contracts.records import Experience, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
 from contracts.topics import EXPERIENCES
+from pipelines.training.known.experiences import first_version, is_old, version_lag
+from pipelines.training.known.lineage import VersionTree
 from pipelines.training.learning.guard import has_left, log_ratios
 from pipelines.training.learning.trackers import BetaTracker
-from pipelines.training.samples.experiences import first_version, is_old, version_lag
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.refusals import TrainingLimits, refuse
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate, TrainerState
-from pipelines.training.versions.lineage import VersionTree
 
 KEYS, STYLES, VOCABULARY = 4, 6, 64
 VERSION_SECONDS, MEAN_DELAY_SECONDS, WINDOW_SECONDS = 2 * 3600.0, 2 * 86400.0, 21 * 86400.0

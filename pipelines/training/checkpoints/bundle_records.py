@@ -21,8 +21,8 @@ from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from contracts.records import Experience
+from pipelines.training.known.experiences import num_tokens
 from pipelines.training.samples.culprits import Failure
-from pipelines.training.samples.experiences import num_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

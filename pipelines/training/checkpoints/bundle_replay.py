@@ -39,11 +39,11 @@ from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import parse_name
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.plans import Journaled, Place, Plan, prepare, take_again
+from pipelines.training.known.known_samples import KnownSamples
 from pipelines.training.learning.guard import limits_of
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.samples.attempts import AttemptFile, Attempts
-from pipelines.training.samples.known_samples import KnownSamples
 from pipelines.training.samples.reward_watch import RewardWatch, WatchMemory
 from pipelines.training.samples.trial import DEADLY, Trial
 from pipelines.training.settings import TrainingSettings

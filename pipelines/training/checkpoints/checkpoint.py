@@ -50,8 +50,8 @@ from pipelines.training.checkpoints.tensor_files import (
     verify,
     write_pieces,
 )
+from pipelines.training.known.known_samples import KnownSamples, SampleChanges, SampleFile
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.samples.known_samples import KnownSamples, SampleChanges, SampleFile
 from pipelines.training.state import TrainerState
 from weights.files import make_folder_durably, sync_folder, write_durably
 

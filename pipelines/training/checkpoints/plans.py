@@ -20,22 +20,22 @@ import structlog
 from blake3 import blake3
 
 from contracts.errors import StepsBroken, WeightsRefused
+from pipelines.training.known.batches import Batch
+from pipelines.training.known.known_samples import SampleMapping
+from pipelines.training.known.lineage import Lineage
 from pipelines.training.learning.guard import GuardHistory
-from pipelines.training.samples.batches import Batch
 from pipelines.training.samples.culprits import STEP_ERROR
-from pipelines.training.samples.known_samples import SampleMapping
 from pipelines.training.state import Fate, TrainerState
-from pipelines.training.versions.lineage import Lineage
 from runtime.metrics import TRAINING_REPLAYS
 from runtime.operations import step_done
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pipelines.training.known.known_samples import KnownSamples
     from pipelines.training.learning.figures import StepResult
     from pipelines.training.learning.learner import Learner
     from pipelines.training.learning.masters import Checkpoint
-    from pipelines.training.samples.known_samples import KnownSamples
 
 log = structlog.get_logger()
 

@@ -25,9 +25,9 @@ from contracts.topics import EXPERIENCES
 from pipelines.training import repository
 from pipelines.training.checkpoints.checkpoint_names import NOTHING
 from pipelines.training.checkpoints.plans import take_again
+from pipelines.training.known.lineage import Lineage
 from pipelines.training.samples.lost_positions import first_offsets, write_off
 from pipelines.training.state import BASE_VERSION, Fate, TrainerState, finish_learning_again, roll_back
-from pipelines.training.versions.lineage import Lineage
 from runtime.operations import step_done
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from pipelines.training.checkpoints.checkpoint import CheckpointStore
     from pipelines.training.checkpoints.journal import Journal
     from pipelines.training.checkpoints.plans import Plan
+    from pipelines.training.known.batches import Batch
     from pipelines.training.learning.learner import Learner
     from pipelines.training.learning.masters import Checkpoint
-    from pipelines.training.samples.batches import Batch
     from pipelines.training.samples.intake import Intake
     from pipelines.training.versions.publisher import Publisher
     from runtime.database import Database

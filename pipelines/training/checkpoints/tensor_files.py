@@ -24,7 +24,6 @@ from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from contracts.files import open_plain
-from pipelines.training.learning.masters import StoredTensors
 from weights.files import full_disk_named, sync_folder
 from weights.mapped import map_file
 
@@ -98,7 +97,7 @@ class TensorSnapshot:
             self._changed.notify_all()
 
 
-class TensorFile(StoredTensors):
+class TensorFile(Mapping[str, torch.Tensor]):
     """The tensors of one file. Each is read when it is asked for, so looking at all in turn takes the memory of one."""
 
     def __init__(self, path: Path) -> None:

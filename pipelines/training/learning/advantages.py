@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipelines.training.samples.experiences import (
+from pipelines.training.known.experiences import (
     episode_of,
     first_version,
     group_of,

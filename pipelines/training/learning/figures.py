@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pipelines.training.known.experiences import num_tokens, single_version
 from pipelines.training.learning.loss import LossSums, clamped_log_ratio
 from pipelines.training.learning.trainee import PublishedBits, Trainee
-from pipelines.training.samples.experiences import num_tokens, single_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from contracts.records import Experience
-    from pipelines.training.samples.batches import Lesson
+    from pipelines.training.known.batches import Lesson
     from weights.tensors import Tensors
 
 MEASURED_VERSIONS = 64

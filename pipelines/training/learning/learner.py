@@ -21,6 +21,8 @@ import structlog
 
 from contracts.errors import StepsBroken
 from contracts.records import Experience
+from pipelines.training.known.batches import Lesson
+from pipelines.training.known.experiences import num_tokens
 from pipelines.training.learning import guard
 from pipelines.training.learning.advantages import Scored, advantages_of, baseline_samples, denominators
 from pipelines.training.learning.device import (
@@ -38,11 +40,10 @@ from pipelines.training.learning.figures import (
     reward_figures,
     sample_rows,
 )
+from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.trackers import in_range, new_tracker, tracker_from_json
 from pipelines.training.learning.trainee import GradientRows, GradientSums
-from pipelines.training.samples.batches import Lesson
-from pipelines.training.samples.experiences import num_tokens
 from policy.load import context_of
 
 if TYPE_CHECKING:
@@ -181,12 +182,12 @@ class Learner:
         if self._last is not None:
             self._remember(self._last, guard.REPEATED - 1)
 
-    def guard_history(self) -> guard.GuardHistory:
+    def guard_history(self) -> GuardHistory:
         """What the guard remembers."""
         norms = [(item.noise, item.direction) for item in self._gradient_norms]
-        return guard.GuardHistory(norms, {reason: list(values) for reason, values in self._signs.items()})
+        return GuardHistory(norms, {reason: list(values) for reason, values in self._signs.items()})
 
-    def set_guard_history(self, history: guard.GuardHistory) -> None:
+    def set_guard_history(self, history: GuardHistory) -> None:
         """Return to what `guard_history` gave."""
         self._gradient_norms = [guard.Norms(*item) for item in history.norms]
         self._signs = {reason: list(values) for reason, values in history.signs.items()}
@@ -343,7 +344,8 @@ class Learner:
         state.comparable_norms, state.guard_signs = history.norms, history.signs
         state.random_state = self.random_state()
         state.model = self.trainee.identity
-        return Checkpoint(state, *self.trainee.masters(), version)
+        weights, moments = self.trainee.masters()
+        return Checkpoint(state, weights, moments, version)
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Check that a checkpoint belongs to this model. Changes nothing.
@@ -364,7 +366,7 @@ class Learner:
         tracker = in_range(tracker_from_json(state.tracker), self.settings)
         generators = decoded(state.random_state)
         self.tracker = tracker
-        self.set_guard_history(guard.GuardHistory(state.comparable_norms, state.guard_signs))
+        self.set_guard_history(GuardHistory(state.comparable_norms, state.guard_signs))
         set_generators(generators, self.device)
         self._begin_change()
         self.trainee.put((checkpoint.weights, checkpoint.optimizer))

@@ -1,8 +1,7 @@
-"""Master weights and AdamW's moments: look at them, check those of a checkpoint, and put them back."""
+"""A checkpoint in memory: master weights and AdamW's moments. Look at them, check those of a checkpoint, and put them back."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,15 +30,7 @@ class Checkpoint:
     optimizer: Mapping[str, torch.Tensor]
     version: int | None = None
     name: str = ""
-    """The folder it was loaded from: its tensors are read from there when they are asked for. Empty: from none."""
-
-
-class StoredTensors(Mapping[str, torch.Tensor], ABC):
-    """Tensors that are read when they are asked for."""
-
-    @abstractmethod
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, without reading it."""
+    """The folder it was loaded from: its tensors are read from there when they are asked for."""
 
 
 def identity_of(base: Tensors, vocabulary_size: int) -> str:
@@ -123,4 +114,6 @@ def begin_moments(optimizer: Any) -> None:
 
 
 def _shape_in(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...]:
-    return tensors.shape_of(name) if isinstance(tensors, StoredTensors) else tuple(tensors[name].shape)
+    """The shape of a tensor, without reading it if it is in a file."""
+    shape_of = getattr(tensors, "shape_of", None)
+    return tuple(tensors[name].shape) if shape_of is None else tuple(shape_of(name))

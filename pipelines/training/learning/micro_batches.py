@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from contracts.experts import experts_of
 from contracts.support import support_of
+from pipelines.training.known.experiences import recorded_experts
 from policy.packing import LEAST_SHARED, Packing, common_prefix, pack
 from policy.routing import ABSENT, NO_REPLAY, Routing
 
@@ -260,12 +260,6 @@ def _packed_experts(rows: list[Row], packing: Packing, device: torch.device | st
         if row.experts is not None:
             found[places] = row.experts[: len(places)]
     return torch.from_numpy(found).to(device)
-
-
-def recorded_experts(segment: Segment, routing: Routing) -> np.ndarray | None:
-    """The engine's choices [tokens - 1, M, K] as this model takes them; None if there are none, or others than it can make."""
-    shape = segment.expert_shape
-    return None if shape is None else routing.choices(experts_of(segment.experts, shape))
 
 
 def _support_in(segment: Segment) -> np.ndarray | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-class Reference(Protocol):
+class ReferencePolicy(Protocol):
     """A copy of the model is one form. Where only an adapter is trained, the model without its adapter can be another."""
 
     def of_base(self, batch: MicroBatch | PackedBatch) -> torch.Tensor:
@@ -49,11 +49,11 @@ class FrozenCopy:
         self._version: int | None = None
 
     def of_base(self, batch: MicroBatch | PackedBatch) -> torch.Tensor:
-        """As in `Reference`."""
+        """As in `ReferencePolicy`."""
         return self._log_probs(BASE_VERSION, self.base, batch)
 
     def of_version(self, published: PublishedBits, batch: MicroBatch | PackedBatch) -> torch.Tensor:
-        """As in `Reference`."""
+        """As in `ReferencePolicy`."""
         return self._log_probs(published.version, published.bits, batch)
 
     @torch.no_grad()

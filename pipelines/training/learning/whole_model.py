@@ -20,7 +20,7 @@ from pipelines.training.learning.figures import Stages
 from pipelines.training.learning.loss import LossSums, Objective, policy_loss, tokens_of
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
 from pipelines.training.learning.objectives import Tokens
-from pipelines.training.learning.reference import FrozenCopy, Reference
+from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
 from pipelines.training.learning.step_bound import Taken, bounded_step, probe
 from pipelines.training.learning.trainee import GradientRows, GradientSums, PublishedBits, TokenLogProbs
 from policy.logprobs import TokenScorer
@@ -63,7 +63,7 @@ class WholeModel:
             log.info("rows are padded", reason=problem)
         self._precision = precision_of(settings, self.device)
         needs_reference = settings.kl_coefficient > 0 or settings.mismatch_samples > 0
-        self.reference: Reference | None = FrozenCopy(model, base, self._precision) if needs_reference else None
+        self.reference: ReferencePolicy | None = FrozenCopy(model, base, self._precision) if needs_reference else None
         self.model = model.requires_grad_(requires_grad=True).eval()
         model.to(self.device)
         optimizer = torch.optim.AdamW(

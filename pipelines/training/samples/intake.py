@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from contracts.ledger import EXPIRED
-from pipelines.training.samples.batches import Batch, Lesson
-from pipelines.training.samples.experiences import episode_of, generated_at, group_of, is_learnable, worth
+from pipelines.training.known.batches import Batch, Lesson
+from pipelines.training.known.experiences import episode_of, generated_at, group_of, is_learnable, worth
 from pipelines.training.state import Fate
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from contracts.records import Experience, decode
 from contracts.segments import whole
 from contracts.topics import EXPERIENCES
+from pipelines.training.known.experiences import is_learnable, newest_version
 from pipelines.training.repository import CONSUMER_GROUP
-from pipelines.training.samples.experiences import is_learnable, newest_version
 from runtime.bisection import is_of_a_record
 from runtime.log.answers import with_answers
 from runtime.log.dead_letters import bury
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from contracts.event_log import Consumer, EventLog, LogRecord
     from pipelines.training.samples.intake import Intake
     from pipelines.training.state import TrainerState
-    from pipelines.training.steps import Steps
     from runtime.database import Database
     from runtime.lease import Lease
 
@@ -41,17 +40,19 @@ class ExperienceReader:
         self,
         state: TrainerState,
         intake: Intake,
-        steps: Steps,
         lease: Lease,
         lag: TrainingLag,
         *,
+        num_missing: Callable[[], int],
+        was_read: Callable[[Experience], None],
         event_log: EventLog,
         database: Database,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
-        """`clock` gives UTC epoch seconds, `monotonic` seconds for timers."""
-        self._state, self._intake, self._steps = state, intake, steps
+        """`num_missing`: samples that a full batch still needs. `clock` gives UTC epoch seconds, `monotonic` seconds for timers."""
+        self._state, self._intake = state, intake
+        self._num_missing, self._was_read = num_missing, was_read
         self._lease, self._lag = lease, lag
         self._log, self._database = event_log, database
         self._clock, self._monotonic = clock, monotonic
@@ -63,12 +64,12 @@ class ExperienceReader:
         """
         num_records = 0
         for number in range(_MOST_POLLS):
-            records = consumer.poll(0.0 if number else timeout, max(self._steps.num_missing, 1))
+            records = consumer.poll(0.0 if number else timeout, max(self._num_missing(), 1))
             for record in with_answers(self._log, self._database, records):
                 self.take(record)
             self._lag.note(records)
             num_records += len(records)
-            if not records or self._steps.num_missing == 0:
+            if not records or self._num_missing() == 0:
                 break
         self._lag.look()
         return num_records
@@ -77,7 +78,7 @@ class ExperienceReader:
         """Take in one record. One that cannot be read becomes a dead letter with its traceback."""
         try:
             experience = whole(decode(Experience, record.value), record.answer)
-            self._steps.was_read(experience)
+            self._was_read(experience)
             changed, key = self._intake.offer(record, experience, self._monotonic()), experience.key
         except Exception as error:
             if not is_of_a_record(error):  # for example a newer schema: the record waits in the log for an upgrade

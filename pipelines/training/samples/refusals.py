@@ -12,7 +12,7 @@ from contracts.experts import experts_problem
 from contracts.ledger import EXPIRED
 from contracts.segments import is_body_lost
 from contracts.support import support_of, support_problem
-from pipelines.training.learning.micro_batches import recorded_experts
+from pipelines.training.known.experiences import recorded_experts
 from pipelines.training.state import NO_WEIGHT
 from policy.routing import NO_REPLAY, Routing
 from runtime.log.answers import BODY_LOST
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from contracts.records import Experience, Segment, State
     from contracts.sampling import Span
-    from pipelines.training.versions.lineage import VersionTree
+    from pipelines.training.known.lineage import VersionTree
 
 ROUNDING = 1e-3
 """A value this far above zero is not the logarithm of a probability."""

@@ -22,9 +22,9 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipelines.training.known.experiences import episode_of, first_version, weights_once
 from pipelines.training.learning.advantages import parts_of
 from pipelines.training.learning.trackers import BetaTracker, tracker_from_json
-from pipelines.training.samples.experiences import episode_of, first_version, weights_once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from contracts.errors import MillraceError, StepsBroken
+from pipelines.training.known.batches import Batch, Lesson
 from pipelines.training.learning.guard import SPIKES
 from pipelines.training.samples.attempts import survives
-from pipelines.training.samples.batches import Batch, Lesson
 from pipelines.training.samples.culprits import STEP_ERROR, Failure, canary, find_culprits
 
 if TYPE_CHECKING:

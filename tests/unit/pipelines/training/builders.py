@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
+from pipelines.training.known.lineage import Lineage
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
@@ -18,7 +19,6 @@ from pipelines.training.learning.reference import FrozenCopy
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
-from pipelines.training.versions.lineage import Lineage
 from tests.models import built_once, llama_config
 from weights.tensors import Tensors
 

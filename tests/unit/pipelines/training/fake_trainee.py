@@ -1,5 +1,5 @@
 # ruff: noqa: N806 - tensors carry the letters of their dimensions
-"""A trainee of one tensor: the logits of tokens that come independently of each other. For tests of what decides about steps."""
+"""A trainee with one tensor: the logits of tokens that come independently of each other. For tests of the learner."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ import torch
 
 from contracts.records import Experience, Score, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
+from pipelines.training.known.experiences import is_old, num_tokens, prompt_of, single_version, version_lag
+from pipelines.training.known.lineage import VersionTree
 from pipelines.training.learning.micro_batches import micro_batches
-from pipelines.training.samples.experiences import is_old, num_tokens, prompt_of, single_version, version_lag
 from pipelines.training.samples.refusals import Refusal, TrainingLimits, refuse
-from pipelines.training.versions.lineage import VersionTree
 from tests.each_case import each_case
 from tests.unit.pipelines.training.builders import experience, random_experience, segment
 

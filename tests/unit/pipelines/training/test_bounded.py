@@ -13,15 +13,15 @@ import pytest
 
 from pipelines.training.checkpoints.checkpoint import SAMPLES, CheckpointStore
 from pipelines.training.checkpoints.plans import without_samples
+from pipelines.training.known import known_samples, lineage
+from pipelines.training.known.lineage import Lineage, VersionTree, left_behind, left_versions
 from pipelines.training.learning import trackers
 from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.trackers import BetaTracker
-from pipelines.training.samples import known_samples, reward_watch
+from pipelines.training.samples import reward_watch
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.reward_watch import RewardWatch
 from pipelines.training.state import Fate, TrainerState, begin_epoch, cut_version, finish_learning_again, roll_back
-from pipelines.training.versions import lineage
-from pipelines.training.versions.lineage import Lineage, VersionTree, left_behind, left_versions
 from tests.unit.pipelines.training.builders import experience, segment, whole
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from sqlalchemy import select
 from contracts.records import Experience
 from contracts.tables import training_step
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
+from pipelines.training.known.batches import Lesson
+from pipelines.training.known.experiences import num_tokens, worth
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.samples.batches import Lesson
-from pipelines.training.samples.experiences import num_tokens, worth
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Correction, Fate, TrainerState
 from pipelines.training.worker import Trainer

@@ -8,10 +8,10 @@ from sqlalchemy import select
 
 from contracts.records import Experience, pack_floats
 from contracts.tables import training_step
+from pipelines.training.known.batches import Lesson
 from pipelines.training.learning.guard import MIN_ESS, by_lag, has_left, log_ratios, step_scale
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainee import GradientRows
-from pipelines.training.samples.batches import Lesson
 from pipelines.training.settings import TrainingSettings
 from tests.each_case import each_case
 from tests.unit.pipelines.training.builders import (

@@ -19,9 +19,9 @@ from pipelines.training.checkpoints.bundle_records import StepBundle, decode_bun
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.plans import take_again
+from pipelines.training.known.known_samples import KnownSamples
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.samples.known_samples import KnownSamples
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from tests.unit.pipelines.training.builders import a_learner, captured, random_experience, tiny_model

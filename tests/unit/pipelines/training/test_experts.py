@@ -9,9 +9,9 @@ import pytest
 from contracts.experts import pack_experts
 from contracts.records import Experience, Segment
 from contracts.sampling import ExpertShape
+from pipelines.training.known.lineage import VersionTree
 from pipelines.training.learning.micro_batches import micro_batches
 from pipelines.training.samples.refusals import Refusal, TrainingLimits, refuse
-from pipelines.training.versions.lineage import VersionTree
 from policy.routing import ABSENT, NO_REPLAY, Routing
 from tests.each_case import each_case
 from tests.unit.pipelines.training.builders import experience, segment

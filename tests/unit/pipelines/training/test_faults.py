@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from contracts.event_log import LogRecord
 from contracts.records import Experience, Score
+from pipelines.training.known.experiences import prompt_of
 from pipelines.training.learning.advantages import (
     SIGNALS,
     TOTAL,
@@ -18,7 +19,6 @@ from pipelines.training.learning.advantages import (
     parts_of,
 )
 from pipelines.training.learning.trackers import BetaTracker, MovingAverageTracker, Tracker
-from pipelines.training.samples.experiences import prompt_of
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.reading import NullMass
 from pipelines.training.state import Fate, TrainerState

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from contracts.event_log import LogRecord
 from contracts.records import Experience
 from pipelines.episodes.lifecycle import SampleState, supersede
-from pipelines.training.samples.experiences import worth
+from pipelines.training.known.experiences import worth
 from pipelines.training.samples.intake import Intake
 from pipelines.training.state import Fate, TrainerState
 from tests.fakes import a_generation

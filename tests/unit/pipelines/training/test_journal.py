@@ -15,7 +15,7 @@ from pipelines.training.checkpoints import journal as journals
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, Place, Plan, StateKept
-from pipelines.training.samples.batches import Batch, Lesson
+from pipelines.training.known.batches import Batch, Lesson
 from pipelines.training.state import Fate
 from tests.unit.pipelines.training.builders import random_experience
 from tests.worlds.hostile_files import HOSTILE_FILES

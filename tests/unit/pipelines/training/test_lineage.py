@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.training.versions.lineage import MOST_LEFT, MOST_RUNS, Lineage, VersionTree, left_behind, left_versions
+from pipelines.training.known.lineage import MOST_LEFT, MOST_RUNS, Lineage, VersionTree, left_behind, left_versions
 
 trees = st.lists(st.integers(0, 40), min_size=1, max_size=40)
 """Of each version from 1 on: how many versions before it its parent lies, as far as there are any."""

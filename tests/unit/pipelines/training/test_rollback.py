@@ -23,8 +23,8 @@ from contracts.tables import training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.checkpoints.plans import without_samples
 from pipelines.training.checkpoints.restoring import inherited
-from pipelines.training.samples.experiences import version_lag
-from pipelines.training.samples.known_samples import KnownSamples
+from pipelines.training.known.experiences import version_lag
+from pipelines.training.known.known_samples import KnownSamples
 from pipelines.training.state import FOUND, Correction, Fate, TrainerState, Undone, finish_learning_again, roll_back
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.builders import whole

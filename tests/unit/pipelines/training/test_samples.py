@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from contracts.errors import Damaged, StaleWrite, Unavailable
 from contracts.ids import new_completion_id, sample_key
 from pipelines.training.checkpoints.checkpoint import MARK, SAMPLES, CheckpointStore
+from pipelines.training.known.experiences import generated_at, pack_key, unpack_key
+from pipelines.training.known.known_samples import KnownSamples, SampleChanges, SampleFile
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.samples.experiences import generated_at, pack_key, unpack_key
 from pipelines.training.samples.intake import Intake
-from pipelines.training.samples.known_samples import KnownSamples, SampleChanges, SampleFile
 from pipelines.training.state import Fate, TrainerState, Undone, cut_version, roll_back
 
 KEYS = [sample_key(new_completion_id(), 0), sample_key(new_completion_id(), 12), "k", ""]

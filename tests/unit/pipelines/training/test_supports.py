@@ -15,10 +15,10 @@ from contracts.sampling import Sampling
 from contracts.support import MOST_IDS, pack_support
 from engines.token_route import read_event
 from engines.wire import EngineRequest
+from pipelines.training.known.lineage import VersionTree
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
 from pipelines.training.samples.refusals import TrainingLimits, refuse
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.versions.lineage import VersionTree
 from policy.logprobs import TokenScorer
 from policy.packing import make_packable
 from policy.weights import tensors_of

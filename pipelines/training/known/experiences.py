@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from contracts.experts import experts_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from contracts.records import Experience
-    from pipelines.training.versions.lineage import VersionTree
+    import numpy as np
+
+    from contracts.records import Experience, Segment
+    from pipelines.training.known.lineage import VersionTree
+    from policy.routing import Routing
 
 _PREFIX, _ID_BYTES = "chatcmpl-", 16
 _OTHER = b"\xff"
@@ -119,3 +124,9 @@ def generated_at(key: str) -> float | None:
     """When the completion of a sample key began, UTC epoch seconds; None if the key does not say."""
     packed = pack_key(key)
     return None if packed[:1] == _OTHER else int.from_bytes(packed[:6], "big") / 1000
+
+
+def recorded_experts(segment: Segment, routing: Routing) -> np.ndarray | None:
+    """The engine's choices [tokens - 1, M, K] as this model takes them; None if there are none, or others than it can make."""
+    shape = segment.expert_shape
+    return None if shape is None else routing.choices(experts_of(segment.experts, shape))

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, overload
 
 if TYPE_CHECKING:
     from contracts.revocations import Treatment
-    from pipelines.training.state import TrainerState
 
 MOST_RUNS = 1_000
 """About 15 KB of JSON; almost three rollbacks a day for a year."""
@@ -180,16 +179,19 @@ class VersionBranches:
     """The tree of versions as it changes: versions are cut, left by a rollback, revoked."""
 
     def __init__(
-        self, state: TrainerState, parents: Mapping[int, int], revoked: Callable[[], Mapping[int, Treatment]]
+        self,
+        lineage: Callable[[], Sequence[int]],
+        parents: Mapping[int, int],
+        revoked: Callable[[], Mapping[int, Treatment]],
     ) -> None:
         """`parents`: of all versions that earlier trainers claimed; those that this one cuts are in its lineage."""
-        self._state, self._revoked = state, revoked
-        self._parents = left_versions(parents, state.lineage)
+        self._lineage, self._revoked = lineage, revoked
+        self._parents = left_versions(parents, lineage())
 
     def tree(self) -> VersionTree:
         """The current tree."""
-        return VersionTree(self._state.lineage, self._parents, self._revoked())
+        return VersionTree(self._lineage(), self._parents, self._revoked())
 
     def leave(self, before: Sequence[int]) -> None:
         """A rollback left the lineage `before`; samples of those versions may still arrive."""
-        self._parents = left_versions(self._parents | left_behind(before, self._state.lineage), self._state.lineage)
+        self._parents = left_versions(self._parents | left_behind(before, self._lineage()), self._lineage())

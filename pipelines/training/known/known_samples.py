@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from contracts.errors import Damaged, StaleWrite, Unavailable
-from pipelines.training.samples.experiences import pack_key, unpack_key
+from pipelines.training.known.experiences import pack_key, unpack_key
 
 if TYPE_CHECKING:
     from pathlib import Path
