@@ -19,9 +19,9 @@ from pipelines.training.settings import TrainingSettings
 from policy.weights import copy_tensors, tensors_of
 from tests.models import KINDS, tiny_model
 from tests.unit.pipelines.training.builders import a_learner, base_of, captured, experience, model_of, segment
-from tests.unit.pipelines.training.test_bundle_replay import blamed_bundle
-from tests.unit.pipelines.training.test_models_learn import learn
-from tests.unit.pipelines.training.test_precision import batch
+from tests.unit.pipelines.training.checkpoints.test_bundle_replay import blamed_bundle
+from tests.unit.pipelines.training.learning.test_models_learn import learn
+from tests.unit.pipelines.training.learning.test_precision import batch
 from weights.tensors import root_of
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_bound=math.inf)

@@ -17,7 +17,7 @@ from pipelines.training.samples.refusals import TrainingLimits, refuse
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from tests.unit.pipelines.training.builders import experience, segment
-from tests.unit.pipelines.training.test_intake import at
+from tests.unit.pipelines.training.samples.test_intake import at
 
 SEGMENT = segment([1, 2], [3], [-1.0])
 

@@ -28,7 +28,7 @@ from pipelines.training.known.known_samples import KnownSamples
 from pipelines.training.state import FOUND, Correction, Fate, TrainerState, Undone, finish_learning_again, roll_back
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.builders import whole
-from tests.unit.pipelines.training.test_corrections import later
+from tests.unit.pipelines.training.learning.test_corrections import later
 from tests.unit.pipelines.training.world import CrashAt, World, first_and_last, named, some, survive, weights_of
 
 pytestmark = pytest.mark.slow

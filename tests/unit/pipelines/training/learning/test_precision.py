@@ -16,7 +16,7 @@ from policy.logprobs import TokenScorer
 from policy.recompute import recomputed
 from tests.models import tiny_model
 from tests.unit.pipelines.training.builders import a_learner, base_of, experience, model_of, segment
-from tests.unit.pipelines.training.test_replay import mixture, through_other_experts
+from tests.unit.pipelines.training.checkpoints.test_replay import mixture, through_other_experts
 
 
 def batch(count: int = 6) -> list[Experience]:

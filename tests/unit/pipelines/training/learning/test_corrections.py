@@ -23,7 +23,7 @@ from pipelines.training.state import Correction, Fate, TrainerState
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.breaking import answer
 from tests.unit.pipelines.training.builders import a_learner, model_of, random_experience, remembering, tiny_model
-from tests.unit.pipelines.training.test_learner import on_policy
+from tests.unit.pipelines.training.learning.test_learner import on_policy
 from tests.unit.pipelines.training.world import World, weights_of
 
 pytestmark = pytest.mark.slow

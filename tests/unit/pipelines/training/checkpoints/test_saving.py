@@ -21,7 +21,7 @@ from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate, TrainerState
 from tests.executors import AtOnce
 from tests.unit.pipelines.training.builders import a_learner, captured, random_experience, tiny_model
-from tests.unit.pipelines.training.test_journal import room_for
+from tests.unit.pipelines.training.checkpoints.test_journal import room_for
 from tests.unit.weights.examples import same
 
 PLACES = ["samples", WEIGHTS, MOMENTS, "state.json", "samples.mark", MANIFEST]

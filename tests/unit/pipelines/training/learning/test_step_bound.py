@@ -8,7 +8,7 @@ from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.step_bound import PROBED, SLACK, bounded_step, probe
 from pipelines.training.settings import TrainingSettings
 from tests.unit.pipelines.training.builders import a_learner, model_of, tiny_model
-from tests.unit.pipelines.training.test_divergence import answers
+from tests.unit.pipelines.training.learning.test_divergence import answers
 
 
 def policy(steps: int = 0) -> tuple[torch.nn.Parameter, torch.optim.AdamW]:
