@@ -17,7 +17,7 @@ pytestmark = pytest.mark.services
 def test_a_stopped_trainer_changes_nothing_when_it_wakes(tmp_path: Path) -> None:
     """At two of the places where it would hurt most."""
     # They load torch, which not every process that reads this file needs.
-    from tests.unit.pipelines.training import test_fencing as fencing  # noqa: PLC0415
+    from tests.unit.pipelines.training.checkpoints import test_fencing as fencing  # noqa: PLC0415
     from tests.unit.pipelines.training.world import World  # noqa: PLC0415
 
     template = tmp_path / "template"
