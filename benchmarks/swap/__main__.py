@@ -30,8 +30,8 @@ from policy.load import load_model
 from policy.weights import ModelBits, copy_tensors, tensors_of
 from services.engine.settings import EngineSettings
 from services.engine.swap import SwapRecord
+from tests.worlds.engines.labels import LabelledAnswer, check_labels
 from tests.worlds.engines.own import POLICY, open_engine
-from tests.worlds.labels import LabelledAnswer, check_labels
 from tests.worlds.paths import BASE
 from weights.stores.opening import open_store_at
 from weights.stores.store import WeightStore

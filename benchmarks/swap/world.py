@@ -16,8 +16,8 @@ from contracts.errors import MillraceError, Unavailable
 from services.engine.engine import Engine
 from services.engine.sampling import GenerateRequest, SamplingParams
 from services.engine.swap import SwapRecord, added_gap
+from tests.worlds.engines.labels import LabelledAnswer
 from tests.worlds.engines.own import POLICY, Job, make_jobs
-from tests.worlds.labels import LabelledAnswer
 from tests.worlds.versions import moved, publish_next
 from weights.codec.history import History
 from weights.stores.store import WeightStore

@@ -24,8 +24,8 @@ from policy.load import load_model
 from policy.weights import copy_tensors
 from tests.adversary.kills.bucket_server import BucketServer
 from tests.adversary.kills.engine_world import AskedAnswer, EngineHome, EngineProcess, EngineUsers, wait_until_serving
+from tests.worlds.engines.labels import VersionLabels, check_labels
 from tests.worlds.engines.own import POLICY
-from tests.worlds.labels import VersionLabels, check_labels
 from tests.worlds.paths import BASE
 from weights.replica.replica import Replica
 from weights.tensors import root_of

@@ -30,8 +30,8 @@ from runtime.engine_key import authorization, engine_key
 from runtime.listening import LISTEN_FD
 from runtime.settings import Settings, write_settings
 from tests.adversary.kills.bucket_server import BUCKET, BucketServer
+from tests.worlds.engines.labels import LabelledAnswer
 from tests.worlds.engines.own import POLICY, Job, make_jobs
-from tests.worlds.labels import LabelledAnswer
 from tests.worlds.paths import BASE, EXAMPLE
 from tests.worlds.versions import moved, publish_next
 from weights.codec.history import History

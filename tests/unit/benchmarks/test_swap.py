@@ -10,8 +10,8 @@ from transformers import DynamicCache
 
 from benchmarks.swap.world import way
 from contracts.sampling import Span
+from tests.worlds.engines.labels import LabelledAnswer, VersionLabels, check_labels, pieces
 from tests.worlds.engines.tiny import rounding, tiny_model
-from tests.worlds.labels import LabelledAnswer, VersionLabels, check_labels, pieces
 from tests.worlds.versions import moved
 from weights.tensors import Tensor
 
