@@ -10,7 +10,6 @@ from contracts.tasks import Task
 from rewards.panel import graders_of
 from rewards.verifiers.check import Answer
 from rewards.verifiers.registry import PACKAGED, kinds, load_kind
-from tests.unit.test_architecture import ROOT
 
 MODULE = """
 from rewards.verifiers.check import right, wrong
@@ -67,8 +66,10 @@ def test_a_package_that_cannot_be_imported_is_named() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(PACKAGED))
-def test_our_own_package_is_named_where_it_is_not_installed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(ROOT)])
+def test_our_own_package_is_named_where_it_is_not_installed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert kind not in kinds()
     with pytest.raises(InvalidTask, match=f"'{kind}' is in the package examples.verifiers, which is not installed"):
         load_kind(kind)
