@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,12 @@ def map_checkpoint(folder: Path) -> Tensors:
 
 def map_file(path: Path) -> Tensors:
     """The tensors of a file in which they lie side by side, each as long as its shape says. Raises as `map_checkpoint`."""
-    tensors, size = map_safetensors(path), path.stat().st_size
+    tensors = map_safetensors(path)
+    try:
+        with path.open("rb") as file:
+            header, size = int.from_bytes(file.read(_LENGTH_BYTES), "little"), os.fstat(file.fileno()).st_size
+    except FileNotFoundError as error:
+        raise NotFound(f"{path} was removed meanwhile", path=str(path)) from error
     for name, tensor in tensors.items():
         width = ELEMENT_BYTES.get(tensor.dtype)
         if width is None:
@@ -81,8 +87,6 @@ def map_file(path: Path) -> Tensors:
             raise WeightsRefused(
                 "not_safetensors", f"{path}: {name} has {tensor.data.size} bytes for the shape {tensor.shape}"
             )
-    with path.open("rb") as file:
-        header = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if sum(tensor.data.size for tensor in tensors.values()) != size - header - _LENGTH_BYTES:
         raise WeightsRefused(
             "not_safetensors", f"{path}: a tensor is named twice, or bytes belong to none: fetch it again"

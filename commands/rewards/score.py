@@ -91,8 +91,12 @@ def print_kinds() -> None:
     """Print the kinds that `--verifier` accepts."""
     table = Table("verifier", "the answer passes if", "runs")
     for name in kinds():
-        kind, _ = load_kind(name)
-        table.add_row(name, kind.purpose, "beside others" if kind.is_slow else "")
+        try:
+            kind, _ = load_kind(name)
+        except InvalidTask as error:
+            table.add_row(name, error.message, "")
+        else:
+            table.add_row(name, kind.purpose, "beside others" if kind.is_slow else "")
     Console().print(table)
 
 

@@ -59,9 +59,10 @@ def load_kind(name: str) -> tuple[Kind, Any]:
     for point in entry_points(group=GROUP, name=name):
         try:
             module = point.load()
-        except ImportError as error:
+            kind: Kind = module.KIND
+        except Exception as error:  # a package may fail in any way
             raise InvalidTask(f"verifier {name!r} cannot be loaded from {point.value}: {error}") from error
-        return module.KIND, module
+        return kind, module
     if name in PACKAGED:
         raise InvalidTask(
             f"verifier {name!r} is in the package {PACKAGED[name]}, which is not installed: install Millrace again from its "

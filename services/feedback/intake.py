@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from contracts.errors import Conflict, Forbidden, InvalidRequest, MillraceError, NoSuchChoice, NotFound
+from contracts.errors import Conflict, Forbidden, InvalidRequest, MillraceError, NoSuchChoice, NotFound, Unavailable
 from contracts.keys import Caller
 from contracts.tasks import Task
 from runtime.database import Database
@@ -63,7 +63,11 @@ class SignalIntake:
             read = [item if isinstance(item, MillraceError) else self._targets.refusal(item) or item for item in read]
         received = [item for item in read if isinstance(item, ReceivedItem)]
         refused = Counter(item.code for item in read if isinstance(item, MillraceError))
-        entries = iter(await self._writer.submit(Submission(received, num_bytes, refused)))
+        try:
+            entries = iter(await self._writer.submit(Submission(received, num_bytes, refused)))
+        except Unavailable:
+            self._targets.give_back(received)
+            raise
         return [item if isinstance(item, MillraceError) else _result(item, next(entries)) for item in read]
 
     async def reject(self, num: int) -> None:
