@@ -4,8 +4,8 @@ Only the text in `\boxed{...}` counts, after the reasoning in `<think>` if there
 list, so two answers differ from one answer; behind a written correction only later boxes count. A box holds the value
 alone: a second number in a `\text{...}` is wrong, and in a chain of equations each side that is a number must have the
 right value. A restated question is not an answer, for example an unevaluated integral or sum, or 17 x 23 where the
-reference is 391. `math_form` defines the accepted forms of a number, `math_text` the spellings that are read,
-`math_number` and `math_equal` what is equal. 5% is 0.05 and not 5. Tuples and intervals are ordered, sets are not.
+reference is 391. `maths.form` defines the accepted forms of a number, `maths.text` the spellings that are read,
+`maths.number` and `maths.equal` what is equal. 5% is 0.05 and not 5. Tuples and intervals are ordered, sets are not.
 What is neither proven equal nor different is `unverifiable`.
 
 It runs in workers that are killed at the deadline, because SymPy would try to compute `9^{9^{9^9}}`. math-verify's own
@@ -155,8 +155,8 @@ def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
     # Imported here, so that only workers load SymPy.
     import logging  # noqa: PLC0415
 
-    from rewards.verifiers.math_exact import TooBig  # noqa: PLC0415
-    from rewards.verifiers.math_strict import Reference, Unverifiable, reading  # noqa: PLC0415
+    from rewards.verifiers.maths.exact import TooBig  # noqa: PLC0415
+    from rewards.verifiers.maths.strict import Reference, Unverifiable, reading  # noqa: PLC0415
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # It warns that its timeouts are off.
     read_reference = lru_cache(maxsize=1024)(Reference)

@@ -5,7 +5,7 @@ any order, so that a stricter order passes. Columns are compared by position, no
 return either. The text '1' is not 1. NULL equals only NULL. Reals are compared to nine digits. No row equals one row of NULLs.
 A reference with the same rows on every given database is refused, because a literal would pass.
 
-After the given databases come `fresh` ones, with rows drawn from the schema for each grading (`sql_rows`). The seed is derived
+After the given databases come `fresh` ones, with rows drawn from the schema for each grading (`database.rows`). The seed is derived
 from the sample's key, so that a replay draws the same rows. The score's reason contains it.
 
 Databases live in memory, in workers with bounded memory; queries may read and call functions, nothing else.
@@ -79,7 +79,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
         "fresh": rule.fresh,
         "fresh_seconds": context.deadline_seconds * _FRESH_SHARE / max(1, rule.fresh),
     }
-    pool = pool_for(Setup("rewards.verifiers.sql_run:worker", json.dumps(settings), memory_bytes=_MEMORY_BYTES))
+    pool = pool_for(Setup("rewards.verifiers.database.run:worker", json.dumps(settings), memory_bytes=_MEMORY_BYTES))
     try:
         pool.check()
     except NotStarted as error:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent.parent
 LISTED = Path(__file__).parent / "ceilings.toml"
 FOLDERS = (
-    "benchmarks", "commands", "contracts", "deploy", "docs", "examples", "migrations", "pipelines", "policy", "rewards", "runtime",
+    "benchmarks", "commands", "contracts", "deploy", "docs", "engines", "examples", "migrations", "pipelines", "policy", "rewards", "runtime",
     "services", "tests", "weights",
 )  # fmt: skip
 MOST_MODULES = 25

@@ -1,4 +1,4 @@
-"""What a weight store needs from the place that holds its objects: seven operations. A folder, a bucket and a web server have them.
+"""What a weight store needs from the place that holds its objects: nine operations. A folder, a bucket and a web server have them.
 
 Paths are relative to the root of the store. A write is durable when its operation returns, and it is visible as a whole or not
 at all. Every operation raises Unavailable while the place is away, and InvalidSettings if it refuses us.

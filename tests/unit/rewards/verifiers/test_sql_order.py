@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from rewards.verifiers.sql_order import Rows, _taken_apart, groups_of
+from rewards.verifiers.database.order import Rows, _taken_apart, groups_of
 from tests.each_case import each_case
 
 SCRIPT = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rewards.verifiers.sql_rows import blueprint_of, fresh_databases
+from rewards.verifiers.database.rows import blueprint_of, fresh_databases
 from tests.adversary.attacks.cases import queries
 
 ODD = """

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from rewards.verifiers.lookalikes import plain
-from rewards.verifiers.math_tree import PLAIN
+from rewards.verifiers.maths.tree import PLAIN
 
 
 class Spelling(NamedTuple):

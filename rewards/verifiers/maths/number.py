@@ -12,7 +12,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
-from rewards.verifiers.math_exact import Factored, decimal_of, exact, fraction, is_equal, measure
+from rewards.verifiers.maths.exact import Factored, decimal_of, exact, fraction, is_equal, measure
 
 REFERENCE_DIGITS, ANSWER_DIGITS = 3, 6
 """Significant digits from which a decimal in the reference, or in the answer, may stand for a value that it rounds."""

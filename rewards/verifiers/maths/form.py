@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import combinations
 
-from rewards.verifiers.math_tree import LOGARITHMS, Tree, Unreadable, normal, read
-from rewards.verifiers.math_value import LONG, MAX_EXPONENT, has_two_signs, is_arithmetic, is_final, unsigned, value_of
+from rewards.verifiers.maths.tree import LOGARITHMS, Tree, Unreadable, normal, read
+from rewards.verifiers.maths.value import LONG, MAX_EXPONENT, has_two_signs, is_arithmetic, is_final, unsigned, value_of
 
 _OPEN = re.compile(
     r"\\(i{1,3}nt|oint|sum|prod|coprod|lim|limsup|liminf|det|nabla|partial|mathcal\{L\})(?![A-Za-z])"

@@ -39,7 +39,7 @@ from sympy import (  # type: ignore[import-untyped]
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
-from rewards.verifiers.math_number import evaluated, is_same_value
+from rewards.verifiers.maths.number import evaluated, is_same_value
 
 Found = bool | None
 _MAX_ITEMS = 32

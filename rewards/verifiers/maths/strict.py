@@ -14,12 +14,12 @@ from sympy import Basic, Derivative, Eq, Expr, FiniteSet, Float, Integral, Limit
 from sympy.core.function import AppliedUndef  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
-from rewards.verifiers.math_equal import is_same
-from rewards.verifiers.math_exact import TooBig, measure
-from rewards.verifiers.math_form import NumberForm, has_percent, is_set, is_tuple, percent_value, still_open
-from rewards.verifiers.math_marks import apart, in_both_cases, marks_differ, sayings
-from rewards.verifiers.math_number import is_near
-from rewards.verifiers.math_text import Spelling, is_same_text, spelled
+from rewards.verifiers.maths.equal import is_same
+from rewards.verifiers.maths.exact import TooBig, measure
+from rewards.verifiers.maths.form import NumberForm, has_percent, is_set, is_tuple, percent_value, still_open
+from rewards.verifiers.maths.marks import apart, in_both_cases, marks_differ, sayings
+from rewards.verifiers.maths.number import is_near
+from rewards.verifiers.maths.text import Spelling, is_same_text, spelled
 
 _EXTRACTION = LatexExtractionConfig(
     try_extract_without_anchor=False,

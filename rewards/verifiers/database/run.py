@@ -10,8 +10,8 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-from rewards.verifiers.sql_order import Groups, Rows, groups_of, is_nothing
-from rewards.verifiers.sql_rows import blueprint_of, fresh_databases
+from rewards.verifiers.database.order import Groups, Rows, groups_of, is_nothing
+from rewards.verifiers.database.rows import blueprint_of, fresh_databases
 
 _STEPS = 1000
 _TRIES = 3

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
-from rewards.verifiers.math_tree import Tree
+from rewards.verifiers.maths.tree import Tree
 
 LONG = 10**30
 """From this value on, and below its inverse, a number may be written as a power or a factorial."""
@@ -84,7 +84,7 @@ def has_two_signs(tree: Tree) -> bool:
 
 
 def is_final(tree: Tree) -> bool:
-    """Whether it is a rational number in its final form: see `math_form`."""
+    """Whether it is a rational number in its final form: see `form`."""
     if has_two_signs(tree):
         return False
     tree = unsigned(tree)

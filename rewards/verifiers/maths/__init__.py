@@ -1,0 +1,1 @@
+"""How boxed answers are read and compared."""
