@@ -88,7 +88,8 @@ def serve_environment(
     kept = {
         name: value
         for name, value in own.items()
-        if not name.startswith(("MILLRACE_", "AWS_", "AZURE_", "GOOGLE_")) and name not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+        if not name.startswith(("MILLRACE_", "AWS_", "AZURE_", "GOOGLE_"))
+        and name not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
     }
     threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // len(settings.slots))
     return kept | {
