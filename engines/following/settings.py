@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from contracts.assignments import Slot
 from runtime.settings import Section
+from weights.stores.port import REMOTE
 
 
 class FollowedSection(Section):
@@ -20,7 +21,7 @@ class FollowedSection(Section):
     """Servers that run already on this host, one per slot. They are followed, and neither started nor stopped."""
     region: str | None = None
     """Where these servers are. Default: the region of the home."""
-    weights: str | None = Field(default=None, pattern=r"^(https?|s3)://")
+    weights: str | None = Field(default=None, pattern=REMOTE)
     """Where versions are read, if not in the home's store: `http://HOST:PORT/PREFIX` of the region's `millrace cache`."""
 
     @model_validator(mode="after")

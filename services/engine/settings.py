@@ -6,6 +6,7 @@ from pydantic import Field, field_validator
 
 from contracts.assignments import Slot
 from runtime.settings import Section
+from weights.stores.port import REMOTE
 
 
 class EngineSettings(Section):
@@ -15,7 +16,7 @@ class EngineSettings(Section):
     """Name of this replica, unique among the engines of a policy. Default: host name and port."""
     url: str | None = Field(default=None, pattern=r"^http://[^/:]+:[0-9]+$")
     """Where inference reaches this replica, if not at `engine_host` and its port: `http://10.0.0.7:8401`."""
-    weights: str | None = Field(default=None, pattern=r"^(https?|s3)://")
+    weights: str | None = Field(default=None, pattern=REMOTE)
     """Where this replica reads versions, if not in the home's store: `http://HOST:PORT/PREFIX` of its region's `millrace cache`."""
     slots: tuple[Slot, ...] = Field(default=("live", "candidate"), min_length=1)
     """The arms that this replica holds, of `live`, `candidate`, `learning`, `canary`, `holdout`; each is a copy of the model.

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+REMOTE = r"^(https?|s3)://"
+"""A setting that names a store beyond this machine."""
+
 
 class StoredObject(NamedTuple):
     """An object as the place lists it."""
