@@ -39,7 +39,7 @@ def test_a_replica_of_a_kind_that_is_not_here_serves_nothing() -> None:
     assert fitting(ROW, "r", "b") == ROW
     found = fitting(ROW._replace(kind="sglang"), "r", "b")
     assert (found.status, found.slots) == ("unknown_kind", {})
-    assert misfit(ROW._replace(kind="sglang"), "another", "b") == "another_run", "whose it is comes first"
+    assert misfit(ROW._replace(kind="sglang"), "another", "b") == "another_run", "the run is looked at before the kind"
 
 
 def test_the_names_are_read_without_the_parts() -> None:

@@ -68,6 +68,7 @@ def test_a_slot_that_gave_up_says_that_it_holds_nothing() -> None:
     engine = make_engine(make_store(2), settings=small("live", "canary"))
     engine.update("live", 1)
     engine.update("canary", 2)
+    engine.arms["canary"].stop()  # an arm that gave up has no runner
     engine.arms["canary"].gave_up = True
     row = describe(engine, engine.slots, name="one", url="http://h:1", region="eu")
     assert (row.status, row.slots) == ("serving", {"live": 1, "canary": None})
