@@ -39,7 +39,7 @@ def check_folder(folder: Path) -> None:
     """
     has_weights = _has_weights(folder)
     if not has_weights and (folder / "adapter_config.json").is_file():
-        adapter = _read(folder / "adapter_config.json")
+        adapter = _settings(folder / "adapter_config.json")
         base = adapter.get("base_model_name_or_path") or "its base, which adapter_config.json does not name"
         raise WeightsRefused(
             "adapter",
@@ -97,7 +97,7 @@ def end_problems(folder: Path, vocabulary: int) -> Iterator[tuple[str, str]]:
     """By file, an `eos_token_id` that no token of the vocabulary has: an answer would not end with it. Yields code and message."""
     for file in (folder / "generation_config.json", folder / "config.json"):
         try:
-            ids = _read(file).get("eos_token_id")
+            ids = _settings(file).get("eos_token_id")
         except WeightsRefused as error:
             yield error.code, error.message
             continue
@@ -134,11 +134,16 @@ def _kind(tensor: Tensor, place: int) -> str:
     return "NaN" if word > infinity else "infinity" if word == infinity else "a number that BF16 rounds to infinity"
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_config(file: Path) -> Any:
+    """The content of a JSON file; None if there is no file. Raises WeightsRefused, `unreadable_config`, if it is no JSON."""
     try:
-        content = json.loads(read_small(file))
+        return json.loads(read_small(file))
     except FileNotFoundError:
-        return {}
+        return None
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsRefused("unreadable_config", f"{file} is not JSON: {error}") from error
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    content = read_config(file)
     return content if isinstance(content, dict) else {}

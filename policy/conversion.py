@@ -1,9 +1,8 @@
 """Where each tensor of a checkpoint lies in the parameters of a model.
 
 A checkpoint and the module that transformers makes of it may cut the same numbers differently: one tensor per expert on disk, one
-fused parameter in memory. transformers' own conversion leads back to the checkpoint's names (`revert_weight_conversion`). It
-is run here once per model, on tensors without memory, which only record the parameter and the view. So the result
-needs no memory per weight, whatever the size of the model, and a conversion that computes new values is noticed and refused.
+fused parameter in memory. transformers' own conversion leads back to the checkpoint's names (`revert_weight_conversion`). It is run here
+once per model, on tensors without memory, which only record the parameter and the view: a conversion that computes is refused.
 """
 
 from __future__ import annotations
@@ -49,12 +48,9 @@ class ParameterView(NamedTuple):
     @property
     def is_contiguous(self) -> bool:
         """True if the elements are neighbours in the parameter, in this order."""
-        step = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size != 1 and stride != step:
-                return False
-            step *= size
-        return True
+        steps = [math.prod(self.shape[at + 1 :]) for at in range(len(self.shape))]
+        each = zip(self.shape, self.strides, steps, strict=True)
+        return all(size == 1 or stride == step for size, stride, step in each)
 
 
 class JoinedViews(NamedTuple):
@@ -64,11 +60,6 @@ class JoinedViews(NamedTuple):
     inner: int
     widths: tuple[int, ...]
     parts: tuple[Place, ...]
-
-    @property
-    def num_elements(self) -> int:
-        """The number of elements."""
-        return self.outer * sum(self.widths) * self.inner
 
 
 Place = ParameterView | JoinedViews
@@ -157,7 +148,7 @@ def in_parameter(view: ParameterView, places: torch.Tensor) -> torch.Tensor:
 
 
 def seen(view: ParameterView, parameter: torch.Tensor) -> torch.Tensor:
-    """A view of a parameter; the same memory."""
+    """What a view sees of a parameter; the same memory."""
     return parameter.detach().view(-1).as_strided(view.shape, view.strides, view.offset)
 
 
@@ -194,24 +185,24 @@ class _Recorder(TorchFunctionMode):
         outer, inner = math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
         shape[dim] = sum(widths)
         return self._keep(
-            shape,
-            tensors[0].dtype,
-            lambda found: JoinedViews(outer, inner, widths, tuple(found(tensor) for tensor in tensors)),
+            torch.empty(shape, dtype=tensors[0].dtype, device="meta"),
+            lambda found: JoinedViews(outer, inner, widths, tuple(map(found, tensors))),
         )
 
     def _reshaped(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
         source: torch.Tensor = args[0]
         result: torch.Tensor = func(*args, **options)
-        if result.untyped_storage()._cdata == source.untyped_storage()._cdata:  # noqa: SLF001 the only name of a storage on `meta`
+        if _storage_of(result) == _storage_of(source):
             return result
-        return self._keep(list(result.shape), source.dtype, lambda found: found(source))
+        return self._keep(torch.empty_like(result), lambda found: found(source))
 
-    def _keep(
-        self, shape: list[int], dtype: torch.dtype, place: Callable[[Callable[[torch.Tensor], Place]], Place]
-    ) -> torch.Tensor:
-        made = torch.empty(shape, dtype=dtype, device="meta")
-        self.made[made.untyped_storage()._cdata] = (made, place)  # noqa: SLF001 as above
+    def _keep(self, made: torch.Tensor, place: Callable[[Callable[[torch.Tensor], Place]], Place]) -> torch.Tensor:
+        self.made[_storage_of(made)] = (made, place)
         return made
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 the only name of a storage on `meta`
 
 
 def _recorded(model: Any) -> dict[str, CheckpointTensor]:
@@ -220,12 +211,12 @@ def _recorded(model: Any) -> dict[str, CheckpointTensor]:
     for name, tensor in blank.items():
         if not tensor.is_floating_point():
             raise WeightsRefused("wrong_dtype", f"{name} is {tensor.dtype}; only floating point can be published")
-    owners = {tensor.untyped_storage()._cdata: name for name, tensor in blank.items()}  # noqa: SLF001 as above
+    owners = {_storage_of(tensor): name for name, tensor in blank.items()}
     with _Recorder() as recorder:
         converted: dict[str, torch.Tensor] = revert_weight_conversion(model, dict(blank))
 
     def place_of(tensor: torch.Tensor) -> Place:
-        key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 as above
+        key = _storage_of(tensor)
         if key in owners:
             return ParameterView(owners[key], tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
         made, place = recorder.made.get(key, (None, None))

@@ -6,7 +6,6 @@ the disk once, to find NaN and infinity, and never held.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -23,8 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from contracts.checkpoints import CheckpointProblem, CheckpointReport
 from contracts.errors import MillraceError, NotFound, WeightsRefused
-from contracts.files import read_small
-from policy.checkpoint_checks import check_finite, check_folder, check_names, end_problems
+from policy.checkpoint_checks import check_finite, check_folder, check_names, end_problems, read_config
 from policy.conversion import Conversion, conversion_of, state_of
 from policy.load import context_of, is_paged
 from policy.routing import expert_layers, is_mixture
@@ -74,19 +72,11 @@ def inspect_checkpoint(folder: Path) -> CheckpointReport:
 
 
 def _architecture(folder: Path) -> tuple[Any, Any]:
-    """The configuration, and the class that transformers has for it.
-
-    Raises:
-        NotFound: there is no config.json.
-        WeightsRefused: `unreadable_config`, `custom_code`, `unknown_architecture`, `quantised` or `not_a_text_model`.
-    """
+    """The configuration, and the class that transformers has for it."""
     file = folder / "config.json"
-    try:
-        content = json.loads(read_small(file))
-    except FileNotFoundError as error:
-        raise NotFound(f"{folder} holds no model: expected a folder with config.json and safetensors files") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise WeightsRefused("unreadable_config", f"{file} is not JSON: {error}") from error
+    content = read_config(file)
+    if content is None:
+        raise NotFound(f"{folder} holds no model: expected a folder with config.json and safetensors files")
     if not isinstance(content, dict):
         raise WeightsRefused("unreadable_config", f"{file} is a {type(content).__name__}, not an object")
     kind = content.get("model_type")
@@ -120,11 +110,7 @@ def _check_dtypes(tensors: Tensors) -> None:
 
 
 def _placed(architecture: Any, config: Any, tensors: Tensors) -> tuple[Any, dict[str, str]]:
-    """The model without memory, with every tensor in its place, and what is published under another name.
-
-    Raises:
-        WeightsRefused: `missing_tensor`, `unknown_tensor`, `wrong_shape`, or `conversion`.
-    """
+    """The model without memory, with every tensor in its place, and what is published under another name."""
     published_as = _ties(architecture, config, tensors)
     blank = {
         published_as.get(name, name): torch.empty(tensor.shape, dtype=torch.bfloat16, device="meta")
@@ -150,7 +136,6 @@ def _placed(architecture: Any, config: Any, tensors: Tensors) -> tuple[Any, dict
 
 
 def _check_names(shapes: Mapping[str, tuple[int, ...]], wanted: Conversion, unused: set[str]) -> None:
-    """Every tensor has a place, every parameter has all of its tensors, and they have the right shapes."""
     if missing := sorted(wanted.keys() - shapes.keys()):
         raise WeightsRefused("missing_tensor", f"the checkpoint lacks {_named(missing)}")
     if unknown := sorted(shapes.keys() - wanted.keys() - unused):
@@ -187,12 +172,7 @@ def _named(names: list[str]) -> str:
 
 def _cache_elements(model: Any) -> int:
     """Elements of keys and values per token, from the projections that make them."""
-    projections = [
-        getattr(module, name, None)
-        for module in model.modules()
-        for name in ("k_proj", "v_proj")
-        if hasattr(module, name)
-    ]
+    projections = [getattr(module, name, None) for module in model.modules() for name in ("k_proj", "v_proj")]
     found = sum(int(item.out_features) for item in projections if isinstance(item, torch.nn.Linear))
     config = model.config
     if found or not is_paged(model):

@@ -9,20 +9,22 @@ or N tokens of packed rows of which S are scored; D hidden size, V vocabulary; e
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from contracts.errors import WeightsRefused
 from policy.packing import packed_states
-from policy.recompute import recomputed
-from policy.routing import ExpertReplay
-from policy.scored_head import scored_piece
+from policy.routing import ExpertReplay, replace_forward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from policy.packing import Packing
 
@@ -46,17 +48,16 @@ class TokenScores:
 class TokenScorer:
     """Scores tokens under one causal language model, at the temperatures they were sampled with.
 
-    The module itself is called, so hooks and wrappers keep working.
+    The module itself is called, so its hooks keep working.
     """
 
-    def __init__(self, model: Any, *, module: Any = None) -> None:
-        """`model` is the transformers module, `module` what is called (a wrapper of it, if any).
+    def __init__(self, model: Any) -> None:
+        """`model` is of transformers.
 
         Raises:
             WeightsRefused: `unknown_head`: the model's logits do not follow from the hidden states of its backbone.
         """
         self._model = model
-        self._module = model if module is None else module
         self._plain_forward = model.forward
         self._replay = ExpertReplay(model)
         self.recomputes = False
@@ -87,12 +88,8 @@ class TokenScorer:
         Raises:
             ExpertsNotReplayed: the model cannot take given experts.
         """
-        self._replay.use(experts_BLMK)
-        with _forward_of(self._model, self._scores), self._holding():
-            scores: TokenScores = self._module(input_ids_BL, attention_mask_BL, mask_BT, temperature_B, support_NK)
-        if not self._recomputes_now():
-            self._replay.use(None)
-        return scores
+        arguments = input_ids_BL, attention_mask_BL, mask_BT, temperature_B, support_NK
+        return self._called(self._scores, arguments, experts_BLMK)
 
     def score_packed(
         self,
@@ -114,21 +111,19 @@ class TokenScorer:
             experts_NMK: as for padded rows.
             support_SK: as for padded rows.
         """
-        self._replay.use(None if experts_NMK is None else experts_NMK[None])
-        with _forward_of(self._model, self._packed_scores), self._holding():
-            scores: TokenScores = self._module(packing, states_S, labels_S, temperature_S, support_SK)
-        if not self._recomputes_now():
+        experts = None if experts_NMK is None else experts_NMK[None]
+        return self._called(self._packed_scores, (packing, states_S, labels_S, temperature_S, support_SK), experts)
+
+    def _called(self, forward: Any, arguments: tuple[Any, ...], experts_BLMK: torch.Tensor | None) -> TokenScores:
+        """What the model returns with this forward, through the experts."""
+        recomputes = self.recomputes and torch.is_grad_enabled()
+        self._replay.use(experts_BLMK)
+        with _forward_of(self._model, forward), recomputed(self._model) if recomputes else nullcontext():
+            scores: TokenScores = self._model(*arguments)
+        # The backward pass may need the given experts again.
+        if not (recomputes or (torch.is_grad_enabled() and getattr(self._model, "is_activation_checkpointing", False))):
             self._replay.use(None)
         return scores
-
-    def _recomputes_now(self) -> bool:
-        """The backward pass will need the given experts again."""
-        return torch.is_grad_enabled() and (
-            self.recomputes or bool(getattr(self._model, "is_activation_checkpointing", False))
-        )
-
-    def _holding(self) -> AbstractContextManager[None]:
-        return recomputed(self._model) if self.recomputes and torch.is_grad_enabled() else nullcontext()
 
     @torch.no_grad()
     def _check_head(self) -> None:
@@ -136,7 +131,7 @@ class TokenScorer:
         ids_BL = torch.arange(3, device=next(self._model.parameters()).device)[None]
         expected = self._plain_forward(input_ids=ids_BL, use_cache=False).logits[0].float()
         output = self._model.base_model(input_ids=ids_BL, use_cache=False)
-        logits = self._logits(output, output.last_hidden_state[0])
+        logits = self._logits(output, None, output.last_hidden_state[0])
         if logits.shape != expected.shape or (logits - expected).abs().max() > _FAR * expected.abs().max():
             name = type(self._model).__name__
             raise WeightsRefused(
@@ -182,30 +177,19 @@ class TokenScorer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-prob and entropy of each label, in pieces."""
         size = max(MIN_PIECE, MAX_LOGITS // self._model.config.get_text_config().vocab_size)
-        columns = [states_ND, labels_N, temperature_N, *(() if support_NK is None else (support_NK,))]
-        pieces = zip(*(torch.split(each, size) for each in columns), strict=True)
-        found = [self._piece(output, *piece) for piece in pieces]
+        supports = repeat(None) if support_NK is None else torch.split(support_NK, size)
+        columns = (torch.split(each, size) for each in (states_ND, labels_N, temperature_N))
+        found = [
+            _scored_piece(partial(self._logits, output, support), *piece)
+            for support, *piece in zip(supports, *columns, strict=False)
+        ]
         empty = states_ND.flatten()[:0].float()  # keeps an empty micro-batch differentiable
         log_probs_N, entropy_N = (
             torch.cat([empty, *each]) for each in (zip(*found, strict=True) if found else ([], []))
         )
         return log_probs_N, entropy_N
 
-    def _piece(
-        self,
-        output: Any,
-        states_ND: torch.Tensor,
-        labels_N: torch.Tensor,
-        temperature_N: torch.Tensor,
-        support_NK: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        def head(states_ND: torch.Tensor) -> torch.Tensor:
-            logits_NV = self._logits(output, states_ND)
-            return logits_NV if support_NK is None else _over_support(logits_NV, support_NK)
-
-        return scored_piece(head, states_ND, labels_N, temperature_N)
-
-    def _logits(self, output: Any, states_ND: torch.Tensor) -> torch.Tensor:
+    def _logits(self, output: Any, support_NK: torch.Tensor | None, states_ND: torch.Tensor) -> torch.Tensor:
         """New float32 logits [N, V] by the model's own forward, over a backbone that returns these hidden states."""
         states_ND = states_ND.float() if torch.is_autocast_enabled(states_ND.device.type) else states_ND
         made = type(output)(**{**output, "last_hidden_state": states_ND[None]})
@@ -214,7 +198,7 @@ class TokenScorer:
         with _forward_of(self._model.base_model, lambda *_args, **_kwargs: made), plain:
             ids = torch.zeros((1, 1), dtype=torch.long, device=states_ND.device)
             logits: torch.Tensor = self._plain_forward(input_ids=ids, use_cache=False).logits
-        return logits[0].float()
+        return logits[0].float() if support_NK is None else _over_support(logits[0].float(), support_NK)
 
 
 def _over_support(scores_NV: torch.Tensor, support_NK: torch.Tensor) -> torch.Tensor:
@@ -229,12 +213,83 @@ def _over_support(scores_NV: torch.Tensor, support_NK: torch.Tensor) -> torch.Te
 @contextmanager
 def _forward_of(module: Any, forward: Any) -> Iterator[None]:
     """A block in which a module has another forward."""
-    before = vars(module).get("forward")
-    module.forward = forward
+    undo = replace_forward(module, forward)
     try:
         yield
     finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before
+        undo()
+
+
+@contextmanager
+def recomputed(model: Any) -> Iterator[None]:
+    """A block in which forward passes hold only the inputs of the model's layers; the backward pass computes the layers again.
+
+    D floats per token and layer instead of about 20 D. What the layers read must stay until then. transformers' own switch works in
+    train mode only, where layers also drop activations at random.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    undo = [
+        replace_forward(each, partial(checkpoint, each.forward, use_reentrant=False, preserve_rng_state=False))
+        for each in layers
+    ]
+    try:
+        yield
+    finally:
+        for take_back in undo:
+            take_back()
+
+
+def _scored_piece(
+    head: Callable[[torch.Tensor], torch.Tensor],
+    states_ND: torch.Tensor,
+    labels_N: torch.Tensor,
+    temperature_N: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Natural log-prob (with gradient, of the head too) and entropy in nats (without), of softmax(logits / temperature).
+
+    Autograd would keep, or compute again, each step from logits to log-probability: five tensors of the logits' size. Their derivative is
+    known, (one-hot - softmax) / temperature, so the backward pass computes the logits again and turns them into their slope in place.
+    """
+    # The parameters are hidden in `head`: without an input that needs a gradient, autograd would not come back here.
+    needs = torch.empty(0, requires_grad=True)
+    log_probs_N, entropy_N = _ScoredPiece.apply(head, states_ND, labels_N, temperature_N, needs)  # type: ignore[no-untyped-call]
+    return log_probs_N, entropy_N
+
+
+class _ScoredPiece(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        head: Callable[[torch.Tensor], torch.Tensor],
+        states_ND: torch.Tensor,
+        labels_N: torch.Tensor,
+        temperature_N: torch.Tensor,
+        _needs: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits_NV = head(states_ND).div_(temperature_N[:, None])
+        highest_N1 = logits_NV.amax(-1, keepdim=True)
+        weights_NV = logits_NV.sub_(highest_N1).exp()
+        total_N = weights_NV.sum(-1)
+        log_probs_N = logits_NV.gather(1, labels_N[:, None])[:, 0] - total_N.log()
+        # A logit of -inf has weight 0, and 0 times -inf would be no number.
+        mean_N = torch.linalg.vecdot(weights_NV, logits_NV.clamp_(min=torch.finfo(torch.float32).min)) / total_N
+        entropy_N = total_N.log() - mean_N
+        ctx.save_for_backward(states_ND, labels_N, temperature_N, highest_N1[:, 0] + total_N.log())
+        ctx.head, ctx.device_type = head, states_ND.device.type
+        ctx.autocast = torch.is_autocast_enabled(ctx.device_type), torch.get_autocast_dtype(ctx.device_type)
+        ctx.mark_non_differentiable(entropy_N)
+        return log_probs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, slope_N: torch.Tensor, _entropy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        states_ND, labels_N, temperature_N, denominator_N = ctx.saved_tensors
+        states_ND = states_ND.detach().requires_grad_()
+        enabled, dtype = ctx.autocast
+        with torch.enable_grad(), torch.autocast(ctx.device_type, dtype, enabled=enabled):
+            logits_NV = ctx.head(states_ND)
+        scale_N1 = (slope_N / temperature_N)[:, None]
+        slope_NV = logits_NV.detach() / temperature_N[:, None]
+        slope_NV.sub_(denominator_N[:, None]).exp_().mul_(-scale_N1)
+        slope_NV.scatter_add_(1, labels_N[:, None], scale_N1)
+        torch.autograd.backward(logits_NV, slope_NV)
+        return None, states_ND.grad, None, None, None

@@ -12,9 +12,8 @@ Shapes: N tokens of all nodes; a group has G nodes with the same P tokens of anc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,18 +38,16 @@ _MOST_MASK = 2**24
 """Elements of a mask; a node that would need a larger one is cut into pieces, each the parent of the next."""
 
 
-@dataclass
-class _Node:
+class _Node(NamedTuple):
     token_ids: np.ndarray
     depth: int
     """Tokens of its ancestors."""
     parent: int | None
-    rows: list[int] = field(default_factory=list)
+    rows: list[int]
     """Rows that end with this node."""
 
 
-@dataclass(frozen=True)
-class _Group:
+class _Group(NamedTuple):
     """Places of nodes [G, L], padding repeats the last one; places of their ancestors [P]; which of G * L are tokens."""
 
     nodes_GL: torch.Tensor
@@ -58,8 +55,7 @@ class _Group:
     real_GL: torch.Tensor
 
 
-@dataclass(frozen=True)
-class Packing:
+class Packing(NamedTuple):
     """Packed rows. `places[i]` are the places of row i's tokens among the N; shared places occur in several rows."""
 
     ids_N: torch.Tensor
@@ -97,13 +93,12 @@ def make_packable(model: Any) -> str:
 
 
 def _difference(found: torch.Tensor, packing: Packing, expected: Sequence[torch.Tensor]) -> str:
-    tolerance = 1e-3 if found.dtype == torch.float32 else 0.1
-    scale = max(float(states.abs().max()) for states in expected)
-    for places, states in zip(packing.places, expected, strict=True):
-        # NaN compares false.
-        if not (found[torch.from_numpy(places).to(found.device)] - states).abs().max() <= tolerance * scale:
-            return "the states of packed rows differ from those of single rows"
-    return ""
+    limit = (1e-3 if found.dtype == torch.float32 else 0.1) * max(float(states.abs().max()) for states in expected)
+    are_near = all(  # NaN compares false
+        (found[torch.from_numpy(places).to(found.device)] - states).abs().max() <= limit
+        for places, states in zip(packing.places, expected, strict=True)
+    )
+    return "" if are_near else "the states of packed rows differ from those of single rows"
 
 
 def has_windows(model: Any) -> bool:
@@ -132,7 +127,7 @@ def pack(
         rows: integers, at least one row, each with at least one token.
         share: compute common prefixes once.
         windowed: the model has layers with a sliding window, whose masks limit the length of every node.
-        device: where the tensors go.
+        device: of the tensors.
         grouped: attention computes groups of nodes; by default with windows, and on devices other than the CPU.
     """
     grouped = windowed or torch.device(device).type != "cpu" if grouped is None else grouped
@@ -167,10 +162,8 @@ def _ranges(nodes: list[_Node], ends: np.ndarray) -> tuple[Range, ...]:
     for index in reversed(range(len(nodes))):
         if (parent := nodes[index].parent) is not None:
             last[parent] = max(last[parent], last[index])
-    found: list[Range] = []
-    for node, end, last_ in zip(nodes, ends.tolist(), last, strict=True):
-        found.append((end - len(node.token_ids), end, last_))
-    return tuple(found)
+    starts = (ends - [len(node.token_ids) for node in nodes]).tolist()
+    return tuple(zip(starts, ends.tolist(), last, strict=True))
 
 
 def _tree(rows: Sequence[np.ndarray]) -> list[_Node]:
@@ -181,13 +174,12 @@ def _tree(rows: Sequence[np.ndarray]) -> list[_Node]:
     while waiting:
         members, depth, parent = waiting.pop()
         common = common_prefix(rows[members[0]], rows[members[-1]], depth)
+        # Sorted, so the rows that end here are the first.
+        over = [i for i in members if len(rows[i]) == common]
         if len(members) == 1 or common - depth >= LEAST_SHARED:
-            # Sorted, so the rows that end here are the first.
-            over = [i for i in members if len(rows[i]) == common]
             nodes.append(_Node(rows[members[0]][depth:common], depth, parent, over))
             depth, parent = common, len(nodes) - 1
         else:
-            over = [i for i in members if len(rows[i]) == common]
             nodes += [_Node(rows[i][depth:], depth, parent, [i]) for i in over]
         rest = members[len(over) :]
         waiting += [(list(same), depth, parent) for _, same in groupby(rest, key=lambda i: int(rows[i][common]))]
@@ -219,18 +211,11 @@ def _cut(nodes: list[_Node], windowed: bool) -> Iterator[_Node]:
 def _alike(nodes: list[_Node]) -> list[list[int]]:
     """Indices of nodes that attention computes at once: of one parent, and of similar lengths."""
     found: list[list[int]] = []
-
-    def key(index: int) -> tuple[int, int]:
-        node = nodes[index]
-        return -1 if node.parent is None else node.parent, -len(node.token_ids)
-
-    for index in sorted(range(len(nodes)), key=key):
-        node, longest = nodes[index], nodes[found[-1][0]] if found else None
-        if (
-            longest is not None
-            and longest.parent == node.parent
-            and len(longest.token_ids) <= _WASTE * len(node.token_ids)
-        ):
+    kinds = [(-1 if node.parent is None else node.parent, -len(node.token_ids)) for node in nodes]
+    for index in sorted(range(len(nodes)), key=kinds.__getitem__):
+        parent, length = kinds[index]
+        longest = kinds[found[-1][0]] if found else None
+        if longest is not None and longest[0] == parent and longest[1] >= _WASTE * length:
             found[-1].append(index)
         else:
             found.append([index])

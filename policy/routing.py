@@ -13,8 +13,9 @@ Shapes: B rows, L tokens of a row, N = B * L tokens of a forward pass, M layers 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +32,7 @@ _TOP_K = (torch.topk, torch.Tensor.topk)
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
-@dataclass(frozen=True)
-class ExpertLayer:
+class ExpertLayer(NamedTuple):
     """One layer with experts: the module of experts, the module in whose forward they are chosen, and how many there are."""
 
     name: str
@@ -101,10 +101,7 @@ def is_mixture(model: Any) -> bool:
 
 
 class ExpertRecorder:
-    """Keeps the experts of the last forward pass.
-
-    Hooks stay until `close`. They copy nothing: the indices exist anyway.
-    """
+    """Keeps the experts of the last forward pass, until `close`. It copies nothing: the indices exist anyway."""
 
     def __init__(self, model: Any) -> None:
         self.layers = expert_layers(model)
@@ -120,11 +117,9 @@ class ExpertRecorder:
         Layers that choose different numbers of experts give none: such a record has no shape.
         """
         chosen, self._chosen = self._chosen, {}
-        tensors = [chosen.get(place) for place in range(len(self.layers))]
-        present = [tensor for tensor in tensors if tensor is not None]
-        if not present or len(present) < len(tensors) or len({tensor.shape for tensor in present}) > 1:
+        if not chosen or len(chosen) < len(self.layers) or len({tensor.shape for tensor in chosen.values()}) > 1:
             return None
-        return torch.stack(present, dim=1)
+        return torch.stack([chosen[place] for place in range(len(self.layers))], dim=1)
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -141,10 +136,9 @@ class ExpertRecorder:
 
 
 class ExpertReplay:
-    """Makes routers choose given experts, until `close`.
+    """Makes routers choose given experts, until `close`. Tokens without given experts choose as always.
 
-    The experts stay given until the next `use`, so that a forward pass repeated during the backward pass (activation
-    checkpointing) takes them too. Tokens without given experts choose as always.
+    Experts stay given until the next `use`, so that a forward pass repeated during the backward pass takes them too.
     """
 
     def __init__(self, model: Any) -> None:
@@ -158,10 +152,8 @@ class ExpertReplay:
 
     def use(self, experts_BLMK: torch.Tensor | None) -> None:
         """Give experts [B, L, M, K] to the forward passes that follow, `ABSENT` where none are known; None: give none."""
-        if experts_BLMK is None or not self.layers or bool((experts_BLMK < 0).all()):
-            self._given_NMK = None
-            return
-        self._given_NMK = experts_BLMK.reshape(-1, *experts_BLMK.shape[2:]).long()
+        is_none = experts_BLMK is None or not self.layers or bool((experts_BLMK < 0).all())
+        self._given_NMK = None if experts_BLMK is None or is_none else experts_BLMK.flatten(0, 1).long()
 
     def close(self) -> None:
         """Give the model back as it was."""
@@ -169,22 +161,14 @@ class ExpertReplay:
             undo()
 
     def _wrap(self, place: int, layer: ExpertLayer) -> None:
-        plain, is_patched = layer.block.forward, "forward" in vars(layer.block)
+        plain = layer.block.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if self._given_NMK is None:
-                return plain(*args, **kwargs)
-            with _GivenChoice(self._given_NMK[:, place], layer.num_experts):
+            given = self._given_NMK
+            with nullcontext() if given is None else _GivenChoice(given[:, place], layer.num_experts):
                 return plain(*args, **kwargs)
 
-        def undo() -> None:
-            if is_patched:
-                layer.block.forward = plain
-            else:
-                del layer.block.forward
-
-        layer.block.forward = forward
-        self._undo.append(undo)
+        self._undo.append(replace_forward(layer.block, forward))
 
     def _check(self, place: int) -> Callable[..., None]:
         def compare(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -235,6 +219,20 @@ class _GivenChoice(TorchFunctionMode):
         return torch.return_types.topk((scores.gather(-1, indices), indices))
 
 
+def replace_forward(module: Any, forward: Callable[..., Any]) -> Callable[[], None]:
+    """Give a module another forward; returns what takes that back."""
+    before = vars(module).get("forward")
+    module.forward = forward
+
+    def undo() -> None:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+    return undo
+
+
 def indices_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
     """The experts' indices [N, K] among the arguments of a module of experts, or None."""
     for value in (*args, *kwargs.values()):
@@ -248,10 +246,8 @@ def routing_of(model: Any) -> Routing:
     """What can be recorded and replayed, by a trial with two tokens, which changes nothing."""
     layers = expert_layers(model)
     if not layers:
-        is_known = not is_mixture(model)
-        return Routing(
-            problem="" if is_known else f"the experts of {type(model).__name__} are of a kind that is not known"
-        )
+        unknown = f"the experts of {type(model).__name__} are of a kind that is not known"
+        return Routing(problem=unknown if is_mixture(model) else "")
     ids_BL = torch.zeros((1, 2), dtype=torch.long, device=next(model.parameters()).device)
     recorder = ExpertRecorder(model)
     try:

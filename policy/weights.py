@@ -66,13 +66,13 @@ class Patches(NamedTuple):
 
 
 class ModelBits(Mapping[str, Tensor]):
-    """A model's weights as bfloat16 bits, tied ones once, named and shaped as in its safetensors checkpoint.
+    """A model's parameters and persistent buffers as bfloat16 bits, tied ones once, named and shaped as in its safetensors checkpoint.
 
     Each tensor is made when it is asked for, so looking at all of them in turn takes the memory of one. Not to be
     written to: in a bfloat16 model on CPU it may be the parameter itself.
 
     Args:
-        model: whose weights: parameters and persistent buffers.
+        model: whose weights.
         changes: taken as made: an undo log shows the version before.
         weights: taken instead of the model's parameters of these names, for example from a file.
     """
@@ -86,9 +86,8 @@ class ModelBits(Mapping[str, Tensor]):
         self._changes = changes or {}
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor, change = self._tensors[name], self._changes.get(name)
-        words = _words_at(tensor.place, self._state)
-        words = words if change is None else _changed(words, change)
+        tensor = self._tensors[name]
+        words = _changed(_words_at(tensor.place, self._state), self._changes.get(name))
         return Tensor(dtype=_DTYPE, shape=tensor.shape, data=words.view(np.uint8))
 
     def __iter__(self) -> Iterator[str]:
@@ -112,8 +111,7 @@ class _Replaced(Mapping[str, torch.Tensor]):
         if name not in self._names:
             return self._state[name]
         if name not in self._last:
-            self._last = {key: self._last[key] for key in list(self._last)[-1:]}
-            self._last[name] = self._weights[self._names[name]]
+            self._last = {**dict([*self._last.items()][-1:]), name: self._weights[self._names[name]]}
         return self._last[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -125,8 +123,9 @@ class _Replaced(Mapping[str, torch.Tensor]):
 
 def tensors_of(model: Any, weights: Mapping[str, torch.Tensor] | None = None) -> Tensors:
     """A copy of every tensor: see `ModelBits`."""
-    bits = ModelBits(model, weights=weights)
-    return {name: tensor._replace(data=tensor.data.copy()) for name, tensor in bits.items()}
+    return {
+        name: tensor._replace(data=tensor.data.copy()) for name, tensor in ModelBits(model, weights=weights).items()
+    }
 
 
 def merge_changes(steps: Iterable[Changes]) -> dict[str, TensorChange]:
@@ -151,8 +150,7 @@ def changes_from(model: Any, source: Mapping[str, Tensor], changes: Changes) -> 
         if change is not None and (change.places is None or name not in here):
             found[name] = change
             continue
-        words = tensor.data.view("<u2")
-        wanted = words if change is None else _changed(words, change)
+        wanted = _changed(tensor.data.view("<u2"), change)
         places = np.flatnonzero(here[name].data.view("<u2") != wanted)
         if places.size:
             found[name] = TensorChange(_DTYPE, tensor.shape, places.astype(np.uint32), wanted[places])
@@ -184,21 +182,20 @@ def stage_changes(
         )
     for name, change in changes.items():
         _check(name, tensors[name], change)
-    writes: list[Patch] = []
-    scattered = _Scattered()
-    undo: dict[str, TensorChange] = {}
-    for name, change in changes.items():
-        if change.words.size:
-            is_whole = _is_whole(change, tensors[name])
-            if with_undo:
-                undo[name] = _old(tensors[name].place, state, change, is_whole=is_whole)
-            if is_whole:
-                writes += _whole_writes(tensors[name].place, state, change)
-            else:
-                scattered.add(tensors[name].place, change)
+    changed = {name: change for name, change in changes.items() if change.words.size}
+    whole = {
+        name: change
+        for name, change in changed.items()
+        if change.places is None or change.places.size >= WHOLE_FROM * tensors[name].num_elements
+    }
+    scattered = [(tensors[name].place, change) for name, change in changed.items() if name not in whole]
+    undone = changed if with_undo else {}
     return Patches(
-        writes=(*writes, *scattered.writes(state)),
-        undo=undo,
+        writes=(
+            *(patch for name, each in whole.items() for patch in _whole_writes(tensors[name].place, state, each)),
+            *_scattered_writes(scattered, state),
+        ),
+        undo={name: _old(tensors[name].place, state, each, is_whole=name in whole) for name, each in undone.items()},
         num_changed=sum(change.words.nbytes // _WIDTH for change in changes.values()),
         num_weights=sum(tensor.num_elements for tensor in tensors.values()),
     )
@@ -217,14 +214,15 @@ def apply_patches(patches: Patches) -> Changes:
     return patches.undo
 
 
-def copy_tensors(model: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Make a model equal to published bits, in place.
-
-    Raises:
-        WeightsRefused: as `stage_changes`; no parameter was changed.
-    """
+def stage_copy(model: Any, tensors: Mapping[str, Tensor]) -> Patches:
+    """Stage what makes a model equal to published bits, without undo; raises as `stage_changes`."""
     whole = {name: TensorChange(tensor.dtype, tensor.shape, None, tensor.data) for name, tensor in tensors.items()}
-    apply_patches(stage_changes(model, whole, whole, with_undo=False))
+    return stage_changes(model, whole, whole, with_undo=False)
+
+
+def copy_tensors(model: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Make a model equal to published bits, in place; raises as `stage_changes`, and then no parameter was changed."""
+    apply_patches(stage_copy(model, tensors))
 
 
 def _then(earlier: TensorChange, later: TensorChange) -> TensorChange:
@@ -240,8 +238,7 @@ def _check(name: str, tensor: CheckpointTensor, change: TensorChange) -> None:
     shape, num_weights = tensor.shape, tensor.num_elements
     if change.shape != shape or (change.places is None and change.words.nbytes != _WIDTH * num_weights):
         raise WeightsRefused(
-            "wrong_shape",
-            f"{name} has shape {change.shape} in {change.words.nbytes} bytes, the model wants {shape}",
+            "wrong_shape", f"{name} has shape {change.shape} in {change.words.nbytes} bytes, the model wants {shape}"
         )
     if change.places is not None and change.places.size and change.places.max() >= num_weights:
         raise WeightsRefused("wrong_shape", f"{name} changes beyond its last element")
@@ -251,31 +248,17 @@ def _check(name: str, tensor: CheckpointTensor, change: TensorChange) -> None:
         raise WeightsRefused("not_finite", f"{name} holds NaN or infinity; serving it would kill the engine")
 
 
-def _is_whole(change: TensorChange, tensor: CheckpointTensor) -> bool:
-    return change.places is None or change.places.size >= WHOLE_FROM * tensor.num_elements
-
-
-class _Scattered:
-    """Scattered changes, collected by parameter: hundreds of experts that share one become one write."""
-
-    def __init__(self) -> None:
-        self._places: dict[str, list[torch.Tensor]] = {}
-        self._values: dict[str, list[torch.Tensor]] = {}
-
-    def add(self, place: Place, change: TensorChange) -> None:
-        places = torch.tensor(change.places, dtype=torch.int64)
-        for view, found, values in sparse_parts(place, places, _values(change)):
-            self._places.setdefault(view.parameter, []).append(found)
-            self._values.setdefault(view.parameter, []).append(values)
-
-    def writes(self, state: State) -> Iterator[Patch]:
-        for name, places in self._places.items():
-            parameter = state[name]
-            yield Patch(
-                _integers(parameter).view(-1),
-                torch.cat(places).to(parameter.device),
-                _integers(torch.cat(self._values[name]).to(parameter.device, parameter.dtype)),
-            )
+def _scattered_writes(changes: Iterable[tuple[Place, TensorChange]], state: State) -> Iterator[Patch]:
+    """One write for each parameter: hundreds of experts may share one."""
+    parts: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for place, change in changes:
+        for view, *part in sparse_parts(place, torch.tensor(change.places, dtype=torch.int64), _values(change)):
+            parts.setdefault(view.parameter, []).append((part[0], part[1]))
+    for name, found in parts.items():
+        parameter = state[name]
+        places, values = map(torch.cat, zip(*found, strict=True))
+        values = _integers(values.to(parameter.device, parameter.dtype))
+        yield Patch(_integers(parameter).view(-1), places.to(parameter.device), values)
 
 
 def _whole_writes(place: Place, state: State, change: TensorChange) -> Iterator[Patch]:
@@ -286,15 +269,15 @@ def _whole_writes(place: Place, state: State, change: TensorChange) -> Iterator[
         values = _integers(_values(change).to(parameter.device, parameter.dtype))
         yield Patch(target, None, target.reshape(-1).clone().scatter_(0, places, values).view(place.shape))
         return
-    words = change.words if change.places is None else _changed(_words_at(place, state), change)
-    for view, part in whole_parts(place, _values(change._replace(words=words))):
+    if change.places is not None:
+        change = change._replace(words=_changed(_words_at(place, state), change))
+    for view, part in whole_parts(place, _values(change)):
         parameter = state[view.parameter]
         values = _integers(part.to(parameter.device, parameter.dtype))
         yield Patch(seen(view, _integers(parameter)), None, values.view(view.shape))
 
 
 def _old(place: Place, state: State, change: TensorChange, *, is_whole: bool) -> TensorChange:
-    """What a write will overwrite."""
     if is_whole:
         return change._replace(places=None, words=_words_at(place, state).copy())
     places = torch.tensor(change.places, dtype=torch.int64)
@@ -314,10 +297,10 @@ def _values(change: TensorChange) -> torch.Tensor:
     return torch.tensor(change.words.view("<i2")).view(torch.bfloat16)
 
 
-def _changed(words: Words, change: TensorChange) -> Words:
-    """A copy, with the change made."""
-    if change.places is None:
-        return change.words
+def _changed(words: Words, change: TensorChange | None) -> Words:
+    """The words with the change made, in a copy."""
+    if change is None or change.places is None:
+        return words if change is None else change.words
     changed: Words = words.copy()
     changed[change.places] = change.words
     return changed
@@ -333,7 +316,6 @@ def _words_at(place: Place, state: State) -> Words:
 
 
 def _words(values: torch.Tensor) -> Words:
-    """The bits of a tensor, flat."""
     value = values.detach().to("cpu", torch.bfloat16).contiguous()
     words: Words = value.view(-1).view(torch.int16).numpy().view("<u2")
     return words

@@ -19,7 +19,8 @@ from benchmarks.objectives.model import TinyAnswers, TinyPolicy
 from benchmarks.objectives.tasks import AnswerPool, Data, Noise
 from pipelines.training.learning.advantages import Scored, advantages
 from pipelines.training.learning.guard import has_left, step_scale
-from pipelines.training.learning.loss import Objective, policy_loss
+from pipelines.training.learning.loss import policy_loss
+from pipelines.training.learning.objectives import Objective
 from pipelines.training.learning.step_bound import bounded_step, probe
 from pipelines.training.learning.trackers import BetaTracker
 from pipelines.training.settings import TrainingSettings

@@ -158,11 +158,10 @@ def measure(million: int, num_turns: int, threads: int) -> dict[str, Any]:
             learning_rate=1e-5, divergence_bound=math.inf,
         )  # fmt: skip
         with ThreadPoolExecutor(1) as saving, ThreadPoolExecutor(1) as publishing:
-            base = tensors_of(model)
-            learner = TimedLearner(WholeModel(model, training, base=base), training)
+            learner = TimedLearner(WholeModel(model, training), training)
             lease = Lease.acquire(home.database, POLICY)
             around = Surroundings(home.settings, training, home.database, lease, home.log, home.store)
-            trainer = compose(learner, base, around, (saving, publishing))
+            trainer = compose(learner, around, (saving, publishing))
             while trainer.state.version < WARM_VERSIONS:
                 home.add(ROWS)
                 _turn(home, trainer, learner)

@@ -23,7 +23,7 @@ from pipelines.training.checkpoints.saving import Saver
 from pipelines.training.clocks import retried, rising, wall_for_ages
 from pipelines.training.known.lineage import VersionBranches
 from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.learning.trainees import make_trainee
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.lost_positions import described
 from pipelines.training.samples.reading import ExperienceReader, TrainingLag
@@ -35,8 +35,6 @@ from pipelines.training.steps import Steps
 from pipelines.training.versions.publisher import Publisher
 from pipelines.training.versions.publishing import Publishing
 from pipelines.training.worker import Trainer
-from policy.load import load_model
-from policy.weights import copy_tensors
 from runtime.log.loss_acceptance import begin_no_later
 from runtime.settings import load_section
 from runtime.weight_metrics import WeightStoreMetrics
@@ -54,7 +52,6 @@ if TYPE_CHECKING:
     from runtime.lease import Lease
     from runtime.settings import Settings
     from weights.stores.store import WeightStore
-    from weights.tensors import Tensors
     from weights.versions.signing import Keyring, Signer
 
 
@@ -103,16 +100,13 @@ def make_trainer(
     torch.set_num_threads(training.num_threads)
     warm_up()
     store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
-    model = load_model(settings.base, device=settings.device, dtype=torch.float32)
-    # The published bits define the base policy too, even if its files have more precision.
     base = retried(stop, lambda: store.load(lease.policy, BASE_VERSION))
     if base is None:
         return None
-    copy_tensors(model, base)
-    learner = Learner(WholeModel(model, training, settings.device, base=base), training)
+    learner = Learner(make_trainee(settings.base, training, settings.device, base), training)
     keys = signer_of(settings), keyring_of(settings)
     around = Surroundings(settings, training, database, lease, settings.event_log(), store, *keys, fault=fault)
-    return retried(stop, lambda: compose(learner, base, around, background))
+    return retried(stop, lambda: compose(learner, around, background))
 
 
 class Surroundings(NamedTuple):
@@ -136,11 +130,10 @@ class Surroundings(NamedTuple):
             return assignments.read(connection, self.lease.policy)
 
 
-def compose(learner: Learner, base: Tensors, around: Surroundings, background: tuple[Executor, Executor]) -> Trainer:
+def compose(learner: Learner, around: Surroundings, background: tuple[Executor, Executor]) -> Trainer:
     """Restore the newest checkpoint, or the live version if all are lost. The lease says which policy is trained.
 
-    `learner` holds the base policy, whose bits are `base`. The executors of `background` save and publish: each has one thread, or runs
-    calls at once.
+    `learner` holds the base policy. The executors of `background` save and publish: each has one thread, or runs calls at once.
 
     Raises:
         WeightsRefused: the checkpoints are lost, and there is no live version to continue from.
@@ -151,7 +144,7 @@ def compose(learner: Learner, base: Tensors, around: Surroundings, background: t
     fence = CheckpointFence(lease, database)
     checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, fault, fence=fence)
     publisher = Publisher(
-        settings, database, store, base, lease=lease, fault=fault, signer=signer, keyring=keyring,
+        settings, database, store, lease=lease, fault=fault, signer=signer, keyring=keyring,
         keep_anchors=training.keep_anchors, clock=clock,
     )  # fmt: skip
     journal = Journal(settings.checkpoints, fault)
@@ -171,7 +164,7 @@ def compose(learner: Learner, base: Tensors, around: Surroundings, background: t
     steps = Steps(
         learner, state, intake, home=settings.home, training=training, lease=lease, held=lambda: publisher.held,
         clock=clock, age_clock=wall_for_ages(clock, monotonic), fault=fault, tree=branches.tree, journal=journal,
-        bundles=bundles_of(settings.home, settings.checkpoints, settings.base, training, learner.device),
+        bundles=bundles_of(settings.home, settings.checkpoints, settings.base, training, learner.trainee.machine),
         unfinished=restored.unfinished, replayed=restored.replayed,
     )  # fmt: skip
     lag = TrainingLag(event_log, intake.position, clock=clock, monotonic=monotonic)

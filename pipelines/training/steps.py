@@ -30,7 +30,7 @@ from pipelines.training.state import Fate
 from runtime.metrics import TRAINING_FIGURE, TRAINING_STEP_ERRORS, TRAINING_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from contracts.faults import FaultPoint
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from pipelines.training.known.lineage import VersionTree
     from pipelines.training.learning.figures import StepResult
     from pipelines.training.learning.learner import Learner
+    from pipelines.training.learning.trainee import Published
     from pipelines.training.samples.culprits import Failure
     from pipelines.training.samples.intake import Intake
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.state import TrainerState
     from runtime.lease import Lease
-    from weights.tensors import Tensors
 
 DIVERGENCE = "divergence"
 """Reason of `stale`: today's policy has left the answer."""
@@ -71,7 +71,7 @@ class Steps:
         home: Path,
         training: TrainingSettings,
         lease: Lease,
-        held: Callable[[], Mapping[int, Tensors]],
+        held: Callable[[], Published],
         clock: Callable[[], float],
         age_clock: Callable[[], float],
         fault: FaultPoint,
@@ -217,7 +217,7 @@ class Steps:
         self._unfinished = None
 
     def _changed_generators(self) -> dict[str, str]:
-        before, self._generators = self._generators, self._learner.random_state()
+        before, self._generators = self._generators, self._learner.trainee.random_state()
         return {} if before == self._generators else self._generators
 
     def _take(self, plan: Plan) -> None:
@@ -247,7 +247,7 @@ class Steps:
                 digest=digest_of(taken) if taken is not None and learned else "",
                 seconds=seconds,
                 # Attempts that were not taken are in the guard's history too.
-                guard=None if learned and not culprits else self._learner.guard_history(),
+                guard=None if learned and not culprits else self._learner.guard_history,
             )
         )
         if taken is not None:

@@ -180,7 +180,7 @@ def test_a_grader_that_breaks_on_nine_of_ten_changes_nothing_to_the_bit(tmp_path
     expected = weights_of(quiet.trainer)
     assert all(torch.equal(value, expected[name]) for name, value in weights_of(broken.trainer).items())
     assert broken.trainer.learner.tracker.to_json() == quiet.trainer.learner.tracker.to_json()
-    assert broken.trainer.learner.guard_history().norms == quiet.trainer.learner.guard_history().norms
+    assert broken.trainer.learner.guard_history.norms == quiet.trainer.learner.guard_history.norms
     with broken.world.database.snapshot() as connection:
         states = generation_states(connection)
         assert generation_counts(connection).unexplained == 0

@@ -24,7 +24,7 @@ from policy.weights import copy_tensors, tensors_of
 from services.engine.engine import Engine
 from tests.models import KINDS, build_model
 from tests.tolerances import network_tolerance
-from tests.unit.pipelines.training.builders import a_learner, base_of, captured, experience, segment
+from tests.unit.pipelines.training.builders import a_learner, base_of, bits_now, captured, experience, segment
 from tests.worlds.engines.memory_store import POLICY
 from tests.worlds.engines.policies import PROMPTS, request
 from tests.worlds.engines.tiny import complete, logprobs_of, make_engine
@@ -66,7 +66,7 @@ class LoopInOneProcess:
         """Cut a version."""
         base = None if parent is None else self.store.load(POLICY, parent)
         publish_version(
-            self.store, policy=POLICY, run="test", version=version, parent=parent, base=base, target=learner.tensors(),
+            self.store, policy=POLICY, run="test", version=version, parent=parent, base=base, target=bits_now(learner),
             step=version, epoch=0, num_samples=len(PROMPTS), created_at=1_780_000_000.0,
         )  # fmt: skip
 
@@ -110,11 +110,11 @@ async def test_an_architecture_goes_round_the_loop(kind: str, tmp_path: Path) ->
         learner, engine = loop.learner(), loop.engine(processes, 2)
         learner.restore(kept)
         learn(learner, batch)
-        assert root_of(learner.tensors()) == root_of(loop.store.load(POLICY, 2)), "it goes on exactly"
+        assert root_of(bits_now(learner)) == root_of(loop.store.load(POLICY, 2)), "it goes on exactly"
         await loop.served(engine, 2)
 
         engine.update("live", 1)  # rolled back
-        learner.restart(loop.store.load(POLICY, 1))
+        learner.restart_from(loop.store.load(POLICY, 1))()
         learn(learner, await loop.served(engine, 1))
         loop.publish(learner, 3, 1)
         engine.update("live", 3)

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
-import transformers
 from blake3 import blake3
 
 from contracts.errors import WeightsRefused
@@ -25,7 +22,7 @@ from pipelines.training.known.experiences import num_tokens
 from pipelines.training.samples.culprits import Failure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from pipelines.training.samples.trial import TrialResult, Tried
 
@@ -150,27 +147,14 @@ def facts_of(found: TrialResult) -> dict[str, Any]:
     }
 
 
-def origin_of(base: str, settings: Any, device: torch.device) -> BundleOrigin:
-    """The origin of a bundle that is made here. `settings`: of training."""
+def origin_of(base: str, settings: Any, machine: dict[str, str]) -> BundleOrigin:
+    """The origin of a bundle that is made here. `settings`: of training; `machine`: see `Trainee`."""
     place = Path(base).expanduser()
     return BundleOrigin(
         base=str(place.resolve()) if place.exists() else base,
-        machine=machine_of(device),
+        machine=machine,
         settings=settings.model_dump(mode="json"),
     )
-
-
-def machine_of(device: torch.device) -> dict[str, str]:
-    """What the last bits of a step depend on."""
-    found = {
-        "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
-        "processor": _processor(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": str(torch.get_num_threads()),
-        "device": device.type,
-    }
-    return found if device.type == "cpu" else found | {"accelerator": torch.cuda.get_device_name(device)}
 
 
 def encode_bundle(bundle: Bundle) -> bytes:
@@ -253,12 +237,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
-
-
-def _processor() -> str:
-    try:
-        lines: Sequence[str] = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = ()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())

@@ -15,7 +15,7 @@ import math
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import torch
@@ -32,7 +32,6 @@ from pipelines.training.checkpoints.bundle_records import (
     decode_bundle,
     encode_bundle,
     facts_of,
-    machine_of,
 )
 from pipelines.training.checkpoints.bundles import CONTENT_SECONDS, MOST_CHECKPOINTS
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
@@ -42,13 +41,11 @@ from pipelines.training.checkpoints.plans import Journaled, Place, Plan, prepare
 from pipelines.training.known.known_samples import KnownSamples
 from pipelines.training.learning.guard import limits_of
 from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.whole_model import WholeModel
+from pipelines.training.learning.trainees import make_trainee
 from pipelines.training.samples.attempts import AttemptFile, Attempts
 from pipelines.training.samples.reward_watch import RewardWatch, WatchMemory
 from pipelines.training.samples.trial import DEADLY, Trial
 from pipelines.training.settings import TrainingSettings
-from policy.load import load_model
-from policy.weights import copy_tensors, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -164,15 +161,14 @@ def replay_bundle(place: Path, *, base: str = "", device: str = "") -> ReplayedB
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidSettings(f"{folder} was made on {device}, which this machine lacks: add --device cpu to come near")
     torch.set_num_threads(int(threads))
-    parts = _step_again(folder, bundle, settings, base or bundle.origin.base, device)
-    here = machine_of(torch.device(device))
-    machine = [ComparedFigure(name, recorded.get(name), value) for name, value in here.items()]
+    learner, parts = _step_again(folder, bundle, settings, base or bundle.origin.base, device)
+    machine = [ComparedFigure(name, recorded.get(name), value) for name, value in learner.trainee.machine().items()]
     return ReplayedBundle(bundle, [item for item in machine if not item.is_same], parts)
 
 
 def _step_again(
     folder: Path, bundle: StepBundle, settings: TrainingSettings, base: str, device: str
-) -> list[ComparedPart]:
+) -> tuple[Learner, list[ComparedPart]]:
     """Take the plans before the step, then the step in memory."""
     name = _checkpoint_of(folder, bundle)
     try:
@@ -183,16 +179,20 @@ def _step_again(
             getattr(error, "code", "unreadable"),
             f"{folder} cannot be replayed: {error}: copy the whole folder from the home again; its figures stand in {BUNDLE}",
         ) from error
-    learner = Learner(WholeModel(_base(folder, base, device), settings, device), settings)
     try:
-        learner.check(checkpoint)
+        learner = Learner(make_trainee(base, settings, device), settings)
+    except NotFound as error:
+        raise InvalidSettings(
+            f"the base policy of {folder} is not here ({error.message}): name it with --policy"
+        ) from error
+    try:
+        learner.trainee.check(checkpoint)
     except WeightsRefused as error:
         raise WeightsRefused(
             error.code, f"{folder} is of another base policy than {base}: {error.message}; name its own with --policy"
         ) from error
     taken = take_again(learner, checkpoint, before, lambda _: KnownSamples())
-    history = learner.guard_history()
-    limits = limits_of(history.norms, history.signs, settings.guard_spread)
+    limits = limits_of(learner.guard_history, settings.guard_spread)
     prepare(learner, plan, plan.max_tokens)
     deadly = {item.key for item in bundle.culprits if item.error == DEADLY}
     with tempfile.TemporaryDirectory() as temporary:
@@ -204,7 +204,7 @@ def _step_again(
     again = msgspec.structs.replace(bundle, **facts_of(found))
     differing = ComparedFigure("steps with another result", "", " ".join(map(str, taken.different)))
     earlier = f"{taken.num_steps} steps from the checkpoint to this one"
-    return [*_compared(bundle, again, limits), ComparedPart(earlier, [differing], is_shown=False)]
+    return learner, [*_compared(bundle, again, limits), ComparedPart(earlier, [differing], is_shown=False)]
 
 
 def _checkpoint_of(folder: Path, bundle: StepBundle) -> str:
@@ -227,18 +227,6 @@ def _plan_of(bundle: StepBundle, found: Journaled) -> tuple[Plan, Journaled]:
         if isinstance(record, Plan) and record.digest == bundle.plan:
             return record, Journaled(found.records[:number], Place(bundle.epoch, number))
     raise WeightsRefused("no_step", f"the journal in {bundle.checkpoint} is cut or damaged: it lacks this step")
-
-
-def _base(folder: Path, base: str, device: str) -> Any:
-    """The base policy with the bits of version 0, which are those of its files in bfloat16."""
-    try:
-        model = load_model(base, device=device, dtype=torch.float32)
-    except NotFound as error:
-        raise InvalidSettings(
-            f"the base policy of {folder} is not here ({error.message}): name it with --policy"
-        ) from error
-    copy_tensors(model, tensors_of(model))
-    return model
 
 
 def _rewards_again(bundle: RewardBundle, settings: TrainingSettings) -> RewardBundle:

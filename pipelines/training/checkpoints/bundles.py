@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    import torch
-
     from contracts.records import Experience
     from pipelines.training.checkpoints.bundle_records import BundleOrigin
     from pipelines.training.checkpoints.journal import Journal
@@ -191,9 +189,11 @@ class Bundles:
                     self._expires = min(self._expires, at + CONTENT_SECONDS)
 
 
-def bundles_of(home: Path, checkpoints: Path, base: str, training: TrainingSettings, device: torch.device) -> Bundles:
-    """The bundles of a home's trainer."""
-    return Bundles(home / "bundles", checkpoints, lambda: origin_of(base, training, device))
+def bundles_of(
+    home: Path, checkpoints: Path, base: str, training: TrainingSettings, machine: Callable[[], dict[str, str]]
+) -> Bundles:
+    """The bundles of a home's trainer. `machine`: see `Trainee`."""
+    return Bundles(home / "bundles", checkpoints, lambda: origin_of(base, training, machine()))
 
 
 def _written_at(path: Path) -> float:

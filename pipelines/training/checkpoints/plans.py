@@ -176,7 +176,7 @@ def prepare(learner: Learner, plan: Plan, max_tokens: int) -> None:
     """Give the learner what a plan fixes besides the batch."""
     learner.budget.current = min(max_tokens, learner.budget.most)
     if plan.random_state:
-        learner.set_random_state(plan.random_state)
+        learner.trainee.set_random_state(plan.random_state)
 
 
 def digest_of(result: StepResult) -> str:
@@ -232,7 +232,7 @@ def _repeat(learner: Learner, plan: Plan, ending: Ending) -> str:
             log.error("a step of the journal fails now: its samples are quarantined", step=plan.step, reason=str(error))  # noqa: TRY400 as above
             return STEP_ERROR
     if ending.guard is not None:
-        learner.set_guard_history(ending.guard)
+        learner.guard_history = ending.guard
     if digest == ending.digest or not ending.learned:
         return ""
     log.error(

@@ -129,7 +129,8 @@ class Restoring(NamedTuple):
                 "there is no intact checkpoint and no live version; choose the version that the trainer continues from: "
                 "millrace policy promote VERSION",
             )
-        lineage, tensors = self.publisher.lineage(live.version), self.publisher.load(live.version)
+        lineage = self.publisher.lineage(live.version)
+        restart = self.learner.restart_from(self.publisher.load(live.version))
         state = TrainerState(cut_at=self.now, obeyed_rollback=_epoch_of(arms), lineage=lineage)
         state.ordinal = live.version
         state.positions = {EXPERIENCES: first_offsets(self.event_log)}
@@ -138,7 +139,7 @@ class Restoring(NamedTuple):
             state.fates[key] = fate
         lost = write_off(state, self.database, self.event_log, dict(state.positions[EXPERIENCES]), self.now)
         self._drop_candidate(arms.get(CANDIDATE))
-        self.learner.restart(tensors)
+        restart()
         log.error(
             "checkpoints lost: continuing from the live version, without moments and baselines",
             version=live.version,
@@ -280,8 +281,8 @@ class Rollback:
         except WeightsRefused as error:
             lineage, tensors = self.publisher.lineage(version), self.publisher.load(version)
             log.warning("rollback to published bits, without moments", version=version, reason=error.message)
-            return RollbackTarget(version, TrainerState(lineage=lineage), lambda: self.learner.restart(tensors))
-        self.learner.check(checkpoint)
+            return RollbackTarget(version, TrainerState(lineage=lineage), self.learner.restart_from(tensors))
+        self.learner.trainee.check(checkpoint)
         return RollbackTarget(version, checkpoint.state, lambda: self.learner.restore(checkpoint))
 
     def _oldest_positions(self, wanted: Mapping[str, Mapping[int, int]], ends: Mapping[int, int]) -> dict[int, int]:

@@ -107,7 +107,7 @@ class Saver:
 
     def bits(self) -> Tensors:
         """The bits of the version whose checkpoint the journal follows, as they were before any of its steps."""
-        return self._checkpoints.bits_of(self._journal.name, self._learner.tensors_in)
+        return self._checkpoints.bits_of(self._journal.name, self._learner.trainee.bits_of)
 
     def begin(
         self, state: TrainerState, version: int | None, keep_versions: Collection[int], *, with_bits: bool
@@ -174,7 +174,7 @@ class Saver:
     def _write(self, pending: PendingCheckpoint, keep_versions: Collection[int], *, with_bits: bool) -> Tensors | None:
         self._durable = written = self._checkpoints.write(pending)
         self._checkpoints.prune(pending, keep_versions)
-        return self._checkpoints.bits_of(written.name, self._learner.tensors_in) if with_bits else None
+        return self._checkpoints.bits_of(written.name, self._learner.trainee.bits_of) if with_bits else None
 
     def _keep(self) -> None:
         self.has_changed = True

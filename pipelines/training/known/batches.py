@@ -14,18 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A correction: a trained sample whose newest revision has another value.
+    """A correction: a trained sample whose newest revision has another value. Today's baselines, whitening and batch size do not enter.
 
-    `difference` is the value of the newest revision minus what was applied, in weight x reward. `pull` is the factor from one
-    unit to each token's pull when the sample was trained. Today's baselines, whitening and batch size do not
-    enter. `owed`: if the weight rose, the added weight must also subtract the first baseline. Without it, a bad reward after a
-    guess of little weight would reinforce the answer. In total, the sample then pulls as its last revision alone would have.
+    In total, the sample then pulls as its last revision alone would have.
     """
 
     experience: Experience
     difference: float
+    """The value of the newest revision minus what was applied, in weight x reward."""
     pull: float
+    """The factor from one unit to each token's pull when the sample was trained."""
     owed: float = 0.0
+    """If the weight rose, the added weight must also subtract the first baseline. Without it, a bad reward after a guess of little weight
+    would reinforce the answer."""
 
     @property
     def advantage(self) -> float:

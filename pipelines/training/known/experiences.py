@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from contracts.experts import experts_of
@@ -98,11 +99,8 @@ def pack_key(key: str) -> bytes:
     """A sample key in few bytes, in the order of the completions' times."""
     text, _, choice = key.rpartition(":")
     if text.startswith(_PREFIX) and choice.isdecimal() and str(int(choice)) == choice:
-        try:
+        with suppress(ValueError):
             found = bytes.fromhex(text[len(_PREFIX) :].replace("-", ""))
-        except ValueError:
-            pass
-        else:
             if len(found) == _ID_BYTES and _completion(found) == text and found[:1] != _OTHER:
                 return found + choice.encode()
     return _OTHER + key.encode("utf-8", "surrogatepass")

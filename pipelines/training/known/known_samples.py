@@ -187,7 +187,7 @@ class SampleFile:
     def _damaged(self, reason: object) -> Damaged:
         return Damaged(
             f"{self.path} is damaged ({reason}): restore it with its checkpoints from a backup; or move it away, and the next "
-            "start continues from the live version with what the ledger knows",
+            "start continues from the live version with what the ledger knows"
         )
 
     def _connected(self) -> sqlite3.Connection:
@@ -292,8 +292,8 @@ class KnownSamples:
             if key in changes:
                 found: T | None = changes[key]
                 return found
-        row = None if self._file is None else self._file.get(key, self.mark)
-        return None if row is None else msgspec.msgpack.decode(row, type=value)
+        row = self._file and self._file.get(key, self.mark)
+        return msgspec.msgpack.decode(row, type=value) if row is not None else None
 
     def write(self, key: bytes, value: Any) -> None:
         """Set a value; None forgets the key."""
@@ -318,9 +318,9 @@ class KnownSamples:
 
     def mark_of(self, version: int) -> int:
         """The mark when a version was cut; 0 if it is unknown. A version that is not written yet follows every row."""
-        if version in {self._cut, None if self._writing is None else self._writing.cut}:
+        if version in {self._cut, self._writing and self._writing.cut}:
             return self.mark
-        return (self._file.mark_of(version, self.mark) if self._file is not None else None) or 0
+        return (self._file and self._file.mark_of(version, self.mark)) or 0
 
 
 class SampleMapping(MutableMapping[str, T], Generic[T]):

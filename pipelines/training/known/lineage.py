@@ -10,7 +10,7 @@ few versions that were left so long ago then count as ancestors. No sample depen
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -58,10 +58,8 @@ class Lineage(Sequence[int]):
 
     def child(self, version: int) -> Lineage:
         """The lineage of a version cut from this one's newest."""
-        newest, oldest = self._runs[0]
-        if version == newest + 1:
-            return Lineage([(version, oldest), *self._runs[1:]])
-        return Lineage([(version, version), *self._runs])
+        (newest, oldest), *older = self._runs
+        return Lineage([(version, oldest), *older] if version == newest + 1 else [(version, version), *self._runs])
 
     def depth(self, version: int) -> int | None:
         """How many versions lie above this one; None if it is no ancestor."""
@@ -72,15 +70,10 @@ class Lineage(Sequence[int]):
 
     def newest_shared(self, other: Lineage) -> int | None:
         """The newest version of both."""
-        mine, theirs = iter(self._runs), iter(other._runs)
-        one, two = next(mine, None), next(theirs, None)
-        while one is not None and two is not None:
-            if (shared := min(one[0], two[0])) >= max(one[1], two[1]):
+        for newest, oldest in self._runs:
+            at = bisect_left(other._oldest, -newest)
+            if at < len(other._runs) and (shared := min(newest, other._runs[at][0])) >= oldest:
                 return shared
-            if one[1] > two[1]:
-                one = next(mine, None)
-            else:
-                two = next(theirs, None)
         return None
 
     @property
@@ -104,10 +97,8 @@ class Lineage(Sequence[int]):
     def __getitem__(self, index: int | slice) -> int | list[int]:
         if isinstance(index, slice):
             return list(self)[index]
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
-            raise IndexError(index)
-        at = next(number for number, end in enumerate(self._before[1:]) if place < end)
+        place = range(len(self))[index]
+        at = bisect_right(self._before, place) - 1
         return self._runs[at][0] - (place - self._before[at])
 
     def __eq__(self, other: object) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -54,49 +54,31 @@ class Scored:
     """Sessions with the same one try the same thing; empty: the session is in no group."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One component of a reward: its value in units of reward, and its share of the whole."""
 
     value: float
     weight: float
 
 
-@dataclass(frozen=True)
-class Advantages:
-    """The advantages of a batch: `values` float64 [N], and `scale`, the factor from one unit of reward to an advantage.
-
-    `surplus` float64 [N], in units of reward: how far each reward lies above the one with advantage 0. None: `values`.
-    """
+class Advantages(NamedTuple):
+    """The advantages of a batch, float64 [N]."""
 
     values: np.ndarray
+    above: np.ndarray
+    """In units of reward: how far each reward lies above the one with advantage 0."""
     scale: float = 1.0
-    surplus: np.ndarray | None = None
-
-    @property
-    def above(self) -> np.ndarray:
-        """The surplus [N]."""
-        return self.values if self.surplus is None else self.surplus
+    """The factor from one unit of reward to an advantage."""
+    samples: Sequence[Scored] = ()
+    """What the trackers shall learn: the samples, or their components."""
 
 
 def advantages_of(experiences: Sequence[Experience], tracker: Tracker, settings: TrainingSettings) -> Advantages:
     """The advantages of a batch, read from the tracker before it is updated."""
     scored = _scored(experiences)
-    if settings.normalise == "components":
-        return component_advantages(scored, _parts(experiences, settings), tracker)
-    return advantages(scored, tracker, whiten=settings.whiten)
-
-
-def baseline_samples(experiences: Sequence[Experience], settings: TrainingSettings) -> list[Scored]:
-    """The samples, or their components, that update the trackers."""
-    scored = _scored(experiences)
     if settings.normalise == "total":
-        return scored
-    return [
-        component_of(sample, name, part)
-        for sample, parts in zip(scored, _parts(experiences, settings), strict=True)
-        for name, part in parts.items()
-    ]
+        return advantages(scored, tracker, whiten=settings.whiten)
+    return component_advantages(scored, [parts_of(item, *settings.reward_range) for item in experiences], tracker)
 
 
 def advantages(samples: Sequence[Scored], tracker: Tracker, *, whiten: bool) -> Advantages:
@@ -113,7 +95,8 @@ def advantages(samples: Sequence[Scored], tracker: Tracker, *, whiten: bool) -> 
     raw = np.array([sample.reward - _baseline(sample, groups[_peers(sample)], tracker) for sample in samples])
     # The calls of a single session are like a lone sample: minus their own mean, their advantages would be 0.
     is_lone = bool(samples) and bool(samples[0].episode) and len({sample.episode for sample in samples}) == 1
-    return whitened(raw, [sample.weight for sample in samples]) if whiten and not is_lone else Advantages(raw)
+    found = whitened(raw, [sample.weight for sample in samples]) if whiten and not is_lone else Advantages(raw, raw)
+    return found._replace(samples=samples)
 
 
 def component_advantages(
@@ -125,16 +108,21 @@ def component_advantages(
     with a wide spread (GDPO, arXiv 2601.05242, with trackers and the batch in place of the group; weights add up to 1, so the
     sum is not normalised again). A missing component counts as its mean. One component gives the same as `advantages`.
     """
-    values, scales, surplus = np.zeros(len(samples)), np.zeros(len(samples)), np.zeros(len(samples))
+    values, scales, above = np.zeros((3, len(samples)))
+    rows = [
+        {name: component_of(sample, name, part) for name, part in each.items()}
+        for sample, each in zip(samples, parts, strict=True)
+    ]
     for name in sorted({name for part in parts for name in part}):
         held = [index for index, part in enumerate(parts) if name in part]
-        column = [component_of(samples[index], name, parts[index][name]) for index in held]
+        column = [rows[index][name] for index in held]
         share = np.array([parts[index][name].weight for index in held])
         found = advantages(column, tracker, whiten=True)
         values[held] += share * found.values
         scales[held] += share * found.scale
-        surplus[held] += share * found.above
-    return Advantages(values, float(scales.mean()) if len(samples) else 1.0, surplus)
+        above[held] += share * found.above
+    scale = float(scales.mean()) if len(samples) else 1.0
+    return Advantages(values, above, scale, [component for row in rows for component in row.values()])
 
 
 def component_of(sample: Scored, name: str, part: Part) -> Scored:
@@ -149,10 +137,10 @@ def whitened(raw: np.ndarray, weights: Sequence[float]) -> Advantages:
     reward that changed later, and one reward that differs by 1 among N gives a deviation of 1 / sqrt(N) by itself.
     """
     if len(raw) < 2:  # noqa: PLR2004 a lone sample
-        return Advantages(raw)
+        return Advantages(raw, raw)
     mean = float(np.average(raw, weights=weights))
     deviation = max(math.sqrt(np.average((raw - mean) ** 2, weights=weights)), STD_FLOOR)
-    return Advantages((raw - mean) / deviation, min(1.0 / deviation, math.sqrt(len(raw))), raw - mean)
+    return Advantages((raw - mean) / deviation, raw - mean, min(1.0 / deviation, math.sqrt(len(raw))))
 
 
 def _peers(sample: Scored) -> object:
@@ -162,11 +150,16 @@ def _peers(sample: Scored) -> object:
 
 def _baseline(sample: Scored, group: Sequence[Scored], tracker: Tracker) -> float:
     others = [
-        other for other in group if other is not sample and (not sample.episode or other.episode != sample.episode)
+        (other.weight, other.reward)
+        for other in group
+        if other is not sample and (not sample.episode or other.episode != sample.episode)
     ]
-    if not others:
-        return tracker.expect(sample.baseline_key, sample.version)
-    return sum(other.weight * other.reward for other in others) / sum(other.weight for other in others)
+    return _mean(others) if others else tracker.expect(sample.baseline_key, sample.version)
+
+
+def _mean(weighted: Sequence[tuple[float, float]]) -> float:
+    """Of pairs of a weight and a value."""
+    return sum(weight * value for weight, value in weighted) / sum(weight for weight, _ in weighted)
 
 
 def parts_of(experience: Experience, low: float, high: float) -> dict[str, Part]:
@@ -184,25 +177,18 @@ def parts_of(experience: Experience, low: float, high: float) -> dict[str, Part]
         for score in graders
         if refused or (score.status == "scored" and score.value is not None)
     }
-    said = (experience.reward or 0.0) if refused else _said(experience)
-    if said is not None and left > _ROUNDING:
-        found[SIGNALS] = Part(said, left)
-    return found or {TOTAL: Part(experience.reward or 0.0, 1.0)}
-
-
-def _is_signal(score: Score) -> bool:
-    return score.grader.startswith("signal/")
-
-
-def _said(experience: Experience) -> float | None:
     said = [
         (score.weight, score.value)
         for score in experience.scores
         if _is_signal(score) and score.weight > 0 and score.status == "scored" and score.value is not None
     ]
-    if not said:
-        return None
-    return sum(weight * value for weight, value in said) / sum(weight for weight, _ in said)
+    if (refused or said) and left > _ROUNDING:
+        found[SIGNALS] = Part((experience.reward or 0.0) if refused else _mean(said), left)
+    return found or {TOTAL: Part(experience.reward or 0.0, 1.0)}
+
+
+def _is_signal(score: Score) -> bool:
+    return score.grader.startswith("signal/")
 
 
 def denominators(experiences: Sequence[Experience]) -> np.ndarray:
@@ -219,53 +205,29 @@ def denominators(experiences: Sequence[Experience]) -> np.ndarray:
     """
     lengths = [num_tokens([item]) for item in experiences]
     prompts = Counter((item.task, prompt_of(item)) for item in experiences)
-    samples, tokens = Counter(item.task for item in experiences), Counter[str]()
+    of_task: dict[str, list[int]] = defaultdict(list)
     for item, length in zip(experiences, lengths, strict=True):
-        tokens[item.task] += length
+        of_task[item.task].append(length)
     found = np.ones(len(experiences))
     for index, (item, length) in enumerate(zip(experiences, lengths, strict=True)):
         has_others = prompts[item.task, prompt_of(item)] > 1
-        mean = length if has_others else tokens[item.task] / samples[item.task]
-        found[index] = len(experiences) * mean / _temperature_of(item)
+        mean = length if has_others else sum(of_task[item.task]) / len(of_task[item.task])
+        counts = [segment.loss_mask.count(1) for segment in item.segments]
+        temperature = float(np.average([segment.sampling.temperature for segment in item.segments], weights=counts))
+        found[index] = len(experiences) * mean / temperature
     return found
-
-
-def _temperature_of(experience: Experience) -> float:
-    """The mean over the sampled tokens."""
-    counts = [segment.loss_mask.count(1) for segment in experience.segments]
-    temperatures = [segment.sampling.temperature for segment in experience.segments]
-    return float(np.average(temperatures, weights=counts))
 
 
 def _scored(experiences: Sequence[Experience]) -> list[Scored]:
     """One for each. A session counts as one sample: its calls share one weight, and version and group of its last call."""
-    last = {episode_of(item): item for item in sorted(experiences, key=_index)}
+    in_order = sorted(experiences, key=lambda item: 0 if item.share is None else item.share.index)
+    last = {episode_of(item): item for item in in_order}
     found = []
     for item, weight in zip(experiences, weights_once(experiences), strict=True):
+        if item.reward is None:
+            raise ValueError(f"{item.key} has no reward")
         episode = episode_of(item)
-        found.append(
-            Scored(
-                _reward(item),
-                item.baseline_key,
-                prompt_of(item),
-                first_version(last[episode]),
-                weight,
-                episode if item.share is not None else "",
-                group_of(last[episode]),
-            )
-        )
+        version, group = first_version(last[episode]), group_of(last[episode])
+        alone = "" if item.share is None else episode
+        found.append(Scored(item.reward, item.baseline_key, prompt_of(item), version, weight, alone, group))
     return found
-
-
-def _index(experience: Experience) -> int:
-    return 0 if experience.share is None else experience.share.index
-
-
-def _parts(experiences: Sequence[Experience], settings: TrainingSettings) -> list[dict[str, Part]]:
-    return [parts_of(item, *settings.reward_range) for item in experiences]
-
-
-def _reward(experience: Experience) -> float:
-    if experience.reward is None:
-        raise ValueError(f"{experience.key} has no reward")
-    return experience.reward

@@ -1,15 +1,18 @@
-"""What the trainer asks of its device: a precision, sums in a fixed order, random generators, and memory that may run out."""
+"""What a trainee asks of its device: a precision, sums in a fixed order, random generators, its name, and memory that may run out."""
 
 from __future__ import annotations
 
 import base64
 import gc
 import os
+import platform
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import transformers
 
 from contracts.errors import InvalidSettings
 
@@ -25,8 +28,7 @@ _WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "n
 """Messages of allocators that raise a plain RuntimeError, such as torch's for the CPU."""
 
 
-@dataclass(frozen=True)
-class Precision:
+class Precision(NamedTuple):
     """Of forward and backward passes on a device. Masters, moments, log-probs and loss are float32 in either."""
 
     device: torch.device
@@ -59,9 +61,8 @@ def precision_of(settings: TrainingSettings, device: torch.device) -> Precision:
 def compute_repeatably(device: torch.device) -> None:
     """Let this process sum in a fixed order, so that the same step has the same bits. Call it before the device computes.
 
-    A restart takes the steps of the journal again, and a replay of a bundle compares their figures.
-    A CPU does so by itself. On a GPU some sums add their terms in the order in which threads finish, unless torch is told not to.
-    torch warns of operations without a fixed order (https://docs.pytorch.org/docs/stable/notes/randomness.html).
+    A CPU does so by itself. On a GPU some sums add their terms in the order in which threads finish, unless torch is told not to; it
+    warns of operations without a fixed order (https://docs.pytorch.org/docs/stable/notes/randomness.html).
     """
     if device.type != "cuda":
         return
@@ -73,34 +74,46 @@ def compute_repeatably(device: torch.device) -> None:
 
 def generator_states(device: torch.device) -> dict[str, str]:
     """Device name to the state of its random generator in base64: the CPU's, and the device's if it is a GPU."""
-    states = {"cpu": _to_base64(torch.get_rng_state())}
+    states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
-        states["cuda"] = _to_base64(torch.cuda.get_rng_state())
-    return states
+        states["cuda"] = torch.cuda.get_rng_state()
+    return {name: base64.b64encode(state.numpy().tobytes()).decode() for name, state in states.items()}
 
 
-def decoded(states: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    """What `generator_states` encoded.
+def set_generators(states: Mapping[str, str], device: torch.device) -> None:
+    """Return the generators to what `generator_states` gave.
 
     Raises:
-        KeyError: the CPU's is missing.
+        KeyError: the CPU's is missing; none has changed.
     """
-    return {"cpu": _from_base64(states["cpu"])} | {name: _from_base64(text) for name, text in states.items()}
+    found = {
+        name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8) for name, text in states.items()
+    }
+    torch.set_rng_state(found["cpu"])
+    if device.type == "cuda" and "cuda" in found:
+        torch.cuda.set_rng_state(found["cuda"])
 
 
-def set_generators(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Return the generators to these states."""
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"])
+def machine_of(device: torch.device) -> dict[str, str]:
+    """What the last bits of a step depend on."""
+    found = {
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "device": device.type,
+    }
+    return found if device.type == "cpu" else found | {"accelerator": torch.cuda.get_device_name(device)}
 
 
-def _to_base64(generator_state: torch.Tensor) -> str:
-    return base64.b64encode(generator_state.numpy().tobytes()).decode()
-
-
-def _from_base64(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 @dataclass

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipelines.training.known.experiences import num_tokens, single_version
+from pipelines.training.known.experiences import single_version
 from pipelines.training.learning.loss import LossSums, clamped_log_ratio
-from pipelines.training.learning.trainee import PublishedBits, Trainee
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from contracts.records import Experience
     from pipelines.training.known.batches import Lesson
-    from weights.tensors import Tensors
+    from pipelines.training.learning.trainee import Published, Trainee
 
 MEASURED_VERSIONS = 64
 """Versions whose mismatch is remembered. An older one that comes back is measured again."""
@@ -24,20 +24,19 @@ MEASURED_VERSIONS = 64
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did. `skipped` is the guard's reason, or empty if the step was taken.
-
-    `samples` has one row of figures per experience, for a bundle.
-    """
+    """What a step did."""
 
     skipped: str
+    """The guard's reason; empty: the step was taken."""
     metrics: dict[str, float | None]
     samples: list[dict[str, Any]]
+    """One row of figures per experience, for a bundle."""
     pulls: Mapping[str, float] = field(default_factory=dict)
     """Sample key to the factor from one unit of its reward, at full weight, to the pull on each of its tokens."""
     zeros: Mapping[str, float] = field(default_factory=dict)
     """Sample key to the reward with advantage 0: the baseline plus the mean that whitening subtracted."""
     left: Sequence[str] = ()
-    """Keys of samples and corrections that left the batch before the step: today's policy has left them. See `divergence`."""
+    """Keys of samples and corrections that left the batch before the step: today's policy has left them."""
     log_ratios: Mapping[str, float] = field(default_factory=dict)
     """Key to the mean log(today's / logged probability) per token, for those that left too."""
     signs: Mapping[str, float] = field(default_factory=dict)
@@ -65,28 +64,11 @@ def correction_figures(corrections: Sequence[Lesson]) -> dict[str, float | None]
     return {"num_corrections": num, "correction_mean": total / num if num else None}
 
 
-def sample_rows(
-    experiences: Sequence[Experience],
-    advantages: Sequence[float],
-    weights: Sequence[float],
-    current_N: Sequence[float],
-    denominators: Sequence[float],
-) -> list[dict[str, Any]]:
-    """One row of figures per sample, for a bundle: no content."""
+def sample_rows(experiences: Sequence[Experience], **columns: Sequence[float]) -> list[dict[str, Any]]:
+    """One row of figures per sample, for a bundle: no content. `columns`: one figure of each sample."""
     return [
-        {
-            "key": item.key,
-            "revision": item.revision,
-            "reward": item.reward,
-            "advantage": advantage,
-            "weight": weight,
-            "num_tokens": num_tokens([item]),
-            "log_prob_sum": current,
-            "denominator": denominator,
-        }
-        for item, advantage, weight, current, denominator in zip(
-            experiences, advantages, weights, current_N, denominators, strict=True
-        )
+        {"key": item.key, "revision": item.revision, "reward": item.reward, **dict(zip(columns, values, strict=True))}
+        for item, values in zip(experiences, zip(*columns.values(), strict=True), strict=True)
     ]
 
 
@@ -97,11 +79,10 @@ class Mismatch:
     """
 
     def __init__(self, num_samples: int) -> None:
-        """`num_samples`: on how many samples a version is measured."""
         self._num_samples = num_samples
         self._measured: dict[int, tuple[int, LossSums]] = {}
 
-    def measure(self, trainee: Trainee, experiences: Sequence[Experience], published: Mapping[int, Tensors]) -> None:
+    def measure(self, trainee: Trainee, experiences: Sequence[Experience], published: Published) -> None:
         """Measure on samples whose tokens are all of one version in `published`."""
         of_version: dict[int, list[Experience]] = {}
         for item in experiences if self._num_samples else ():
@@ -111,15 +92,10 @@ class Mismatch:
         for version, all_items in of_version.items():
             count, total = self._measured.pop(version, (0, LossSums()))
             if items := all_items[: self._num_samples - count]:
-                found = trainee.log_probs(items, PublishedBits(version, published[version]))
-                log_ratio_S = clamped_log_ratio(found.found_S, found.logged_S)
-                total.add(
-                    LossSums(
-                        num_tokens=log_ratio_S.numel(),
-                        ratio=float(log_ratio_S.exp().sum()),
-                        log_ratio=float(log_ratio_S.sum()),
-                    )
-                )
+                found = trainee.log_probs_under(published[version], items)
+                log_ratio_S = clamped_log_ratio(*found)
+                ratio, log_ratio = float(log_ratio_S.exp().sum()), float(log_ratio_S.sum())
+                total.add(LossSums(num_tokens=log_ratio_S.numel(), ratio=ratio, log_ratio=log_ratio))
             self._measured[version] = count + len(items), total
         while len(self._measured) > MEASURED_VERSIONS:
             del self._measured[min(self._measured)]
@@ -141,7 +117,7 @@ class Stages:
     """Seconds of a step by stage: data, forward, backward, optimizer. On an accelerator: until the host may go on."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+        self._seconds = defaultdict[str, float](float)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -150,12 +126,17 @@ class Stages:
         try:
             yield
         finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
+            self._seconds[name] += time.monotonic() - started
 
     def take(self) -> dict[str, float]:
         """The figures since the last call."""
-        seconds, self._seconds = self._seconds, {}
+        seconds, self._seconds = self._seconds, defaultdict(float)
         return {f"seconds_{name}": value for name, value in seconds.items()}
+
+
+def row_lengths(experiences: Sequence[Experience]) -> list[int]:
+    """Tokens of each row."""
+    return [len(segment.token_ids) // 4 for item in experiences for segment in item.segments]
 
 
 class Speed:
@@ -181,12 +162,10 @@ class Speed:
         busy = ended - started
         wall = ended - (self._last_ended or started)
         self._last_ended = ended
-        lengths = [len(segment.token_ids) // 4 for item in experiences for segment in item.segments]
+        lengths = row_lengths(experiences)
         flops = sum(length * self._flops_per_token(self._config, length) for length in lengths) if self._peak else 0
-        return {
-            "step_seconds": busy,
-            "tokens_per_second_forward_backward": sum(lengths) / busy,
-            "tokens_per_second_wall_clock": sum(lengths) / wall,
-            "mfu_forward_backward": flops / busy / self._peak if self._peak else None,
-            "mfu_wall_clock": flops / wall / self._peak if self._peak else None,
-        }
+        found: dict[str, float | None] = {"step_seconds": busy}
+        for name, seconds in (("forward_backward", busy), ("wall_clock", wall)):
+            found[f"tokens_per_second_{name}"] = sum(lengths) / seconds
+            found[f"mfu_{name}"] = flops / seconds / self._peak if self._peak else None
+        return found

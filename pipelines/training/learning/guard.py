@@ -58,7 +58,7 @@ MIN_ESS = 0.3
 
 
 class GuardHistory(msgspec.Struct, frozen=True):
-    """What the guard remembers, as in the state."""
+    """What the guard remembers, as in the state: comparable norms, see `Norms`, and the values of each sign."""
 
     norms: list[tuple[float, float]]
     signs: dict[str, list[float]]
@@ -95,27 +95,33 @@ NO_NORMS = Norms(0.0, 0.0)
 """Of a batch that teaches nothing."""
 
 
-def why_skip(history: Sequence[Norms], *, loss: float, gradient_norm: float, expected: Norms, spread: float) -> str:
-    """The reason to skip a step, or empty. A spike must be a spike under both assumptions of `Norms`.
+def why_skip(
+    history: GuardHistory,
+    *,
+    loss: float,
+    gradient_norm: float,
+    expected: Norms,
+    signs: Mapping[str, float],
+    spread: float,
+) -> str:
+    """The reason to skip a step, or empty. A spike of the norm must be one under both assumptions of `Norms`.
 
     Args:
-        history: comparable norms of the last steps, skipped ones included: if the norm moves for good, so does the median.
+        history: of the last steps, skipped ones included: if a figure moves for good, so does its median.
         loss: of the whole batch, unfiltered.
         gradient_norm: before clipping.
         expected: the batch's expected norm.
-        spread: a norm may lie this many median absolute deviations above the median.
+        signs: see `signs_of`.
+        spread: how many median absolute deviations above the median a figure may lie.
     """
     if not math.isfinite(loss):
         return "non_finite_loss"
-    if not (math.isfinite(gradient_norm) and all(map(math.isfinite, expected))):
+    if not all(map(math.isfinite, (gradient_norm, *expected))):
         return "non_finite_gradient"
-    comparable = expected.comparable(gradient_norm)
-    if len(history) < WARM_UP or comparable is None:
-        return ""
-    passes = any(
-        norm <= _limit(past, spread) for norm, past in zip(comparable, zip(*history, strict=True), strict=True)
-    )
-    return "" if passes else SPIKE
+    limits, comparable = limits_of(history, spread), expected.comparable(gradient_norm)
+    if comparable is not None and all(each > limits.get(name, math.inf) for name, each in comparable._asdict().items()):
+        return SPIKE
+    return next((reason for reason, value in signs.items() if value > limits.get(reason, math.inf)), "")
 
 
 def signs_of(figures: Mapping[str, float], logged_surprise: float) -> dict[str, float]:
@@ -132,36 +138,15 @@ def signs_of(figures: Mapping[str, float], logged_surprise: float) -> dict[str, 
     }
 
 
-def why_odd(history: Mapping[str, Sequence[float]], signs: Mapping[str, float], spread: float) -> str:
-    """The reason of the first spike among `signs_of`, or empty."""
-    for reason, value in signs.items():
-        past = history.get(reason, ())
-        if len(past) >= WARM_UP and value > max(HARMLESS[reason], _limit(past, spread)):
-            return reason
-    return ""
-
-
-def remember_signs(
-    history: Mapping[str, Sequence[float]], signs: Mapping[str, float], times: int = 1
-) -> dict[str, list[float]]:
-    """The history after a step. It holds finite values only."""
-    return {
-        reason: [*history.get(reason, ()), *([value] * times if math.isfinite(value) else [])][-HISTORY:]
-        for reason, value in signs.items()
-    }
-
-
-def limits_of(
-    norms: Sequence[tuple[float, float]], signs: Mapping[str, Sequence[float]], spread: float
-) -> dict[str, float]:
+def limits_of(history: GuardHistory, spread: float) -> dict[str, float]:
     """Name of a sign of a step (`StepResult.signs`) to the value above which it is a spike. Too short a history gives none."""
-    found = {}
-    if len(norms) >= WARM_UP:
-        found = {name: _limit(past, spread) for name, past in zip(Norms._fields, zip(*norms, strict=True), strict=True)}
-    for reason, past in signs.items():
-        if len(past) >= WARM_UP:
-            found[reason] = max(HARMLESS[reason], _limit(past, spread))
-    return found
+    norms = zip(Norms._fields, zip(*history.norms, strict=True), strict=True) if history.norms else ()
+    past = {**dict(norms), **history.signs}
+    return {
+        name: max(HARMLESS.get(name, 0.0), _limit(values, spread))
+        for name, values in past.items()
+        if len(values) >= WARM_UP
+    }
 
 
 def _limit(history: Sequence[float], spread: float) -> float:
@@ -170,12 +155,19 @@ def _limit(history: Sequence[float], spread: float) -> float:
     return median + spread * max(deviation, MIN_SPREAD * median)
 
 
-def remember(history: Sequence[Norms], gradient_norm: float, expected: Norms, times: int = 1) -> list[Norms]:
-    """The history after a step that counts as `times` steps. It holds finite norms only."""
+def remember(
+    history: GuardHistory, gradient_norm: float, expected: Norms, signs: Mapping[str, float], times: int = 1
+) -> GuardHistory:
+    """The history after a step that counts as `times` steps. It holds finite values only."""
     comparable = expected.comparable(gradient_norm)
-    if comparable is None or not all(map(math.isfinite, comparable)):
-        return list(history)
-    return [*history, *[comparable] * times][-HISTORY:]
+    norms = [comparable] * times if comparable is not None and all(map(math.isfinite, comparable)) else []
+    return GuardHistory(
+        [*history.norms, *norms][-HISTORY:],
+        {
+            reason: [*history.signs.get(reason, ()), *([value] * times if math.isfinite(value) else [])][-HISTORY:]
+            for reason, value in signs.items()
+        },
+    )
 
 
 def log_ratios(experiences: Sequence[Experience], current_N: Sequence[float]) -> np.ndarray:
@@ -189,8 +181,7 @@ def log_ratios(experiences: Sequence[Experience], current_N: Sequence[float]) ->
             np.frombuffer(segment.logprobs, "<f4")[np.frombuffer(segment.loss_mask, np.uint8) == 1]
             for segment in item.segments
         ]
-        num_tokens = sum(map(len, logged))
-        found[index] = (current - sum(float(part.sum(dtype=np.float64)) for part in logged)) / num_tokens
+        found[index] = (current - sum(float(part.sum(dtype=np.float64)) for part in logged)) / sum(map(len, logged))
     return found
 
 

@@ -16,12 +16,12 @@ Shapes: B rows, T predicted tokens; S sampled tokens of all rows.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from pipelines.training.learning.objectives import BatchPlan, Surrogate, Tokens, objective_named
+from pipelines.training.learning.objectives import BatchPlan, Objective, Tokens
 
 if TYPE_CHECKING:
     from policy.logprobs import TokenScores
@@ -30,21 +30,6 @@ MAX_LOG_RATIO = 20.0
 """exp(20) is 5e8: larger ratios add no information."""
 ROUNDING = 1e-6
 """Below this, a probability's distance from 1 is float32 rounding."""
-
-
-@dataclass(frozen=True)
-class Objective:
-    """Constants of the loss."""
-
-    ratio_bound: float
-    kl_coefficient: float
-    loss: str = "truncated"
-    """A name in `objectives.OBJECTIVES`."""
-    surrogate: Surrogate = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        """Raises InvalidSettings for an unknown loss."""
-        object.__setattr__(self, "surrogate", objective_named(self.loss, self.ratio_bound))
 
 
 @dataclass
@@ -152,9 +137,9 @@ def policy_loss(
         plan: the objective's for the whole batch; None: these rows are the whole batch.
     """
     tokens = tokens_of(scores.log_probs_BT, behaviour_BT, advantage_B, mask_BT, sequence_B)
-    surrogate, bound = objective.surrogate, objective.ratio_bound
-    plan = surrogate.plan(tokens) if plan is None else plan
-    found = surrogate.pulls(tokens, plan)
+    bound = objective.ratio_bound
+    plan = objective.plan(tokens) if plan is None else plan
+    found = objective.pulls(tokens, plan)
     ratio_S, current_S = torch.exp(tokens.log_ratio_S), tokens.current_S
     # Value and slope of each token's loss: `pull` is d loss / d log-prob, constant under differentiation.
     value_S, pull_S, kl_S = found.value_S, found.pull_S, torch.zeros_like(current_S)

@@ -1,4 +1,4 @@
-"""A checkpoint in memory: master weights and AdamW's moments. Look at them, check those of a checkpoint, and put them back."""
+"""A checkpoint in memory; and parameters that are trained, whose weights and moments it holds."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 from blake3 import blake3
 
 from contracts.errors import WeightsRefused
+from pipelines.training.learning.device import generator_states, machine_of, set_generators
 
 if TYPE_CHECKING:
+    from pipelines.training.settings import TrainingSettings
     from pipelines.training.state import TrainerState
-    from weights.tensors import Tensors
+    from weights.tensors import Tensor
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-Shapes = Mapping[str, tuple[int, ...]]
 Masters = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
-"""Weights by name, and moments by `moment/name`."""
+"""Weights by name, and what the optimizer remembers of them."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Checkpoint:
     """The folder it was loaded from: its tensors are read from there when they are asked for."""
 
 
-def identity_of(base: Tensors, vocabulary_size: int) -> str:
+def identity_of(base: Mapping[str, Tensor], vocabulary_size: int) -> str:
     """The blake3 of a base policy: names, shapes, bits, and the size of its vocabulary."""
     digest = blake3(str(vocabulary_size).encode())
     for name in sorted(base):
@@ -43,77 +44,100 @@ def identity_of(base: Tensors, vocabulary_size: int) -> str:
     return digest.hexdigest()
 
 
-def check(checkpoint: Checkpoint, shapes: Shapes, identity: str) -> None:
-    """Check that a checkpoint belongs to the model whose parameters have these `shapes`. Changes nothing.
+class TrainedParameters:
+    """Parameters that AdamW trains in this process, and what a checkpoint holds of them: a part of each `Trainee`."""
 
-    Raises:
-        WeightsRefused: it has another base policy (`other_model`), or tensors are missing (`missing_tensor`), unknown
-            (`unknown_tensor`) or of other shapes (`wrong_shape`).
-    """
-    held, moments = checkpoint.state.model, checkpoint.optimizer
-    if held and held != identity:
-        raise WeightsRefused(
-            "other_model",
-            f"the checkpoint descends from another base policy ({held[:12]}, here it is {identity[:12]}): start with the "
-            "base that it was trained from, or begin a new home",
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        settings: TrainingSettings,
+        device: torch.device,
+        identity: str,
+    ) -> None:
+        """`parameters` are on the device already."""
+        self.parameters, self.device, self.identity = parameters, device, identity
+        self.optimizer = torch.optim.AdamW(
+            parameters.values(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
         )
-    if missing := sorted(shapes.keys() - checkpoint.weights.keys()):
-        raise WeightsRefused("missing_tensor", f"{len(missing)} tensors are missing, first {missing[0]}")
-    if unknown := sorted(checkpoint.weights.keys() - shapes.keys()):
-        raise WeightsRefused("unknown_tensor", f"{len(unknown)} tensors are not of this model, first {unknown[0]}")
-    stepped = {name.partition("/")[2] for name in moments}
-    wanted = {f"{moment}/{name}" for name in stepped for moment in MOMENTS}
-    if stepped - shapes.keys() or wanted != moments.keys():
-        raise WeightsRefused("missing_tensor", "the optimizer's moments are not those of the weights")
-    for name, shape in shapes.items():
-        found = [_shape_in(checkpoint.weights, name)]
-        found += [_shape_in(moments, f"{moment}/{name}") for moment in MOMENTS[:2] if name in stepped]
-        for other in found:
-            if other != shape:
-                raise WeightsRefused("wrong_shape", f"{name} has shape {other}, the model's has {shape}")
+        self.begin_moments()
 
-
-def look(model: Any, optimizer: Any) -> Masters:
-    """The weights and moments themselves: a step changes what was returned."""
-    parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
-    weights = {name: parameter.detach() for name, parameter in parameters.items()}
-    moments = {
-        f"{moment}/{name}": optimizer.state[parameter][moment].detach()
-        for name, parameter in parameters.items()
-        for moment in MOMENTS
-    }
-    return weights, moments
-
-
-@torch.no_grad()
-def put(model: Any, optimizer: Any, masters: Masters) -> None:
-    """Change weights and moments to these. A parameter without moments never had a step."""
-    weights, moments = masters
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])
-        for moment in MOMENTS:
-            tensor = optimizer.state[parameter][moment]
-            if (key := f"{moment}/{name}") in moments:
-                tensor.copy_(moments[key])
-            else:
-                tensor.zero_()
-
-
-@torch.no_grad()
-def begin_moments(optimizer: Any) -> None:
-    """Set all moments to 0, as before the first step, and allocate them: then no step allocates state half-way."""
-    for group in optimizer.param_groups:
-        # Without these options AdamW counts steps on the CPU, on whatever device the parameter is.
-        counts_on_device = group.get("fused") or group.get("capturable")
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), device=parameter.device if counts_on_device else "cpu"),
+    def begin_moments(self) -> None:
+        """Set all moments to 0, as before the first step, and allocate them: then no step allocates state half-way."""
+        for parameter in self.parameters.values():
+            # Fused AdamW counts steps where the parameter is.
+            self.optimizer.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                 "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
             }
 
+    def clip(self, max_norm: float) -> float:
+        """As in `Trainee`."""
+        return float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), max_norm))
 
-def _shape_in(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[int, ...]:
+    def masters(self) -> Masters:
+        """As in `Trainee`: the moments are named `moment/name`."""
+        return {name: parameter.detach() for name, parameter in self.parameters.items()}, {
+            f"{moment}/{name}": self.optimizer.state[parameter][moment].detach()
+            for name, parameter in self.parameters.items()
+            for moment in MOMENTS
+        }
+
+    @torch.no_grad()
+    def put(self, held: Masters) -> None:
+        """As in `Trainee`. A parameter without moments never had a step."""
+        weights, moments = held
+        for name, parameter in self.parameters.items():
+            parameter.copy_(weights[name])
+            for moment in MOMENTS:
+                tensor = self.optimizer.state[parameter][moment]
+                if (key := f"{moment}/{name}") in moments:
+                    tensor.copy_(moments[key])
+                else:
+                    tensor.zero_()
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Check that a checkpoint is one of these parameters. Changes nothing.
+
+        Raises:
+            WeightsRefused: it has another base policy (`other_model`), or tensors are missing (`missing_tensor`), unknown
+                (`unknown_tensor`) or of other shapes (`wrong_shape`).
+        """
+        held, weights, moments = checkpoint.state.model, checkpoint.weights, checkpoint.optimizer
+        names = self.parameters.keys()
+        if held and held != self.identity:
+            raise WeightsRefused(
+                "other_model",
+                f"the checkpoint descends from another base policy ({held[:12]}, here it is {self.identity[:12]}): start with the "
+                "base that it was trained from, or begin a new home",
+            )
+        if missing := sorted(names - weights.keys()):
+            raise WeightsRefused("missing_tensor", f"{len(missing)} tensors are missing, first {missing[0]}")
+        if unknown := sorted(weights.keys() - names):
+            raise WeightsRefused("unknown_tensor", f"{len(unknown)} tensors are not of this model, first {unknown[0]}")
+        stepped = {name.partition("/")[2] for name in moments}
+        if stepped - names or {f"{moment}/{name}" for name in stepped for moment in MOMENTS} != moments.keys():
+            raise WeightsRefused("missing_tensor", "the optimizer's moments are not those of the weights")
+        for name, parameter in self.parameters.items():
+            shape, found = tuple(parameter.shape), [_shape_in(weights, name)]
+            found += [_shape_in(moments, f"{moment}/{name}") for moment in MOMENTS[:2] if name in stepped]
+            if wrong := [each for each in found if each != shape]:
+                raise WeightsRefused("wrong_shape", f"{name} has shape {wrong[0]}, the model's has {shape}")
+
+    def random_state(self) -> dict[str, str]:
+        """As in `Trainee`: device name to the state of its random generator."""
+        return generator_states(self.device)
+
+    def set_random_state(self, states: Mapping[str, str]) -> None:
+        """As in `Trainee`."""
+        set_generators(states, self.device)
+
+    def machine(self) -> dict[str, str]:
+        """As in `Trainee`."""
+        return machine_of(self.device)
+
+
+def _shape_in(tensors: Mapping[str, Any], name: str) -> tuple[int, ...]:
     """The shape of a tensor, without reading it if it is in a file."""
     shape_of = getattr(tensors, "shape_of", None)
     return tuple(tensors[name].shape) if shape_of is None else tuple(shape_of(name))

@@ -21,7 +21,7 @@ from policy.packing import LEAST_SHARED, Packing, common_prefix, pack
 from policy.routing import ABSENT, NO_REPLAY, Routing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from contracts.records import Experience, Segment
     from policy.logprobs import TokenScorer, TokenScores
@@ -44,10 +44,7 @@ class Row:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Padded rows. `sample_B` says which experience of the batch each row belongs to.
-
-    `experts_BLMK` has `ABSENT` where the engine recorded nothing; it is None if it recorded nothing for any row.
-    """
+    """Padded rows. `sample_B` says which experience of the batch each row belongs to."""
 
     input_ids_BL: torch.Tensor
     attention_mask_BL: torch.Tensor
@@ -56,6 +53,7 @@ class MicroBatch:
     sample_B: torch.Tensor
     temperature_B: torch.Tensor
     experts_BLMK: torch.Tensor | None = None
+    """`ABSENT` where the engine recorded nothing; None if it did so for no row."""
     support_NK: torch.Tensor | None = None
     """The ids that each of the N sampled tokens was drawn from, row after row; -1 where it has fewer, or has any id."""
     sequence_B: ClassVar[None] = None
@@ -68,14 +66,8 @@ class MicroBatch:
 
     def scored_by(self, scorer: TokenScorer) -> TokenScores:
         """Its scores at its temperatures, over its supports, through the experts that were recorded."""
-        return scorer(
-            self.input_ids_BL,
-            self.attention_mask_BL,
-            self.mask_BT,
-            self.temperature_B,
-            self.experts_BLMK,
-            support_NK=self.support_NK,
-        )
+        rows = self.input_ids_BL, self.attention_mask_BL, self.mask_BT
+        return scorer(*rows, self.temperature_B, self.experts_BLMK, support_NK=self.support_NK)
 
 
 @dataclass(frozen=True)
@@ -94,7 +86,7 @@ class PackedBatch:
     temperature_B: torch.Tensor
     experts_NMK: torch.Tensor | None = None
     support_SK: torch.Tensor | None = None
-    """The ids that each was drawn from; -1 where it has fewer, or has any id."""
+    """As `MicroBatch.support_NK`."""
 
     @property
     def num_tokens(self) -> int:
@@ -103,14 +95,8 @@ class PackedBatch:
 
     def scored_by(self, scorer: TokenScorer) -> TokenScores:
         """As `MicroBatch.scored_by`."""
-        return scorer.score_packed(
-            self.packing,
-            self.states_S,
-            self.labels_S,
-            self.temperature_B,
-            self.experts_NMK,
-            support_SK=self.support_SK,
-        )
+        tokens = self.states_S, self.labels_S, self.temperature_B
+        return scorer.score_packed(self.packing, *tokens, self.experts_NMK, support_SK=self.support_SK)
 
 
 def micro_batches(
@@ -124,12 +110,10 @@ def micro_batches(
 
     `routing`: of the model that shall replay recorded experts.
     """
-    rows = sorted(rows_of(experiences, routing), key=lambda row: (-len(row.token_ids), row.sample))
     groups: list[list[Row]] = []
-    for row in rows:
-        last = groups[-1] if groups else []
-        if last and (len(last) + 1) * len(last[0].token_ids) <= max_tokens:
-            last.append(row)
+    for row in sorted(rows_of(experiences, routing), key=lambda row: (-len(row.token_ids), row.sample)):
+        if groups and (len(groups[-1]) + 1) * len(groups[-1][0].token_ids) <= max_tokens:
+            groups[-1].append(row)
         else:
             groups.append([row])
     return [_padded(group, device) for group in groups]
@@ -145,20 +129,15 @@ def packed_batches(
 ) -> list[PackedBatch]:
     """Group rows with common prefixes, so that each batch computes up to `max_tokens` tokens (one row at least).
 
-    Args:
-        experiences: as for `micro_batches`.
-        max_tokens: after sharing.
-        device: where the tensors go.
-        routing: of the model that shall replay recorded experts.
-        windowed: the model has layers with a sliding window.
+    `max_tokens` is after sharing. `routing`: as for `micro_batches`. `windowed`: the model has layers with a sliding window.
     """
-    rows = sorted(rows_of(experiences, routing), key=lambda row: (row.token_ids.astype(">i4").tobytes(), row.sample))
     groups: list[list[Row]] = []
     room = 0
-    for row in rows:
-        last = groups[-1][-1] if groups else None
-        cost = len(row.token_ids) - (0 if last is None else _shared(last, row))
-        if last is not None and cost <= room:
+    for row in sorted(
+        rows_of(experiences, routing), key=lambda row: (row.token_ids.astype(">i4").tobytes(), row.sample)
+    ):
+        cost = len(row.token_ids) - (_shared(groups[-1][-1], row) if groups else 0)
+        if groups and cost <= room:
             groups[-1].append(row)
         else:
             cost = len(row.token_ids)
@@ -186,9 +165,9 @@ def rows_of(experiences: Sequence[Experience], routing: Routing) -> list[Row]:
 
 
 def _padded(rows: list[Row], device: torch.device | str) -> MicroBatch:
-    shape = (len(rows), max(len(row.token_ids) for row in rows))
-    input_ids, attention = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    mask, behaviour = np.zeros(shape, np.bool_), np.zeros(shape, np.float32)
+    num, length = len(rows), max(len(row.token_ids) for row in rows)
+    input_ids, attention = np.zeros((2, num, length), np.int64)
+    mask, behaviour = np.zeros((num, length), np.bool_), np.zeros((num, length), np.float32)
     for index, row in enumerate(rows):
         end = len(row.token_ids)
         input_ids[index, :end] = row.token_ids
@@ -202,19 +181,26 @@ def _padded(rows: list[Row], device: torch.device | str) -> MicroBatch:
         behaviour_BT=torch.from_numpy(behaviour[:, 1:].copy()).to(device),
         sample_B=torch.tensor([row.sample for row in rows], device=device),
         temperature_B=torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device),
-        experts_BLMK=_padded_experts(rows, shape[1], device),
-        support_NK=_joined_support([(row.support, int(row.mask.sum())) for row in rows], device),
+        experts_BLMK=_joined_experts(rows, np.arange(num * length).reshape(num, length), (num, length), device),
+        support_NK=_joined_support(rows, device),
     )
 
 
-def _padded_experts(rows: list[Row], length: int, device: torch.device | str) -> torch.Tensor | None:
-    """The experts of all rows [B, L, M, K], or None. The last token of a row went through no model: it has none."""
-    recorded = [(index, row.experts) for index, row in enumerate(rows) if row.experts is not None]
-    if not recorded:
+def _joined_experts(
+    rows: list[Row], places: Iterable[np.ndarray], shape: tuple[int, ...], device: torch.device | str
+) -> torch.Tensor | None:
+    """The experts [*shape, M, K] of rows whose tokens have these places, `ABSENT` without a record; None if no row has one.
+
+    The last token of a row went through no model: it has none.
+    """
+    kinds = [row.experts.shape[1:] for row in rows if row.experts is not None]
+    if not kinds:
         return None
-    found = np.full((len(rows), length, *recorded[0][1].shape[1:]), ABSENT, np.int16)
-    for index, experts in recorded:
-        found[index, : len(experts)] = experts
+    found = np.full((*shape, *kinds[0]), ABSENT, np.int16)
+    flat = found.reshape(-1, *kinds[0])
+    for row, at in zip(rows, places, strict=True):
+        if row.experts is not None:
+            flat[at[: len(row.experts)]] = row.experts[: len(at)]
     return torch.from_numpy(found).to(device)
 
 
@@ -233,33 +219,24 @@ def _packed(rows: list[Row], device: torch.device | str, *, windowed: bool) -> P
     sampled = [np.flatnonzero(row.mask) for row in rows]
     counts = [len(each) for each in sampled]
 
-    def joined(values: list[np.ndarray], dtype: type = np.int64) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(values).astype(dtype)).to(device)
+    def joined(values: Iterable[np.ndarray], dtype: type = np.int64) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([*values]).astype(dtype)).to(device)
 
-    behaviour_S = joined([row.log_probs[at] for row, at in zip(rows, sampled, strict=True)], np.float32)
-    temperatures = [np.full(count, row.temperature) for row, count in zip(rows, counts, strict=True)]
+    def repeated(values: Iterable[float], dtype: type = np.int64) -> torch.Tensor:
+        return torch.from_numpy(np.repeat(np.array([*values], dtype), counts)).to(device)
+
     return PackedBatch(
         packing=packing,
-        states_S=joined([places[at - 1] for places, at in zip(packing.places, sampled, strict=True)]),
-        labels_S=joined([row.token_ids[at] for row, at in zip(rows, sampled, strict=True)]),
+        states_S=joined(places[at - 1] for places, at in zip(packing.places, sampled, strict=True)),
+        labels_S=joined(row.token_ids[at] for row, at in zip(rows, sampled, strict=True)),
         mask_BT=torch.ones((sum(counts), 1), dtype=torch.bool, device=device),
-        behaviour_BT=behaviour_S[:, None],
-        sample_B=joined([np.full(count, row.sample) for row, count in zip(rows, counts, strict=True)]),
-        sequence_B=joined([np.full(count, number) for number, count in enumerate(counts)]),
-        temperature_B=joined(temperatures, np.float32),
-        experts_NMK=_packed_experts(rows, packing, device) if replays else None,
-        support_SK=_joined_support([(row.support, count) for row, count in zip(rows, counts, strict=True)], device),
+        behaviour_BT=joined((row.log_probs[at] for row, at in zip(rows, sampled, strict=True)), np.float32)[:, None],
+        sample_B=repeated(row.sample for row in rows),
+        sequence_B=repeated(range(len(rows))),
+        temperature_B=repeated((row.temperature for row in rows), np.float32),
+        experts_NMK=_joined_experts(rows, packing.places, (len(packing.ids_N),), device),
+        support_SK=_joined_support(rows, device),
     )
-
-
-def _packed_experts(rows: list[Row], packing: Packing, device: torch.device | str) -> torch.Tensor:
-    """The experts of all tokens [N, M, K]; `ABSENT` for rows without a record."""
-    shape = next(row.experts.shape[1:] for row in rows if row.experts is not None)
-    found = np.full((len(packing.ids_N), *shape), ABSENT, np.int16)
-    for row, places in zip(rows, packing.places, strict=True):
-        if row.experts is not None:
-            found[places] = row.experts[: len(places)]
-    return torch.from_numpy(found).to(device)
 
 
 def _support_in(segment: Segment) -> np.ndarray | None:
@@ -267,18 +244,13 @@ def _support_in(segment: Segment) -> np.ndarray | None:
     return support_of(segment.support, segment.loss_mask.count(1)) if segment.sampling.is_truncated else None
 
 
-def _joined_support(rows: Sequence[tuple[np.ndarray | None, int]], device: torch.device | str) -> torch.Tensor | None:
-    """The supports int64 [S, K] of rows, each with its number of sampled tokens; only -1 where every id could be drawn.
-
-    None if no row has one.
-    """
-    known = [support for support, _ in rows if support is not None]
-    if not known:
+def _joined_support(rows: list[Row], device: torch.device | str) -> torch.Tensor | None:
+    """The supports int64 [S, K] of the rows' sampled tokens; only -1 where every id could be drawn; None if no row has one."""
+    width = max((row.support.shape[1] for row in rows if row.support is not None), default=None)
+    if width is None:
         return None
-    found = np.full((sum(count for _, count in rows), max(each.shape[1] for each in known)), -1, np.int64)
-    start = 0
-    for support, count in rows:
-        if support is not None:
-            found[start : start + count, : support.shape[1]] = support
-        start += count
-    return torch.from_numpy(found).to(device)
+    found = [np.full((int(row.mask.sum()), width), -1, np.int64) for row in rows]
+    for each, row in zip(found, rows, strict=True):
+        if row.support is not None:
+            each[:, : row.support.shape[1]] = row.support
+    return torch.from_numpy(np.concatenate(found)).to(device)

@@ -1,7 +1,7 @@
 """The objectives: how hard each sampled token pulls, and how long the step is. Pure.
 
-A new one is a subclass of `Surrogate` and a line in `OBJECTIVES`, at the end. `docs/training.md` has their sources and what each did on
-the bench, `python -m benchmarks.objectives`.
+A new one is a function in `OBJECTIVES`. `docs/training.md` has their sources and what each did on the bench,
+`python -m benchmarks.objectives`.
 
 Every objective here has the same gradient of log-probs, summed over tokens, and differs in the constant before it:
 
@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -45,26 +46,29 @@ class Tokens:
 
     def per_sequence(self, values_S: torch.Tensor) -> torch.Tensor:
         """Sums of the tokens' values, one per sequence."""
-        return torch.zeros(self.num_sequences, dtype=values_S.dtype, device=values_S.device).index_add_(
-            0, self.sequence_S, values_S
-        )
+        return values_S.new_zeros(self.num_sequences).index_add_(0, self.sequence_S, values_S)
+
+    def lengths(self) -> torch.Tensor:
+        """Tokens of each sequence, as float64; at least 1."""
+        return self.per_sequence(torch.ones_like(self.current_S)).clamp(min=1)
+
+    def ratios(self, bound: float = math.inf) -> torch.Tensor:
+        """Current / logged behaviour of each token, at most `bound`."""
+        return torch.exp(self.log_ratio_S).clamp(max=bound)
 
     @classmethod
     def joined(cls, parts: list[Tokens]) -> Tokens:
         """The tokens of several micro-batches, sequences counted through."""
-        counts = [0]
-        for part in parts:
-            counts.append(counts[-1] + part.num_sequences)
+        before = accumulate((part.num_sequences for part in parts), initial=0)
         return cls(
             torch.cat([part.current_S for part in parts]),
             torch.cat([part.log_ratio_S for part in parts]),
             torch.cat([part.advantage_S for part in parts]),
-            torch.cat([part.sequence_S + count for part, count in zip(parts, counts, strict=False)]),
+            torch.cat([part.sequence_S + count for part, count in zip(parts, before, strict=False)]),
         )
 
 
-@dataclass(frozen=True)
-class Pulls:
+class Pulls(NamedTuple):
     """What an objective says about tokens."""
 
     pull_S: torch.Tensor
@@ -74,8 +78,7 @@ class Pulls:
     """True where the pull is not the plain ratio's: truncated or masked."""
 
 
-@dataclass(frozen=True)
-class BatchPlan:
+class BatchPlan(NamedTuple):
     """What an objective decides for a whole batch before the gradient of any part of it."""
 
     rate: float = 1.0
@@ -85,49 +88,54 @@ class BatchPlan:
 
 
 @dataclass(frozen=True)
-class Surrogate:
-    """An objective. `bound` is the largest weight of one unit of advantage, for either sign."""
+class Objective:
+    """An objective of the table, and the leash. Raises InvalidSettings if there is none of this name."""
 
-    bound: float
-    needs_batch: ClassVar[bool] = False
-    """True: `plan` sees the whole batch first, which costs another forward pass if the batch is more than one micro-batch."""
+    ratio_bound: float
+    """The largest weight of one unit of advantage, for either sign. CISPO has its own."""
+    kl_coefficient: float
+    loss: str = "truncated"
 
-    def plan(self, tokens: Tokens) -> BatchPlan:  # noqa: ARG002 most objectives look at single tokens or sequences
+    def __post_init__(self) -> None:
+        if self.loss not in OBJECTIVES:
+            names = ", ".join(sorted(OBJECTIVES))
+            raise InvalidSettings(f"[training] loss: {self.loss!r} is unknown; it is one of {names}")
+
+    @property
+    def needs_batch(self) -> bool:
+        """True: `plan` sees the whole batch first, which costs another forward pass if the batch is more than one micro-batch."""
+        return self.loss in PLANS
+
+    def plan(self, tokens: Tokens) -> BatchPlan:
         """Decide what needs the whole batch."""
-        return BatchPlan()
+        return PLANS[self.loss](tokens, self.ratio_bound) if self.needs_batch else BatchPlan()
 
     def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:
         """The pull of each token."""
-        raise NotImplementedError
+        return OBJECTIVES[self.loss](tokens, self.ratio_bound, plan)
 
 
 def weighted(tokens: Tokens, weight_S: torch.Tensor) -> Pulls:
     """Policy gradient with constant weights: value = -weight * advantage * log-prob."""
     pull_S = -weight_S * tokens.advantage_S
-    return Pulls(pull_S, pull_S * tokens.current_S, weight_S != torch.exp(tokens.log_ratio_S))
+    return Pulls(pull_S, pull_S * tokens.current_S, weight_S != tokens.ratios())
 
 
-@dataclass(frozen=True)
-class Truncated(Surrogate):
-    """weight = min(ratio, bound), a constant: truncated importance sampling (Ionides 2008; verl, slime and SkyRL use bound 2).
+def truncated(tokens: Tokens, bound: float, _plan: BatchPlan) -> Pulls:
+    """Weight = min(ratio, bound), a constant: truncated importance sampling (Ionides 2008; verl, slime and SkyRL use bound 2).
 
     Equals trl's `cispo`. The weight is bounded for either sign of the advantage. No token is ever masked, so an old token that the
     policy likes more by now keeps pulling.
     """
-
-    def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:  # noqa: ARG002 it looks at single tokens
-        """As in `Surrogate`."""
-        return weighted(tokens, torch.exp(tokens.log_ratio_S).clamp(max=self.bound))
+    return weighted(tokens, tokens.ratios(bound))
 
 
-@dataclass(frozen=True)
-class Cispo(Truncated):
+def cispo(tokens: Tokens, _bound: float, plan: BatchPlan) -> Pulls:
     """The same form as published: CISPO (MiniMax-M1, arXiv 2506.13585), weight = min(ratio, 1 + eps_high) with no lower bound.
 
-    `bound` 5 is ScaleRL's (arXiv 2510.13786).
+    Its bound 5 is ScaleRL's (arXiv 2510.13786).
     """
-
-    bound: float = 5.0
+    return truncated(tokens, 5.0, plan)
 
 
 def _clipped(tokens: Tokens, ratio_S: torch.Tensor, low: float, high: float, bound: float) -> Pulls:
@@ -141,83 +149,52 @@ def _clipped(tokens: Tokens, ratio_S: torch.Tensor, low: float, high: float, bou
     return Pulls((-ratio_S * advantage_S).masked_fill(cut_S, 0.0), -surrogate_S, cut_S)
 
 
-@dataclass(frozen=True)
-class Ppo(Surrogate):
+def ppo(tokens: Tokens, bound: float, _plan: BatchPlan) -> Pulls:
     """PPO's clip (arXiv 1707.06347) with DAPO's wider upper side (2503.14476) and the dual clip (1912.09729) at `bound`.
 
-    Without the dual clip, a token with a negative advantage and a runaway ratio pulls without bound. Equals trl's `dapo` with
-    `delta`.
+    Without the dual clip, a token with a negative advantage and a runaway ratio pulls without bound. Equals trl's `dapo` with `delta`.
     """
-
-    low: float = 0.2
-    high: float = 0.28
-
-    def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:  # noqa: ARG002 it looks at single tokens
-        """As in `Surrogate`."""
-        return _clipped(tokens, torch.exp(tokens.log_ratio_S), self.low, self.high, self.bound)
+    return _clipped(tokens, tokens.ratios(), 0.2, 0.28, bound)
 
 
-@dataclass(frozen=True)
-class Gspo(Surrogate):
+def gspo(tokens: Tokens, bound: float, _plan: BatchPlan) -> Pulls:
     """GSPO (arXiv 2507.18071): the ratio of a sequence is the geometric mean of its tokens', and the clip applies to that.
 
     The paper's clip is 3e-4 and 4e-4, for many steps on one fresh batch. Samples of users are older: this one is wide. Equals
     trl's `dapo` with `importance_sampling_level="sequence"`.
     """
-
-    low: float = 0.10
-    high: float = 0.14
-
-    def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:  # noqa: ARG002 it looks at single sequences
-        """As in `Surrogate`."""
-        length = tokens.per_sequence(torch.ones_like(tokens.log_ratio_S)).clamp(min=1)
-        ratio_S = torch.exp(tokens.per_sequence(tokens.log_ratio_S) / length)[tokens.sequence_S]
-        return _clipped(tokens, ratio_S, self.low, self.high, self.bound)
+    ratio_S = torch.exp(tokens.per_sequence(tokens.log_ratio_S) / tokens.lengths())[tokens.sequence_S]
+    return _clipped(tokens, ratio_S, 0.10, 0.14, bound)
 
 
-@dataclass(frozen=True)
-class Dppo(Surrogate):
+def dppo(tokens: Tokens, bound: float, _plan: BatchPlan, *, distance: float = 0.2) -> Pulls:
     """DPPO with the binary total variation (arXiv 2602.04879; the default loss of prime-rl, whose distance is .2 too).
 
     A token is masked if its probability has already moved by more than `distance` in the direction of its advantage. The others
     weigh min(ratio, bound): the paper does not bound the ratio, and a rare token can have a large one within the distance.
     """
-
-    distance: float = 0.2
-
-    def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:  # noqa: ARG002 it looks at single tokens
-        """As in `Surrogate`."""
-        moved_S = torch.exp(tokens.current_S) - torch.exp(tokens.current_S - tokens.log_ratio_S)
-        masked_S = moved_S * torch.sign(tokens.advantage_S) > self.distance
-        return weighted(tokens, torch.exp(tokens.log_ratio_S).clamp(max=self.bound).masked_fill(masked_S, 0.0))
+    moved_S = torch.exp(tokens.current_S) - torch.exp(tokens.current_S - tokens.log_ratio_S)
+    return weighted(tokens, tokens.ratios(bound).masked_fill(moved_S * torch.sign(tokens.advantage_S) > distance, 0.0))
 
 
-@dataclass(frozen=True)
-class M2po(Surrogate):
+def m2po(tokens: Tokens, bound: float, plan: BatchPlan) -> Pulls:
     """M2PO (arXiv 2510.01161; the mask is AReaL's `m2_threshold`).
 
-    The tokens with the largest squared log-ratio are masked until the mean of the rest lies below `moment`. The rest weigh
+    The tokens with the largest squared log-ratio are masked until the mean of the rest lies below .04. The rest weigh
     min(ratio, bound); the paper does not bound the ratio.
     """
-
-    moment: float = 0.04
-    needs_batch: ClassVar[bool] = True
-
-    def plan(self, tokens: Tokens) -> BatchPlan:
-        """`threshold`: tokens whose squared log-ratio is above it are masked."""
-        squares_S = tokens.log_ratio_S.square().sort().values
-        means_S = squares_S.cumsum(0) / torch.arange(1, len(squares_S) + 1, device=squares_S.device)
-        kept = int((means_S < self.moment).sum())  # the means of a sorted list rise
-        return BatchPlan(threshold=math.inf if kept == len(squares_S) else float(squares_S[kept - 1]) if kept else -1.0)
-
-    def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:
-        """As in `Surrogate`."""
-        masked_S = tokens.log_ratio_S.square() > plan.threshold
-        return weighted(tokens, torch.exp(tokens.log_ratio_S).clamp(max=self.bound).masked_fill(masked_S, 0.0))
+    return weighted(tokens, tokens.ratios(bound).masked_fill(tokens.log_ratio_S.square() > plan.threshold, 0.0))
 
 
-@dataclass(frozen=True)
-class Vcpo(Surrogate):
+def plan_m2po(tokens: Tokens, _bound: float, *, moment: float = 0.04) -> BatchPlan:
+    """`threshold`: tokens whose squared log-ratio is above it are masked."""
+    squares_S = tokens.log_ratio_S.square().sort().values
+    means_S = squares_S.cumsum(0) / torch.arange(1, len(squares_S) + 1, device=squares_S.device)
+    kept = int((means_S < moment).sum())  # the means of a sorted list rise
+    return BatchPlan(threshold=math.inf if kept == len(squares_S) else float(squares_S[kept - 1]) if kept else -1.0)
+
+
+def vcpo(tokens: Tokens, bound: float, plan: BatchPlan) -> Pulls:
     """VCPO (arXiv 2602.17616; `recipe/fully_async_policy` of mit-han-lab/vcpo).
 
     A sequence weighs its own importance ratio, at most `bound`. The learning rate is multiplied by the square root of the effective
@@ -228,54 +205,29 @@ class Vcpo(Surrogate):
     where g is the norm of the sequence's score. The paper measures g with one backward pass per sequence. Here it is the norm at the
     logits, sum over tokens of (1 - p)^2: the chain rule's first factor, at no cost.
     """
-
-    needs_batch: ClassVar[bool] = True
-
-    def plan(self, tokens: Tokens) -> BatchPlan:
-        """The rate and the baseline."""
-        if not len(tokens.current_S):
-            return BatchPlan()
-        log_ratio = tokens.per_sequence(tokens.log_ratio_S)
-        ratio = torch.exp(log_ratio - log_ratio.max())
-        share = float(ratio.sum().square() / ratio.square().sum() / len(ratio))
-        weight = torch.exp(log_ratio.clamp(max=math.log(self.bound)))
-        square = weight.square() * tokens.per_sequence(torch.expm1(tokens.current_S).square())
-        length = tokens.per_sequence(torch.ones_like(tokens.current_S)).clamp(min=1)
-        advantage = tokens.per_sequence(tokens.advantage_S) / length
-        baseline = float((square * advantage).sum() / square.sum()) if len(ratio) > 1 and square.sum() > 0 else 0.0
-        return BatchPlan(rate=math.sqrt(share), baseline=baseline)
-
-    def pulls(self, tokens: Tokens, plan: BatchPlan) -> Pulls:
-        """As in `Surrogate`."""
-        log_ratio_S = tokens.per_sequence(tokens.log_ratio_S)[tokens.sequence_S]
-        limit = math.log(self.bound)
-        pull_S = -torch.exp(log_ratio_S.clamp(max=limit)) * (tokens.advantage_S - plan.baseline)
-        return Pulls(pull_S, pull_S * tokens.current_S, log_ratio_S > limit)
+    log_ratio_S = tokens.per_sequence(tokens.log_ratio_S)[tokens.sequence_S]
+    limit = math.log(bound)
+    pull_S = -torch.exp(log_ratio_S.clamp(max=limit)) * (tokens.advantage_S - plan.baseline)
+    return Pulls(pull_S, pull_S * tokens.current_S, log_ratio_S > limit)
 
 
-OBJECTIVES: dict[str, Callable[[float], Surrogate]] = {
-    "truncated": Truncated,
-    "dppo": Dppo,
-    "ppo": Ppo,
-    "gspo": Gspo,
-    "cispo": lambda _bound: Cispo(),
-    "m2po": M2po,
-    "vcpo": Vcpo,
+def plan_vcpo(tokens: Tokens, bound: float) -> BatchPlan:
+    """The rate and the baseline."""
+    if not len(tokens.current_S):
+        return BatchPlan()
+    log_ratio = tokens.per_sequence(tokens.log_ratio_S)
+    ratio = torch.exp(log_ratio - log_ratio.max())
+    share = float(ratio.sum().square() / ratio.square().sum() / len(ratio))
+    weight = torch.exp(log_ratio.clamp(max=math.log(bound)))
+    square = weight.square() * tokens.per_sequence(torch.expm1(tokens.current_S).square())
+    advantage = tokens.per_sequence(tokens.advantage_S) / tokens.lengths()
+    baseline = float((square * advantage).sum() / square.sum()) if len(ratio) > 1 and square.sum() > 0 else 0.0
+    return BatchPlan(rate=math.sqrt(share), baseline=baseline)
+
+
+OBJECTIVES: dict[str, Callable[[Tokens, float, BatchPlan], Pulls]] = {
+    each.__name__: each for each in (truncated, dppo, ppo, gspo, cispo, m2po, vcpo)
 }
-"""Name to a function of the ratio bound."""
-
-
-def objective_named(name: str, bound: float, *, where: str = "[training] loss") -> Surrogate:
-    """The objective of a name.
-
-    Args:
-        name: a name in `OBJECTIVES`.
-        bound: the setting `ratio_bound`. CISPO has its own.
-        where: the setting that names it, for the error.
-
-    Raises:
-        InvalidSettings: no objective has this name.
-    """
-    if name not in OBJECTIVES:
-        raise InvalidSettings(f"{where}: {name!r} is unknown; it is one of {', '.join(sorted(OBJECTIVES))}")
-    return OBJECTIVES[name](bound)
+"""Name to a function of tokens, bound and plan."""
+PLANS: dict[str, Callable[[Tokens, float], BatchPlan]] = {"m2po": plan_m2po, "vcpo": plan_vcpo}
+"""Of the objectives that need the whole batch."""

@@ -3,64 +3,102 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from pipelines.training.state import BASE_VERSION
-from policy.frozen_copy import frozen_copy
 from policy.logprobs import TokenScorer
-from policy.weights import copy_tensors
+from policy.weights import apply_patches, changes_from, stage_changes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from pipelines.training.learning.device import Precision
     from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
-    from pipelines.training.learning.trainee import PublishedBits
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
 
 
-class ReferencePolicy(Protocol):
-    """A copy of the model is one form. Where only an adapter is trained, the model without its adapter can be another."""
-
-    def of_base(self, batch: MicroBatch | PackedBatch) -> torch.Tensor:
-        """Log-probs [B, T] of a batch under the base policy."""
-
-    def of_version(self, published: PublishedBits, batch: MicroBatch | PackedBatch) -> torch.Tensor:
-        """Log-probs [B, T] of a batch under the bits of a version."""
-
-
 class FrozenCopy:
-    """A second copy of the model. It loads the bits that a call asks for."""
+    """A second copy of the model, which holds the base policy. For a version, what differs is written and taken back."""
 
-    def __init__(self, model: Any, base: Tensors, precision: Precision) -> None:
+    def __init__(self, model: Any, precision: Precision) -> None:
         """Copies `model`, at 2 bytes per parameter, or 4 where the model reads its weights outside the modules that hold them."""
-        self.base, self._precision = base, precision
+        self._precision = precision
         try:
-            self._model = frozen_copy(model, precision.device, widen_layers=not precision.is_reduced)
+            self.model = frozen_copy(model, precision.device, widen_layers=not precision.is_reduced)
             with precision.computing():
-                self._scorer = TokenScorer(self._model)
+                self._scorer = TokenScorer(self.model)
         except RuntimeError as error:
             log.info("the frozen policy takes 4 bytes per parameter", reason=str(error))
-            self._model = copy.deepcopy(model).to(precision.device).requires_grad_(requires_grad=False).eval()
-            self._scorer = TokenScorer(self._model)
-        self._version: int | None = None
-
-    def of_base(self, batch: MicroBatch | PackedBatch) -> torch.Tensor:
-        """As in `ReferencePolicy`."""
-        return self._log_probs(BASE_VERSION, self.base, batch)
-
-    def of_version(self, published: PublishedBits, batch: MicroBatch | PackedBatch) -> torch.Tensor:
-        """As in `ReferencePolicy`."""
-        return self._log_probs(published.version, published.bits, batch)
+            self.model = copy.deepcopy(model).to(precision.device).requires_grad_(requires_grad=False).eval()
+            self._scorer = TokenScorer(self.model)
 
     @torch.no_grad()
-    def _log_probs(self, version: int, bits: Tensors, batch: MicroBatch | PackedBatch) -> torch.Tensor:
-        if version != self._version:
-            self._version = None
-            copy_tensors(self._model, bits)
-            self._version = version
-        with self._precision.computing():
-            return batch.scored_by(self._scorer).log_probs_BT
+    def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
+        """Log-probs [B, T] of each batch under the bits of a version; None: under the base policy."""
+        with self._holding(bits), self._precision.computing():
+            return [batch.scored_by(self._scorer).log_probs_BT for batch in batches]
+
+    @contextmanager
+    def _holding(self, bits: Tensors | None) -> Iterator[None]:
+        if bits is None:
+            yield
+            return
+        patches = stage_changes(self.model, changes_from(self.model, bits, {}))
+        back = stage_changes(self.model, patches.undo, with_undo=False)  # now: there may be no memory for it later
+        apply_patches(patches)
+        try:
+            yield
+        finally:
+            apply_patches(back)
+
+
+def frozen_copy(model: Any, device: torch.device, *, widen_layers: bool) -> Any:
+    """A copy that is never trained. Its parameters are bfloat16 from the start; buffers stay as they are.
+
+    Args:
+        model: is read only.
+        device: of the copy.
+        widen_layers: the weights of a layer become float32 while it computes, so results equal those of a float32 copy to the bit.
+            Without it layers use them as they are, as under autocast. All other modules, the head among them, always become float32.
+    """
+    held = {
+        id(parameter): torch.nn.Parameter(parameter.detach().to(device, torch.bfloat16, copy=True), requires_grad=False)
+        for parameter in model.parameters()
+    }
+    found = copy.deepcopy(model, dict(held)).eval()
+    for module in found.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
+    layers = [module for module in found.modules() if isinstance(module, GradientCheckpointingLayer)]
+    inside = {id(part) for layer in layers for part in layer.modules()}
+    for layer in layers if widen_layers else ():
+        _widen(layer, list(layer.parameters()))
+    for module in found.modules():
+        own = list(module.parameters(recurse=False))
+        if own and id(module) not in inside:
+            _widen(module, own)
+    return found
+
+
+def _widen(module: Any, parameters: list[torch.nn.Parameter]) -> None:
+    """Float32 weights while the module's forward runs."""
+    narrow: list[torch.Tensor] = []
+
+    def before(_module: Any, _arguments: Any) -> None:
+        narrow[:] = [parameter.data for parameter in parameters]
+        for parameter, held in zip(parameters, narrow, strict=True):
+            parameter.data = held.float()
+
+    def after(_module: Any, _arguments: Any, _output: Any) -> None:
+        for parameter, held in zip(parameters, narrow, strict=True):
+            parameter.data = held
+        narrow.clear()
+
+    module.register_forward_pre_hook(before)
+    module.register_forward_hook(after, always_call=True)

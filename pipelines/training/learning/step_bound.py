@@ -1,4 +1,4 @@
-"""How far one step may move the policy: it is measured after the step, and a step that went too far is shortened. Pure but for weights.
+"""How far one step may move the policy: it is measured after the step, and a step that went too far is shortened.
 
     moved = mean over sampled tokens of (log-prob after - log-prob before)^2 / 2        nats per token
     limit = `step_bound` * samples of the step

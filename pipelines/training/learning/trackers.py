@@ -1,12 +1,11 @@
 """What each baseline key was expected to earn, by the version that answered: the only state of the advantages.
 
-A key holds a short list of entries, oldest version first:
-
     key ──▶ (version 3, mean .42, evidence 31)  (version 7, mean .55, evidence 12)  (version 8, mean .58, evidence 9)
 
 An entry covers its version and the later ones up to the next entry. A reward moves the entry of the version that answered and
 no other one: a reward that comes two days late says what *that* version earned, and nothing of today's. A version without an entry
-begins one, with the mean of the entry before it and the evidence of at most CARRIED rewards. Within a version the policy does not change, so old rewards are forgotten slowly, for the world's sake only.
+begins one, with the mean of the entry before it and the evidence of at most CARRIED rewards. Within a version the policy does not
+change, so old rewards are forgotten slowly, for the world's sake only.
 
 Bounds: MOST_VERSIONS entries of a key (the older, the coarser, as in an exponential histogram), MOST_ENTRIES over all keys (keys
 whose last reward is longest ago keep their newest entry only), MOST_KEYS keys (those are then forgotten).
@@ -20,6 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pipelines.training.settings import TrainingSettings
 
 RETENTION = 0.98
@@ -28,19 +29,17 @@ CARRIED = 24.0
 """Evidence that a version without rewards takes over from the version before it, in rewards: what SPO (arXiv 2509.13232) remembers of a
 policy that moves slowly. With 8, the simulation of `tests/worlds/late.py` misses the true mean by a third more."""
 MOST_VERSIONS = 12
-"""Entries of one key. With a version every 2 hours, 12 entries tell the last days apart and older weeks roughly."""
-MOST_KEYS = 20_000
-MOST_ENTRIES = 40_000
+"""With a version every 2 hours, 12 entries tell the last days apart and older weeks roughly."""
+MOST_KEYS, MOST_ENTRIES = 20_000, 40_000
 """About 2.5 MB of JSON in a checkpoint."""
 
 
 class Entry(NamedTuple):
-    """What is known of one key from one version on."""
+    """What is known of one key from one version on. `evidence`: rewards that the mean stands for, older ones discounted."""
 
     version: int
     mean: float
     evidence: float
-    """Rewards that the mean stands for, older ones discounted."""
 
 
 class Tracker(msgspec.Struct, tag_field="kind"):
@@ -77,10 +76,9 @@ class Tracker(msgspec.Struct, tag_field="kind"):
         weight = min(weight, 1.0)
         found = self.entries.pop(key, ())
         self.num_entries -= len(found)
-        entries, place = self._with_version(list(found), version)
+        entries, place = self._with_version([*found], version)
         entry = entries[place]
-        kept = entry.evidence * RETENTION**weight
-        evidence = kept + weight
+        evidence = entry.evidence * RETENTION**weight + weight
         if evidence > 0:
             pull = min(weight, weight / evidence)  # a first reward of little weight is not yet the mean
             mean = entry.mean + pull * (self.clamped(reward) - entry.mean)
@@ -94,13 +92,11 @@ class Tracker(msgspec.Struct, tag_field="kind"):
         if not entries:
             return [Entry(version, self.first_guess, self.evidence_at_first)], 0
         place = _place(entries, version)
-        nearest = entries[place]
-        is_newest = version > entries[-1].version
+        nearest, is_newest = entries[place], version > entries[-1].version
         # A full list has merged its old versions: a late reward belongs to the entry that covers its version.
-        if version == nearest.version or (len(entries) >= MOST_VERSIONS and not is_newest):
-            return entries, place
-        place += version > nearest.version
-        entries.insert(place, Entry(version, nearest.mean, min(nearest.evidence, CARRIED)))
+        if version != nearest.version and (len(entries) < MOST_VERSIONS or is_newest):
+            place += version > nearest.version
+            entries.insert(place, Entry(version, nearest.mean, min(nearest.evidence, CARRIED)))
         return entries, place
 
     def _forget(self) -> None:
@@ -157,7 +153,7 @@ class MovingAverageTracker(Tracker, tag="moving_average"):
 
     @property
     def first_guess(self) -> float:
-        """As configured."""
+        """As in the settings."""
         return self.initial
 
 
@@ -176,7 +172,7 @@ def in_range(tracker: Tracker, settings: TrainingSettings) -> Tracker:
     return tracker.rescaled(*settings.reward_range)
 
 
-def _place(entries: tuple[Entry, ...] | list[Entry], version: int) -> int:
+def _place(entries: Sequence[Entry], version: int) -> int:
     """The newest entry that is not younger than the version; the oldest if all are."""
     return next((index for index in range(len(entries) - 1, -1, -1) if entries[index].version <= version), 0)
 
@@ -192,8 +188,7 @@ def _thinned(entries: list[Entry]) -> list[Entry]:
         at = spans.index(min(spans))
         first, second = entries[at], entries[at + 1]
         evidence = first.evidence + second.evidence
-        share = second.evidence / evidence if evidence > 0 else 0.5
-        mean = first.mean + share * (second.mean - first.mean)
+        mean = first.mean + (second.evidence / evidence if evidence > 0 else 0.5) * (second.mean - first.mean)
         entries[at : at + 2] = [Entry(first.version, mean, min(evidence, 1.0 / (1.0 - RETENTION)))]
     return entries
 

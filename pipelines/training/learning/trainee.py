@@ -1,16 +1,17 @@
-"""What a learner trains, as the learner sees it: gradients, steps, log-probs and bits.
+"""What a learner trains, as the learner sees it: gradients, steps, log-probs, and what is kept of them.
 
-A trainee knows which tensors are trained, which are saved and which a version carries; the learner does not. The learner decides which
-rows count, whether a step is taken and how long it is; a trainee decides nothing. What it computes over rows are sums, so that several
-processes could each take a share of the rows and reduce them.
+A trainee knows which tensors are trained, what a checkpoint holds of them, and what a version carries; the learner does not. The learner
+decides which rows count, whether a step is taken and how long it is; a trainee decides nothing. What it computes over rows are sums, so
+that several processes could each take a share of the rows and reduce them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from pipelines.training.learning.step_bound import Taken
     from policy.routing import Routing
     from weights.tensors import Tensors
+
+
+Published = Mapping[int, "Tensors | None"]
+"""Versions whose bits are in memory; None: the base policy, which every trainee has."""
 
 
 class GradientRows(NamedTuple):
@@ -37,18 +42,10 @@ class GradientRows(NamedTuple):
 
 
 class GradientSums(NamedTuple):
-    """Of the rows whose gradient was computed."""
+    """Of the rows whose gradient was computed. `log_probs`: today's of each sample, summed over its tokens."""
 
     sums: LossSums
     log_probs: list[float]
-    """Today's log-prob of each sample, summed over its tokens."""
-
-
-class PublishedBits(NamedTuple):
-    """A version, and the bits it carries."""
-
-    version: int
-    bits: Tensors
 
 
 class TokenLogProbs(NamedTuple):
@@ -59,15 +56,16 @@ class TokenLogProbs(NamedTuple):
 
 
 class Trainee(Protocol):
-    """Weights and moments, wherever they are."""
+    """Weights and moments, wherever they are: a model, or an adapter beside it; in one process or in several."""
 
     config: Any
     """The model's configuration."""
-    device: torch.device
     identity: str
-    """The hash of the base policy: versions and checkpoints descend from it."""
+    """The hash of the base policy, and of whatever else versions and checkpoints must have in common to descend from each other."""
     routing: Routing
     budget: TokenBudget
+    can_fork: bool
+    """A child of this process can compute too."""
 
     def backward(self, rows: GradientRows) -> GradientSums:
         """Add to the gradient."""
@@ -84,26 +82,39 @@ class Trainee(Protocol):
     def hold_less(self) -> bool:
         """Hold less memory per row from now on; False if nothing can be saved any more."""
 
-    def log_probs(self, experiences: Sequence[Experience], of: PublishedBits | None = None) -> TokenLogProbs:
-        """Log-probs under today's weights, or under the bits of a version. Changes nothing."""
+    def log_probs(self, experiences: Sequence[Experience]) -> TokenLogProbs:
+        """Log-probs under today's weights. Changes nothing."""
 
-    def bits(self) -> Tensors:
-        """What a version carries that is cut now; a copy."""
+    def log_probs_under(self, bits: Tensors | None, experiences: Sequence[Experience]) -> TokenLogProbs:
+        """Log-probs under the bits of a version; None: under the base policy. Changes nothing."""
 
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
-        """What a version with these weights carries; in any thread. `weights`: as a checkpoint names them."""
+        """What a version with these weights carries, a copy; in any thread. `weights`: as a checkpoint names them."""
 
     def masters(self) -> Masters:
-        """What a checkpoint holds: the tensors themselves, which a step changes."""
+        """What a checkpoint holds: the tensors themselves, which a step changes. Their names are the trainee's own."""
+
+    def random_state(self) -> dict[str, str]:
+        """What a step depends on besides tensors: names to short texts, which a checkpoint holds, and a plan if they changed."""
+
+    def set_random_state(self, states: Mapping[str, str]) -> None:
+        """Return to what `random_state` gave. Raises KeyError if something is missing; then nothing has changed."""
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """Check that a checkpoint belongs here; raises WeightsRefused as `masters.check`. Changes nothing."""
+        """Check that a checkpoint belongs here; raises WeightsRefused if not. Changes nothing."""
 
     def put(self, held: Masters) -> None:
         """Return to what a checkpoint held."""
 
-    def restart(self, bits: Tensors) -> None:
-        """Continue from the bits of a version, as if no step had been taken: the moments are of other weights."""
+    def restart_from(self, bits: Tensors) -> Callable[[], None]:
+        """How to continue from a version of which only the bits are left, as if no step had been taken: the moments are lost.
+
+        Raises:
+            WeightsRefused: what is trained cannot be had from these bits, as an adapter from a model that it was merged into.
+        """
+
+    def machine(self) -> dict[str, str]:
+        """What the last bits of a step depend on: releases, devices, the number of threads and processes."""
 
     def seconds(self) -> Mapping[str, float]:
         """Seconds of each stage since the last call."""

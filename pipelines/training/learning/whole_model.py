@@ -7,32 +7,31 @@ without dropout, and dropout would add noise to the ratios.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
-from accelerate import Accelerator
 
 from contracts.errors import InvalidSettings
-from pipelines.training.learning import masters
 from pipelines.training.learning.device import TokenBudget, compute_repeatably, precision_of
 from pipelines.training.learning.figures import Stages
-from pipelines.training.learning.loss import LossSums, Objective, policy_loss, tokens_of
+from pipelines.training.learning.loss import LossSums, policy_loss, tokens_of
+from pipelines.training.learning.masters import TrainedParameters, identity_of
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
-from pipelines.training.learning.objectives import Tokens
-from pipelines.training.learning.reference import FrozenCopy, ReferencePolicy
+from pipelines.training.learning.objectives import Objective, Tokens
+from pipelines.training.learning.reference import FrozenCopy
 from pipelines.training.learning.step_bound import Taken, bounded_step, probe
-from pipelines.training.learning.trainee import GradientRows, GradientSums, PublishedBits, TokenLogProbs
+from pipelines.training.learning.trainee import GradientRows, GradientSums, TokenLogProbs
 from policy.logprobs import TokenScorer
 from policy.packing import has_windows, make_packable
 from policy.routing import NO_REPLAY, Routing, routing_of
-from policy.weights import copy_tensors, tensors_of
+from policy.weights import ModelBits, apply_patches, stage_copy, tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from contracts.records import Experience
-    from pipelines.training.learning.masters import Checkpoint, Masters
     from pipelines.training.learning.objectives import BatchPlan
     from pipelines.training.settings import TrainingSettings
     from weights.tensors import Tensors
@@ -40,45 +39,32 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-class WholeModel:
+class WholeModel(TrainedParameters):
     """The model with its optimizer, and the reference that it is pulled towards. A `Trainee`."""
 
-    def __init__(
-        self, model: Any, settings: TrainingSettings, device: str = "cpu", *, base: Tensors | None = None
-    ) -> None:
-        """`model` is the base policy in float32; training changes it in place. `base`: its bits, if they are in memory already."""
-        if (number := torch.device(device).index) is not None:
-            torch.cuda.set_device(number)  # an accelerator takes the current GPU
-        accelerator = Accelerator(cpu=device == "cpu")
-        self.device: torch.device = accelerator.device
-        compute_repeatably(self.device)
-        self.config = model.config
-        self.routing = routing_for(model, settings)
-        base = tensors_of(model) if base is None else base
-        self.identity = masters.identity_of(base, int(model.config.vocab_size))
-        self.budget = TokenBudget(settings.max_tokens)
-        problem, self._windowed = make_packable(model), has_windows(model)
-        self._packs = not problem
-        if problem:
+    def __init__(self, model: Any, settings: TrainingSettings, device: str = "cpu") -> None:
+        """`model` is the base policy in float32, with its published bits; training changes it in place."""
+        place = torch.device(device)
+        if place.index is not None:
+            torch.cuda.set_device(place)
+        compute_repeatably(place)
+        self.config, self.can_fork = model.config, place.type == "cpu"
+        self.routing, self.budget = routing_for(model, settings), TokenBudget(settings.max_tokens)
+        identity = identity_of(ModelBits(model), int(model.config.vocab_size))
+        if problem := make_packable(model):
             log.info("rows are padded", reason=problem)
-        self._precision = precision_of(settings, self.device)
+        self._packs, self._windowed = not problem, has_windows(model)
+        self._precision = precision_of(settings, place)
         needs_reference = settings.kl_coefficient > 0 or settings.mismatch_samples > 0
-        self.reference: ReferencePolicy | None = FrozenCopy(model, base, self._precision) if needs_reference else None
-        self.model = model.requires_grad_(requires_grad=True).eval()
-        model.to(self.device)
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-        )
-        wrapped, self.optimizer = accelerator.prepare(model, optimizer)
-        masters.begin_moments(self.optimizer)
-        self._accelerator = accelerator
-        self.scorer = TokenScorer(self.model, module=wrapped)
+        self.reference = FrozenCopy(model, self._precision) if needs_reference else None
+        self.model = model.requires_grad_(requires_grad=True).eval().to(place)
+        super().__init__(dict(model.named_parameters()), settings, place, identity)
+        self.scorer = TokenScorer(model)
         self._objective = Objective(settings.ratio_bound, settings.kl_coefficient, settings.loss)
         self._correcting = Objective(settings.ratio_bound, 0.0)
-        self._step_bound = settings.step_bound
+        self._step_bound, self._recompute = settings.step_bound, settings.recompute
         self._stepping: list[Experience] = []
         """The samples of the gradient that is being accumulated."""
-        self._recompute = settings.recompute
         self._stages = Stages()
         self._replays = settings.replay_experts != "off"
 
@@ -101,22 +87,15 @@ class WholeModel:
                 with self._precision.computing():
                     scores = batch.scored_by(self.scorer)
                 anchor_BT = None
-                if rows.are_new and objective.kl_coefficient > 0 and self.reference is not None:
-                    anchor_BT = self.reference.of_base(batch)
+                if objective.kl_coefficient > 0 and self.reference is not None:
+                    (anchor_BT,) = self.reference.log_probs([batch])
                 loss, sums = policy_loss(
-                    scores,
-                    batch.behaviour_BT,
-                    anchor_BT,
-                    advantage_N[batch.sample_B],
-                    batch.mask_BT,
-                    num_tokens=count_N[batch.sample_B],
-                    objective=objective,
-                    temperature_B=batch.temperature_B,
-                    sequence_B=batch.sequence_B,
-                    plan=plan,
-                )
+                    scores, batch.behaviour_BT, anchor_BT, advantage_N[batch.sample_B], batch.mask_BT,
+                    num_tokens=count_N[batch.sample_B], objective=objective, temperature_B=batch.temperature_B,
+                    sequence_B=batch.sequence_B, plan=plan,
+                )  # fmt: skip
             with self._stages.stage("backward"):
-                self._accelerator.backward(loss)
+                torch.autograd.backward(loss)
             current_N.index_add_(0, batch.sample_B, scores.log_probs_BT.detach().sum(-1))
             total.add(sums)
         return GradientSums(total, current_N.tolist())
@@ -124,20 +103,18 @@ class WholeModel:
     def clip(self, max_norm: float) -> float:
         """As in `Trainee`."""
         with self._stages.stage("backward"):
-            return float(self._accelerator.clip_grad_norm_(self.model.parameters(), max_norm))
+            return super().clip(max_norm)
 
     def take_step(self, scale: float) -> Taken:
         """As in `Trainee`."""
         batches = self._micro_batches(probe(self._stepping)) if self._step_bound < math.inf else []
-        rates = [group["lr"] for group in self.optimizer.param_groups]
+        (group,) = self.optimizer.param_groups
+        rate, group["lr"] = group["lr"], group["lr"] * scale
         try:
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * scale
             with self._stages.stage("optimizer"):
                 return bounded_step(self.optimizer, lambda: self._now(batches), self._step_bound * len(self._stepping))
         finally:
-            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
+            group["lr"] = rate
 
     def forget_gradient(self) -> None:
         """As in `Trainee`."""
@@ -145,48 +122,40 @@ class WholeModel:
         self._stepping = []
 
     def hold_less(self) -> bool:
-        """After memory ran out on single rows: compute the layers again from now on. False if that is so already, or forbidden."""
-        if self._recompute != "auto":
-            return False
-        self._recompute = "always"
-        return True
+        """As in `Trainee`: the backward pass computes the layers again."""
+        can_change = self._recompute == "auto"
+        self._recompute = "always" if can_change else self._recompute
+        return can_change
 
-    def log_probs(self, experiences: Sequence[Experience], of: PublishedBits | None = None) -> TokenLogProbs:
-        """As in `Trainee`; of a version only if there is a reference."""
+    def log_probs(self, experiences: Sequence[Experience]) -> TokenLogProbs:
+        """As in `Trainee`."""
         batches = self._micro_batches(experiences)
-        logged_S = torch.cat([batch.behaviour_BT[batch.mask_BT] for batch in batches])
-        if of is None:
-            return TokenLogProbs(self._now(batches), logged_S)
+        return TokenLogProbs(self._now(batches), torch.cat([batch.behaviour_BT[batch.mask_BT] for batch in batches]))
+
+    def log_probs_under(self, bits: Tensors | None, experiences: Sequence[Experience]) -> TokenLogProbs:
+        """As in `Trainee`; only if there is a reference."""
         if self.reference is None:
             raise InvalidSettings("[training] mismatch_samples: is 0, so no version can be measured")
-        found = [self.reference.of_version(of, batch)[batch.mask_BT] for batch in batches]
-        return TokenLogProbs(torch.cat(found), logged_S)
-
-    def bits(self) -> Tensors:
-        """As in `Trainee`."""
-        return tensors_of(self.model)
+        batches = self._micro_batches(experiences)
+        both = [
+            (found_BT[batch.mask_BT], batch.behaviour_BT[batch.mask_BT])
+            for batch, found_BT in zip(batches, self.reference.log_probs(batches, bits), strict=True)
+        ]
+        return TokenLogProbs(*map(torch.cat, zip(*both, strict=True)))
 
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """As in `Trainee`."""
         return tensors_of(self.model, weights)
 
-    def masters(self) -> Masters:
-        """As in `Trainee`."""
-        return masters.look(self.model, self.optimizer)
+    def restart_from(self, bits: Tensors) -> Callable[[], None]:
+        """As in `Trainee`; raises as `stage_changes`."""
+        patches = stage_copy(self.model, bits)
 
-    def check(self, checkpoint: Checkpoint) -> None:
-        """As in `Trainee`."""
-        shapes = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
-        masters.check(checkpoint, shapes, self.identity)
+        def restart() -> None:
+            apply_patches(patches)
+            self.begin_moments()
 
-    def put(self, held: Masters) -> None:
-        """As in `Trainee`."""
-        masters.put(self.model, self.optimizer, held)
-
-    def restart(self, bits: Tensors) -> None:
-        """As in `Trainee`."""
-        copy_tensors(self.model, bits)
-        masters.begin_moments(self.optimizer)
+        return restart
 
     def seconds(self) -> Mapping[str, float]:
         """As in `Trainee`."""
@@ -194,23 +163,16 @@ class WholeModel:
 
     def _micro_batches(self, experiences: Sequence[Experience]) -> Sequence[MicroBatch | PackedBatch]:
         """The rows, within the token budget."""
+        batches = partial(packed_batches, windowed=self._windowed) if self._packs else micro_batches
         routing = self.routing if self._replays else NO_REPLAY
-        if self._packs:
-            return packed_batches(
-                experiences,
-                max_tokens=self.budget.current,
-                device=self.device,
-                routing=routing,
-                windowed=self._windowed,
-            )
-        return micro_batches(experiences, max_tokens=self.budget.current, device=self.device, routing=routing)
+        return batches(experiences, max_tokens=self.budget.current, device=self.device, routing=routing)
 
     @torch.no_grad()
     def _plan(
         self, batches: Sequence[MicroBatch | PackedBatch], advantage_N: torch.Tensor, objective: Objective
     ) -> BatchPlan | None:
         """What the objective decides for the whole batch, from a forward pass of its own; None if the loss can do without."""
-        if len(batches) < 2 or not objective.surrogate.needs_batch:  # noqa: PLR2004 one micro-batch is the whole batch
+        if len(batches) < 2 or not objective.needs_batch:  # noqa: PLR2004 one micro-batch is the whole batch
             return None
         parts = []
         for batch in batches:
@@ -218,7 +180,7 @@ class WholeModel:
                 current_BT = batch.scored_by(self.scorer).log_probs_BT
             advantage_B = advantage_N[batch.sample_B]
             parts.append(tokens_of(current_BT, batch.behaviour_BT, advantage_B, batch.mask_BT, batch.sequence_B))
-        return objective.surrogate.plan(Tokens.joined(parts))
+        return objective.plan(Tokens.joined(parts))
 
     @torch.no_grad()
     def _now(self, batches: Sequence[MicroBatch | PackedBatch]) -> torch.Tensor:

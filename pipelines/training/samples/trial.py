@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from pipelines.training.learning.figures import StepResult
     from pipelines.training.learning.learner import Learner
+    from pipelines.training.learning.trainee import Published
     from pipelines.training.samples.attempts import Attempts
-    from weights.tensors import Tensors
 
 MOST_CULPRITS = 20
 """With more culprits than this in successive batches, and not one good sample, the trainer is to blame."""
@@ -67,9 +67,7 @@ class TrialResult(NamedTuple):
 class Trial:
     """One per trainer, in its thread."""
 
-    def __init__(
-        self, learner: Learner, attempts: Attempts, policy: str, held: Callable[[], Mapping[int, Tensors]]
-    ) -> None:
+    def __init__(self, learner: Learner, attempts: Attempts, policy: str, held: Callable[[], Published]) -> None:
         """`held`: published bits in memory, to measure the mismatch on."""
         self._learner = learner
         self._attempts = attempts
@@ -137,14 +135,14 @@ class Trial:
         """The batch without samples that end the process: those already known, and those found by trying suspects."""
         parts = batch.parts()
         suspects = set(self._attempts.suspects_among(batch.keys))
-        if suspects and self._learner.is_on_cpu and survives(lambda: self._fails(batch, weights)):
+        if suspects and self._learner.trainee.can_fork and survives(lambda: self._fails(batch, weights)):
             # Something else ended the process in this step: an operator, or the system.
             self._attempts.survived(*suspects)
             suspects = set()
             self._num_careful = self._num_careful if self._attempts.has_suspects else 0
         elif suspects:
             self._see_canary()
-        elif self._num_careful > 0 and self._learner.is_on_cpu:
+        elif self._num_careful > 0 and self._learner.trainee.can_fork:
             self._num_careful -= 1
             if survives(lambda: self._fails(batch, weights)) is False:
                 suspects = set(batch.keys)
@@ -157,7 +155,7 @@ class Trial:
     def _is_deadly(self, part: Batch, weights: Mapping[str, float], epoch: int, step: int) -> bool:
         """Try a suspect alone: in a copy of the process if possible, otherwise recorded on disk before it is tried."""
         (key,) = part.keys
-        lives = survives(lambda: self._fails(part, weights)) if self._learner.is_on_cpu else None
+        lives = survives(lambda: self._fails(part, weights)) if self._learner.trainee.can_fork else None
         if lives is None:
             self._attempts.begin(epoch, step, [key])
             self._attempts.try_alone(key)

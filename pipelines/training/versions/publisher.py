@@ -4,15 +4,14 @@
 
 In: the bits of a version whose checkpoint is durable. Out: a delta against its parent in the weight store, under the epoch of the
 lease; then the arm `candidate`, moved by compare-and-set in a transaction that checks the lease. Waits for: the store, in a thread
-of its own (`Publishing`): the step loop hands over the bits and looks whether a call is over. If another process moved the arm, a later
-turn tries again. If the store is away or refuses, `send` retries with a growing delay; until it
-succeeds the version stays in memory and is not offered. A version is offered only after a snapshot lists it, because readers
-take only listed versions.
+of its own (`Publishing`). If the store is away or refuses, `send` retries with a growing delay; until it succeeds the version stays in
+memory and is not offered. A version is offered only after a snapshot lists it, because readers take only listed versions.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -42,8 +41,9 @@ from weights.versions.keys import replica_keyring
 from weights.versions.pointer import Pointer, move_pointer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from pipelines.training.learning.trainee import Published
     from runtime.database import Database
     from runtime.lease import Lease
     from runtime.settings import Settings
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 VERSIONS_HELD = 2
 _RENEWAL_LOOK_SECONDS = 300.0
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 5.0, 120.0
+_STORE_ERRORS = (Unavailable, InvalidSettings, WeightsRefused)
+"""The weight store is away, or refuses."""
 
 log = structlog.get_logger()
 
@@ -66,7 +68,7 @@ class CutVersion(NamedTuple):
     parent: int
     step: int
     num_samples: int
-    cut_at: float
+    created_at: float
 
 
 class UnsentVersion(NamedTuple):
@@ -76,51 +78,44 @@ class UnsentVersion(NamedTuple):
     target: Tensors
 
 
+@dataclass
 class Publisher:
     """Publishes the versions of the lease's policy and keeps the bits of the last two in memory.
 
     One call that may change something runs at a time; another thread may look at the properties and at `held` meanwhile.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        database: Database,
-        store: WeightStore,
-        base: Tensors,
-        *,
-        lease: Lease,
-        fault: FaultPoint = no_fault,
-        signer: Signer | None = None,
-        keyring: Keyring | None = None,
-        keep_anchors: int = 2,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._clock = clock
-        self._policy, self._run = lease.policy, settings.run
-        self._database = database
-        self._lease, self._fault = lease, fault
-        self._store = store
-        self._signer, self._keyring = signer, keyring
-        self._issuer = self._make_issuer(signer)
+    settings: Settings
+    database: Database
+    store: WeightStore
+    _: KW_ONLY
+    lease: Lease
+    fault: FaultPoint = no_fault
+    signer: Signer | None = None
+    keyring: Keyring | None = None
+    keep_anchors: int = 2
+    clock: Callable[[], float] = time.time
+    held: Published = field(default_factory=lambda: {BASE_VERSION: None}, init=False)
+    """Never changed in place: another thread may be reading it. The base is read from the store if a version is cut from it."""
+
+    def __post_init__(self) -> None:
+        self._policy, self._run = self.lease.policy, self.settings.run
+        self._issuer = self._make_issuer()
         self._unlisted: set[int] = set()
         self._renew_at = 0.0
         self._mirrored, self._mirror_at = 0, 0.0
-        pruning = Pruning(database, store, lease, fault, keep_anchors=keep_anchors)
         self._upkeep = StoreUpkeep(
-            store,
-            lease,
-            pruning,
-            fault,
-            signer=signer,
-            replicas=lambda: replica_keyring(settings.home),
-            engines=lambda: read_engines(database, lease.policy),
+            self.store,
+            self.lease,
+            Pruning(self.database, self.store, self.lease, self.fault, keep_anchors=self.keep_anchors),
+            self.fault,
+            signer=self.signer,
+            replicas=lambda: replica_keyring(self.settings.home),
+            engines=lambda: read_engines(self.database, self._policy),
         )
-        self._bell = settings.replica_links().bell
+        self._bell = self.settings.replica_links().bell
         self._unsent: UnsentVersion | None = None
         self._num_failures, self._retry_at = 0, 0.0
-        self.held: Mapping[int, Tensors] = {BASE_VERSION: base}
-        """Never changed in place: another thread may be reading it."""
         self._history = History()
         """The codec's history after the newest version that this process stored, or after the parent of the next."""
 
@@ -131,24 +126,24 @@ class Publisher:
 
     def versions(self) -> list[int]:
         """The versions in the store."""
-        return self._store.versions(self._policy)
+        return self.store.versions(self._policy)
 
     def adopt(self) -> list[int]:
         """Every claimed version. Versions that were published before claims existed are claimed now.
 
         If the store cannot be read, the next start claims them.
         """
-        with self._lease.transaction() as connection:
+        with self.lease.transaction() as connection:
             assignments.note_run(connection, self._policy, self._run)
             claimed = repository.parents(connection, self._policy)
         try:
             strangers = [version for version in self.versions() if version not in claimed and version != BASE_VERSION]
             manifests = self._manifests(strangers)
-        except (Unavailable, InvalidSettings, WeightsRefused) as error:
+        except _STORE_ERRORS as error:
             log.warning("versions not claimed", reason=error.message)
             return [*claimed]
         if manifests:
-            with self._lease.transaction() as connection:
+            with self.lease.transaction() as connection:
                 repository.adopt_versions(connection, self._policy, manifests)
         return [*claimed, *strangers]
 
@@ -157,14 +152,14 @@ class Publisher:
         found = []
         for version in versions:
             try:
-                found.append(self._store.manifest(self._policy, version))
+                found.append(self.store.manifest(self._policy, version))
             except (InvalidRequest, WeightsRefused) as error:
                 log.warning("version not claimed", version=version, reason=error.message)
         return found
 
     def load(self, version: int) -> Tensors:
         """The bits of a version."""
-        return self._store.load(self._policy, version)
+        return self.store.load(self._policy, version)
 
     def lineage(self, version: int) -> list[int]:
         """A version, its parent and so on down to the base.
@@ -173,7 +168,7 @@ class Publisher:
             NotFound: the store has no such version.
         """
         found = [version]
-        while (parent := self._store.manifest(self._policy, found[-1]).parent) is not None:
+        while (parent := self.store.manifest(self._policy, found[-1]).parent) is not None:
             found.append(parent)
         return found
 
@@ -181,7 +176,7 @@ class Publisher:
         """True if the store has the version. False also if it does not answer: sending a version twice is harmless."""
         try:
             return version in self.versions()
-        except (Unavailable, InvalidSettings, WeightsRefused):
+        except _STORE_ERRORS:
             return False
 
     def described(self, state: TrainerState, now: float) -> CutVersion:
@@ -210,7 +205,7 @@ class Publisher:
             self._list()
         except LeaseLost:
             raise
-        except (Unavailable, InvalidSettings, WeightsRefused, StaleWrite, NotFound) as error:
+        except (*_STORE_ERRORS, StaleWrite, NotFound) as error:
             wait = min(FIRST_RETRY_SECONDS * 2.0**self._num_failures, LAST_RETRY_SECONDS)
             self._num_failures, self._retry_at = self._num_failures + 1, now + wait
             PUBLISH_FAILING.set(1)
@@ -221,7 +216,7 @@ class Publisher:
         self._unsent = None
         PUBLISH_FAILING.set(0)
         PUBLISHED_VERSION.set(unsent.cut.version)
-        self._fault("training: bytes published")
+        self.fault("training: bytes published")
         return True
 
     def forget_unsent(self) -> None:
@@ -232,31 +227,26 @@ class Publisher:
     def _store_version(self, unsent: UnsentVersion) -> None:
         version, parent = unsent.cut.version, unsent.cut.parent
         # A trainer that is paused here and resumes too late writes under its own old epoch, and cannot offer the version.
-        self._lease.check_now()
-        self._fault("publisher: before bytes")
-        if parent not in self.held:
-            bits, self._history = self._store.load_state(self._policy, parent)
-            self.held = {**self.held, parent: bits}
+        self.lease.check_now()
+        self.fault("publisher: before bytes")
+        if (base := self.held.get(parent)) is None:
+            base, self._history = self.store.load_state(self._policy, parent)
+            self.held = {**self.held, parent: base}
         manifest = publish_version(
-            self._store,
+            self.store,
             policy=self._policy,
             run=self._run,
-            version=version,
-            parent=parent,
-            base=self.held[parent],
+            base=base,
             target=unsent.target,
-            step=unsent.cut.step,
-            epoch=self._lease.epoch,
-            num_samples=unsent.cut.num_samples,
-            created_at=unsent.cut.cut_at,
+            epoch=self.lease.epoch,
             history=self._history,
-            signer=self._signer,
+            signer=self.signer,
             parent_root=self._root_of(parent),
+            **unsent.cut._asdict(),
         )
-        self._lease.check_now()
+        self.lease.check_now()
         self._unlisted.add(version)
-        newest = sorted({*self.held, version})[-VERSIONS_HELD:]
-        self.held = {number: unsent.target if number == version else self.held[number] for number in newest}
+        self.held = dict(sorted({**self.held, version: unsent.target}.items())[-VERSIONS_HELD:])
         log.info(
             "version published",
             version=version,
@@ -265,31 +255,31 @@ class Publisher:
             bytes_ratio=manifest.payload_bytes / manifest.full_bytes,
             density=manifest.num_changed / manifest.num_weights,
         )
-        if self._upkeep.after(manifest, unsent.target, unsent.cut.cut_at):
+        if self._upkeep.after(manifest, unsent.target, unsent.cut.created_at):
             self._unlisted.add(version)
 
     def _root_of(self, version: int) -> str | None:
-        with self._database.snapshot() as connection:
+        with self.database.snapshot() as connection:
             return assignments.root_of_version(connection, self._policy, version)
 
-    def _make_issuer(self, signer: Signer | None) -> Issuer | None:
-        if signer is None or self._keyring is None:  # readers that accept unsigned versions read no snapshot
+    def _make_issuer(self) -> Issuer | None:
+        if self.signer is None or self.keyring is None:  # readers that accept unsigned versions read no snapshot
             return None
         return Issuer(
-            DatabaseSnapshotRows(self._database, self._policy, self._lease.transaction),
-            self._store,
+            DatabaseSnapshotRows(self.database, self._policy, self.lease.transaction),
+            self.store,
             self._policy,
             self._run,
-            signer=signer,
-            keyring=self._keyring,
-            clock=self._clock,
+            signer=self.signer,
+            keyring=self.keyring,
+            clock=self.clock,
             accepted=lambda snapshot: WEIGHT_SNAPSHOT_EXPIRES.set(snapshot.expires_at),
         )
 
     def _list(self) -> None:
         """Issue a snapshot that lists the versions published since the last one. Raises the errors of `Issuer.issue`."""
         if self._issuer is not None and self._unlisted:
-            self._fault("publisher: before the snapshot")
+            self.fault("publisher: before the snapshot")
             self._issuer.issue(self._unlisted)
         self._unlisted.clear()
 
@@ -299,8 +289,10 @@ class Publisher:
 
     def maintain(self, live: Assignment | None, now: float) -> None:
         """Renew the snapshot, and mirror the arm `live`. A failure is retried later."""
-        self._renew(now)
-        self._mirror(live, now)
+        if self._issuer is not None and self._is_renewal_due(now):
+            self._renew(self._issuer, now)
+        if live is not None and live.version is not None and self._is_pointer_due(live, now):
+            self._mirror(live.version, live.epoch, now)
 
     def _is_renewal_due(self, now: float) -> bool:
         return self._issuer is not None and now >= self._renew_at
@@ -309,58 +301,54 @@ class Publisher:
         is_new = live is not None and live.version is not None and live.epoch != self._mirrored
         return is_new and now >= self._mirror_at
 
-    def _renew(self, now: float) -> None:
+    def _renew(self, issuer: Issuer, now: float) -> None:
         """Renew the snapshot if it is an hour old. The first call also lists versions that an earlier process did not."""
-        if self._issuer is None or now < self._renew_at:
-            return
         try:
             if not self._renew_at:
-                self._unlisted |= self._issuer.missing()
+                self._unlisted |= issuer.missing()
                 self._list()
-            self._issuer.renew()
+            issuer.renew()
         except LeaseLost:
             raise
-        except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused, StaleWrite) as error:
+        except (*_STORE_ERRORS, InvalidRequest, StaleWrite) as error:
             self._renew_at = now + FIRST_RETRY_SECONDS
             log.warning("snapshot not renewed yet", reason=error.message)
             return
         self._renew_at = now + _RENEWAL_LOOK_SECONDS
 
-    def _mirror(self, live: Assignment | None, now: float) -> None:
+    def _mirror(self, version: int, epoch: int, now: float) -> None:
         """Copy the arm `live` into the weight store, for replicas that cannot reach the database."""
-        if live is None or live.version is None or not self._is_pointer_due(live, now):
-            return
-        wanted = Pointer(policy=self._policy, run=self._run, arm=LIVE, version=live.version, epoch=live.epoch)
+        wanted = Pointer(policy=self._policy, run=self._run, arm=LIVE, version=version, epoch=epoch)
         try:
-            self._lease.check_now()
-            self._fault("publisher: before the pointer")
-            move_pointer(self._store, wanted, self._signer, self._keyring)
+            self.lease.check_now()
+            self.fault("publisher: before the pointer")
+            move_pointer(self.store, wanted, self.signer, self.keyring)
             # The pointer first: readers refuse a pointer that is older than the snapshot says.
             if self._issuer is not None:
-                self._issuer.issue(pointers={LIVE: live.epoch})
+                self._issuer.issue(pointers={LIVE: epoch})
         except LeaseLost:
             raise
         except StaleWrite as error:
-            log.warning("pointer not moved", version=live.version, reason=error.message)
-        except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused) as error:
+            log.warning("pointer not moved", version=version, reason=error.message)
+        except (*_STORE_ERRORS, InvalidRequest) as error:
             self._mirror_at = now + FIRST_RETRY_SECONDS
-            log.warning("pointer not moved yet", version=live.version, reason=error.message)
+            log.warning("pointer not moved yet", version=version, reason=error.message)
             return
-        self._mirrored = live.epoch
+        self._mirrored = epoch
 
     def is_offered(self, version: int) -> bool:
         """True if the version was a candidate before. The base needs no offer and counts as offered."""
         if version == BASE_VERSION:
             return True
-        with self._database.snapshot() as connection:
+        with self.database.snapshot() as connection:
             return repository.was_candidate(connection, self._policy, version)
 
     def offer(self, version: int, arm: Assignment | None, reason: str) -> None:
         """Move the empty arm `candidate` to a version. Nothing if another process moved it first, or a server is away."""
-        self._fault("publisher: before the offer")
+        self.fault("publisher: before the offer")
         try:
-            root = self._store.manifest(self._policy, version).target_root
-            with self._lease.transaction() as connection:
+            root = self.store.manifest(self._policy, version).target_root
+            with self.lease.transaction() as connection:
                 repository.record_root(connection, self._policy, version, root)
                 assignments.move(
                     connection,
@@ -375,8 +363,8 @@ class Publisher:
                 )
         except LeaseLost:
             raise
-        except (StaleWrite, Unavailable, InvalidSettings, WeightsRefused) as error:
+        except (*_STORE_ERRORS, StaleWrite) as error:
             log.warning("candidate not assigned yet", version=version, reason=error.message)
         else:
             self._bell.ring(MOVED)
-        self._fault("training: candidate assigned")
+        self.fault("training: candidate assigned")

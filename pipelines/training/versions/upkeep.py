@@ -1,11 +1,12 @@
 """After each version: a shortcut for replicas that fell behind, and pruning.
 
-In: the newest version, the versions that replicas report, and those of engines that are cut off. Out: folds (one delta over several versions); removed chunks. Waits
-for: nothing. An error here never stops a version: the next version tries again.
+In: the newest version, the versions that replicas report, and those of engines that are cut off. Out: folds (one delta over several
+versions); removed chunks. Waits for: nothing. An error here never stops a version: the next version tries again.
 """
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
@@ -44,26 +45,20 @@ _FOLDED_SECONDS, _LISTED_SECONDS = 24 * 3600.0, 7 * 24 * 3600.0
 log = structlog.get_logger()
 
 
+@dataclass
 class StoreUpkeep:
     """Folds and pruning for the lease's policy."""
 
-    def __init__(
-        self,
-        store: WeightStore,
-        lease: Lease,
-        pruning: Pruning,
-        fault: FaultPoint,
-        *,
-        signer: Signer | None,
-        replicas: Callable[[], Keyring | None],
-        engines: Callable[[], Sequence[EngineReplica]] = tuple,
-    ) -> None:
-        """`replicas` reads the keys of trusted replicas: an operator may add one at any time. `engines` reads their rows."""
-        self._store = store
-        self._lease = lease
-        self._pruning = pruning
-        self._fault = fault
-        self._signer, self._replicas, self._engines = signer, replicas, engines
+    store: WeightStore
+    lease: Lease
+    pruning: Pruning
+    fault: FaultPoint
+    _: KW_ONLY
+    signer: Signer | None
+    replicas: Callable[[], Keyring | None]
+    """Reads the keys of trusted replicas: an operator may add one at any time."""
+    engines: Callable[[], Sequence[EngineReplica]] = tuple
+    """Reads their rows."""
 
     def after(self, newest: Manifest, target: Tensors, now: float) -> bool:
         """Make folds to the newest version; at anchors, prune. True if a fold was made.
@@ -71,38 +66,38 @@ class StoreUpkeep:
         Raises:
             LeaseLost: another trainer took over.
         """
-        store, policy, num_folds = self._store, self._lease.policy, 0
+        store, policy, num_folds = self.store, self.lease.policy, 0
         try:
             versions = set(store.versions(policy))
             found = present_replicas(
-                store, policy, since=now - _LISTED_SECONDS, now=now, replicas=self._replicas(), on_junk=store.on_junk
+                store, policy, since=now - _LISTED_SECONDS, now=now, replicas=self.replicas(), on_junk=store.on_junk
             )
             replicas = [item for item in found.replicas if item.version in versions]
-            cut_off = [item for item in _cut_off(self._engines(), now) if item.version in versions]
+            cut_off = [item for item in _cut_off(self.engines(), now) if item.version in versions]
             for replica in _behind([*cut_off, *replicas], newest, now)[:_MOST_FOLDS]:
                 self._fold(replica, newest, target)
                 num_folds += 1
-            if newest.history_after == NO_HISTORY or self._pruning.is_under_way:
+            if newest.history_after == NO_HISTORY or self.pruning.is_under_way:
                 # Unsigned reports keep nothing: forged ones would fill the disk.
-                self._pruning.advance({item.version for item in replicas if found.is_signed}, now)
+                self.pruning.advance({item.version for item in replicas if found.is_signed}, now)
         except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused) as error:
             log.warning("no folds or pruning after this version", version=newest.version, reason=error.message)
         return num_folds > 0
 
     def _fold(self, replica: Presence, newest: Manifest, target: Tensors) -> None:
-        base, history = self._store.load_state(self._lease.policy, replica.version)
-        self._lease.check_now()
-        self._fault("publisher: before a fold")
+        base, history = self.store.load_state(self.lease.policy, replica.version)
+        self.lease.check_now()
+        self.fault("publisher: before a fold")
         fold = publish_fold(
-            self._store,
-            policy=self._lease.policy,
+            self.store,
+            policy=self.lease.policy,
             base_version=replica.version,
             base=base,
             version=newest.version,
             target=target,
             history=history if history.digest == replica.history else None,
-            epoch=self._lease.epoch,
-            signer=self._signer,
+            epoch=self.lease.epoch,
+            signer=self.signer,
         )
         log.info("fold published", version=newest.version, base=replica.version, num_bytes=fold.payload_bytes)
 
@@ -131,6 +126,7 @@ def _behind(replicas: Collection[Presence], newest: Manifest, now: float) -> lis
     return list(behind.values())
 
 
+@dataclass
 class Pruning:
     """Removes old versions of the lease's policy from the weight store, in steps.
 
@@ -144,17 +140,18 @@ class Pruning:
     (`runtime.deletions`). `is_under_way`: call `advance` after the next version too, not only after the next anchor.
     """
 
-    def __init__(
-        self, database: Database, store: WeightStore, lease: Lease, fault: FaultPoint, *, keep_anchors: int
-    ) -> None:
-        self._policy = policy = lease.policy
-        self._database = database
-        self._store = store
-        self._fault = fault
-        self._keep_anchors = keep_anchors
-        self._versions = Deletions(lease, policy, "version")
-        self._chunks = Deletions(lease, policy, "chunk")
-        self.is_under_way = False
+    database: Database
+    store: WeightStore
+    lease: Lease
+    fault: FaultPoint
+    _: KW_ONLY
+    keep_anchors: int
+    is_under_way: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._policy = self.lease.policy
+        self._versions = Deletions(self.lease, self._policy, "version")
+        self._chunks = Deletions(self.lease, self._policy, "chunk")
 
     def advance(self, replicas: Collection[int], now: float) -> None:
         """Advance every unneeded version by one step. `replicas`: versions that replicas hold; `now`: UTC epoch seconds.
@@ -165,30 +162,30 @@ class Pruning:
         """
         plan = self._plan(replicas, (), now)
         gone = {int(name) for name in self._versions.advance(lambda it: _unnamed(plan.unloadable, self._arms(it)))}
-        self._fault("pruning: versions gone")
+        self.fault("pruning: versions gone")
         # A version that is only noted may be used again, so it keeps its chunks until it is gone.
         noted = set(plan.unloadable) - gone
         rest = self._plan(replicas, noted, now)
         ready = self._chunks.advance(lambda _: rest.unused)
-        self._fault("pruning: before chunks are removed")
-        removed = self._store.remove_chunks(self._policy, ready, plan.before)
+        self.fault("pruning: before chunks are removed")
+        removed = self.store.remove_chunks(self._policy, ready, plan.before)
         self._chunks.done([name for name in ready if name in removed or name not in rest.stored])
         self.is_under_way = bool(noted or rest.unused.keys() - set(removed))
         num_bytes = sum(rest.unused.get(name, 0) for name in removed)
         log.info("old versions pruned", num_chunks=len(removed), num_bytes=num_bytes, num_versions=len(gone))
 
     def _plan(self, replicas: Collection[int], noted: Collection[int], now: float) -> PruningPlan:
-        with self._database.snapshot() as connection:
+        with self.database.snapshot() as connection:
             arms, gone = self._arms(connection), going(connection, self._policy, "chunk")
             gone_versions = {int(name) for name in going(connection, self._policy, "version")}
         loadable = {BASE_VERSION, *noted}
         return plan_pruning(
-            self._store,
+            self.store,
             self._policy,
             arms | set(replicas),
             now=now,
             loadable=loadable,
-            keep_anchors=self._keep_anchors,
+            keep_anchors=self.keep_anchors,
             gone=gone,
             gone_versions=gone_versions,
         )

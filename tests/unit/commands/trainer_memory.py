@@ -17,7 +17,7 @@ from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from tests.in_memory import folder_in_memory
-from tests.unit.pipelines.training.builders import a_learner, base_of, random_experience
+from tests.unit.pipelines.training.builders import a_learner, bits_now, random_experience
 
 _PROCESS = psutil.Process()
 
@@ -59,8 +59,8 @@ def main() -> None:
     random = np.random.default_rng(0)
     batch = [random_experience(random, reward=float(number % 2)) for number in range(8)]
     for _ in range(2):
-        learner.step(batch, [1.0] * len(batch), {0: base_of(learner)})
-    versions = [learner.tensors() for _ in range(2)]  # as the publisher holds them
+        learner.step(batch, [1.0] * len(batch), {0: None})
+    versions = [bits_now(learner) for _ in range(2)]  # as the publisher holds them
     resident = _bytes() - bare
     with folder_in_memory() as folder, _peak() as most:
         CheckpointStore(folder, 2).save(learner.capture(TrainerState(), 1))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 
 from contracts.records import Experience
 from pipelines.training.checkpoints.bundle_replay import replay_bundle
@@ -18,7 +17,7 @@ from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.weights import copy_tensors, tensors_of
 from tests.models import KINDS, tiny_model
-from tests.unit.pipelines.training.builders import a_learner, base_of, captured, experience, model_of, segment
+from tests.unit.pipelines.training.builders import a_learner, base_of, bits_now, captured, experience, model_of, segment
 from tests.unit.pipelines.training.checkpoints.test_bundle_replay import blamed_bundle
 from tests.unit.pipelines.training.learning.test_models_learn import learn
 from tests.unit.pipelines.training.learning.test_precision import batch
@@ -35,7 +34,6 @@ def learner_on(device: str, kind: str = "qwen3", **changes: Any) -> Learner:
 
 def gradient(device: str, kind: str, **changes: Any) -> torch.Tensor:
     """As the optimizer sees it."""
-    AcceleratorState._reset_state(reset_partial_state=True)
     learner = learner_on(device, kind, kl_coefficient=0.02, max_gradient_norm=1e9, **changes)
     found: list[torch.Tensor] = []
 
@@ -44,7 +42,7 @@ def gradient(device: str, kind: str, **changes: Any) -> torch.Tensor:
             each.grad.flatten().cpu() for each in model_of(learner).model.parameters() if each.grad is not None
         )
 
-    model_of(learner).optimizer.optimizer.register_step_pre_hook(note)
+    model_of(learner).optimizer.register_step_pre_hook(note)
     items = batch()
     result = learner.step(items, [1.0] * len(items), {0: base_of(learner)})
     assert not result.skipped
@@ -74,7 +72,7 @@ def test_a_trainer_that_restarts_goes_on_with_the_same_bits(device: str, kind: s
     learn(restarted, 2)
     for name, each in captured(learner).weights.items():
         assert torch.equal(each, captured(restarted).weights[name]), name
-    assert root_of(learner.tensors()) == root_of(restarted.tensors())
+    assert root_of(bits_now(learner)) == root_of(bits_now(restarted))
 
 
 def test_a_checkpoint_goes_on_on_a_cpu_with_the_same_weights(device: str, tmp_path: Path) -> None:
@@ -82,10 +80,9 @@ def test_a_checkpoint_goes_on_on_a_cpu_with_the_same_weights(device: str, tmp_pa
     learn(learner, 0)
     store = CheckpointStore(tmp_path, keep=1)
     name = store.save(captured(learner))
-    AcceleratorState._reset_state(reset_partial_state=True)
     elsewhere = learner_on("cpu")
     elsewhere.restore(store.load(name))
-    assert root_of(elsewhere.tensors()) == root_of(learner.tensors())
+    assert root_of(bits_now(elsewhere)) == root_of(bits_now(learner))
     assert learn(elsewhere, 1) == ""
 
 

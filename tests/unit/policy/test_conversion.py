@@ -33,7 +33,7 @@ from policy.load import load_model
 from policy.weights import ModelBits, apply_patches, changes_from, copy_tensors, stage_changes, tensors_of
 from tests.each_case import each_case
 from tests.models import KINDS, build_model, tiny_model
-from weights.codec.delta import TensorChange
+from tests.unit.policy.test_patches import steps_of
 from weights.tensors import read_safetensors, root_of
 
 
@@ -66,15 +66,6 @@ def test_float32_and_float16_of_a_checkpoint_are_published_as_their_rounding(tmp
     assert set(bits.data.view("<u2").tolist()) == {0x3F80}, "to nearest even"
 
 
-def some_changes(model: Any, density: float, seed: int) -> dict[str, TensorChange]:
-    rng, changes = np.random.default_rng(seed), {}
-    for name, tensor in ModelBits(model).items():
-        words = tensor.data.view("<u2")
-        places = np.flatnonzero(rng.random(words.size) < density).astype(np.uint32)
-        changes[name] = TensorChange("BF16", tensor.shape, places, words[places] ^ np.uint16(1))
-    return changes
-
-
 @cache
 def pair_of(kind: str) -> tuple[Any, Any]:
     """Two models that hold published bits; whoever changes the first puts it back."""
@@ -90,7 +81,7 @@ def pair_of(kind: str) -> tuple[Any, Any]:
 def test_sparse_changes_equal_a_full_load_and_their_undo_is_exact(kind: str, density: float, seed: int) -> None:
     model, other = pair_of(kind)
     before = tensors_of(model)
-    changes = some_changes(model, density, seed)
+    changes = steps_of(model, density, seed)
     wanted = {name: tensor._replace(data=tensor.data.copy()) for name, tensor in before.items()}
     for name, change in changes.items():
         wanted[name].data.view("<u2")[change.places] = change.words
@@ -106,7 +97,7 @@ def test_sparse_changes_equal_a_full_load_and_their_undo_is_exact(kind: str, den
 
 def test_hundreds_of_experts_are_one_write_and_no_index_is_kept() -> None:
     model = tiny_model("qwen3_moe")
-    patches = stage_changes(model, some_changes(model, 0.01, 3))
+    patches = stage_changes(model, steps_of(model, 0.01, 3))
     fused = [write for write in patches.writes if write.target.numel() == 4 * 64 * 64]
     assert len(fused) == 2, "one per layer, for four experts with gate and up"
     assert all(write.places is not None for write in fused)
@@ -183,7 +174,7 @@ def test_every_rearrangement_of_transformers_is_followed_to_the_element(name: st
 
     before = {key: value.detach().clone() for key, value in state_of(model).items()}
     for density in (0.08, 0.5, 1.0):
-        changes = some_changes(model, density, 5)
+        changes = steps_of(model, density, 5)
         wanted = {key: tensor.data.copy() for key, tensor in bits.items()}
         for key, change in changes.items():
             wanted[key].view("<u2")[change.places] = change.words
@@ -193,40 +184,34 @@ def test_every_rearrangement_of_transformers_is_followed_to_the_element(name: st
         assert all(torch.equal(value, before[key]) for key, value in state_of(model).items())
 
 
-class Scaled(ConversionOps):  # type: ignore[misc] # transformers is untyped
-    """Computes, as a conversion that folds a scale into the weight would."""
+class Computing(ConversionOps):  # type: ignore[misc] # transformers is untyped
+    def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._compute = compute
 
     def convert(self, input_dict: dict[str, Any], target_patterns: list[str], **_: object) -> dict[str, Any]:
         (tensors,) = input_dict.values()
-        return {target_patterns[0]: tensors[0] * 2}
+        return {target_patterns[0]: self._compute(tensors[0])}
 
     @property
     def reverse_op(self) -> ConversionOps:
         return self
 
 
-class InPlace(Scaled):
-    """Computes in place: the storage stays the parameter's."""
-
-    def convert(self, input_dict: dict[str, Any], target_patterns: list[str], **_: object) -> dict[str, Any]:
-        (tensors,) = input_dict.values()
-        return {target_patterns[0]: tensors[0].add_(1)}
-
-
-class Dropped(Scaled):
-    """Loses half of the tensor."""
-
-    def convert(self, input_dict: dict[str, Any], target_patterns: list[str], **_: object) -> dict[str, Any]:
-        (tensors,) = input_dict.values()
-        return {target_patterns[0]: tensors[0].chunk(2)[0]}
-
-
-@pytest.mark.parametrize("operation", [Scaled, InPlace, Dropped])
-def test_a_conversion_that_computes_or_loses_is_refused(operation: type[ConversionOps]) -> None:
-    model = Module([converter("a.weight", "b.weight", operation())], b=numbered(4, 4))
+@each_case(
+    ("what", "compute"),
+    [
+        ("folds a scale into the weight", lambda tensor: tensor * 2),
+        ("computes in place: the storage stays the parameter's", lambda tensor: tensor.add_(1)),
+        ("loses half of the tensor", lambda tensor: tensor.chunk(2)[0]),
+    ],
+)
+def test_a_conversion_that_computes_or_loses_is_refused(
+    what: str, compute: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    model = Module([converter("a.weight", "b.weight", Computing(compute))], b=numbered(4, 4))
     with pytest.raises(WeightsRefused) as caught:
         conversion_of(model)
-    assert caught.value.code == "conversion"
+    assert caught.value.code == "conversion", what
 
 
 def test_a_persistent_buffer_is_published_and_one_that_is_computed_is_not() -> None:

@@ -15,10 +15,10 @@ from pipelines.training.known.lineage import Lineage
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.learning.reference import FrozenCopy
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
+from policy.weights import tensors_of
 from tests.models import built_once, llama_config
 from weights.tensors import Tensors
 
@@ -68,14 +68,19 @@ def model_of(learner: Learner) -> WholeModel:
 def base_of(learner: Learner) -> Tensors:
     """The bits that it began with."""
     reference = model_of(learner).reference
-    assert isinstance(reference, FrozenCopy)
-    return reference.base
+    assert reference is not None
+    return tensors_of(reference.model)
+
+
+def bits_now(learner: Learner) -> Tensors:
+    """The bits that a version cut now would have."""
+    return learner.trainee.bits_of(learner.trainee.masters()[0])
 
 
 def remembering(learner: Learner, norms: list[tuple[float, float]] | None = None, **signs: list[float]) -> None:
     """Let the guard remember these norms, or these values of a sign, and what else it knows."""
-    known = learner.guard_history()
-    learner.set_guard_history(GuardHistory(known.norms if norms is None else norms, {**known.signs, **signs}))
+    known = learner.guard_history
+    learner.guard_history = GuardHistory(known.norms if norms is None else norms, {**known.signs, **signs})
 
 
 def captured(learner: Learner, state: TrainerState | None = None, version: int | None = None) -> Checkpoint:

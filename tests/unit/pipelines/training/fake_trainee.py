@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +12,13 @@ import torch
 
 from contracts.errors import WeightsRefused
 from contracts.records import Experience
-from pipelines.training.learning.device import TokenBudget
-from pipelines.training.learning.loss import LossSums, Objective, policy_loss
+from pipelines.training.learning.device import TokenBudget, generator_states, set_generators
+from pipelines.training.learning.loss import LossSums, policy_loss
 from pipelines.training.learning.masters import Checkpoint, Masters
 from pipelines.training.learning.micro_batches import micro_batches
+from pipelines.training.learning.objectives import Objective
 from pipelines.training.learning.step_bound import Taken
-from pipelines.training.learning.trainee import GradientRows, GradientSums, PublishedBits, TokenLogProbs
+from pipelines.training.learning.trainee import GradientRows, GradientSums, TokenLogProbs
 from policy.logprobs import TokenScores
 from policy.routing import NO_REPLAY
 from tests.unit.pipelines.training.builders import VOCABULARY
@@ -31,8 +32,7 @@ class UnigramTrainee:
 
     def __init__(self) -> None:
         self.config: Any = SimpleNamespace(vocab_size=VOCABULARY, max_position_embeddings=64)
-        self.device = torch.device("cpu")
-        self.identity = "unigrams"
+        self.identity, self.can_fork = "unigrams", True
         self.routing, self.budget = NO_REPLAY, TokenBudget(1024)
         self.logits_V = torch.zeros(VOCABULARY, requires_grad=True)
         self.fails: list[Exception] = []
@@ -79,15 +79,17 @@ class UnigramTrainee:
     def hold_less(self) -> bool:
         return False
 
-    @torch.no_grad()
-    def log_probs(self, experiences: Sequence[Experience], of: PublishedBits | None = None) -> TokenLogProbs:
-        logits_V = self.logits_V if of is None else _read(of.bits)
-        (batch,) = micro_batches(experiences, max_tokens=10**9)
-        found_BT = torch.log_softmax(logits_V, -1)[batch.input_ids_BL[:, 1:]]
-        return TokenLogProbs(found_BT[batch.mask_BT], batch.behaviour_BT[batch.mask_BT])
+    def log_probs(self, experiences: Sequence[Experience]) -> TokenLogProbs:
+        return self._log_probs(self.logits_V, experiences)
 
-    def bits(self) -> Tensors:
-        return self.bits_of({NAME: self.logits_V})
+    def log_probs_under(self, bits: Tensors | None, experiences: Sequence[Experience]) -> TokenLogProbs:
+        return self._log_probs(torch.zeros(VOCABULARY) if bits is None else _read(bits), experiences)
+
+    @torch.no_grad()
+    def _log_probs(self, logits: torch.Tensor, experiences: Sequence[Experience]) -> TokenLogProbs:
+        (batch,) = micro_batches(experiences, max_tokens=10**9)
+        found_BT = torch.log_softmax(logits, -1)[batch.input_ids_BL[:, 1:]]
+        return TokenLogProbs(found_BT[batch.mask_BT], batch.behaviour_BT[batch.mask_BT])
 
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         words = weights[NAME].detach().to(torch.bfloat16).view(torch.int16).numpy().copy()
@@ -104,13 +106,24 @@ class UnigramTrainee:
     def put(self, held: Masters) -> None:
         self.logits_V.copy_(held[0][NAME])
 
-    @torch.no_grad()
-    def restart(self, bits: Tensors) -> None:
-        self.logits_V.copy_(_read(bits))
+    def random_state(self) -> dict[str, str]:
+        return generator_states(torch.device("cpu"))
+
+    def set_random_state(self, states: Mapping[str, str]) -> None:
+        set_generators(states, torch.device("cpu"))
+
+    def restart_from(self, bits: Tensors) -> Callable[[], None]:
+        held = {NAME: _read(bits)}, dict[str, torch.Tensor]()
+        return lambda: self.put(held)
+
+    def machine(self) -> dict[str, str]:
+        return {}
 
     def seconds(self) -> Mapping[str, float]:
         return {}
 
 
 def _read(bits: Tensors) -> torch.Tensor:
+    if bits.keys() != {NAME}:
+        raise WeightsRefused("unknown_tensor", "bits of another layout")
     return torch.from_numpy(bits[NAME].data.view(np.int16).copy()).view(torch.bfloat16).float()

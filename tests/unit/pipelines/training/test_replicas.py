@@ -11,6 +11,7 @@ from contracts.engines import EngineReplica
 from contracts.engines import announce as write_row
 from contracts.tables import engine_replica
 from pipelines.training.worker import Trainer
+from tests.unit.pipelines.training.builders import bits_now
 from tests.unit.pipelines.training.world import NOW, POLICY, World
 from tests.unit.weights.examples import same
 from weights.versions.manifest import NO_HISTORY
@@ -47,7 +48,7 @@ def test_the_steps_are_coded_with_the_history_of_those_before(world: World) -> N
     assert histories[0] == NO_HISTORY
     assert len({*histories}) == 3
     tensors, history = world.store.load_state(POLICY, 3)
-    assert same(tensors, trainer.learner.tensors())
+    assert same(tensors, bits_now(trainer.learner))
     assert history.digest == world.store.manifest(POLICY, 3).history_after
 
 

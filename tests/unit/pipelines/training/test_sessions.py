@@ -9,7 +9,7 @@ import pytest
 
 from contracts.records import Experience
 from contracts.turns import SessionShare
-from pipelines.training.learning.advantages import advantages, advantages_of, baseline_samples
+from pipelines.training.learning.advantages import advantages, advantages_of
 from pipelines.training.learning.micro_batches import packed_batches
 from pipelines.training.learning.trackers import MovingAverageTracker
 from pipelines.training.samples.intake import Intake
@@ -58,7 +58,7 @@ def test_a_session_counts_once_in_baseline_and_whitening() -> None:
     assert found[:9] == pytest.approx([-1.0] * 9)
     assert found[9] == pytest.approx(1.0)
     tracker = MovingAverageTracker(initial=0.3)
-    for sample in baseline_samples(calls, TrainingSettings()):
+    for sample in advantages_of(calls, tracker, TrainingSettings()).samples:
         tracker.update(sample.baseline_key, sample.version, sample.reward, sample.weight)
     one_each = MovingAverageTracker(initial=0.3)
     for reward in (0.0, 1.0):
@@ -99,7 +99,10 @@ def test_a_lone_session_is_not_its_own_mean() -> None:
 
 def test_credit_is_no_part_of_the_baseline() -> None:
     calls = [call("a", 0, 2, credit=0.25), call("a", 1, 2)]
-    assert [sample.weight for sample in baseline_samples(calls, TrainingSettings())] == [0.5, 0.5]
+    assert [sample.weight for sample in advantages_of(calls, MovingAverageTracker(), TrainingSettings()).samples] == [
+        0.5,
+        0.5,
+    ]
 
 
 @pytest.mark.parametrize("credit", [0.0, 1e-300])

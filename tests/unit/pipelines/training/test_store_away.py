@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY
 
 from pipelines.training.versions.publisher import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS
 from pipelines.training.worker import Trainer
+from tests.unit.pipelines.training.builders import bits_now
 from tests.unit.pipelines.training.world import AwayStore, World
 from tests.unit.weights.examples import same
 from weights.stores.folder import FolderObjects
@@ -39,15 +40,15 @@ def begin_without_the_store(world: World) -> Trainer:
 
 def test_steps_go_on_and_the_version_is_sent_as_it_was_cut(world: World) -> None:
     trainer = world.start()
-    base = trainer.learner.tensors()
+    base = bits_now(trainer.learner)
     away(world).is_away = True
     while not away(world).num_refused:
         world.turns(trainer, 1)
-    cut, step = trainer.learner.tensors(), trainer.state.step
+    cut, step = bits_now(trainer.learner), trainer.state.step
     world.turns(trainer, 4)
     assert trainer.state.step > step
     assert not same(cut, base)
-    assert not same(cut, trainer.learner.tensors())
+    assert not same(cut, bits_now(trainer.learner))
     assert (trainer.state.version, world.arm("candidate"), world.arm("live")) == (1, None, 0)
     assert away(world).num_refused == 1, "it is not asked again before it is time"
     assert REGISTRY.get_sample_value("millrace_publish_failing") == 1.0
@@ -68,18 +69,18 @@ def test_a_crash_meanwhile_sends_what_was_cut_and_goes_on_where_it_was(world: Wo
     away(world).is_away = True
     while not away(world).num_refused:
         world.turns(trainer, 1)
-    cut = trainer.learner.tensors()
+    cut = bits_now(trainer.learner)
     world.turns(trainer, 4)
-    before = trainer.learner.tensors()
+    before = bits_now(trainer.learner)
     again = world.start()  # it dies before it can send anything
-    assert same(again.learner.tensors(), before)
+    assert same(bits_now(again.learner), before)
     away(world).is_away = False
     restarted = world.start()
     assert restarted.state.version == 1
     assert world.store.versions("tiny") == [0, 1]
     assert same(world.store.load("tiny", 1), cut)
     assert not same(cut, before)
-    assert same(restarted.learner.tensors(), before)
+    assert same(bits_now(restarted.learner), before)
     world.turns(restarted, 12)
     restarted.checkpoint()
     fates = sorted(world.ledger().values())

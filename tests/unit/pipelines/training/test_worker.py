@@ -24,6 +24,7 @@ from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate
 from runtime.settings import write_settings
 from tests.unit.pipelines.training.builders import (
+    bits_now,
     captured,
     experience,
     random_experience,
@@ -151,7 +152,7 @@ def test_the_store_holds_what_the_trainer_has(world: World) -> None:
     trainer = world.start()
     world.add_random(8)
     world.turns(trainer, 3)
-    published, mine = world.store.load("tiny", 1), trainer.learner.tensors()
+    published, mine = world.store.load("tiny", 1), bits_now(trainer.learner)
     assert published.keys() == mine.keys()
     assert all(np.array_equal(published[name].data, mine[name].data) for name in mine)
     manifest = world.store.manifest("tiny", 1)
@@ -245,7 +246,7 @@ def test_a_version_whose_checkpoint_was_forgotten_is_taken_from_the_store(world:
     trainer = world.start()
     samples = world.add_random(8)
     world.turns(trainer, 2)
-    at_version_1 = trainer.learner.tensors()
+    at_version_1 = bits_now(trainer.learner)
     world.add_random(8 * 5, seed=1)
     world.turns(trainer, 11)
     assert trainer.state.lineage == [6, 5, 4, 3, 2, 1, 0]
@@ -253,7 +254,7 @@ def test_a_version_whose_checkpoint_was_forgotten_is_taken_from_the_store(world:
     world.revoke_down_to(1)
     trainer.turn()
 
-    mine = trainer.learner.tensors()
+    mine = bits_now(trainer.learner)
     assert all(np.array_equal(mine[name].data, at_version_1[name].data) for name in mine)
     assert not any(moment.any() for moment in captured(trainer.learner, trainer.state).optimizer.values())
     assert trainer.state.lineage == [1, 0]

@@ -24,8 +24,6 @@ from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.version_parents import stored_parents
 from pipelines.episodes.epochs.chain import Epochs, EpochStart, best, valid_through
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
-from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.process import Surroundings, compose
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
@@ -35,7 +33,7 @@ from runtime.log.outbox import message
 from runtime.settings import Settings
 from tests.databases import write_migrated
 from tests.executors import AtOnce
-from tests.unit.pipelines.training.builders import captured, random_experience, tiny_model
+from tests.unit.pipelines.training.builders import a_learner, captured, random_experience, tiny_model
 from tests.worlds.servers.leases import a_lease
 from weights.publish import publish_version
 from weights.stores.opening import open_store_at
@@ -150,14 +148,12 @@ class World:
 
     def make(self, fault: FaultPoint = no_fault) -> Trainer:
         """A trainer that has restored its state and not begun an epoch."""
-        model = self.make_model()
-        base = tensors_of(model)
-        learner = Learner(WholeModel(model, self.training, self.device, base=base), self.training)
+        learner = a_learner(self.make_model(), self.training, self.device)
         around = Surroundings(
             self.settings, self.training, self.database, self.lease(), self.log, self.store, self.signer, self.keyring,
             clock=lambda: self.now + self.wall_jump, monotonic=lambda: self.now, fault=fault,
         )  # fmt: skip
-        return compose(learner, base, around, (self.saving, self.publishing))
+        return compose(learner, around, (self.saving, self.publishing))
 
     def lease(self) -> Lease:
         """The lease of the next trainer; the previous one counts as dead."""

@@ -9,6 +9,7 @@ import pytest
 from contracts.errors import LeaseLost, StaleWrite, Unavailable
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from tests.executors import AtOnce, Later, Threads
+from tests.unit.pipelines.training.builders import bits_now
 from tests.unit.pipelines.training.world import POLICY, World
 from tests.unit.weights.examples import same
 
@@ -77,7 +78,7 @@ def test_a_publisher_that_is_away_holds_up_no_step(world: World) -> None:
         if publishing.num_waiting and not trainer.publisher.is_behind:
             publishing.run()
         trainer.turn()
-    cut, step = trainer.learner.tensors(), trainer.state.step
+    cut, step = bits_now(trainer.learner), trainer.state.step
     for _ in range(3):
         trainer.turn()
     assert trainer.state.step == step + 3
@@ -153,7 +154,7 @@ def test_a_version_that_could_not_be_saved_is_cut_again_from_the_newer_weights(w
     with pytest.raises(Unavailable, match="no space left"):
         trainer.turn()
     assert world.ledger() == {}
-    expected = trainer.learner.tensors()
+    expected = bits_now(trainer.learner)
     trainer.turn()
     publishing.settle()
     assert same(world.store.load(POLICY, 1), expected)

@@ -78,9 +78,9 @@ def warmed(world: World) -> Trainer:
     trainer = world.start()
     for step in range(WARM_STEPS):
         if step == KNOWN_STEPS:
-            known = trainer.learner.guard_history()
+            known = trainer.learner.guard_history
             signs = {reason: values * 4 for reason, values in known.signs.items()}
-            trainer.learner.set_guard_history(GuardHistory(known.norms * 4, signs))
+            trainer.learner.guard_history = GuardHistory(known.norms * 4, signs)
             trainer.checkpoint(wait=True, weights=True)
         learn(world, trainer, 8, step)
     assert trainer.state.step == WARM_STEPS

@@ -21,7 +21,7 @@ from pipelines.training.samples.lost_positions import SkippedRange
 from runtime.worker import Worker
 from tests.fakes import a_generation
 from tests.ledger_states import generation_states
-from tests.unit.pipelines.training.builders import experience, segment
+from tests.unit.pipelines.training.builders import bits_now, experience, segment
 from tests.unit.pipelines.training.world import World
 from tests.unit.weights.examples import same
 
@@ -102,7 +102,7 @@ def test_lost_checkpoints_go_on_from_what_is_live(world: World, damage: bool) ->
     again = world.start()
 
     assert again.state.lineage == [1, 0]
-    assert same(again.learner.tensors(), world.store.load("tiny", 1))
+    assert same(bits_now(again.learner), world.store.load("tiny", 1))
     assert again.state.epoch > epoch
     assert world.arm(CANDIDATE) is None
     after = project(world)

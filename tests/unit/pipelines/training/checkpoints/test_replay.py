@@ -14,8 +14,9 @@ from contracts.experts import pack_experts
 from contracts.records import Experience, pack_floats
 from contracts.sampling import ExpertShape
 from pipelines.training.known.experiences import num_tokens
-from pipelines.training.learning.loss import Objective, policy_loss
+from pipelines.training.learning.loss import policy_loss
 from pipelines.training.learning.micro_batches import micro_batches
+from pipelines.training.learning.objectives import Objective
 from pipelines.training.learning.whole_model import routing_for
 from pipelines.training.settings import TrainingSettings
 from policy.logprobs import TokenScorer

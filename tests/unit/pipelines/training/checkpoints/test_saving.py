@@ -20,7 +20,7 @@ from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate, TrainerState
 from tests.executors import AtOnce
-from tests.unit.pipelines.training.builders import a_learner, captured, random_experience, tiny_model
+from tests.unit.pipelines.training.builders import a_learner, bits_now, captured, random_experience, tiny_model
 from tests.unit.pipelines.training.checkpoints.test_journal import room_for
 from tests.unit.weights.examples import same
 
@@ -78,7 +78,7 @@ def test_a_save_holds_the_weights_of_its_step_whatever_steps_are_taken_meanwhile
     gate, state = Gate(place), a_state()
     store = CheckpointStore(tmp_path, 2, gate)
     saver = Saver(learner, store, threads, lambda: 0.0, Journal(tmp_path), copied_share=1.0)
-    expected, bits = captured(learner), learner.tensors()
+    expected, bits = captured(learner), bits_now(learner)
     begin(saver, state, version=7)
     assert gate.reached.wait(60)
     for seed in (1, 2):
@@ -171,7 +171,7 @@ def test_weights_that_a_checkpoint_has_are_not_written_again(tmp_path: Path, lea
     assert set(inodes(fifth)).isdisjoint(inodes(first)), "they are written again if the files are gone"
     for folder in (first, second, third, fifth):
         store.load(folder.name)
-    learner.restart(learner.tensors())
+    learner.restart_from(bits_now(learner))()
     assert set(inodes(saved())).isdisjoint(inodes(fifth)), "published bits have no moments"
 
 

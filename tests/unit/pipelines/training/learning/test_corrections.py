@@ -157,7 +157,7 @@ def pulled(items: list[Experience], lessons: list[Lesson]) -> torch.Tensor:
     """The gradient of a step over these rows, always at the same weights."""
     learner = a_learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e9}))
     found: list[torch.Tensor] = []
-    model_of(learner).optimizer.optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(learner)))
+    model_of(learner).optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(learner)))
     learner.step(items, [1.0] * len(items), {}, lessons)
     return found[0]
 
@@ -182,7 +182,7 @@ def test_a_correction_pulls_exactly_what_was_missing_whatever_batch_it_comes_in(
     alone = a_learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e9, "whiten": False}))
     expect = alone.tracker.expect(corrected.baseline_key, 0)
     found: list[torch.Tensor] = []
-    model_of(alone).optimizer.optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(alone)))
+    model_of(alone).optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(alone)))
     once = msgspec.structs.replace(corrected, reward=expect + 0.75 * unit)
     alone.step([once], [1.0], {})
     wanted = found[0] * (num_tokens([corrected]) / whole)

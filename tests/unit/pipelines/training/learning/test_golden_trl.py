@@ -15,8 +15,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from contracts.records import Experience, pack_floats
 from pipelines.training.known.experiences import num_tokens
-from pipelines.training.learning.loss import LossSums, Objective, policy_loss
+from pipelines.training.learning.loss import LossSums, policy_loss
 from pipelines.training.learning.micro_batches import micro_batches, packed_batches
+from pipelines.training.learning.objectives import Objective
 from policy.logprobs import TokenScorer
 from policy.packing import make_packable
 from tests.tolerances import network_tolerance

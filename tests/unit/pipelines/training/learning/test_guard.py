@@ -8,12 +8,12 @@ import torch
 from contracts.records import Experience
 from pipelines.training.learning.guard import (
     HISTORY,
+    NO_NORMS,
     WARM_UP,
+    GuardHistory,
     Norms,
     remember,
-    remember_signs,
     signs_of,
-    why_odd,
     why_skip,
 )
 from pipelines.training.learning.learner import Learner
@@ -37,7 +37,12 @@ EXPECTED = Norms(0.05, 0.5)
 
 
 def verdict(history: list[Norms], *, loss: float = 0.1, norm: float = 1.0, expected: Norms = EXPECTED) -> str:
-    return why_skip(history, loss=loss, gradient_norm=norm, expected=expected, spread=15.0)
+    known = GuardHistory([*history], {})
+    return why_skip(known, loss=loss, gradient_norm=norm, expected=expected, signs={}, spread=15.0)
+
+
+def remembered(history: list[Norms], norm: float, expected: Norms) -> list[Norms]:
+    return [Norms(*item) for item in remember(GuardHistory([*history], {}), norm, expected, {}).norms]
 
 
 def test_an_ordinary_step_is_taken() -> None:
@@ -67,7 +72,7 @@ def test_spikes_are_relative_however_small_norms_are(scale: float) -> None:
 def test_nothing_expected_and_nothing_there_is_no_spike_and_no_history() -> None:
     assert verdict(CALM, norm=0.0, expected=Norms(0.0, 0.0)) == ""
     assert verdict(CALM, norm=1.0, expected=Norms(0.0, 0.0)) == "gradient_spike"
-    assert remember(CALM, 0.0, Norms(0.0, 0.0)) == CALM
+    assert remembered(CALM, 0.0, Norms(0.0, 0.0)) == CALM
 
 
 def test_it_is_a_spike_only_if_it_is_one_both_ways() -> None:
@@ -79,7 +84,7 @@ def test_it_is_a_spike_only_if_it_is_one_both_ways() -> None:
 def test_a_norm_that_rose_for_good_is_accepted_in_the_end() -> None:
     history, skipped = CALM, 0
     while verdict(history, norm=50.0):
-        history = remember(history, 50.0, Norms(0.05, 0.5))
+        history = remembered(history, 50.0, Norms(0.05, 0.5))
         skipped += 1
         assert skipped <= HISTORY
     assert skipped > 3
@@ -88,7 +93,7 @@ def test_a_norm_that_rose_for_good_is_accepted_in_the_end() -> None:
 def test_history_is_bounded_and_finite() -> None:
     history: list[Norms] = []
     for norm in [*range(1, HISTORY * 2), math.nan]:
-        history = remember(history, norm, Norms(1.0, 2.0))
+        history = remembered(history, norm, Norms(1.0, 2.0))
     assert history == [Norms(float(norm), norm / 2) for norm in range(HISTORY, HISTORY * 2)]
 
 
@@ -118,10 +123,14 @@ def test_each_figure_is_a_spike_above_its_harmless_bound_and_its_history(
     changed: dict[str, float], surprise: float, reason: str
 ) -> None:
     signs = signs_of({**FIGURES, **changed}, surprise)
-    assert why_odd(CALM_SIGNS, signs, 15.0) == reason
-    assert why_odd({}, signs, 15.0) == "", "nothing is odd before anything is known"
-    used_to = remember_signs(CALM_SIGNS, signs, HISTORY)
-    assert why_odd(used_to, signs, 15.0) == "", "what stays is ordinary"
+
+    def why(history: GuardHistory) -> str:
+        return why_skip(history, loss=0.1, gradient_norm=0.0, expected=NO_NORMS, signs=signs, spread=15.0)
+
+    calm = GuardHistory([], CALM_SIGNS)
+    assert why(calm) == reason
+    assert why(GuardHistory([], {})) == "", "nothing is odd before anything is known"
+    assert why(remember(calm, 0.0, NO_NORMS, signs, HISTORY)) == "", "what stays is ordinary"
 
 
 # Gradients of a real policy, on answers that it sampled itself.
@@ -208,10 +217,9 @@ def test_ordinary_batches_pass_whatever_came_before_and_fifty_times_too_much_nev
         result = learner.step(items, [1.0] * count, {})
         skipped.append(result.skipped)
     assert set(skipped) == {""}, seed
-    norms = [Norms(*item) for item in learner.guard_history().norms]
+    norms = [Norms(*item) for item in learner.guard_history.norms]
     expected = norms[-1]
     # Batches without anything to learn are no history: what there is stands for as much as the guard wants to see.
     history = (norms * WARM_UP)[-HISTORY:]
-    spike = why_skip(history, loss=0.0, gradient_norm=50.0 * expected.noise,
-                     expected=Norms(1.0, expected.noise / expected.direction), spread=15.0)  # fmt: skip
+    spike = verdict(history, norm=50.0 * expected.noise, expected=Norms(1.0, expected.noise / expected.direction))
     assert spike == "gradient_spike", seed

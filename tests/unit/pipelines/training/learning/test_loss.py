@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from contracts.errors import InvalidSettings
-from pipelines.training.learning.loss import MAX_LOG_RATIO, LossSums, Objective, policy_loss
+from pipelines.training.learning.loss import MAX_LOG_RATIO, LossSums, policy_loss
+from pipelines.training.learning.objectives import Objective
 from policy.logprobs import TokenScores
 from tests.each_case import each_case
 from tests.tolerances import tolerance

@@ -15,7 +15,7 @@ from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.weights import copy_tensors, tensors_of
 from tests.models import KINDS, tiny_model
-from tests.unit.pipelines.training.builders import a_learner, base_of, captured, random_experience
+from tests.unit.pipelines.training.builders import a_learner, base_of, bits_now, captured, random_experience
 from weights.tensors import root_of
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_bound=math.inf)
@@ -37,7 +37,7 @@ def learn(learner: Learner, seed: int) -> str:
 
 
 def differs_by_the_names_of_the_checkpoint(learner: Learner) -> None:
-    trained = learner.tensors()
+    trained = bits_now(learner)
     assert {name: tensor.shape for name, tensor in trained.items()} == {
         name: tensor.shape for name, tensor in base_of(learner).items()
     }
@@ -58,14 +58,14 @@ def test_a_model_learns_a_restart_goes_on_exactly_and_a_rollback_has_the_old_bit
     learner = a_learner(published(kind), SETTINGS)
     assert learn(learner, 0) == ""
     differs_by_the_names_of_the_checkpoint(learner)
-    kept, bits = captured(learner, version=1), learner.tensors()
+    kept, bits = captured(learner, version=1), bits_now(learner)
     learn(learner, 1)
 
     other = a_learner(published(kind), SETTINGS)
     other.restore(kept)
-    assert root_of(other.tensors()) == root_of(bits)
+    assert root_of(bits_now(other)) == root_of(bits)
     learn(other, 1)
-    assert root_of(other.tensors()) == root_of(learner.tensors())
+    assert root_of(bits_now(other)) == root_of(bits_now(learner))
 
-    learner.restart(bits)
-    assert root_of(learner.tensors()) == root_of(bits)
+    learner.restart_from(bits)()
+    assert root_of(bits_now(learner)) == root_of(bits)

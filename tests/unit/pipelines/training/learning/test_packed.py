@@ -16,8 +16,9 @@ from contracts.experts import pack_experts
 from contracts.records import Experience
 from contracts.sampling import ExpertShape
 from pipelines.training.known.experiences import num_tokens
-from pipelines.training.learning.loss import LossSums, Objective, policy_loss
+from pipelines.training.learning.loss import LossSums, policy_loss
 from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch, micro_batches, packed_batches
+from pipelines.training.learning.objectives import Objective
 from policy import packing as packing_module
 from policy.logprobs import TokenScorer
 from policy.packing import LEAST_SHARED, has_windows, make_packable, pack, packed_states

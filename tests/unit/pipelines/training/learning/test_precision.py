@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from contracts.records import Experience
+from pipelines.training.learning.reference import frozen_copy
 from pipelines.training.settings import TrainingSettings
-from policy.frozen_copy import frozen_copy
-from policy.logprobs import TokenScorer
-from policy.recompute import recomputed
+from policy.logprobs import TokenScorer, recomputed
 from tests.models import tiny_model
 from tests.unit.pipelines.training.builders import a_learner, base_of, experience, model_of, segment
 from tests.unit.pipelines.training.checkpoints.test_replay import mixture, through_other_experts
@@ -39,7 +38,7 @@ def gradients(model: Any, items: list[Experience], **changes: Any) -> tuple[dict
         named = model_of(learner).model.named_parameters()
         found.update({name: each.grad.clone() for name, each in named if each.grad is not None})
 
-    model_of(learner).optimizer.optimizer.register_step_pre_hook(note)
+    model_of(learner).optimizer.register_step_pre_hook(note)
     metrics = learner.step(items, [1.0] * len(items), {}).metrics
     return found, metrics
 

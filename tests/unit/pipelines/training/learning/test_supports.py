@@ -24,7 +24,15 @@ from policy.packing import make_packable
 from policy.weights import tensors_of
 from services.engine.sampler import sample
 from services.engine.sequence import SamplingOptions, SequenceSampling
-from tests.unit.pipelines.training.builders import VOCABULARY, a_learner, base_of, experience, segment, tiny_model
+from tests.unit.pipelines.training.builders import (
+    VOCABULARY,
+    a_learner,
+    base_of,
+    bits_now,
+    experience,
+    segment,
+    tiny_model,
+)
 
 LIMITS = TrainingLimits(max_length=64, vocabulary_size=VOCABULARY, policy="tiny")
 SAMPLINGS = {
@@ -135,7 +143,7 @@ def test_a_step_learns_from_truncated_and_whole_answers_together() -> None:
     k3 = result.metrics["mismatch_k3"]
     assert k3 is not None
     assert abs(k3) < 1e-6
-    after = learner.tensors()
+    after = bits_now(learner)
     assert any(not np.array_equal(after[name].data, before[name]) for name in before)
 
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from contracts.errors import StepsBroken
+from contracts.errors import StepsBroken, WeightsRefused
 from contracts.records import Experience
 from pipelines.training.learning.learner import Learner
-from pipelines.training.learning.trainee import GradientRows, PublishedBits, Trainee
+from pipelines.training.learning.trainee import GradientRows, Trainee
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.settings import TrainingSettings
 from policy.weights import copy_tensors, tensors_of
 from tests.models import tiny_model
-from tests.unit.pipelines.training.builders import captured, random_experience
+from tests.unit.pipelines.training.builders import bits_now, captured, random_experience
 from tests.unit.pipelines.training.builders import tiny_model as tied_model
 from tests.unit.pipelines.training.fake_trainee import UnigramTrainee
-from weights.tensors import root_of
+from weights.tensors import Tensors, root_of
 
 SETTINGS = TrainingSettings(
     learning_rate=1e-2, max_gradient_norm=1e9, kl_coefficient=0.02, divergence_bound=math.inf, step_bound=math.inf,
@@ -98,20 +98,38 @@ def test_a_step_goes_as_far_as_its_scale_says_and_an_answer_with_an_advantage_be
     assert moved(trainee, 0.25) == pytest.approx(far / 4, rel=1e-2)
 
 
+def bits_in(trainee: Trainee) -> Tensors:
+    return trainee.bits_of(trainee.masters()[0])
+
+
 def test_bits_are_those_of_the_masters_and_lead_back(trainee: Trainee) -> None:
-    items, base = samples(), trainee.bits()
+    items, base, begun = samples(), bits_in(trainee), trainee.log_probs(samples())
     trainee.backward(rows(items))
     trainee.take_step(1.0)
-    bits, weights = trainee.bits(), {name: each.clone() for name, each in trainee.masters()[0].items()}
+    bits, weights = bits_in(trainee), {name: each.clone() for name, each in trainee.masters()[0].items()}
     assert root_of(bits) != root_of(base)
     assert root_of(trainee.bits_of(weights)) == root_of(bits)
-    trainee.restart(base)
-    assert root_of(trainee.bits()) == root_of(base)
-    published = trainee.log_probs(items, PublishedBits(7, bits))
-    trainee.restart(bits)
-    now = trainee.log_probs(items)
+    trainee.restart_from(base)()
+    assert root_of(bits_in(trainee)) == root_of(base)
+    published = trainee.log_probs_under(bits, items)
+    trainee.restart_from(bits)()
+    now, before = trainee.log_probs(items), trainee.log_probs_under(None, items)
     assert torch.equal(now.logged_S, published.logged_S)
     torch.testing.assert_close(now.found_S, published.found_S, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(before.found_S, begun.found_S, atol=1e-4, rtol=1e-4)
+
+
+def test_bits_that_do_not_lead_back_are_refused_before_anything_changes(trainee: Trainee) -> None:
+    base = bits_in(trainee)
+    trainee.backward(rows(samples()))
+    trainee.take_step(1.0)
+    bits = bits_in(trainee)
+    with pytest.raises(WeightsRefused):
+        trainee.restart_from({f"merged.{name}": tensor for name, tensor in base.items()})
+    restart = trainee.restart_from(base)
+    assert root_of(bits_in(trainee)) == root_of(bits)
+    restart()
+    assert root_of(bits_in(trainee)) == root_of(base)
 
 
 # The learner, with nothing behind the port but one tensor.
@@ -123,7 +141,7 @@ def unigrams() -> UnigramTrainee:
 
 
 def step(learner: Learner, items: list[Experience]) -> str:
-    return learner.step(items, [1.0] * len(items), {0: learner.trainee.bits()}).skipped
+    return learner.step(items, [1.0] * len(items), {0: bits_now(learner)}).skipped
 
 
 def test_a_learner_trains_whatever_is_behind_the_port_and_returns_to_what_it_saved(unigrams: UnigramTrainee) -> None:
@@ -133,7 +151,7 @@ def test_a_learner_trains_whatever_is_behind_the_port_and_returns_to_what_it_sav
     step(learner, samples(seed=2))
     other.restore(saved)
     step(other, samples(seed=2))
-    assert root_of(other.tensors()) == root_of(learner.tensors())
+    assert root_of(bits_now(other)) == root_of(bits_now(learner))
     assert other.tracker == learner.tracker
     assert len(unigrams.scales) == 2
 
@@ -164,7 +182,7 @@ def test_after_a_step_that_broke_half_way_the_weights_are_refused_until_they_are
     with pytest.raises(StepsBroken):
         step(learner, samples())
     with pytest.raises(StepsBroken):
-        learner.tensors()
+        captured(learner)
     unigrams.fails_half_way = False
     learner.restore(saved)
     assert step(learner, samples()) == ""

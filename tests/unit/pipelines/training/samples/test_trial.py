@@ -250,11 +250,11 @@ def test_an_optimizer_that_fails_half_way_ends_the_process_and_nobody_uses_its_w
     items = innocents(6)
     learner.step(items, [1.0] * 6, {})
     before = captured(learner)
-    failing = model_of(learner).optimizer.optimizer.register_step_post_hook(lambda *_: (_ for _ in ()).throw(RowError))
+    failing = model_of(learner).optimizer.register_step_post_hook(lambda *_: (_ for _ in ()).throw(RowError))
     with pytest.raises(StepsBroken, match="half-way"):
         learner.step(items, [1.0] * 6, {})
     failing.remove()
-    for use in (lambda: learner.step(items, [1.0] * 6, {}), lambda: captured(learner), learner.tensors):
+    for use in (lambda: learner.step(items, [1.0] * 6, {}), lambda: captured(learner)):
         with pytest.raises(StepsBroken):
             use()
     learner.restore(before)
