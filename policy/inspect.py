@@ -37,29 +37,26 @@ _NUM_NAMED = 3
 def inspect_checkpoint(folder: Path) -> CheckpointReport:
     """Look at a checkpoint; what is wrong with it is in `problems`, the first reason of each kind."""
     transformers_logging.set_verbosity_error()
+    known: dict[str, Any] = {}
     try:
         check_folder(folder)
         config, architecture = _architecture(folder)
         tensors = map_checkpoint(folder)
         check_names(tensors)
-    except MillraceError as error:
-        return CheckpointReport(problems=[CheckpointProblem(error.code, error.message)])
-    dtypes = dict(Counter(tensor.dtype for tensor in tensors.values()))
-    try:
+        dtypes = Counter(tensor.dtype for tensor in tensors.values())
+        known = {"architecture": architecture.__name__, "dtypes": dict(dtypes)}
         _check_dtypes(tensors)
         model, published_as = _placed(architecture, config, tensors)
         conversion = conversion_of(model)
         check_finite({name: tensor for name, tensor in tensors.items() if published_as.get(name, name)})
     except MillraceError as error:
-        problem = CheckpointProblem(error.code, error.message)
-        return CheckpointReport(architecture=architecture.__name__, dtypes=dtypes, problems=[problem])
+        return CheckpointReport(**known, problems=[CheckpointProblem(error.code, error.message)])
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     return CheckpointReport(
-        architecture=architecture.__name__,
+        **known,
         num_tensors=len(conversion),
         num_parameters=len(state_of(model)),
         num_weights=sum(tensor.num_elements for tensor in conversion.values()),
-        dtypes=dtypes,
         published_as=published_as,
         context=context_of(config),
         vocabulary=vocabulary,
@@ -94,19 +91,16 @@ def _architecture(folder: Path) -> tuple[Any, Any]:
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     saved = content.get("architectures") or []
     if found is None or config.get_text_config() is not config or (saved and found.__name__ not in saved):
-        what = ", ".join(saved) or kind
-        raise WeightsRefused(
-            "not_a_text_model", f"{folder} holds {what}; a causal language model of text alone is needed"
-        )
+        holds = f"{folder} holds {', '.join(saved) or kind}"
+        raise WeightsRefused("not_a_text_model", f"{holds}; a causal language model of text alone is needed")
     return config, found
 
 
 def _check_dtypes(tensors: Tensors) -> None:
+    allowed = ", ".join(PUBLISHED_FROM)
     for name, tensor in tensors.items():
         if tensor.dtype not in PUBLISHED_FROM:
-            raise WeightsRefused(
-                "wrong_dtype", f"{name} is {tensor.dtype}; only {', '.join(PUBLISHED_FROM)} can be published"
-            )
+            raise WeightsRefused("wrong_dtype", f"{name} is {tensor.dtype}; only {allowed} can be published")
 
 
 def _placed(architecture: Any, config: Any, tensors: Tensors) -> tuple[Any, dict[str, str]]:
@@ -141,10 +135,8 @@ def _check_names(shapes: Mapping[str, tuple[int, ...]], wanted: Conversion, unus
     if unknown := sorted(shapes.keys() - wanted.keys() - unused):
         raise WeightsRefused("unknown_tensor", f"the architecture has no place for {_named(unknown)}")
     for name, tensor in wanted.items():
-        if shapes[name] != tensor.shape:
-            raise WeightsRefused(
-                "wrong_shape", f"{name} has the shape {shapes[name]}, the configuration says {tensor.shape}"
-            )
+        if (shape := shapes[name]) != tensor.shape:
+            raise WeightsRefused("wrong_shape", f"{name} has the shape {shape}, the configuration says {tensor.shape}")
 
 
 def _ties(architecture: Any, config: Any, tensors: Tensors) -> dict[str, str]:

@@ -18,10 +18,7 @@ _PAGED = {"full_attention", "sliding_attention"}
 def load_model(path_or_hub_id: str, *, device: str, dtype: torch.dtype) -> Any:
     """The model of a checkpoint, in eval mode, no parameter requiring a gradient.
 
-    Args:
-        path_or_hub_id: a folder with `config.json` and safetensors, or a hub id such as `Qwen/Qwen3-0.6B`.
-        device: where the parameters live, for example `cpu` or `cuda`.
-        dtype: what they are cast to.
+    `path_or_hub_id`: a folder with `config.json` and safetensors, or a hub id such as `Qwen/Qwen3-0.6B`. Parameters are cast to `dtype`.
 
     Raises:
         NotFound: no such folder, or the hub has no such model (or cannot be reached).

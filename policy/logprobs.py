@@ -9,7 +9,7 @@ or N tokens of packed rows of which S are scored; D hidden size, V vocabulary; e
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -77,7 +77,7 @@ class TokenScorer:
         """Score the tokens that `mask_BT` selects, under softmax(logits / temperature), over the support of each.
 
         Args:
-            input_ids_BL: tokens, right-padded.
+            input_ids_BL: right-padded.
             attention_mask_BL: 1 where a token is, 0 where padding is.
             mask_BT: True where a token is scored.
             temperature_B: one per row, or one for all.
@@ -101,15 +101,9 @@ class TokenScorer:
         *,
         support_SK: torch.Tensor | None = None,
     ) -> TokenScores:
-        """Score single tokens of packed rows; the scores are [S, 1].
+        """Score single tokens (`labels_S`) of packed rows; the model must be packable. The scores are [S, 1].
 
-        Args:
-            packing: the rows; the model must be packable.
-            states_S: the place among the N from whose state each token is predicted.
-            labels_S: the tokens.
-            temperature_S: at which each was sampled.
-            experts_NMK: as for padded rows.
-            support_SK: as for padded rows.
+        `states_S`: the place among the N from whose state each token is predicted. `experts_NMK`, `support_SK`: as for padded rows.
         """
         experts = None if experts_NMK is None else experts_NMK[None]
         return self._called(self._packed_scores, (packing, states_S, labels_S, temperature_S, support_SK), experts)
@@ -133,10 +127,8 @@ class TokenScorer:
         output = self._model.base_model(input_ids=ids_BL, use_cache=False)
         logits = self._logits(output, None, output.last_hidden_state[0])
         if logits.shape != expected.shape or (logits - expected).abs().max() > _FAR * expected.abs().max():
-            name = type(self._model).__name__
-            raise WeightsRefused(
-                "unknown_head", f"{name} cannot be trained: its logits need more than its hidden states"
-            )
+            problem = f"{type(self._model).__name__} cannot be trained: its logits need more than its hidden states"
+            raise WeightsRefused("unknown_head", problem)
 
     def _scores(
         self,
@@ -227,16 +219,12 @@ def recomputed(model: Any) -> Iterator[None]:
     D floats per token and layer instead of about 20 D. What the layers read must stay until then. transformers' own switch works in
     train mode only, where layers also drop activations at random.
     """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    undo = [
-        replace_forward(each, partial(checkpoint, each.forward, use_reentrant=False, preserve_rng_state=False))
-        for each in layers
-    ]
-    try:
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, GradientCheckpointingLayer):
+                again = partial(checkpoint, module.forward, use_reentrant=False, preserve_rng_state=False)
+                stack.enter_context(_forward_of(module, again))
         yield
-    finally:
-        for take_back in undo:
-            take_back()
 
 
 def _scored_piece(

@@ -124,7 +124,7 @@ def pack(
     """Pack rows of token ids.
 
     Args:
-        rows: integers, at least one row, each with at least one token.
+        rows: at least one, each with at least one token.
         share: compute common prefixes once.
         windowed: the model has layers with a sliding window, whose masks limit the length of every node.
         device: of the tensors.

@@ -13,8 +13,9 @@ Shapes: B rows, L tokens of a row, N = B * L tokens of a forward pass, M layers 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -107,7 +108,7 @@ class ExpertRecorder:
         self.layers = expert_layers(model)
         self._chosen: dict[int, torch.Tensor] = {}
         self._handles = [
-            layer.experts.register_forward_pre_hook(self._hook(place), with_kwargs=True)
+            layer.experts.register_forward_pre_hook(partial(self._keep, place), with_kwargs=True)
             for place, layer in enumerate(self.layers)
         ]
 
@@ -126,13 +127,9 @@ class ExpertRecorder:
         for handle in self._handles:
             handle.remove()
 
-    def _hook(self, place: int) -> Callable[..., None]:
-        def keep(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            indices = indices_of(args, kwargs)
-            if indices is not None:
-                self._chosen[place] = indices.detach()
-
-        return keep
+    def _keep(self, place: int, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if (indices := indices_of(args, kwargs)) is not None:
+            self._chosen[place] = indices.detach()
 
 
 class ExpertReplay:
@@ -144,11 +141,11 @@ class ExpertReplay:
     def __init__(self, model: Any) -> None:
         self.layers = expert_layers(model)
         self._given_NMK: torch.Tensor | None = None
-        self._undo: list[Callable[[], Any]] = []
+        self._undo = ExitStack()
         for place, layer in enumerate(self.layers):
             self._wrap(place, layer)
-            handle = layer.experts.register_forward_pre_hook(self._check(place), with_kwargs=True)
-            self._undo.append(handle.remove)
+            handle = layer.experts.register_forward_pre_hook(partial(self._check, place), with_kwargs=True)
+            self._undo.callback(handle.remove)
 
     def use(self, experts_BLMK: torch.Tensor | None) -> None:
         """Give experts [B, L, M, K] to the forward passes that follow, `ABSENT` where none are known; None: give none."""
@@ -157,8 +154,7 @@ class ExpertReplay:
 
     def close(self) -> None:
         """Give the model back as it was."""
-        for undo in reversed(self._undo):
-            undo()
+        self._undo.close()
 
     def _wrap(self, place: int, layer: ExpertLayer) -> None:
         plain = layer.block.forward
@@ -168,18 +164,15 @@ class ExpertReplay:
             with nullcontext() if given is None else _GivenChoice(given[:, place], layer.num_experts):
                 return plain(*args, **kwargs)
 
-        self._undo.append(replace_forward(layer.block, forward))
+        self._undo.callback(replace_forward(layer.block, forward))
 
-    def _check(self, place: int) -> Callable[..., None]:
-        def compare(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._given_NMK is None:
-                return
-            given, chosen = self._given_NMK[:, place], indices_of(args, kwargs)
-            if chosen is None or chosen.shape != given.shape or bool(((given != chosen) & (given >= 0)).any()):
-                layer = self.layers[place]
-                raise ExpertsNotReplayed(f"{layer.name}: {type(layer.block).__name__} does not take given experts")
-
-        return compare
+    def _check(self, place: int, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._given_NMK is None:
+            return
+        given, chosen = self._given_NMK[:, place], indices_of(args, kwargs)
+        if chosen is None or chosen.shape != given.shape or bool(((given != chosen) & (given >= 0)).any()):
+            layer = self.layers[place]
+            raise ExpertsNotReplayed(f"{layer.name}: {type(layer.block).__name__} does not take given experts")
 
 
 class _GivenChoice(TorchFunctionMode):

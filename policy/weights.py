@@ -97,28 +97,22 @@ class ModelBits(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
-class _Replaced(Mapping[str, torch.Tensor]):
+class _Replaced(dict[str, torch.Tensor]):
     """A model's state with other weights. Experts that share a parameter ask for it one by one: the last ones are kept."""
 
     def __init__(self, model: Any, state: State, weights: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(state)
         # The names of tied parameters differ between `named_parameters` and `state_of`.
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._state, self._weights = state, weights
         self._names = {name: names[id(tensor)] for name, tensor in state.items() if id(tensor) in names}
-        self._last: dict[str, torch.Tensor] = {}
+        self._weights, self._last = weights, dict[str, torch.Tensor]()
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._names:
-            return self._state[name]
+            return super().__getitem__(name)
         if name not in self._last:
             self._last = {**dict([*self._last.items()][-1:]), name: self._weights[self._names[name]]}
         return self._last[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._state)
-
-    def __len__(self) -> int:
-        return len(self._state)
 
 
 def tensors_of(model: Any, weights: Mapping[str, torch.Tensor] | None = None) -> Tensors:

@@ -48,14 +48,11 @@ class StepResult:
 def reward_figures(experiences: Sequence[Experience]) -> dict[str, float | None]:
     """Mean reward of the samples, and of each graded component."""
     rewards = [item.reward for item in experiences if item.reward is not None]
-    parts: dict[str, list[float]] = {}
-    for item in experiences:
-        for score in item.scores:
-            if score.value is not None:
-                parts.setdefault(f"reward/{score.name}", []).append(score.value)
-    means = {name: sum(values) / len(values) for name, values in parts.items()}
-    mean = sum(rewards) / len(rewards) if rewards else None
-    return {"num_samples": len(rewards), "reward_mean": mean, **means}
+    parts: dict[str, list[float]] = {"reward_mean": rewards}
+    for score in (score for item in experiences for score in item.scores if score.value is not None):
+        parts.setdefault(f"reward/{score.name}", []).append(score.value or 0.0)
+    means = {name: sum(values) / len(values) if values else None for name, values in parts.items()}
+    return {"num_samples": len(rewards), **means}
 
 
 def correction_figures(corrections: Sequence[Lesson]) -> dict[str, float | None]:

@@ -106,13 +106,8 @@ def why_skip(
 ) -> str:
     """The reason to skip a step, or empty. A spike of the norm must be one under both assumptions of `Norms`.
 
-    Args:
-        history: of the last steps, skipped ones included: if a figure moves for good, so does its median.
-        loss: of the whole batch, unfiltered.
-        gradient_norm: before clipping.
-        expected: the batch's expected norm.
-        signs: see `signs_of`.
-        spread: how many median absolute deviations above the median a figure may lie.
+    `history`: skipped steps included: if a figure moves for good, so does its median. `gradient_norm`: before clipping. `signs`: see
+    `signs_of`. `spread`: how many median absolute deviations above the median a figure may lie.
     """
     if not math.isfinite(loss):
         return "non_finite_loss"
@@ -125,10 +120,7 @@ def why_skip(
 
 
 def signs_of(figures: Mapping[str, float], logged_surprise: float) -> dict[str, float]:
-    """Reason to the value of a batch: the higher, the worse.
-
-    `figures`: of `LossSums.metrics`, and `num_tokens`. `logged_surprise`: mean of -log probability as logged.
-    """
+    """Reason to the value of a batch, from `LossSums.metrics`, `num_tokens`, and the mean of -log probability as logged."""
     ess, num_tokens = figures["ess"], max(figures["num_tokens"], 1.0)
     return {
         "ess_spike": 1.0 / ess if ess > 0 else 0.0,
@@ -171,10 +163,7 @@ def remember(
 
 
 def log_ratios(experiences: Sequence[Experience], current_N: Sequence[float]) -> np.ndarray:
-    """The mean of log(today's / logged probability) over the sampled tokens of each sample, float64 [N].
-
-    `current_N`: today's log-prob of each sample, summed over its tokens.
-    """
+    """The mean of log(today's / logged probability) over each sample's tokens, float64 [N]; `current_N`: today's sum of log-probs."""
     found = np.zeros(len(experiences))
     for index, (item, current) in enumerate(zip(experiences, current_N, strict=True)):
         logged = [

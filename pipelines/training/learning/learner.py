@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+_TORN = "the optimizer failed half-way: the weights in memory are of no step; the next start restores them"
+
 
 @dataclass(frozen=True)
 class _Prepared:
@@ -105,9 +107,9 @@ class Learner:
         """Learn from a batch once, or skip it as a whole. Samples that today's policy has left leave the batch first.
 
         Args:
-            experiences: scored, with rewards; none that `refusals.refuse` rejects.
+            experiences: with rewards; none that `refusals.refuse` rejects.
             weights: one per sample.
-            published: bits of versions in memory, to measure the mismatch on.
+            published: to measure the mismatch on.
             corrections: further rows of the batch that enter no baseline and no other sample's advantage.
             dry_run: compute everything, including the guard's decision, and change nothing.
             is_decided: it was taken before, with these very rows: none leaves it, and the guard does not skip it.
@@ -245,7 +247,7 @@ class Learner:
         try:
             taken = self.trainee.take_step(prepared.result.step_scale)
         except Exception as error:
-            raise _torn() from error
+            raise StepsBroken(_TORN) from error
         self._is_torn, self.tracker = False, tracker
         scale = prepared.result.step_scale * taken.share
         moved: dict[str, float | None] = {"step_scale": scale, "step_moved": taken.moved}
@@ -257,7 +259,7 @@ class Learner:
 
     def _refuse_torn(self) -> None:
         if self._is_torn:
-            raise _torn()
+            raise StepsBroken(_TORN)
 
     def capture(self, state: TrainerState, version: int | None) -> Checkpoint:
         """Everything a restart needs. Writes trackers, guard history and random state into `state`.
@@ -301,12 +303,6 @@ class Learner:
             self._is_torn = False
 
         return restart
-
-
-def _torn() -> StepsBroken:
-    return StepsBroken(
-        "the optimizer failed half-way: the weights in memory are of no step; the next start restores them"
-    )
 
 
 def _nothing_to_keep() -> None:

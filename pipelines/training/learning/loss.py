@@ -88,18 +88,9 @@ def tokens_of(
     mask_BT: torch.Tensor,
     sequence_B: torch.Tensor | None = None,
 ) -> Tokens:
-    """What an objective needs of the sampled tokens of a micro-batch.
-
-    Args:
-        current_BT: log-probs of the current policy.
-        behaviour_BT: logged ones.
-        advantage_B: one per row, weights included.
-        mask_BT: True where a token was sampled.
-        sequence_B: int64, which sequence each row belongs to, if a row is not a whole one: then rows are single tokens.
-    """
+    """What an objective needs of the sampled tokens of a micro-batch; see `policy_loss`."""
     current_BT = current_BT.detach().double()
-    if sequence_B is None:
-        sequence_B = torch.arange(len(mask_BT), device=mask_BT.device)
+    sequence_B = torch.arange(len(mask_BT), device=mask_BT.device) if sequence_B is None else sequence_B
     return Tokens(
         current_BT[mask_BT],
         clamped_log_ratio(current_BT[mask_BT], behaviour_BT[mask_BT]),
@@ -127,13 +118,13 @@ def policy_loss(
         scores: of the current policy, with gradients.
         behaviour_BT: logged log-probs of the distribution sampled from.
         anchor_BT: log-probs of the anchor policy; None: no leash.
-        advantage_B: one per row, weights included.
+        advantage_B: weights included.
         mask_BT: True where a token was sampled.
         num_tokens: the denominator: sampled tokens of the *whole batch*, counted before anything is masked, or one number per row
             [B]; 1 if advantages are per token.
-        objective: the constants.
+        objective: with its constants.
         temperature_B: the temperatures of `scores`; None: 1.
-        sequence_B: as for `tokens_of`.
+        sequence_B: int64, which sequence each row belongs to, if rows are single tokens; None: each row is one.
         plan: the objective's for the whole batch; None: these rows are the whole batch.
     """
     tokens = tokens_of(scores.log_probs_BT, behaviour_BT, advantage_B, mask_BT, sequence_B)

@@ -189,10 +189,7 @@ def _padded(rows: list[Row], device: torch.device | str) -> MicroBatch:
 def _joined_experts(
     rows: list[Row], places: Iterable[np.ndarray], shape: tuple[int, ...], device: torch.device | str
 ) -> torch.Tensor | None:
-    """The experts [*shape, M, K] of rows whose tokens have these places, `ABSENT` without a record; None if no row has one.
-
-    The last token of a row went through no model: it has none.
-    """
+    """The experts [*shape, M, K] of rows whose tokens have these places, `ABSENT` without a record; None if no row has one."""
     kinds = [row.experts.shape[1:] for row in rows if row.experts is not None]
     if not kinds:
         return None

@@ -59,13 +59,10 @@ class FrozenCopy:
 
 
 def frozen_copy(model: Any, device: torch.device, *, widen_layers: bool) -> Any:
-    """A copy that is never trained. Its parameters are bfloat16 from the start; buffers stay as they are.
+    """A copy on a device that is never trained. Its parameters rest as bfloat16; buffers stay as they are.
 
-    Args:
-        model: is read only.
-        device: of the copy.
-        widen_layers: the weights of a layer become float32 while it computes, so results equal those of a float32 copy to the bit.
-            Without it layers use them as they are, as under autocast. All other modules, the head among them, always become float32.
+    `widen_layers`: the weights of a layer become float32 while it computes, so results equal those of a float32 copy to the bit. Without
+    it layers use them as they are, as under autocast. All other modules, the head among them, always become float32.
     """
     held = {
         id(parameter): torch.nn.Parameter(parameter.detach().to(device, torch.bfloat16, copy=True), requires_grad=False)
@@ -78,10 +75,9 @@ def frozen_copy(model: Any, device: torch.device, *, widen_layers: bool) -> Any:
     layers = [module for module in found.modules() if isinstance(module, GradientCheckpointingLayer)]
     inside = {id(part) for layer in layers for part in layer.modules()}
     for layer in layers if widen_layers else ():
-        _widen(layer, list(layer.parameters()))
+        _widen(layer, [*layer.parameters()])
     for module in found.modules():
-        own = list(module.parameters(recurse=False))
-        if own and id(module) not in inside:
+        if id(module) not in inside and (own := [*module.parameters(recurse=False)]):
             _widen(module, own)
     return found
 

@@ -34,12 +34,10 @@ PIECE = 1 << 20
 
 
 class Taken(NamedTuple):
-    """What became of a step."""
+    """The share of a step that was taken, in [0, 1], and how far that moved the policy, in nats per token."""
 
     share: float
-    """Of the whole step, in [0, 1]."""
     moved: float
-    """Nats per token, after shortening."""
 
 
 def probe(samples: Any) -> Any:
@@ -49,12 +47,9 @@ def probe(samples: Any) -> Any:
 
 @torch.no_grad()
 def bounded_step(optimizer: Any, log_probs: Callable[[], torch.Tensor], limit: float) -> Taken:
-    """Let AdamW take its step, and as much of it back as lies beyond the limit.
+    """Let AdamW take its step, and as much of it back as lies beyond the limit, but for weight decay.
 
-    Args:
-        optimizer: AdamW, with gradients and moments. Weight decay is not taken back.
-        log_probs: today's log-probs of the probe's tokens, always in the same order.
-        limit: nats per token; `inf`: the step is not measured.
+    `log_probs`: today's of the probe's tokens, always in the same order. `limit`: nats per token; `inf`: the step is not measured.
     """
     if math.isinf(limit):
         optimizer.step()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -41,7 +42,7 @@ from weights.versions.keys import replica_keyring
 from weights.versions.pointer import Pointer, move_pointer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from pipelines.training.learning.trainee import Published
     from runtime.database import Database
@@ -128,29 +129,24 @@ class Publisher:
         """The versions in the store."""
         return self.store.versions(self._policy)
 
-    def adopt(self) -> list[int]:
-        """Every claimed version. Versions that were published before claims existed are claimed now.
-
-        If the store cannot be read, the next start claims them.
-        """
+    def adopt(self) -> None:
+        """Claim versions that were published before claims existed. If the store cannot be read, the next start claims them."""
         with self.lease.transaction() as connection:
             assignments.note_run(connection, self._policy, self._run)
             claimed = repository.parents(connection, self._policy)
         try:
-            strangers = [version for version in self.versions() if version not in claimed and version != BASE_VERSION]
-            manifests = self._manifests(strangers)
+            manifests = self._manifests(set(self.versions()) - {*claimed, BASE_VERSION})
         except _STORE_ERRORS as error:
             log.warning("versions not claimed", reason=error.message)
-            return [*claimed]
+            return
         if manifests:
             with self.lease.transaction() as connection:
                 repository.adopt_versions(connection, self._policy, manifests)
-        return [*claimed, *strangers]
 
-    def _manifests(self, versions: list[int]) -> list[Manifest]:
-        """The manifests that can be read and verified."""
+    def _manifests(self, versions: Collection[int]) -> list[Manifest]:
+        """Those that can be read and verified."""
         found = []
-        for version in versions:
+        for version in sorted(versions):
             try:
                 found.append(self.store.manifest(self._policy, version))
             except (InvalidRequest, WeightsRefused) as error:
@@ -283,23 +279,14 @@ class Publisher:
             self._issuer.issue(self._unlisted)
         self._unlisted.clear()
 
-    def needs_maintenance(self, live: Assignment | None, now: float) -> bool:
-        """True if `maintain` has something to do. `now`: seconds of a monotonic clock."""
-        return self._is_renewal_due(now) or self._is_pointer_due(live, now)
-
-    def maintain(self, live: Assignment | None, now: float) -> None:
-        """Renew the snapshot, and mirror the arm `live`. A failure is retried later."""
-        if self._issuer is not None and self._is_renewal_due(now):
-            self._renew(self._issuer, now)
-        if live is not None and live.version is not None and self._is_pointer_due(live, now):
-            self._mirror(live.version, live.epoch, now)
-
-    def _is_renewal_due(self, now: float) -> bool:
-        return self._issuer is not None and now >= self._renew_at
-
-    def _is_pointer_due(self, live: Assignment | None, now: float) -> bool:
-        is_new = live is not None and live.version is not None and live.epoch != self._mirrored
-        return is_new and now >= self._mirror_at
+    def maintenance(self, live: Assignment | None, now: float) -> list[Callable[[], None]]:
+        """What is due: to renew the snapshot, to mirror the arm `live`. A failure is retried later. `now`: monotonic seconds."""
+        due: list[Callable[[], None]] = []
+        if self._issuer is not None and now >= self._renew_at:
+            due.append(partial(self._renew, self._issuer, now))
+        if live is not None and live.version is not None and live.epoch != self._mirrored and now >= self._mirror_at:
+            due.append(partial(self._mirror, live.version, live.epoch, now))
+        return due
 
     def _renew(self, issuer: Issuer, now: float) -> None:
         """Renew the snapshot if it is an hour old. The first call also lists versions that an earlier process did not."""

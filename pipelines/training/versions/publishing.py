@@ -47,9 +47,9 @@ class Publishing:
             self._start(lambda: self._publisher.send(now))
 
     def maintain(self, live: Assignment | None, now: float) -> None:
-        """See `Publisher.maintain`."""
-        if self.is_idle() and self._publisher.needs_maintenance(live, now):
-            self._start(lambda: self._publisher.maintain(live, now))
+        """See `Publisher.maintenance`."""
+        if self.is_idle() and (due := self._publisher.maintenance(live, now)):
+            self._start(lambda: [job() for job in due])
 
     def offer(self, version: int, arm: Assignment | None, reason: str) -> None:
         """See `Publisher.offer`."""

@@ -17,7 +17,7 @@ from pipelines.training.learning.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.weights import copy_tensors, tensors_of
 from tests.models import KINDS, tiny_model
-from tests.unit.pipelines.training.builders import a_learner, base_of, bits_now, captured, experience, model_of, segment
+from tests.unit.pipelines.training.builders import a_learner, bits_now, captured, experience, model_of, segment
 from tests.unit.pipelines.training.checkpoints.test_bundle_replay import blamed_bundle
 from tests.unit.pipelines.training.learning.test_models_learn import learn
 from tests.unit.pipelines.training.learning.test_precision import batch
@@ -29,7 +29,7 @@ SETTINGS = TrainingSettings(learning_rate=1e-2, divergence_bound=math.inf, step_
 def learner_on(device: str, kind: str = "qwen3", **changes: Any) -> Learner:
     model = tiny_model(kind)
     copy_tensors(model, tensors_of(model))  # it holds published bits
-    return a_learner(model, SETTINGS.model_copy(update=changes), device)
+    return a_learner(model, SETTINGS, device, **changes)
 
 
 def gradient(device: str, kind: str, **changes: Any) -> torch.Tensor:
@@ -44,7 +44,7 @@ def gradient(device: str, kind: str, **changes: Any) -> torch.Tensor:
 
     model_of(learner).optimizer.register_step_pre_hook(note)
     items = batch()
-    result = learner.step(items, [1.0] * len(items), {0: base_of(learner)})
+    result = learner.step(items, [1.0] * len(items), {0: None})
     assert not result.skipped
     assert result.metrics["mismatch_k3"] is not None
     return torch.cat(found)

@@ -54,66 +54,59 @@ def test_a_good_checkpoint_is_described(built: Callable[[str], Path], kind: str,
     assert report.cache_elements_per_token == layers_with_attention * 2 * 2 * 16
 
 
+Damage = Callable[[Path], None]
+
+
 def changed(folder: Path, change: Callable[[Tensors], None]) -> None:
     tensors = read_safetensors(folder)
     change(tensors)
     write_safetensors(folder / FILE, tensors)
 
 
-def config_with(**fields: object) -> Callable[[Path], None]:
+def tensors_changed(change: Callable[[Tensors], None]) -> Damage:
+    return lambda folder: changed(folder, change)
+
+
+def bytes_changed(change: Callable[[bytes], bytes], name: str = FILE) -> Damage:
     def write(folder: Path) -> None:
-        file = folder / "config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+        (folder / name).write_bytes(change((folder / name).read_bytes()))
 
     return write
 
 
-def without(name: str) -> Callable[[Path], None]:
-    def remove(folder: Path) -> None:
-        changed(folder, lambda tensors: tensors.pop(name) and None)
-
-    return remove
+def config_with(**fields: object) -> Damage:
+    return bytes_changed(lambda content: json.dumps({**json.loads(content), **fields}).encode(), "config.json")
 
 
-def with_tensor(name: str, like: str) -> Callable[[Path], None]:
-    def add(folder: Path) -> None:
-        changed(folder, lambda tensors: tensors.update({name: tensors[like]}))
-
-    return add
+def without(name: str) -> Damage:
+    return tensors_changed(lambda tensors: tensors.pop(name) and None)
 
 
-def with_dtype(name: str, dtype: str, width: int) -> Callable[[Path], None]:
+def with_tensor(name: str, like: str) -> Damage:
+    return tensors_changed(lambda tensors: tensors.update({name: tensors[like]}))
+
+
+def with_dtype(name: str, dtype: str, width: int) -> Damage:
     def change(tensors: Tensors) -> None:
         shape = tensors[name].shape
         tensors[name] = Tensor(dtype, shape, np.zeros(int(np.prod(shape)) * width, np.uint8))
 
-    return lambda folder: changed(folder, change)
+    return tensors_changed(change)
 
 
-def experts_from_one(folder: Path) -> None:
+def experts_from_one(tensors: Tensors) -> None:
     """The indices of the experts begin at 1."""
-
-    def change(tensors: Tensors) -> None:
-        for name in [name for name in tensors if ".experts." in name]:
-            head, _, rest = name.partition(".experts.")
-            number, _, tail = rest.partition(".")
-            tensors[f"{head}.experts.moved.{int(number) + 1}.{tail}"] = tensors.pop(name)
-        for name in [name for name in tensors if ".moved." in name]:
-            tensors[name.replace(".moved.", ".")] = tensors.pop(name)
-
-    changed(folder, change)
+    for name in [name for name in tensors if ".experts." in name]:
+        head, _, rest = name.partition(".experts.")
+        number, _, tail = rest.partition(".")
+        tensors[f"{head}.experts.moved.{int(number) + 1}.{tail}"] = tensors.pop(name)
+    for name in [name for name in tensors if ".moved." in name]:
+        tensors[name.replace(".moved.", ".")] = tensors.pop(name)
 
 
-def one_more_expert(folder: Path) -> None:
-    def change(tensors: Tensors) -> None:
-        for name in [name for name in tensors if ".layers.0.mlp.experts.3." in name]:
-            tensors[name.replace(".experts.3.", ".experts.4.")] = tensors[name]
-
-    changed(folder, change)
-
-
-def config_that_is_no_json(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
+def one_more_expert(tensors: Tensors) -> None:
+    for name in [name for name in tensors if ".layers.0.mlp.experts.3." in name]:
+        tensors[name.replace(".experts.3.", ".experts.4.")] = tensors[name]
 
 
 def missing_shard(folder: Path) -> None:
@@ -134,52 +127,17 @@ def shard_without_a_tensor(folder: Path) -> None:
     write_safetensors(shard, tensors)
 
 
-def broken_index(folder: Path) -> None:
-    (folder / INDEX_FILE).write_bytes(b"\xff\xfe{")
+def named_twice(content: bytes) -> bytes:
+    return content.replace(b'"model.layers.1.input_layernorm.weight"', b'"model.layers.0.input_layernorm.weight"')
 
 
-def cut(folder: Path) -> None:
-    file = folder / FILE
-    file.write_bytes(file.read_bytes()[:-100])
+def other_tokenizer(content: bytes) -> bytes:
+    tokenizer = json.loads(content)
+    tokenizer["model"]["vocab"]["of another model"] = 704
+    return json.dumps(tokenizer).encode()
 
 
-def cut_in_the_header(folder: Path) -> None:
-    file = folder / FILE
-    file.write_bytes(file.read_bytes()[:50])
-
-
-def header_of_junk(folder: Path) -> None:
-    file = folder / FILE
-    content = bytearray(file.read_bytes())
-    content[8:40] = bytes(32)
-    file.write_bytes(content)
-
-
-def name_twice(folder: Path) -> None:
-    file = folder / FILE
-    content = file.read_bytes()
-    file.write_bytes(
-        content.replace(b'"model.layers.1.input_layernorm.weight"', b'"model.layers.0.input_layernorm.weight"')
-    )
-
-
-def unknown_dtype(folder: Path) -> None:
-    file = folder / FILE
-    file.write_bytes(file.read_bytes().replace(b'"BF16"', b'"BF17"', 1))
-
-
-def other_tokenizer(folder: Path) -> None:
-    file = folder / "tokenizer.json"
-    content = json.loads(file.read_text())
-    content["model"]["vocab"]["of another model"] = 704
-    file.write_text(json.dumps(content))
-
-
-def no_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text("{}")
-
-
-def not_finite(name: str, place: int, word: int, dtype: str = "BF16") -> Callable[[Path], None]:
+def not_finite(name: str, place: int, word: int, dtype: str = "BF16") -> Damage:
     """Sets one element of a tensor, counted flat, to these bits."""
 
     def change(tensors: Tensors) -> None:
@@ -188,18 +146,18 @@ def not_finite(name: str, place: int, word: int, dtype: str = "BF16") -> Callabl
         words[place] = word
         tensors[name] = Tensor(dtype, tensor.shape, words.view(np.uint8))
 
-    return lambda folder: changed(folder, change)
+    return tensors_changed(change)
 
 
-def renamed(old: str, new: str) -> Callable[[Path], None]:
+def renamed(old: str, new: str) -> Damage:
     def change(tensors: Tensors) -> None:
         for name in list(tensors):
             tensors[name.replace(old, new, 1)] = tensors.pop(name)
 
-    return lambda folder: changed(folder, change)
+    return tensors_changed(change)
 
 
-def ends_by_config(token: int) -> Callable[[Path], None]:
+def ends_by_config(token: int) -> Damage:
     def change(folder: Path) -> None:
         (folder / "generation_config.json").unlink(missing_ok=True)
         config_with(eos_token_id=token)(folder)
@@ -207,11 +165,8 @@ def ends_by_config(token: int) -> Callable[[Path], None]:
     return change
 
 
-def generates_with(**fields: object) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        (folder / "generation_config.json").write_text(json.dumps(fields))
-
-    return change
+def generates_with(**fields: object) -> Damage:
+    return bytes_changed(lambda _: json.dumps(fields).encode(), "generation_config.json")
 
 
 def adapter(folder: Path) -> None:
@@ -229,10 +184,10 @@ def moved_into_a_subfolder(folder: Path, *, weights: bool = True) -> None:
         (inside / FILE).rename(folder / "model_world_size_1_rank_0.pt")
 
 
-Bad = tuple[str, Callable[[Path], None], str, str]
+Bad = tuple[str, Damage, str, str]
 BAD: list[Bad] = [
     ("llama", lambda folder: (folder / "config.json").unlink(), "not_found", "config.json"),
-    ("llama", config_that_is_no_json, "unreadable_config", "config.json"),
+    ("llama", bytes_changed(lambda _: b"{", "config.json"), "unreadable_config", "config.json"),
     ("llama", config_with(model_type="never_heard_of"), "unknown_architecture", "never_heard_of"),
     ("llama", config_with(hidden_size="wide"), "unknown_architecture", "hidden_size"),
     ("llama", config_with(model_type="bert", architectures=["BertModel"]), "not_a_text_model", "BertModel"),
@@ -259,21 +214,21 @@ BAD: list[Bad] = [
     ("llama", partial(moved_into_a_subfolder, weights=False), "wrong_folder", "verl.model_merger"),
     ("llama", with_dtype("model.norm.weight", "F8_E4M3", 1), "wrong_dtype", "model.norm.weight is F8_E4M3"),
     ("llama", with_dtype("model.norm.weight", "I64", 8), "wrong_dtype", "model.norm.weight is I64"),
-    ("llama", unknown_dtype, "unknown_dtype", "BF17"),
-    ("llama", cut, "truncated", FILE),
-    ("llama", cut_in_the_header, "truncated", FILE),
-    ("llama", header_of_junk, "not_safetensors", FILE),
-    ("llama", name_twice, "not_safetensors", "named twice"),
-    ("llama", other_tokenizer, "wrong_tokenizer", "704"),
-    ("llama", no_tokenizer, "no_tokenizer", "tokenizer.json"),
+    ("llama", bytes_changed(lambda content: content.replace(b'"BF16"', b'"BF17"', 1)), "unknown_dtype", "BF17"),
+    ("llama", bytes_changed(lambda content: content[:-100]), "truncated", FILE),
+    ("llama", bytes_changed(lambda content: content[:50]), "truncated", FILE),
+    ("llama", bytes_changed(lambda content: content[:8] + bytes(32) + content[40:]), "not_safetensors", FILE),
+    ("llama", bytes_changed(named_twice), "not_safetensors", "named twice"),
+    ("llama", bytes_changed(other_tokenizer, "tokenizer.json"), "wrong_tokenizer", "704"),
+    ("llama", bytes_changed(lambda _: b"{}", "tokenizer.json"), "no_tokenizer", "tokenizer.json"),
     ("mamba2", config_with(max_position_embeddings=None), "unknown_context", "max_position_embeddings"),
     ("qwen3_moe/sharded", missing_shard, "truncated", "not beside it"),
     ("qwen3_moe/sharded", same_tensor_in_two_shards, "duplicate_tensor", "another shard"),
     ("qwen3_moe/sharded", shard_without_a_tensor, "truncated", "lack 1 tensors"),
-    ("qwen3_moe/sharded", broken_index, "not_safetensors", "index"),
+    ("qwen3_moe/sharded", bytes_changed(lambda _: b"\xff\xfe{", INDEX_FILE), "not_safetensors", "index"),
     ("qwen3_moe", without(EXPERT.format(3)), "missing_tensor", EXPERT.format(3)),
-    ("qwen3_moe", experts_from_one, "missing_tensor", "experts.0."),
-    ("qwen3_moe", one_more_expert, "unknown_tensor", "experts.4."),
+    ("qwen3_moe", tensors_changed(experts_from_one), "missing_tensor", "experts.0."),
+    ("qwen3_moe", tensors_changed(one_more_expert), "unknown_tensor", "experts.4."),
     ("qwen3_moe", config_with(num_local_experts=8), "missing_tensor", "experts.4."),
 ]  # fmt: skip
 

@@ -18,7 +18,6 @@ from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
-from policy.weights import tensors_of
 from tests.models import built_once, llama_config
 from weights.tensors import Tensors
 
@@ -54,8 +53,9 @@ def whole(value: Any) -> Any:
     return value.to_json() if isinstance(value, Lineage) else dict(value)
 
 
-def a_learner(model: Any, settings: TrainingSettings, device: str = "cpu") -> Learner:
-    """A learner that trains all of a model."""
+def a_learner(model: Any, settings: TrainingSettings, device: str = "cpu", **changes: Any) -> Learner:
+    """A learner that trains all of a model. `changes`: of the settings."""
+    settings = settings.model_copy(update=changes)
     return Learner(WholeModel(model, settings, device), settings)
 
 
@@ -63,13 +63,6 @@ def model_of(learner: Learner) -> WholeModel:
     """What such a learner trains."""
     assert isinstance(learner.trainee, WholeModel)
     return learner.trainee
-
-
-def base_of(learner: Learner) -> Tensors:
-    """The bits that it began with."""
-    reference = model_of(learner).reference
-    assert reference is not None
-    return tensors_of(reference.model)
 
 
 def bits_now(learner: Learner) -> Tensors:
@@ -81,6 +74,11 @@ def remembering(learner: Learner, norms: list[tuple[float, float]] | None = None
     """Let the guard remember these norms, or these values of a sign, and what else it knows."""
     known = learner.guard_history
     learner.guard_history = GuardHistory(known.norms if norms is None else norms, {**known.signs, **signs})
+
+
+def weights_now(learner: Learner) -> dict[str, torch.Tensor]:
+    """The weights that a checkpoint would hold now, copied."""
+    return dict(captured(learner).weights)
 
 
 def captured(learner: Learner, state: TrainerState | None = None, version: int | None = None) -> Checkpoint:

@@ -70,6 +70,20 @@ def learn(world: World, trainer: Trainer, *items: Experience) -> None:
     world.turns(trainer, 3)
 
 
+def begun(world: World, weight: float = 1.0) -> tuple[Trainer, Experience]:
+    """A trainer that has learned four samples, and the first of them."""
+    trainer = world.start()
+    first, *_ = world.add_random(4, reward=1.0, weight=weight)
+    world.turns(trainer, 2)
+    return trainer, first
+
+
+def figures(world: World, name: str) -> list[Any]:
+    """Of each step."""
+    with world.database.snapshot() as connection:
+        return [row.metrics[name] for row in connection.execute(select(training_step))]
+
+
 # The effect of a correction on a policy.
 
 
@@ -155,7 +169,7 @@ def gradient_of(learner: Learner) -> torch.Tensor:
 
 def pulled(items: list[Experience], lessons: list[Lesson]) -> torch.Tensor:
     """The gradient of a step over these rows, always at the same weights."""
-    learner = a_learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e9}))
+    learner = a_learner(tiny_model(), SETTINGS, max_gradient_norm=1e9)
     found: list[torch.Tensor] = []
     model_of(learner).optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(learner)))
     learner.step(items, [1.0] * len(items), {}, lessons)
@@ -179,7 +193,7 @@ def test_a_correction_pulls_exactly_what_was_missing_whatever_batch_it_comes_in(
     # What 0.75 more of reward would have pulled at each token: the same advantage over all tokens of the first batch.
     whole = num_tokens(items)
     unit = result.pulls[corrected.key] * whole
-    alone = a_learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e9, "whiten": False}))
+    alone = a_learner(tiny_model(), SETTINGS, max_gradient_norm=1e9, whiten=False)
     expect = alone.tracker.expect(corrected.baseline_key, 0)
     found: list[torch.Tensor] = []
     model_of(alone).optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(alone)))
@@ -217,10 +231,8 @@ def test_the_difference_is_learned_once_and_the_ledger_stays_as_it_is(world: Wor
     assert late(world) == [(1, "corrected", 1)]
     assert {state for state, _, _ in world.ledger().values()} == {"trained"}
     assert world.ledger().keys() >= ledger.keys()
-    with world.database.snapshot() as connection:
-        steps = [row.metrics for row in connection.execute(select(training_step))]
-    assert [(step["num_samples"], step["num_corrections"]) for step in steps] == [(4, 0), (0, 1)]
-    assert steps[1]["correction_mean"] == -0.75
+    assert (figures(world, "num_samples"), figures(world, "num_corrections")) == ([4, 0], [0, 1])
+    assert figures(world, "correction_mean")[1] == -0.75
 
     restarted = world.start()
     world.turns(restarted, 3)
@@ -231,33 +243,25 @@ def test_the_difference_is_learned_once_and_the_ledger_stays_as_it_is(world: Wor
 
 
 def test_each_further_revision_is_compared_with_what_is_applied_by_then(world: World) -> None:
-    trainer = world.start()
-    first, *_ = world.add_random(4, reward=1.0)
-    world.turns(trainer, 2)
+    trainer, first = begun(world)
     for revision, reward, weight in ((1, 0.0, 1.0), (2, 0.5, 0.5), (3, None, 1.0), (4, 1.0, 0.25), (5, 1.0, 1.0)):
         learn(world, trainer, later(first, reward, revision, weight=weight))
     assert fate_of(trainer, first).applied_now == 1.0
-    with world.database.snapshot() as connection:
-        found = [row.metrics["correction_mean"] for row in connection.execute(select(training_step))]
+    found = figures(world, "correction_mean")
     assert found == [None, -1.0, 0.25, 0.0, 0.75]  # the fourth is worth as much, and weighs less
     assert sum(found[1:]) == 0.0
 
 
 def test_a_provisional_reward_is_learned_by_its_weight_and_the_rest_when_it_is_final(world: World) -> None:
-    trainer = world.start()
-    first, *_ = world.add_random(4, reward=1.0, weight=0.3)
-    world.turns(trainer, 2)
+    trainer, first = begun(world, weight=0.3)
     assert fate_of(trainer, first).applied == 0.3
     learn(world, trainer, later(first, 1.0, weight=1.0))
     assert fate_of(trainer, first).applied_now == 1.0
-    with world.database.snapshot() as connection:
-        assert [row.metrics["correction_mean"] for row in connection.execute(select(training_step))] == [None, 0.7]
+    assert figures(world, "correction_mean") == [None, 0.7]
 
 
 def test_a_correction_that_is_too_late_is_named(world: World) -> None:
-    trainer = world.start()
-    first, *_ = world.add_random(4, reward=1.0)
-    world.turns(trainer, 2)
+    trainer, first = begun(world)
     world.now += 2e6
     learn(world, trainer, later(first, 0.0))
     trainer.checkpoint()
@@ -268,9 +272,7 @@ def test_a_correction_that_is_too_late_is_named(world: World) -> None:
 
 def test_what_the_guard_skips_is_not_applied_and_a_later_revision_starts_from_what_is(tmp_path: Path) -> None:
     world = World.new(tmp_path / "home", max_gradient_norm=1e-3)
-    trainer = world.start()
-    first, *_ = world.add_random(4, reward=1.0)
-    world.turns(trainer, 2)
+    trainer, first = begun(world)
     remembering(trainer.learner, [(1e-9, 1e-9)] * 20)
     learn(world, trainer, later(first, 0.0))
     trainer.checkpoint()
@@ -285,9 +287,7 @@ def test_what_the_guard_skips_is_not_applied_and_a_later_revision_starts_from_wh
 
 def test_a_rollback_takes_back_what_was_corrected_since(tmp_path: Path) -> None:
     world = World.new(tmp_path / "home", publish_samples=4)
-    trainer = world.start()
-    first, *_ = world.add_random(4, reward=1.0)
-    world.turns(trainer, 2)
+    trainer, first = begun(world)
     at_version_1 = weights_of(trainer)
     learn(world, trainer, later(first, 0.5), *batch(3, seed=3))
     learn(world, trainer, later(first, 0.0, 2), *batch(3, seed=4))
@@ -311,9 +311,7 @@ def test_a_rollback_takes_back_what_was_corrected_since(tmp_path: Path) -> None:
 
 def test_a_correction_waits_through_a_restart(tmp_path: Path) -> None:
     world = World.new(tmp_path / "home", max_wait_seconds=60.0)
-    trainer = world.start()
-    first, *_ = world.add_random(4, reward=1.0)
-    world.turns(trainer, 2)
+    trainer, first = begun(world)
     learn(world, trainer, later(first, 0.0))
     trainer.checkpoint()
     assert (len(trainer.intake), trainer.state.step) == (1, 1)
@@ -347,9 +345,7 @@ def test_an_older_checkpoint_knows_no_applied_reward_and_nothing_is_corrected(wo
     assert state.fates["k"] == Fate(1, "trained", version=2, late=4)
     assert state.fates["k"].applied_now is None
 
-    trainer = world.start()
-    first, *_ = world.add_random(4, reward=1.0)
-    world.turns(trainer, 2)
+    trainer, first = begun(world)
     trainer.state.fates[first.key] = msgspec.structs.replace(fate_of(trainer, first), applied=None)
     learn(world, trainer, later(first, 0.0))
     trainer.checkpoint()

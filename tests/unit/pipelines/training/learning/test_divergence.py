@@ -22,7 +22,8 @@ from tests.unit.pipelines.training.builders import (
     remembering,
     segment,
     tiny_model,
-)
+    weights_now,
+)  # fmt: skip
 from tests.unit.pipelines.training.test_worker import states
 from tests.unit.pipelines.training.world import World
 
@@ -98,36 +99,30 @@ def test_a_batch_learns_as_if_what_the_policy_left_had_never_been_in_it() -> Non
     assert (result.metrics["num_divergent"], expected.metrics["num_divergent"]) == (4, 0)
     assert [result.log_ratios[item.key] for item in far] == pytest.approx([-2.0] * 3, abs=1e-4)
     assert learner.tracker == clean.tracker
-    for mine, theirs in zip(model_of(learner).model.parameters(), model_of(clean).model.parameters(), strict=True):
-        assert mine.equal(theirs)
+    theirs = weights_now(clean)
+    assert all(mine.equal(theirs[name]) for name, mine in weights_now(learner).items())
 
 
 def test_a_batch_that_the_policy_has_left_as_a_whole_changes_nothing() -> None:
     learner = a_learner(tiny_model(), SETTINGS)
-    before = [parameter.detach().clone() for parameter in model_of(learner).model.parameters()]
+    before = weights_now(learner)
     far = answers(learner, 3, log_ratio=-2.0)
     result = learner.step(far, [1.0] * 3, {})
     assert (len(result.left), result.samples, result.skipped) == (3, [], "")
-    assert all(mine.equal(old) for mine, old in zip(model_of(learner).model.parameters(), before, strict=True))
+    assert all(mine.equal(before[name]) for name, mine in weights_now(learner).items())
     assert learner.tracker.entries == {}
 
 
 def test_a_step_of_few_effective_samples_is_a_smaller_one() -> None:
     def moved(extreme: float) -> float:
-        learner = a_learner(
-            tiny_model(), SETTINGS.model_copy(update={"divergence_bound": math.inf, "step_bound": math.inf})
-        )
-        before = [parameter.detach().clone() for parameter in model_of(learner).model.parameters()]
+        learner = a_learner(tiny_model(), SETTINGS, divergence_bound=math.inf, step_bound=math.inf)
+        before = weights_now(learner)
         # A ratio near 0 for all but one, so that one sample holds the weight.
         batch = [*answers(learner, 30, log_ratio=-extreme), *answers(learner, 1)]
         result = learner.step(batch, [1.0] * 31, {})
         assert result.step_scale == pytest.approx(min(1.0, (result.metrics["ess"] or 0.0) / MIN_ESS))
-        change = sum(
-            float((now.detach() - old).abs().sum())
-            for now, old in zip(model_of(learner).model.parameters(), before, strict=True)
-        )
         assert {group["lr"] for group in model_of(learner).optimizer.param_groups} == {SETTINGS.learning_rate}
-        return change
+        return sum(float((now - before[name]).abs().sum()) for name, now in weights_now(learner).items())
 
     # Adam's first step has one size, whatever the gradient: the rate alone makes the difference.
     assert moved(8.0) < 0.25 * moved(0.0)

@@ -14,7 +14,7 @@ from pipelines.training.learning.reference import frozen_copy
 from pipelines.training.settings import TrainingSettings
 from policy.logprobs import TokenScorer, recomputed
 from tests.models import tiny_model
-from tests.unit.pipelines.training.builders import a_learner, base_of, experience, model_of, segment
+from tests.unit.pipelines.training.builders import a_learner, experience, model_of, segment
 from tests.unit.pipelines.training.checkpoints.test_replay import mixture, through_other_experts
 
 
@@ -32,7 +32,7 @@ def gradients(model: Any, items: list[Experience], **changes: Any) -> tuple[dict
     settings = TrainingSettings(
         divergence_bound=math.inf, step_bound=math.inf, max_gradient_norm=1e9, kl_coefficient=0.02, mismatch_samples=0
     )
-    learner, found = a_learner(model, settings.model_copy(update=changes)), {}
+    learner, found = a_learner(model, settings, **changes), {}
 
     def note(*_: object) -> None:
         named = model_of(learner).model.named_parameters()
@@ -124,14 +124,10 @@ def test_log_probs_are_float32_under_autocast() -> None:
 
 
 def test_a_version_is_measured_once_and_its_figure_stays() -> None:
-    learner, items = (
-        a_learner(
-            tiny_model("qwen3"), TrainingSettings(divergence_bound=math.inf, step_bound=math.inf, mismatch_samples=4)
-        ),
-        batch(),
-    )
+    settings = TrainingSettings(divergence_bound=math.inf, step_bound=math.inf, mismatch_samples=4)
+    learner, items = a_learner(tiny_model("qwen3"), settings), batch()
     asked: list[int] = []
-    published = _Counting(asked, {0: base_of(learner)})
+    published = _Counting(asked, {0: None})
     first = learner.step(items, [1.0] * 6, published).metrics
     again = learner.step(items, [1.0] * 6, published).metrics
     assert asked == [0] * len(asked)

@@ -7,7 +7,7 @@ import torch
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.step_bound import PROBED, SLACK, bounded_step, probe
 from pipelines.training.settings import TrainingSettings
-from tests.unit.pipelines.training.builders import a_learner, model_of, tiny_model
+from tests.unit.pipelines.training.builders import a_learner, model_of, tiny_model, weights_now
 from tests.unit.pipelines.training.learning.test_divergence import answers
 
 
@@ -69,12 +69,9 @@ def test_the_probe_is_spread_over_the_batch() -> None:
 def test_the_trainers_step_is_bounded_and_says_so() -> None:
     def step(**settings: float) -> tuple[Learner, float]:
         learner = a_learner(tiny_model(), TrainingSettings(learning_rate=0.03, mismatch_samples=0, **settings))
-        before = [each.detach().clone() for each in model_of(learner).model.parameters()]
+        before = weights_now(learner)
         result = learner.step(batch := answers(learner, 8), [1.0] * 8, {})
-        lengths = [
-            float((now.detach() - old).abs().max())
-            for now, old in zip(model_of(learner).model.parameters(), before, strict=True)
-        ]
+        lengths = [float((now - before[name]).abs().max()) for name, now in weights_now(learner).items()]
         assert {group["lr"] for group in model_of(learner).optimizer.param_groups} == {0.03}
         assert max(lengths) == pytest.approx(0.03 * result.step_scale, rel=0.01)
         if (found := result.metrics["step_moved"]) is not None and math.isfinite(found):

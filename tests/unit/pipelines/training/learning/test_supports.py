@@ -27,7 +27,6 @@ from services.engine.sequence import SamplingOptions, SequenceSampling
 from tests.unit.pipelines.training.builders import (
     VOCABULARY,
     a_learner,
-    base_of,
     bits_now,
     experience,
     segment,
@@ -138,7 +137,7 @@ def test_a_step_learns_from_truncated_and_whole_answers_together() -> None:
         tiny_model(), TrainingSettings(divergence_bound=math.inf, step_bound=math.inf, mismatch_samples=4)
     )
     before = {name: tensor.data.copy() for name, tensor in tensors_of(model).items()}
-    result = learner.step(items, [1.0] * 4, {0: base_of(learner)})
+    result = learner.step(items, [1.0] * 4, {0: None})
     assert result.metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
     k3 = result.metrics["mismatch_k3"]
     assert k3 is not None
@@ -153,5 +152,5 @@ def test_a_wrong_log_prob_is_not_hidden_by_the_support() -> None:
     [made] = item.segments
     wrong = msgspec.structs.replace(made, logprobs=pack_floats([0.0, 0.0, -9.0, -9.0, -9.0, -9.0]))
     learner = a_learner(model, TrainingSettings(divergence_bound=math.inf, step_bound=math.inf, mismatch_samples=1))
-    result = learner.step([msgspec.structs.replace(item, segments=(wrong,))], [1.0], {0: base_of(learner)})
+    result = learner.step([msgspec.structs.replace(item, segments=(wrong,))], [1.0], {0: None})
     assert (result.metrics["mismatch_k1"] or 0.0) < -1.0
