@@ -292,8 +292,8 @@ class KnownSamples:
             if key in changes:
                 found: T | None = changes[key]
                 return found
-        row = self._file and self._file.get(key, self.mark)
-        return msgspec.msgpack.decode(row, type=value) if row is not None else None
+        row = None if self._file is None else self._file.get(key, self.mark)
+        return None if row is None else msgspec.msgpack.decode(row, type=value)
 
     def write(self, key: bytes, value: Any) -> None:
         """Set a value; None forgets the key."""
@@ -320,7 +320,7 @@ class KnownSamples:
         """The mark when a version was cut; 0 if it is unknown. A version that is not written yet follows every row."""
         if version in {self._cut, self._writing and self._writing.cut}:
             return self.mark
-        return (self._file and self._file.mark_of(version, self.mark)) or 0
+        return (None if self._file is None else self._file.mark_of(version, self.mark)) or 0
 
 
 class SampleMapping(MutableMapping[str, T], Generic[T]):

@@ -45,20 +45,15 @@ class StepResult:
     """What the learning rate of this step is multiplied by."""
 
 
-def reward_figures(experiences: Sequence[Experience]) -> dict[str, float | None]:
-    """Mean reward of the samples, and of each graded component."""
+def batch_figures(experiences: Sequence[Experience], corrections: Sequence[Lesson]) -> dict[str, float | None]:
+    """Number and mean of the rewards, the mean of each graded component, number and mean difference of the corrections."""
     rewards = [item.reward for item in experiences if item.reward is not None]
     parts: dict[str, list[float]] = {"reward_mean": rewards}
     for score in (score for item in experiences for score in item.scores if score.value is not None):
         parts.setdefault(f"reward/{score.name}", []).append(score.value or 0.0)
+    parts["correction_mean"] = [item.difference for item in corrections]
     means = {name: sum(values) / len(values) if values else None for name, values in parts.items()}
-    return {"num_samples": len(rewards), **means}
-
-
-def correction_figures(corrections: Sequence[Lesson]) -> dict[str, float | None]:
-    """The number of corrections, and their mean difference."""
-    num, total = len(corrections), sum(item.difference for item in corrections)
-    return {"num_corrections": num, "correction_mean": total / num if num else None}
+    return {"num_samples": len(rewards), "num_corrections": len(corrections), **means}
 
 
 def sample_rows(experiences: Sequence[Experience], **columns: Sequence[float]) -> list[dict[str, Any]]:

@@ -23,15 +23,7 @@ from pipelines.training.known.experiences import num_tokens
 from pipelines.training.learning import guard
 from pipelines.training.learning.advantages import Scored, advantages_of, denominators
 from pipelines.training.learning.device import is_out_of_memory, release_memory
-from pipelines.training.learning.figures import (
-    Mismatch,
-    Speed,
-    StepResult,
-    correction_figures,
-    reward_figures,
-    row_lengths,
-    sample_rows,
-)
+from pipelines.training.learning.figures import Mismatch, Speed, StepResult, batch_figures, row_lengths, sample_rows
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.learning.trackers import in_range, new_tracker, tracker_from_json
@@ -160,15 +152,14 @@ class Learner:
                 result.metrics["num_divergent"] = len(far)
                 return replace(again, result=result)
             except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error) or not self._shrink(batch):
+                lengths = row_lengths(batch.everything)
+                if not is_out_of_memory(error):
+                    raise
+                if not self.budget.shrink(len(lengths), max(lengths)) and not self.trainee.hold_less():
                     raise
                 reason = str(error)
             release_memory()
             log.warning("out of memory: retrying in smaller pieces", max_tokens=self.budget.current, reason=reason)
-
-    def _shrink(self, batch: Batch) -> bool:
-        lengths = row_lengths(batch.everything)
-        return self.budget.shrink(len(lengths), max(lengths)) or self.trainee.hold_less()
 
     def _attempt(self, batch: Batch, weights: Mapping[str, float], published: Published) -> tuple[_Prepared, set[str]]:
         """A step with all of these, and the keys of those that today's policy has left."""
@@ -207,8 +198,7 @@ class Learner:
             "num_tokens": sums.num_tokens,
             "token_budget": self.budget.current,
             **self._mismatch.figures(),
-            **reward_figures(experiences),
-            **correction_figures(corrections),
+            **batch_figures(experiences, corrections),
         }
         above, keys = found.above.tolist(), batch.keys
         columns = {"advantage": values, "weight": pulls, "num_tokens": lengths}

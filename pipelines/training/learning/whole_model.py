@@ -89,11 +89,15 @@ class WholeModel(TrainedParameters):
                 anchor_BT = None
                 if objective.kl_coefficient > 0 and self.reference is not None:
                     (anchor_BT,) = self.reference.log_probs([batch])
+                tokens = scores, batch.behaviour_BT, anchor_BT, advantage_N[batch.sample_B], batch.mask_BT
                 loss, sums = policy_loss(
-                    scores, batch.behaviour_BT, anchor_BT, advantage_N[batch.sample_B], batch.mask_BT,
-                    num_tokens=count_N[batch.sample_B], objective=objective, temperature_B=batch.temperature_B,
-                    sequence_B=batch.sequence_B, plan=plan,
-                )  # fmt: skip
+                    *tokens,
+                    num_tokens=count_N[batch.sample_B],
+                    objective=objective,
+                    temperature_B=batch.temperature_B,
+                    sequence_B=batch.sequence_B,
+                    plan=plan,
+                )
             with self._stages.stage("backward"):
                 torch.autograd.backward(loss)
             current_N.index_add_(0, batch.sample_B, scores.log_probs_BT.detach().sum(-1))

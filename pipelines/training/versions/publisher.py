@@ -228,6 +228,8 @@ class Publisher:
         if (base := self.held.get(parent)) is None:
             base, self._history = self.store.load_state(self._policy, parent)
             self.held = {**self.held, parent: base}
+        with self.database.snapshot() as connection:
+            parent_root = assignments.root_of_version(connection, self._policy, parent)
         manifest = publish_version(
             self.store,
             policy=self._policy,
@@ -237,7 +239,7 @@ class Publisher:
             epoch=self.lease.epoch,
             history=self._history,
             signer=self.signer,
-            parent_root=self._root_of(parent),
+            parent_root=parent_root,
             **unsent.cut._asdict(),
         )
         self.lease.check_now()
@@ -253,10 +255,6 @@ class Publisher:
         )
         if self._upkeep.after(manifest, unsent.target, unsent.cut.created_at):
             self._unlisted.add(version)
-
-    def _root_of(self, version: int) -> str | None:
-        with self.database.snapshot() as connection:
-            return assignments.root_of_version(connection, self._policy, version)
 
     def _make_issuer(self) -> Issuer | None:
         if self.signer is None or self.keyring is None:  # readers that accept unsigned versions read no snapshot

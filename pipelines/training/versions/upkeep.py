@@ -161,7 +161,10 @@ class Pruning:
             NotFound, WeightsRefused, Unavailable, InvalidSettings: the store cannot list its contents; nothing was removed.
         """
         plan = self._plan(replicas, (), now)
-        gone = {int(name) for name in self._versions.advance(lambda it: _unnamed(plan.unloadable, self._arms(it)))}
+        gone = {
+            int(name)
+            for name in self._versions.advance(lambda it: {str(each) for each in set(plan.unloadable) - self._arms(it)})
+        }
         self.fault("pruning: versions gone")
         # A version that is only noted may be used again, so it keeps its chunks until it is gone.
         noted = set(plan.unloadable) - gone
@@ -193,7 +196,3 @@ class Pruning:
     def _arms(self, connection: Connection) -> set[int]:
         arms = assignments.read(connection, self._policy).values()
         return {arm.version for arm in arms if arm.version is not None}
-
-
-def _unnamed(versions: Collection[int], arms: Collection[int]) -> set[str]:
-    return {str(version) for version in versions if version not in arms}

@@ -1,5 +1,8 @@
 # ruff: noqa: N806 - tensors carry the letters of their dimensions
-"""A trainee with one tensor: the logits of tokens that come independently of each other. For tests of the learner."""
+"""A trainee with one tensor, for tests of the learner: logits of tokens that come independently of each other, or what is added to some.
+
+Then it is an adapter: a version carries what was added alone, and a base that it was merged into does not lead back.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ NAME = "logits"
 class UnigramTrainee:
     """Plain gradient descent at rate 1. `fails`: what the next calls of `backward` raise, in turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, frozen: float = 0.0) -> None:
+        """`frozen`: the largest logit of the base policy."""
+        self.frozen_V = torch.linspace(-frozen, frozen, VOCABULARY)
         self.config: Any = SimpleNamespace(vocab_size=VOCABULARY, max_position_embeddings=64)
         self.identity, self.can_fork = "unigrams", True
         self.routing, self.budget = NO_REPLAY, TokenBudget(1024)
@@ -45,7 +50,7 @@ class UnigramTrainee:
         if not rows.experiences:
             return GradientSums(LossSums(), [])
         (batch,) = micro_batches(rows.experiences, max_tokens=10**9)
-        log_probs_V = torch.log_softmax(self.logits_V, -1)
+        log_probs_V = torch.log_softmax(self.frozen_V + self.logits_V, -1)
         log_probs_BT = log_probs_V[batch.input_ids_BL[:, 1:]] * batch.mask_BT
         scores = TokenScores(log_probs_BT, torch.zeros_like(log_probs_BT))
         loss, sums = policy_loss(
@@ -88,7 +93,7 @@ class UnigramTrainee:
     @torch.no_grad()
     def _log_probs(self, logits: torch.Tensor, experiences: Sequence[Experience]) -> TokenLogProbs:
         (batch,) = micro_batches(experiences, max_tokens=10**9)
-        found_BT = torch.log_softmax(logits, -1)[batch.input_ids_BL[:, 1:]]
+        found_BT = torch.log_softmax(self.frozen_V + logits, -1)[batch.input_ids_BL[:, 1:]]
         return TokenLogProbs(found_BT[batch.mask_BT], batch.behaviour_BT[batch.mask_BT])
 
     def bits_of(self, weights: Mapping[str, torch.Tensor]) -> Tensors:

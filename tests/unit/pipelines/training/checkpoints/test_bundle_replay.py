@@ -14,9 +14,10 @@ import pytest
 
 from contracts.errors import InvalidSettings, MillraceError, WeightsRefused
 from contracts.records import Experience, pack_floats
-from pipelines.training.checkpoints import bundle_replay, bundles
+from pipelines.training.checkpoints import bundles
 from pipelines.training.checkpoints.bundle_records import BUNDLE, RewardBundle, StepBundle, decode_bundle, encode_bundle
 from pipelines.training.checkpoints.bundle_replay import ReplayedBundle, read_bundle, replay_bundle
+from pipelines.training.learning import trainees
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.worker import Trainer
 from tests.command_line import run_here
@@ -206,7 +207,7 @@ def test_a_sample_that_raises_or_gives_no_number_does_so_again(
     world.make_model = breaking_model
     trainer = world.start()
     learn(world, trainer, 8, 1, answer(np.random.default_rng(7), token=token))
-    monkeypatch.setattr(bundle_replay, "load_model", lambda *_, **__: breaking_model())
+    monkeypatch.setattr(trainees, "load_model", lambda *_, **__: breaking_model())
     found = replay_bundle(only_bundle(world))
     assert found.is_same
     assert isinstance(found.bundle, StepBundle)

@@ -38,6 +38,7 @@ def whole(kind: str) -> WholeModel:
 # A mixture of experts has tensors in a checkpoint that are slices of its parameters.
 TRAINEES: dict[str, Callable[[], Trainee]] = {
     "fake": UnigramTrainee,
+    "adapter": lambda: UnigramTrainee(frozen=1.0),
     "whole": lambda: whole("llama"),
     "mixture": lambda: whole("qwen3_moe"),
     "padded": lambda: whole("lfm2"),
