@@ -22,10 +22,7 @@ _ENGINE_SECONDS = 5.0
 
 
 def engine_check(settings: Settings) -> Check:
-    """Unready while no engine serves the arm live, or all of them refuse this process's key.
-
-    Engines are those that announce themselves; without any, the one at `engine_url`.
-    """
+    """Unready while no engine that announces itself (without any, the one at `engine_url`) serves the arm live and takes our key."""
     headers = authorization(engine_key(settings.home))
     announced = _announced(settings)
 

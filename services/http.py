@@ -12,11 +12,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import structlog
 from fastapi import FastAPI, Request, Response, Security
+from fastapi import params as markers
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import SecurityScopes
 from starlette.exceptions import HTTPException
@@ -37,7 +38,6 @@ from contracts.errors import (
 from contracts.keys import Caller
 from contracts.keys import Scope as KeyScope
 from runtime.database import Database
-from services.rights import rights_of
 
 MAX_BODY_BYTES = 4 * 2**20
 """What is decoded in one go holds the event loop: this much takes up to 20 ms, whatever is in it."""
@@ -143,6 +143,11 @@ async def wait_for_disconnect(client: Request) -> None:
         pass
 
 
+def field_error(param: str, says: str, kind: type[InvalidRequest] = InvalidRequest) -> InvalidRequest:
+    """The error about one field; its message begins with the name of the field."""
+    return kind(f"{param} {says}", param=param)
+
+
 def refusal_of(error: RequestValidationError) -> InvalidRequest:
     """FastAPI's refusal as one of ours. A path parameter that nothing can have means that the path does not exist."""
     first = error.errors()[0]
@@ -159,11 +164,7 @@ def reply_error(error: MillraceError, content: object = None, status: int | None
 
 
 def read_json(shape: type[ShapeType], body: bytes) -> ShapeType:
-    """Read a JSON body.
-
-    Raises:
-        InvalidRequest: the body is not JSON, or a field is missing or has the wrong type; `param` names the field.
-    """
+    """Read a JSON body. Raises InvalidRequest: it is not JSON, or a field is missing or has the wrong type; `param` names the field."""
     try:
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
@@ -226,10 +227,8 @@ class KeyRing:
     async def caller(self, authorization: str) -> Caller:
         """The caller with this `Authorization` header.
 
-        Raises:
-            Unauthorized: there is no key, or it is unknown, revoked or expired.
-            SessionOver: it is the key of a session that was ended, or whose time is over.
-            Unavailable: the database is unreachable, and this key was not seen before.
+        Raises Unauthorized: there is no key, or it is unknown, revoked or expired; SessionOver: it is the key of a session that was
+        ended, or whose time is over; Unavailable: the database is unreachable, and this key was not seen before.
         """
         until, caller = self._known.get(authorization, (0.0, None))
         asked_at = time.monotonic()  # before the look-up: the key may be revoked while we wait for its answer
@@ -252,9 +251,8 @@ class KeyRing:
     async def caller_in(self, caller: Caller, session: str) -> Caller:
         """The caller with the task and budget of the session that a URL names, if it was made for the caller's tenant.
 
-        Raises:
-            SessionOver: it was ended, or its time is over.
-            Unavailable: the database is unreachable, and the session was not seen a moment ago.
+        Raises SessionOver: it was ended, or its time is over; Unavailable: the database is unreachable, and the session was not
+        seen a moment ago.
         """
         if not may_be_made(session):
             return caller
@@ -280,8 +278,7 @@ class KeyRing:
 def authorization_of(headers: Mapping[str, str]) -> str:
     """The `Authorization` header of a request. A key in `x-api-key`, as Anthropic's clients send it, counts like a bearer's.
 
-    Raises:
-        Unauthorized: both are sent, with different keys.
+    Raises Unauthorized: both are sent, with different keys.
     """
     given, key = headers.get("authorization", ""), headers.get("x-api-key", "").strip()
     if not key:
@@ -341,6 +338,22 @@ AppCaller = Annotated[Caller, Security(_find_app, scopes=["inference"])]
 FeedbackCaller = Annotated[Caller, Security(_find_caller, scopes=["feedback"])]
 OperatorReader = Annotated[Caller, Security(_find_caller, scopes=["operator:read"])]
 OperatorWriter = Annotated[Caller, Security(_find_caller, scopes=["operator:write"])]
+
+
+def rights_of(handle: Callable[..., Any]) -> list[markers.Security]:
+    """Each right that the signature of a route's function requires; empty if the route is open to everybody.
+
+    A parameter `Annotated[..., Security(find, scopes=[...])]` is a right: the caller is looked up before the route runs, and must have
+    these scopes; an empty list means any known caller.
+    """
+    hints = get_type_hints(handle, include_extras=True).values()
+    marks = [mark for hint in hints if get_origin(hint) is Annotated for mark in get_args(hint)[1:]]
+    return [mark for mark in marks if isinstance(mark, markers.Security)]
+
+
+def scopes_of(handle: Callable[..., Any]) -> list[tuple[str, ...]]:
+    """The scopes of each of these rights."""
+    return [tuple(right.scopes or ()) for right in rights_of(handle)]
 
 
 def with_caller(handle: Callable[[Request, Caller], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:

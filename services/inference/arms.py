@@ -66,7 +66,7 @@ def choose_arm(
         secret: of the home, which keys the draw.
         version: the only one that may answer.
         minimum: the oldest one that may answer. Live answers, unless only another arm is known to be new enough.
-        served: arms that an engine can answer for now, see `served_arms`; nothing is drawn for the others.
+        served: see `served_arms`; nothing is drawn for the others.
     """
     versions = {name: arm.version for name, arm in assignments.items() if arm.version is not None}
     if version is not None:
@@ -97,13 +97,9 @@ def served_arms(
     """The arms that an engine can answer for now. Nothing is drawn for another arm, so nobody waits for a version that loads.
 
     This hangs on the engines alone, never on who asks: at each moment every unit has the probability that is logged for it, and
-    answers are compared only with others of the same time and probability.
-
-    Args:
-        assignments: all arms of the policy.
-        slots: arm to the versions that its slots hold now.
-        learned: versions that may still answer for the learning arm, see `Assignments.learned`. The canary and the hold-out are one
-            version each, so only a slot that holds it counts.
+    answers are compared only with others of the same time and probability. `slots`: arm to the versions that its slots hold now;
+    `learned`: versions that may still answer for the learning arm, see `Assignments`. The canary and the hold-out are one version each, so
+    only a slot that holds it counts.
     """
     found = {LIVE}
     for name, arm in assignments.items():
@@ -124,8 +120,7 @@ class Assignments:
     """
 
     def __init__(self, database: Database, policy: str) -> None:
-        self._database = database
-        self._policy = policy
+        self._database, self._policy = database, policy
         self._held: dict[str, Assignment] = {}
         self._read_at = float("-inf")
         self.learned: tuple[int, ...] = ()
@@ -194,17 +189,11 @@ class Arms:
     engine: EnginePool
 
     async def draw(self, request: ChatRequest, caller: Caller, terms: Terms, completion_id: str) -> DrawnArm:
-        """The arm of a request, drawn if its terms allow it. Its session keeps it.
-
-        Raises:
-            VersionRevoked: it names a version that a rollback revoked.
-        """
+        """The arm of a request, drawn if its terms allow it. Its session keeps it. Raises VersionRevoked: a rollback revoked what it names."""
         assigned = await self.assignments.held()
         if terms.version in self.assignments.revoked:
-            raise VersionRevoked(
-                f"{self.policy}@v{terms.version} was revoked and never serves again; ask for {self.policy!r}",
-                param="model",
-            )
+            why = f"was revoked and never serves again; ask for {self.policy!r}"
+            raise VersionRevoked(f"{self.policy}@v{terms.version} {why}", param="model")
         served = served_arms(assigned, await self.engine.slots(), self.assignments.learned)
         unit = None
         if terms.may_draw and has_draw(assigned):

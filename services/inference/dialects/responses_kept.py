@@ -72,17 +72,10 @@ class ResponseStore:
         self._seconds = seconds
 
     async def read(self, caller: Caller, response_ids: Collection[str]) -> Mapping[str, KeptResponse]:
-        """Those responses that are kept and that the caller may read, by id.
-
-        Raises:
-            InvalidRequest: they are more, or larger, than one request may read.
-        """
+        """Those that are kept and that the caller may read, by id. Raises InvalidRequest: they are more, or larger, than one request may read."""
         if len(response_ids) > MAX_READ:
-            raise InvalidRequest(
-                f"`input` refers to items of {len(response_ids):,} earlier responses, and may refer to {MAX_READ}; send the items "
-                "themselves",
-                param="input",
-            )
+            many = f"{len(response_ids):,} earlier responses, and may refer to {MAX_READ}; send the items themselves"
+            raise InvalidRequest(f"`input` refers to items of {many}", param="input")
         found, num_bytes = dict[str, KeptResponse](), 0
         for response_id in response_ids:
             completion_id = completion_id_of(response_id)
@@ -92,11 +85,8 @@ class ResponseStore:
             size = 0 if value is None else _size_of(value)
             num_bytes += size
             if num_bytes > MAX_READ_BYTES:
-                raise InvalidRequest(
-                    f"the responses that this request names are longer than {MAX_READ_BYTES // 2**20} MiB; send the items "
-                    "that are needed themselves",
-                    param="input",
-                )
+                most = f"{MAX_READ_BYTES // 2**20} MiB; send the items that are needed themselves"
+                raise InvalidRequest(f"the responses that this request names are longer than {most}", param="input")
             if value is None or not size:
                 continue
             kept = await asyncio.to_thread(_unpacked, value) if size > _LARGE else _unpacked(value)

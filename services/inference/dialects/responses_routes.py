@@ -16,11 +16,7 @@ from services.inference.dialects.responses_fields import RESPONSES_EXAMPLE, Resp
 from services.inference.dialects.responses_items import Item, needs_look_up, resolved, turn_of
 from services.inference.dialects.responses_kept import KeptResponse, ResponseStore, why_missing
 from services.inference.dialects.responses_replies import ResponsesReplies
-from services.inference.dialects.responses_requests import (
-    ResponsesRequest,
-    in_its_words,
-    parse_responses_request,
-)
+from services.inference.dialects.responses_requests import ResponsesRequest, in_its_words, parse_responses_request
 from services.inference.responder import Asked, Responder
 from services.inference.stored.pages import page_of, read_limit, read_order, refuse_parameters
 from services.openapi import takes
@@ -51,11 +47,9 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
             request = await off_loop(parse_responses_request, body)
             earlier, items = await _conversation(request, caller, store)
             replies = partial(ResponsesReplies, request=request, earlier=earlier, items=items, store=store)
-            conversation = [*earlier, *items]
-            is_long = len(conversation) > _MANY_ITEMS
-            lowered = (
-                await asyncio.to_thread(request.lowered, conversation) if is_long else request.lowered(conversation)
-            )
+            whole = [*earlier, *items]
+            is_long = len(whole) > _MANY_ITEMS
+            lowered = await asyncio.to_thread(request.lowered, whole) if is_long else request.lowered(whole)
             return Asked([lowered], replies)
 
         with in_its_words():
@@ -96,12 +90,7 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
 async def _conversation(
     request: ResponsesRequest, caller: Caller, store: ResponseStore
 ) -> tuple[list[Item], list[Item]]:
-    """The items before those of a request, and its own, without references.
-
-    Raises:
-        NotFound: the previous response or an item is not kept, or the caller may not read it; `param` names the field.
-        InvalidRequest: it refers to more than one request may read.
-    """
+    """The items before those of a request, and its own, without references. Raises NotFound: one is not kept, or not the caller's to read."""
     previous, looked_up = request.previous_response_id, [item for item in request.items if needs_look_up(item)]
     wanted = {response_id_of(answer) for item in looked_up if (answer := turn_of(item)) is not None}
     if previous is None and not looked_up:

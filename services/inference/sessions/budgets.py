@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 import structlog
 
 from contracts.agent_sessions import reserve_call, spend_tokens
 from contracts.errors import Unavailable
-
-if TYPE_CHECKING:
-    from runtime.database import Database
+from runtime.database import Database
 
 _log = structlog.get_logger(__name__)
 
@@ -25,12 +22,7 @@ class SessionBudgets:
         self._left_behind: set[asyncio.Task[None]] = set()
 
     async def reserve(self, session: str | None) -> int | None:
-        """Count a call. Returns how many tokens its answers may have together; None: no limit.
-
-        Raises:
-            SessionOver: the session was ended, or a budget is used up.
-            Unavailable: the database is unreachable.
-        """
+        """Count a call. Returns how many tokens its answers may have; None: no limit. Raises SessionOver: it ended, or used it up; Unavailable."""
         return None if session is None else await asyncio.to_thread(self._reserve, session)
 
     async def spend(self, session: str | None, num_tokens: int) -> None:
@@ -40,9 +32,8 @@ class SessionBudgets:
         try:
             await asyncio.to_thread(self._spend, session, num_tokens)
         except Unavailable as error:
-            _log.warning(
-                "the tokens of an answer are missing in its session's budget", tokens=num_tokens, reason=error.message
-            )
+            missing = "the tokens of an answer are missing in its session's budget"
+            _log.warning(missing, tokens=num_tokens, reason=error.message)
 
     def spend_later(self, session: str | None, num_tokens: int) -> None:
         """The same in the background: the client has left."""

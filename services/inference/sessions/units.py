@@ -19,19 +19,15 @@ from services.inference.requests import ChatRequest
 
 
 class SessionUnits:
-    """See the module. Belongs to one event loop.
+    """See the module. Belongs to one event loop. `wanted`: the kind of unit that is drawn where the request has it.
 
-    Args:
-        wanted: the kind of unit that is drawn where the request has it.
-        store: what all replicas read. Without an answer from it, a call is drawn by what it names itself.
-        seconds: how long the unit of a session is kept, from its first call.
+    `store`: what all replicas read; without an answer from it, a call is drawn by what it names itself. `seconds`: how long the unit of a
+    session is kept, from its first call.
     """
 
     def __init__(self, wanted: UnitKind, store: SessionStore, seconds: float) -> None:
-        self._wanted = wanted
-        self._store = store
-        self._seconds = seconds
-        self._memory = LocalSessionStore()
+        self._wanted, self._seconds = wanted, seconds
+        self._store, self._memory = store, LocalSessionStore()
 
     async def unit_of(self, request: ChatRequest, tenant: str, completion_id: str, *, logged: bool) -> Unit:
         """The unit of a request. `logged` False: nothing of it may be stored, so its session is known to this process alone."""
@@ -48,9 +44,8 @@ class SessionUnits:
                     if place is not self._memory:
                         await self._memory.write({name: msgspec.msgpack.encode(kept)}, self._seconds)
                     return kept
-        unit = unit_of(
-            self._wanted, tenant=tenant, person=request.person, session_id=session, completion_id=completion_id
-        )
+        person = request.person
+        unit = unit_of(self._wanted, tenant=tenant, person=person, session_id=session, completion_id=completion_id)
         for place in places:
             await place.write({name: msgspec.msgpack.encode(unit)}, self._seconds)
         return unit

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from contracts.errors import InvalidRequest, Unsupported
+from contracts.errors import Unsupported
 from contracts.records import unpack_ids
+from services.http import field_error
 from services.inference.replies import fingerprint, message_of
-from services.inference.stored.queries import StoredChoice, StoredPage
+from services.inference.stored.queries import StoredChoice
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 _ORDERS = ("asc", "desc")
@@ -20,39 +21,28 @@ def read_limit(text: str | None) -> int:
     if text is None:
         return DEFAULT_LIMIT
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_LIMIT)) and 1 <= int(text) <= MAX_LIMIT):
-        raise InvalidRequest(f"limit must lie in [1, {MAX_LIMIT}], not {text[:20]!r}", param="limit")
+        raise field_error("limit", f"must lie in [1, {MAX_LIMIT}], not {text[:20]!r}")
     return int(text)
 
 
 def read_order(text: str | None) -> bool:
     """The parameter `order`: True for newest first. Raises InvalidRequest if it has another value."""
     if text not in (None, *_ORDERS):
-        raise InvalidRequest(f"order is asc or desc, not {text[:20]!r}", param="order")
+        raise field_error("order", f"is asc or desc, not {text[:20]!r}")
     return text == "desc"
 
 
 def refuse_parameters(names: Iterable[str], *served: str) -> None:
     """Raises Unsupported if one of these parameters is not served. `metadata[KEY]` stands for any key."""
     for name in names:
-        is_pair = name.startswith("metadata[") and name.endswith("]") and "metadata[KEY]" in served
-        if name not in served and not is_pair:
+        if name not in served and not (_is_pair(name) and "metadata[KEY]" in served):
             known = f"there are {', '.join(served)}" if served else "there is none"
             raise Unsupported(f"`{name[:_SHOWN]}` is not a parameter here; {known}", param=name[:_SHOWN])
 
 
 def read_pairs(parameters: Sequence[tuple[str, str]]) -> dict[str, str]:
     """The parameters `metadata[key]=value`."""
-    prefix, end = "metadata[", "]"
-    return {
-        name[len(prefix) : -len(end)]: value
-        for name, value in parameters
-        if name.startswith(prefix) and name.endswith(end)
-    }
-
-
-def page_body(page: StoredPage) -> dict[str, Any]:
-    """A page of completions."""
-    return listed([completion_body(choices) for choices in page.completions], has_more=page.has_more)
+    return {name[len("metadata[") : -1]: value for name, value in parameters if _is_pair(name)}
 
 
 def completion_body(choices: Sequence[StoredChoice]) -> dict[str, Any]:
@@ -89,16 +79,11 @@ def completion_body(choices: Sequence[StoredChoice]) -> dict[str, Any]:
 def messages_body(
     choices: Sequence[StoredChoice], after: str | None, limit: int, *, newest_first: bool
 ) -> dict[str, Any]:
-    """A page of the messages that a completion answered.
-
-    Raises:
-        InvalidRequest: `after` is not the id of one of them.
-    """
+    """A page of the messages that a completion answered. Raises InvalidRequest: `after` is not the id of one of them."""
     record, body = choices[0]
-    shown = [_message(f"{record.completion_id}-{number}", message) for number, message in enumerate(body.messages)]
-    if newest_first:
-        shown.reverse()
-    return page_of(shown, after, limit, "a message of this completion")
+    empty = {"content": None, "refusal": None, "content_parts": None}
+    shown = [{"id": f"{record.completion_id}-{num}", **empty, **message} for num, message in enumerate(body.messages)]
+    return page_of(shown[::-1] if newest_first else shown, after, limit, "a message of this completion")
 
 
 def page_of(items: list[dict[str, Any]], after: str | None, limit: int, what: str) -> dict[str, Any]:
@@ -107,7 +92,7 @@ def page_of(items: list[dict[str, Any]], after: str | None, limit: int, what: st
     if after is not None:
         start = next((place + 1 for place, item in enumerate(items) if item["id"] == after), -1)
         if start < 0:
-            raise InvalidRequest(f"after is the id of {what}", param="after")
+            raise field_error("after", f"is the id of {what}")
     return listed(items[start : start + limit], has_more=start + limit < len(items))
 
 
@@ -124,8 +109,8 @@ def _choice(choice: StoredChoice) -> dict[str, Any]:
     return {"index": record.choice, "message": message, "logprobs": None, "finish_reason": reason}
 
 
-def _message(message_id: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    return {"id": message_id, "content": None, "refusal": None, "content_parts": None, **message}
+def _is_pair(name: str) -> bool:
+    return name.startswith("metadata[") and name.endswith("]")
 
 
 def _num_ids(packed: bytes) -> int:

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response
 
-from contracts.errors import InvalidRequest, NotFound, Unsupported
+from contracts.errors import NotFound, Unsupported
+from contracts.keys import Caller
 from contracts.record_checks import is_completion_id
 from runtime.database import Database
-from services.http import AppCaller, reply
-from services.inference.stored.pages import (
-    completion_body,
-    messages_body,
-    page_body,
-    read_limit,
-    read_order,
-    read_pairs,
-    refuse_parameters,
-)
-from services.inference.stored.queries import StoredChoice, StoredPage, StoredSearch, find_choices, find_stored
-from services.inference.versions import pinned_version
+from services.http import AppCaller, field_error, reply
+from services.inference.stored import pages
+from services.inference.stored.queries import StoredChoice, StoredSearch, find_choices, find_stored
+from services.inference.terms import pinned_version
 from services.limits import Limit
 
 _LIST = "/v1/chat/completions"
@@ -47,16 +40,19 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
             # A text that is not an id is in no table, and the database may refuse it in a query.
             found = find_choices(connection, tenant, completion_id) if is_completion_id(completion_id) else []
         if not found:
-            raise NotFound(
-                f"there is no completion {completion_id[:_SHOWN]!r} here; it may not have arrived yet, its request may have "
-                "had store=false, or its day was deleted",
-                param="completion_id",
-            )
+            why = "it may not have arrived yet, its request may have had store=false, or its day was deleted"
+            raise NotFound(f"there is no completion {completion_id[:_SHOWN]!r} here; {why}", param="completion_id")
         return found
 
-    def page_of(search: StoredSearch) -> StoredPage:
+    def page_of(search: StoredSearch) -> dict[str, Any]:
         with database.snapshot() as connection:
-            return find_stored(connection, search)
+            page = find_stored(connection, search)
+        return pages.listed([pages.completion_body(choices) for choices in page.completions], has_more=page.has_more)
+
+    async def refused(caller: Caller, completion_id: str, why: str, param: str) -> Unsupported:
+        await requests.check(caller)
+        await asyncio.to_thread(choices_of, caller.tenant, completion_id)
+        return Unsupported(why, param=param)
 
     @service.get(_LIST)
     async def list_stored_completions(
@@ -67,24 +63,24 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
         `metadata[KEY]=VALUE` keeps those with this pair. A completion appears a moment after its answer.
         """
         headers = await requests.check(caller)
-        refuse_parameters(request.query_params, *_PARAMETERS)
+        pages.refuse_parameters(request.query_params, *_PARAMETERS)
         search = StoredSearch(
             tenant=caller.tenant,
             policy=policy,
             version=None if page.model is None else pinned_version(page.model, policy),
-            metadata=read_pairs(request.query_params.multi_items()),
+            metadata=pages.read_pairs(request.query_params.multi_items()),
             after=_after(page.after),
-            limit=read_limit(page.limit),
-            newest_first=read_order(page.order),
+            limit=pages.read_limit(page.limit),
+            newest_first=pages.read_order(page.order),
         )
-        return reply(page_body(await asyncio.to_thread(page_of, search)), headers=headers)
+        return reply(await asyncio.to_thread(page_of, search), headers=headers)
 
     @service.get(_ONE)
     async def retrieve_stored_completion(completion_id: str, caller: AppCaller) -> Response:
         """One stored completion, with every choice."""
         headers = await requests.check(caller)
         found = await asyncio.to_thread(choices_of, caller.tenant, completion_id)
-        return reply(completion_body(found), headers=headers)
+        return reply(pages.completion_body(found), headers=headers)
 
     @service.get(f"{_ONE}/messages")
     async def list_stored_messages(
@@ -96,33 +92,27 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
     ) -> Response:
         """The messages of the request of a stored completion."""
         headers = await requests.check(caller)
-        num, newest_first = read_limit(limit), read_order(order)
+        num, newest_first = pages.read_limit(limit), pages.read_order(order)
         choices = await asyncio.to_thread(choices_of, caller.tenant, completion_id)
-        return reply(messages_body(choices, after, num, newest_first=newest_first), headers=headers)
+        return reply(pages.messages_body(choices, after, num, newest_first=newest_first), headers=headers)
 
     @service.post(_ONE)
     async def update_stored_completion(completion_id: str, caller: AppCaller) -> Response:
         """Refused: the metadata of a completion cannot be changed."""
-        await requests.check(caller)
-        await asyncio.to_thread(choices_of, caller.tenant, completion_id)
-        raise Unsupported(
-            "the metadata of a completion cannot be changed, because it is logged with the answer; send it with the request",
-            param="metadata",
-        )
+        why = "the metadata of a completion cannot be changed, because it is logged with the answer; send it with the request"
+        raise await refused(caller, completion_id, why, "metadata")
 
     @service.delete(_ONE)
     async def delete_stored_completion(completion_id: str, caller: AppCaller) -> Response:
         """Refused: completions are deleted with their day."""
-        await requests.check(caller)
-        await asyncio.to_thread(choices_of, caller.tenant, completion_id)
-        raise Unsupported(
-            "a single completion cannot be deleted; completions are deleted with their day, see Retention in "
-            "docs/operating.md, and requests with store=false are never kept",
-            param="completion_id",
+        why = (
+            "a single completion cannot be deleted; completions are deleted with their day, see Retention in docs/operating.md, and "
+            "requests with store=false are never kept"
         )
+        raise await refused(caller, completion_id, why, "completion_id")
 
 
 def _after(text: str | None) -> str | None:
     if text is not None and not is_completion_id(text):
-        raise InvalidRequest(f"after is the id of a completion, not {text[:_SHOWN]!r}", param="after")
+        raise field_error("after", f"is the id of a completion, not {text[:_SHOWN]!r}")
     return text

@@ -9,8 +9,8 @@ from contracts.event_log import Message
 from runtime.database import Database
 from runtime.log.local import LocalLog
 from runtime.log.outbox import Relay, put
-from services.feedback.relaying import RelayThread
 from services.feedback.repository import PROCESS
+from services.feedback.writer import RelayThread
 from tests.unit.services.serving import wait_until
 
 

@@ -17,7 +17,7 @@ from runtime.database import Database
 from services.inference.answering import decide_sampling, explored
 from services.inference.arms import Assignments
 from services.inference.requests import ChatRequest
-from services.inference.versions import pinned_version
+from services.inference.terms import pinned_version
 from tests.each_case import each_case
 
 LIVE = Assignment("demo", "live", 7, 0.0, 1)

@@ -17,7 +17,7 @@ from contracts.errors import InvalidRequest, VersionNotServed
 from contracts.sampling import Span
 from runtime.database import Database
 from services.inference.idempotency import REPLAYED
-from services.inference.versions import VersionRequirement, version_requirement
+from services.inference.terms import VersionRequirement, version_requirement
 from tests.each_case import each_case
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import FakeEngine, event_of

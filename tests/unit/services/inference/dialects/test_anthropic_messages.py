@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from contracts.errors import MillraceError, Overloaded, RateLimited, Unauthorized, Unavailable, UnknownModel
-from services.inference.dialects.anthropic_errors import error_of, in_anthropics_shape
+from services.inference.dialects.anthropic_replies import error_of, in_anthropics_shape
 from services.inference.idempotency import REPLAYED
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.dialects.conftest import HELLO, Send, events_of

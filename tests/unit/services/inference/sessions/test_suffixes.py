@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.inference.sessions.forecast import next_calls
-from services.inference.sessions.suffixes import keeps_reasoning, suffix_of
+from services.inference.sessions.suffixes import keeps_reasoning, next_calls, suffix_of
 from services.inference.template.chat_template import ChatTemplate
 from tests.chat_templates.bundled import BundledTemplates
 from tests.each_case import each_case
