@@ -218,9 +218,7 @@ class KeyRing:
     def __init__(
         self, database: Database, keep_seconds: float = _KEY_SECONDS, clock: Callable[[], float] = time.time
     ) -> None:
-        self._database = database
-        self._keep = keep_seconds
-        self._clock = clock
+        self._database, self._keep, self._clock = database, keep_seconds, clock
         self._known: dict[str, tuple[float, Caller]] = {}
         self._in_sessions: dict[tuple[Caller, str], tuple[float, Caller]] = {}
 
@@ -234,7 +232,7 @@ class KeyRing:
         asked_at = time.monotonic()  # before the look-up: the key may be revoked while we wait for its answer
         if caller is None or until < asked_at:
             try:
-                caller = await asyncio.to_thread(self._look_up, authorization)
+                caller = await asyncio.to_thread(self._look_up, caller_of_key, authorization)
             except (Unauthorized, SessionOver):
                 self._known.pop(authorization, None)  # or it would work again while the database is unreachable
                 raise
@@ -259,20 +257,16 @@ class KeyRing:
         until, found = self._in_sessions.get((caller, session), (0.0, caller))
         asked_at = time.monotonic()
         if until < asked_at:
-            found = await asyncio.to_thread(self._look_up_session, caller, session)
+            found = await asyncio.to_thread(self._look_up, in_session, caller, session)
             if len(self._in_sessions) >= _MAX_KEYS:
                 self._in_sessions.clear()
             self._in_sessions[caller, session] = (asked_at + self._keep, found)
         found.check_time(self._clock())
         return found
 
-    def _look_up(self, authorization: str) -> Caller:
+    def _look_up(self, find: Callable[..., Caller], *given: str | Caller) -> Caller:
         with self._database.snapshot() as connection:
-            return caller_of_key(connection, authorization, self._clock())
-
-    def _look_up_session(self, caller: Caller, session: str) -> Caller:
-        with self._database.snapshot() as connection:
-            return in_session(connection, caller, session, self._clock())
+            return find(connection, *given, self._clock())
 
 
 def authorization_of(headers: Mapping[str, str]) -> str:
@@ -303,14 +297,11 @@ async def find_caller(request: Request, scope: KeyScope) -> Caller:
 
 async def _in_url(keys: KeyRing, caller: Caller, named: str, said: str | None) -> Caller:
     if not (0 < len(named) <= _MAX_IN_URL and named.isascii() and named.isprintable()):
-        raise InvalidRequest(
-            f"the session of a URL has 1 to {_MAX_IN_URL} printable ASCII characters; name others in metadata.session_id",
-            param="session_id",
-        )
+        takes = f"1 to {_MAX_IN_URL} printable ASCII characters; name others in metadata.session_id"
+        raise InvalidRequest(f"the session of a URL has {takes}", param="session_id")
     if said != named:
-        raise InvalidRequest(
-            f"the URL and {SESSION_HEADER} name different sessions; send one of them", param=SESSION_HEADER
-        )
+        differ = f"the URL and {SESSION_HEADER} name different sessions; send one of them"
+        raise InvalidRequest(differ, param=SESSION_HEADER)
     if caller.session not in {None, named}:
         raise OtherSession("this is the key of another session than the one in the URL", param="session_id")
     return caller if caller.session is not None else await keys.caller_in(caller, named)
@@ -324,10 +315,8 @@ async def _find_caller(request: Request, needed: SecurityScopes) -> Caller:
 async def _find_app(request: Request, needed: SecurityScopes) -> Caller:
     caller = await _find_caller(request, needed)
     if caller.session is not None:
-        raise Forbidden(
-            "the key or URL of a session may only ask: it makes, shows and ends no sessions, and shows no stored completions; use "
-            "an app key at the plain URL"
-        )
+        why = "it makes, shows and ends no sessions, and shows no stored completions; use an app key at the plain URL"
+        raise Forbidden(f"the key or URL of a session may only ask: {why}")
     return caller
 
 

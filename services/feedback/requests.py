@@ -73,13 +73,10 @@ class ReceivedItem(NamedTuple):
 
 
 def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, role: Role = "app") -> ReceivedItem:
-    """Check one item. `role`: the role of the caller's key.
+    """Check one item. `role`: of the caller's key.
 
-    Raises:
-        NotStored: the completion may not be kept; this is checked before everything else.
-        Forbidden: this role may not speak as this kind of submitter.
-        InvalidRequest: a field is missing, unknown or malformed, or there is not exactly one target.
-        UnknownSignal, InvalidValue: no task declares this signal, or this value for it.
+    Raises NotStored, before everything else: the completion may not be kept; Forbidden: this role may not speak as this kind of submitter;
+    InvalidRequest, UnknownSignal, InvalidValue: a field is malformed, or no task declares the signal, or this value for it.
     """
     if isinstance(content, Mapping):
         _check_stored(content.get("completion_id"))

@@ -82,14 +82,10 @@ def decide_sampling(
 ) -> Sampling:
     """The sampling parameters: the task's if it owns them and a user asks, else the caller's.
 
-    If the task owns the parameters, a user's seed, biases and penalties are ignored like the temperature: an app that always
-    sends the same seed would always get the same answer, and biased samples could not be trained on. The response says which
-    parameters were used.
-
-    Any caller may ask for a shorter answer than the task allows. An answer is cut to what the context leaves, unless a
-    caller who owns the parameters asked for a length: then the request is refused.
-
-    Raises ContextLengthExceeded: the prompt, or the prompt with the requested length, does not fit.
+    If the task owns them, a user's seed, biases and penalties are ignored like the temperature: an app that always sends the same seed would
+    always get the same answer, and biased samples could not be trained on. The response says which parameters were used. Any caller may ask
+    for a shorter answer than the task allows. An answer is cut to what the context leaves, unless a caller who owns the parameters asked for
+    a length. Raises ContextLengthExceeded: the prompt, or the prompt with the requested length, does not fit.
     """
     room = context - num_prompt
     if room < 1:

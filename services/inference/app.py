@@ -62,11 +62,8 @@ def create_app(
 ) -> FastAPI:
     """The application of one home; `event_log`, `links` and `list_versions` (of the weight store) replace the home's own.
 
-    `unit`: what gets an arm; `patience_seconds`: how long the engine may be unreachable; `silence_seconds`: the longest time
-    without a token.
-
-    Raises InvalidSettings: the base policy's folder lacks a file, or the URL of Redis is not valid; InvalidTask: a task file has a
-    mistake.
+    `unit`: what gets an arm; `patience_seconds`: how long the engine may be unreachable; `silence_seconds`: the longest time without a token.
+    Raises InvalidSettings: the base policy's folder lacks a file, or the URL of Redis is not valid; InvalidTask.
     """
     policy, database, log = settings.policy, settings.database(), event_log or _durable_log(settings)
     links = links or settings.replica_links()

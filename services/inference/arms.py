@@ -59,14 +59,9 @@ def choose_arm(
 ) -> ChosenArm:
     """The arm of a request: one that holds the version it names, else one that is new enough, else that of its unit.
 
-    Args:
-        assignments: all arms of the policy.
-        policy: its name.
-        unit: what is drawn, see `contracts.arms`; None: nothing is drawn, so the answer is live's.
-        secret: of the home, which keys the draw.
-        version: the only one that may answer.
-        minimum: the oldest one that may answer. Live answers, unless only another arm is known to be new enough.
-        served: see `served_arms`; nothing is drawn for the others.
+    `unit`: what is drawn, see `contracts.arms`; None: nothing is drawn, so the answer is live's. `secret`: keys the draw. `version`: the only
+    one that may answer. `minimum`: the oldest one that may; live answers, unless only another arm is known to be new enough. `served`: see
+    `served_arms`; nothing is drawn for the others.
     """
     versions = {name: arm.version for name, arm in assignments.items() if arm.version is not None}
     if version is not None:
@@ -112,11 +107,9 @@ def served_arms(
 class Assignments:
     """The assignments of one policy, at most 0.2 seconds old while the database is reachable.
 
-    Attributes:
-        learned: the versions of the learning arm since it was last empty, oldest first, as far as they were seen. It moves often, so the
-            version before answers while an engine loads the next one. A rollback empties the arm, so that no revoked version does.
-        revoked: versions that nobody gets any more, also not by name; a slot may hold one until its arm names another.
-        secret: keys the draw; read once, with the first arms, without which nothing is drawn.
+    `learned`: the versions of the learning arm since it was last empty, oldest first, as far as they were seen. It moves often, so the
+    version before answers while an engine loads the next one. A rollback empties the arm, so that no revoked version does. `revoked`:
+    versions that nobody gets any more, also not by name; a slot may hold one until its arm names another. `secret`: keys the draw; read once.
     """
 
     def __init__(self, database: Database, policy: str) -> None:

@@ -75,9 +75,7 @@ class ChatRequest(ServedFields, frozen=True, kw_only=True):
     @property
     def longest(self) -> int | None:
         """The longest answer that the caller allows, in tokens; None without a limit."""
-        if self.max_tokens is None or self.max_completion_tokens is None:
-            return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-        return min(self.max_tokens, self.max_completion_tokens)
+        return min((num for num in (self.max_tokens, self.max_completion_tokens) if num is not None), default=None)
 
     @property
     def person(self) -> str | None:
@@ -210,10 +208,8 @@ def _text_of(part: ContentPart, where: str) -> str:
 def _check_arguments(calls: Iterable[ToolCall]) -> None:
     written = (bytes(call.function.arguments) for call in calls if call.function.arguments is not msgspec.UNSET)
     if sum(len(arguments) for arguments in written if not arguments.startswith(b'"')) > _MAX_ARGUMENTS:
-        raise InvalidRequest(
-            f"arguments of tool calls that are objects take up to {_MAX_ARGUMENTS // 2**10} KiB; send them as strings",
-            param="messages",
-        )
+        most = f"take up to {_MAX_ARGUMENTS // 2**10} KiB; send them as strings"
+        raise InvalidRequest(f"arguments of tool calls that are objects {most}", param="messages")
 
 
 def _plain_call(call: ToolCall, where: str) -> dict[str, Any]:

@@ -98,8 +98,13 @@ def read_terms(
     """Read them. Raises UnknownModel; InvalidRequest: no such version, purpose, task or token id; Forbidden: only operators may send this purpose."""
     requirement = version_requirement(request.labels, pinned_version(request.model, policy))
     purpose = _purpose_of(purpose_header, caller)
-    _check_token_ids(request, tokenizer)
-    task = _task_of(request, tasks)
+    unknown = next((token_id for token_id in request.logit_bias if tokenizer.id_to_token(token_id) is None), None)
+    if unknown is not None:
+        known = f"is not a token of this policy, which has {tokenizer.get_vocab_size():,}"
+        raise InvalidRequest(f"logit_bias: {unknown} {known}", param="logit_bias")
+    name = request.labels.get("task", next(iter(tasks)))
+    if (task := tasks.get(name)) is None:
+        raise InvalidRequest(f"no task is called {name!r}; there are {sorted(tasks)}", param="metadata.task")
     version = requirement.exact if requirement.pinned is None else requirement.pinned
     consents = purpose != "user" or task.consent == "train"
     return Terms(
@@ -148,20 +153,3 @@ def _purpose_of(header: str | None, caller: Caller) -> Purpose:
                 caller.require_operator()
             return purpose  # type: ignore[no-any-return] # get_args is untyped
     raise InvalidRequest(f"x-millrace-purpose is one of {', '.join(get_args(Purpose))}, not {header!r}")
-
-
-def _check_token_ids(request: ChatRequest, tokenizer: Tokenizer) -> None:
-    unknown = next((token_id for token_id in request.logit_bias if tokenizer.id_to_token(token_id) is None), None)
-    if unknown is not None:
-        known = f"is not a token of this policy, which has {tokenizer.get_vocab_size():,}"
-        raise InvalidRequest(f"logit_bias: {unknown} {known}", param="logit_bias")
-
-
-def _task_of(request: ChatRequest, tasks: Mapping[str, Task]) -> Task:
-    """The task of `metadata.task`; without it the first task."""
-    name = request.labels.get("task")
-    if name is None:
-        return next(iter(tasks.values()))
-    if name not in tasks:
-        raise InvalidRequest(f"no task is called {name!r}; there are {sorted(tasks)}", param="metadata.task")
-    return tasks[name]

@@ -1,7 +1,4 @@
-"""The fields of `POST /v1/responses`, OpenAI's Responses API: served, without effect, or refused by name.
-
-`responses_requests.py` reads them, `responses_items.py` the items of `input`. The rest is as in `services/inference/fields.py`.
-"""
+"""The fields of `POST /v1/responses`, OpenAI's Responses API: served, without effect, or refused by name, as in `inference/fields.py`."""
 
 from __future__ import annotations
 

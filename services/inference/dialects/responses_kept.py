@@ -19,7 +19,7 @@ import msgspec
 import zstandard
 
 from contracts.errors import InvalidRequest
-from contracts.ids import completion_id_of, is_stored
+from contracts.ids import completion_id_of
 from contracts.keys import Caller, Owner
 from contracts.record_checks import is_completion_id
 from runtime.replicas import SessionStore
@@ -44,18 +44,13 @@ class KeptResponse(msgspec.Struct, frozen=True, array_like=True):
     """The session that asked for it; None: an app, or an older release kept it."""
 
     @property
-    def conversation(self) -> list[Item]:
-        """The items that were answered, those of earlier responses included, and those of the answer."""
-        return _items(self.items)
-
-    @property
     def output(self) -> list[Item]:
         """The items of the answer."""
         return _items(self.items[len(self.items) - self.num_output :])
 
     @property
     def input(self) -> list[Item]:
-        """The items that were answered."""
+        """The items that were answered, those of earlier responses included."""
         return _items(self.items[: len(self.items) - self.num_output])
 
     def shown(self) -> dict[str, Any]:
@@ -101,13 +96,6 @@ class ResponseStore:
         content = msgspec.msgpack.encode((items, num_output, response, owner.session))
         packed = await asyncio.to_thread(_packed, content) if len(content) > _LARGE else _packed(content)
         await self._sessions.write({_name(owner.tenant, completion_id): packed}, self._seconds)
-
-
-def why_missing(response_id: str) -> str:
-    """Why a response may not be found."""
-    if not is_stored(completion_id_of(response_id)):
-        return "its request had store=false, or its task keeps nothing without store=true: send the conversation itself"
-    return "it is of another tenant or session, was never made, or is not kept any more: send the conversation itself"
 
 
 def _items(raws: Sequence[msgspec.Raw]) -> list[Item]:

@@ -8,17 +8,17 @@ from functools import partial
 from fastapi import FastAPI, Request, Response
 
 from contracts.errors import NotFound, Unsupported
-from contracts.ids import response_id_of
+from contracts.ids import completion_id_of, is_stored, response_id_of
 from contracts.keys import Caller
 from services.http import InferenceCaller, off_loop, reply, with_caller
 from services.inference.bounds import MAX_NAME
 from services.inference.dialects.responses_fields import RESPONSES_EXAMPLE, ResponsesBody, responses_notes
 from services.inference.dialects.responses_items import Item, needs_look_up, resolved, turn_of
-from services.inference.dialects.responses_kept import KeptResponse, ResponseStore, why_missing
+from services.inference.dialects.responses_kept import KeptResponse, ResponseStore
 from services.inference.dialects.responses_replies import ResponsesReplies
 from services.inference.dialects.responses_requests import ResponsesRequest, in_its_words, parse_responses_request
 from services.inference.responder import Asked, Responder
-from services.inference.stored.pages import page_of, read_limit, read_order, refuse_parameters
+from services.inference.stored.routes import page_of, read_limit, read_order, refuse_parameters
 from services.openapi import takes
 
 _ONE = "/v1/responses/{response_id}"
@@ -99,8 +99,13 @@ async def _conversation(
     if previous is not None and previous not in kept:
         raise _missing(previous, "previous_response_id")
     found = {item["id"]: item for response in kept.values() for item in response.output}
-    return ([] if previous is None else kept[previous].conversation), resolved(request.items, found)
+    earlier = [] if previous is None else kept[previous].input + kept[previous].output
+    return earlier, resolved(request.items, found)
 
 
 def _missing(response_id: str, param: str) -> NotFound:
-    return NotFound(f"there is no response {response_id[:MAX_NAME]!r} here; {why_missing(response_id)}", param=param)
+    why = "its request had store=false, or its task keeps nothing without store=true"
+    if is_stored(completion_id_of(response_id)):
+        why = "it is of another tenant or session, was never made, or is not kept any more"
+    missing = f"there is no response {response_id[:MAX_NAME]!r} here; {why}: send the conversation itself"
+    return NotFound(missing, param=param)

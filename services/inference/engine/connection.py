@@ -53,10 +53,8 @@ class EngineConnection:
     ) -> AsyncGenerator[Piece]:
         """One request to the engine, for an answer that may have tokens already.
 
-        Raises:
-            UnknownModel, VersionNotResident, ContextLengthExceeded, InvalidRequest, Overloaded: the engine refused.
-            EngineRestarted, LostRequest, Unavailable: it lost the request, or did not take it.
-            EngineFailed, EngineSilent: its answer cannot be used, or it sends nothing.
+        Raises UnknownModel, VersionNotResident, ContextLengthExceeded, InvalidRequest, Overloaded: the engine refused; EngineRestarted,
+        LostRequest, Unavailable: it lost the request, or did not take it; EngineFailed, EngineSilent: its answer cannot be used, or does not come.
         """
         read = wire.reader(progress.request, len(progress.made))
         exchange = await self._begin(wire.path, body, accept_seconds)

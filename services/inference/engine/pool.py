@@ -86,12 +86,8 @@ class EnginePool:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece]:
         """One answer, up to the piece with a finish reason. Closing the iterator cancels it.
 
-        Raises:
-            UnknownModel, VersionNotResident, ContextLengthExceeded: every replica refused.
-            InvalidRequest: a replica refused, or no replica has an ability that the request needs.
-            Overloaded: every replica has too much to do.
-            EngineFailed, EngineSilent: no usable answer came, and the request must not be sent again.
-            Unavailable: no replica came back in time.
+        Raises UnknownModel, VersionNotResident, ContextLengthExceeded, InvalidRequest, Overloaded: replicas refused, or none has an ability that
+        the request needs; EngineFailed, EngineSilent: no usable answer came, and it must not be sent again; Unavailable: no replica came back.
         """
         await self._look()
         progress, turn = Progress(request), RequestLosses()

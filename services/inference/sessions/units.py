@@ -1,7 +1,6 @@
-"""What an arm is drawn for: a person, a session or one answer, and the same for all calls of a session.
+"""What an arm is drawn for: a person, a session or one answer. The first call that is drawn decides for its whole session.
 
-An agent names its user in some of its calls and not in others. The first call that is drawn decides for the whole session, so that
-nobody changes arms in the middle of one.
+An agent names its user in some of its calls and not in others, and nobody changes arms in the middle of a session.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ def find_stored(connection: Connection, search: StoredSearch) -> StoredPage:
         if not is_last and window[0].completion_id != window[-1].completion_id:
             # Its further choices may lie behind the window.
             window = [row for row in window if row.completion_id != window[-1].completion_id]
-        ids = list(dict.fromkeys(row.completion_id for row in window if _is_wanted(row, search)))
+        known = [row for row in window if row.policy == search.policy and row.state != _ERASED]
+        ids = list(dict.fromkeys(row.completion_id for row in known if search.version in (None, row.version)))
         num_looked, num_read = num_looked + len(window), num_read + len(ids)
         for start in range(0, len(ids), _BATCH):
             for choices in _opened(connection, search.tenant, ids[start : start + _BATCH]):
@@ -102,11 +103,6 @@ def _window(connection: Connection, search: StoredSearch, after: str | None) -> 
     if after is not None:
         walk = walk.where(place < after if search.newest_first else place > after)
     return connection.execute(walk.order_by(place.desc() if search.newest_first else place.asc()).limit(_WINDOW)).all()
-
-
-def _is_wanted(row: Any, search: StoredSearch) -> bool:
-    is_named = search.version is None or row.version == search.version
-    return bool(is_named and row.policy == search.policy and row.state != _ERASED)
 
 
 def _opened(connection: Connection, tenant: str, ids: list[str]) -> list[list[StoredChoice]]:

@@ -1,8 +1,9 @@
-"""The routes of stored completions. They show what has arrived in the database: a completion appears a moment after its answer."""
+"""The routes of stored completions, in OpenAI's shapes. They show what has arrived in the database, a moment after its answer."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,16 +12,19 @@ from fastapi import Depends, FastAPI, Request, Response
 from contracts.errors import NotFound, Unsupported
 from contracts.keys import Caller
 from contracts.record_checks import is_completion_id
+from contracts.records import unpack_ids
 from runtime.database import Database
 from services.http import AppCaller, field_error, reply
-from services.inference.stored import pages
+from services.inference.replies import fingerprint, message_of
 from services.inference.stored.queries import StoredChoice, StoredSearch, find_choices, find_stored
 from services.inference.terms import pinned_version
 from services.limits import Limit
 
+DEFAULT_LIMIT, MAX_LIMIT = 20, 100
+_ORDERS = ("asc", "desc")
+_SHOWN = 64
 _LIST = "/v1/chat/completions"
 _ONE = "/v1/chat/completions/{completion_id}"
-_SHOWN = 64
 _PARAMETERS = ("after", "limit", "model", "order", "metadata[KEY]")
 
 
@@ -44,10 +48,10 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
             raise NotFound(f"there is no completion {completion_id[:_SHOWN]!r} here; {why}", param="completion_id")
         return found
 
-    def page_of(search: StoredSearch) -> dict[str, Any]:
+    def found_page(search: StoredSearch) -> dict[str, Any]:
         with database.snapshot() as connection:
             page = find_stored(connection, search)
-        return pages.listed([pages.completion_body(choices) for choices in page.completions], has_more=page.has_more)
+        return listed([completion_body(choices) for choices in page.completions], has_more=page.has_more)
 
     async def refused(caller: Caller, completion_id: str, why: str, param: str) -> Unsupported:
         await requests.check(caller)
@@ -63,24 +67,24 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
         `metadata[KEY]=VALUE` keeps those with this pair. A completion appears a moment after its answer.
         """
         headers = await requests.check(caller)
-        pages.refuse_parameters(request.query_params, *_PARAMETERS)
+        refuse_parameters(request.query_params, *_PARAMETERS)
         search = StoredSearch(
             tenant=caller.tenant,
             policy=policy,
             version=None if page.model is None else pinned_version(page.model, policy),
-            metadata=pages.read_pairs(request.query_params.multi_items()),
+            metadata=read_pairs(request.query_params.multi_items()),
             after=_after(page.after),
-            limit=pages.read_limit(page.limit),
-            newest_first=pages.read_order(page.order),
+            limit=read_limit(page.limit),
+            newest_first=read_order(page.order),
         )
-        return reply(await asyncio.to_thread(page_of, search), headers=headers)
+        return reply(await asyncio.to_thread(found_page, search), headers=headers)
 
     @service.get(_ONE)
     async def retrieve_stored_completion(completion_id: str, caller: AppCaller) -> Response:
         """One stored completion, with every choice."""
         headers = await requests.check(caller)
         found = await asyncio.to_thread(choices_of, caller.tenant, completion_id)
-        return reply(pages.completion_body(found), headers=headers)
+        return reply(completion_body(found), headers=headers)
 
     @service.get(f"{_ONE}/messages")
     async def list_stored_messages(
@@ -92,9 +96,9 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
     ) -> Response:
         """The messages of the request of a stored completion."""
         headers = await requests.check(caller)
-        num, newest_first = pages.read_limit(limit), pages.read_order(order)
+        num, newest_first = read_limit(limit), read_order(order)
         choices = await asyncio.to_thread(choices_of, caller.tenant, completion_id)
-        return reply(pages.messages_body(choices, after, num, newest_first=newest_first), headers=headers)
+        return reply(messages_body(choices, after, num, newest_first=newest_first), headers=headers)
 
     @service.post(_ONE)
     async def update_stored_completion(completion_id: str, caller: AppCaller) -> Response:
@@ -116,3 +120,100 @@ def _after(text: str | None) -> str | None:
     if text is not None and not is_completion_id(text):
         raise field_error("after", f"is the id of a completion, not {text[:_SHOWN]!r}")
     return text
+
+
+def read_limit(text: str | None) -> int:
+    """The parameter `limit`. Raises InvalidRequest if it is out of bounds."""
+    if text is None:
+        return DEFAULT_LIMIT
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_LIMIT)) and 1 <= int(text) <= MAX_LIMIT):
+        raise field_error("limit", f"must lie in [1, {MAX_LIMIT}], not {text[:20]!r}")
+    return int(text)
+
+
+def read_order(text: str | None) -> bool:
+    """The parameter `order`: True for newest first. Raises InvalidRequest if it has another value."""
+    if text not in (None, *_ORDERS):
+        raise field_error("order", f"is asc or desc, not {text[:20]!r}")
+    return text == "desc"
+
+
+def refuse_parameters(names: Iterable[str], *served: str) -> None:
+    """Raises Unsupported if one of these parameters is not served. `metadata[KEY]` stands for any key."""
+    for name in names:
+        if name not in served and not (_is_pair(name) and "metadata[KEY]" in served):
+            known = f"there are {', '.join(served)}" if served else "there is none"
+            raise Unsupported(f"`{name[:_SHOWN]}` is not a parameter here; {known}", param=name[:_SHOWN])
+
+
+def read_pairs(parameters: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """The parameters `metadata[key]=value`."""
+    return {name[len("metadata[") : -1]: value for name, value in parameters if _is_pair(name)}
+
+
+def completion_body(choices: Sequence[StoredChoice]) -> dict[str, Any]:
+    """A completion as it was answered, with the parameters that were used. How much of its prompt was cached is not stored."""
+    record, body = choices[0]
+    version = max((span.version for choice in choices for span in choice.record.spans), default=None)
+    num_prompt, num_made = _num_ids(body.prompt_ids), sum(_num_ids(choice.body.completion_ids) for choice in choices)
+    return {
+        "id": record.completion_id,
+        "object": "chat.completion",
+        "created": int(record.created_at),
+        "model": record.policy,
+        "system_fingerprint": fingerprint(record.policy, version),
+        "policy_version": version,
+        "choices": [_choice(choice) for choice in choices],
+        "usage": {"prompt_tokens": num_prompt, "completion_tokens": num_made, "total_tokens": num_prompt + num_made},
+        "metadata": body.metadata,
+        "tools": body.tools or None,
+        "tool_choice": body.tool_choice,
+        "response_format": body.response_format,
+        "sampling": record.sampling.in_full,
+        "temperature": record.sampling.temperature,
+        "top_p": record.sampling.top_p,
+        "seed": record.sampling.seed,
+        "frequency_penalty": record.sampling.frequency_penalty,
+        "presence_penalty": record.sampling.presence_penalty,
+    }
+
+
+def messages_body(
+    choices: Sequence[StoredChoice], after: str | None, limit: int, *, newest_first: bool
+) -> dict[str, Any]:
+    """A page of the messages that a completion answered. Raises InvalidRequest: `after` is not the id of one of them."""
+    record, body = choices[0]
+    empty = {"content": None, "refusal": None, "content_parts": None}
+    shown = [{"id": f"{record.completion_id}-{num}", **empty, **message} for num, message in enumerate(body.messages)]
+    return page_of(shown[::-1] if newest_first else shown, after, limit, "a message of this completion")
+
+
+def page_of(items: list[dict[str, Any]], after: str | None, limit: int, what: str) -> dict[str, Any]:
+    """The page of things with ids behind the one with the id `after`. Raises InvalidRequest if that is not the id of `what`."""
+    start = 0
+    if after is not None:
+        start = next((place + 1 for place, item in enumerate(items) if item["id"] == after), -1)
+        if start < 0:
+            raise field_error("after", f"is the id of {what}")
+    return listed(items[start : start + limit], has_more=start + limit < len(items))
+
+
+def listed(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    """A page of things with ids."""
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
+
+
+def _choice(choice: StoredChoice) -> dict[str, Any]:
+    record, body = choice
+    reason = "tool_calls" if body.tool_calls and record.finish_reason == "stop" else record.finish_reason
+    message = message_of(body.text, body.reasoning, body.tool_calls)
+    return {"index": record.choice, "message": message, "logprobs": None, "finish_reason": reason}
+
+
+def _is_pair(name: str) -> bool:
+    return name.startswith("metadata[") and name.endswith("]")
+
+
+def _num_ids(packed: bytes) -> int:
+    return len(unpack_ids(packed))

@@ -1,7 +1,6 @@
 """A copy of a tokenizer that knows the control tokens by secret names only: a control string is plain text to it.
 
-Everything else is the same as in the tokenizer, so text beside a control token is split exactly as beside the real one. The
-names are drawn when the process starts and never leave it.
+All else is the same, so text beside a control token is split exactly as beside the real one. The names never leave the process.
 """
 
 from __future__ import annotations

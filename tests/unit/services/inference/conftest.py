@@ -44,9 +44,9 @@ class Inference:
         """Whether the endpoint knows by now that an engine holds a version."""
         return f"demo@v{version}" in [model.id for model in self.client.models.list()]
 
-    def ask(self, **changes: Any) -> Any:
+    def ask(self, client: openai.OpenAI | None = None, **changes: Any) -> Any:
         arguments = {"model": "demo", "messages": [{"role": "user", "content": "table for 4"}]} | changes
-        return self.client.chat.completions.create(**arguments)
+        return (client or self.client).chat.completions.create(**arguments)
 
     def logged(self) -> list[Generation]:
         places = range(self.log.num_partitions)

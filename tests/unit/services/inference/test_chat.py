@@ -200,9 +200,9 @@ def test_operators_ask_sentinels_with_their_own_sampling_of_a_pinned_version(
 ) -> None:
     with database.transaction() as connection:
         move(connection, policy="demo", arm=LIVE, version=2, expected_epoch=0, writer="test", reason="test")
-    inference.operator.chat.completions.create(
+    inference.ask(
+        inference.operator,
         model="demo@v3",
-        messages=[{"role": "user", "content": "hi"}],
         temperature=0,
         max_tokens=9,
         extra_headers={"x-millrace-purpose": "sentinel"},

@@ -160,12 +160,7 @@ def test_a_lower_version_is_a_rollback_and_the_answer_says_so(pool: Pool, databa
 
     answer = pool.signal("v6")
 
-    assert answer.json() == {
-        "accepted": True,
-        "identity": "v6",
-        "already_current": False,
-        "revoked": ["v7", "v8"],
-    }
+    assert answer.json() == {"accepted": True, "identity": "v6", "already_current": False, "revoked": ["v7", "v8"]}
     with database.snapshot() as connection:
         arms = read(connection, "demo")
         assert {name: arms[name].version for name in (LIVE, TRAINING, CANDIDATE)} == {

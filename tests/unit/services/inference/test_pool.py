@@ -266,9 +266,7 @@ def test_an_answer_goes_on_at_another_replica(replicas: Replicas) -> None:
     replicas.engines["a"].survives = True
     replicas.tell("b", status="paused")
     replicas.engines["a"].hold_after = 4
-    answer = replicas.client.chat.completions.create(
-        model="demo", messages=[{"role": "user", "content": "hi"}], stream=True
-    )
+    answer = replicas.ask(stream=True)
     chunks = [next(answer)]
     replicas.tell("b", status="serving")
     replicas.engines["a"].die_after = 5

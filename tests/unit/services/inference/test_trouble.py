@@ -249,9 +249,7 @@ def test_a_client_that_leaves_a_stream_is_logged_as_cancelled(inference: Inferen
 def test_a_client_that_leaves_a_plain_request_is_logged_as_cancelled(inference: Inference) -> None:
     inference.engine.hold_after = 6
     with pytest.raises(openai.APITimeoutError):
-        inference.client.with_options(timeout=0.5).chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": "hi"}]
-        )
+        inference.ask(inference.client.with_options(timeout=0.5))
 
     wait_until(inference.logged)
     assert [record.finish_reason for record in inference.logged()] == ["cancelled"]
@@ -263,9 +261,7 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing(inference: I
     inference.engine.hold_after = 0
     for stream in (False, True):
         with pytest.raises(openai.APITimeoutError):
-            inference.client.with_options(timeout=1.0).chat.completions.create(
-                model="demo", messages=[{"role": "user", "content": "hi"}], stream=stream
-            )
+            inference.ask(inference.client.with_options(timeout=1.0), stream=stream)
 
     wait_until(lambda: inference.engine.num_closed == 2)
     assert inference.logged() == []
@@ -275,9 +271,7 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing(inference: I
 def test_an_engine_that_has_not_answered_yet_hears_that_the_client_left(inference: Inference, stream: bool) -> None:
     inference.engine.mute = True
     with pytest.raises(openai.APITimeoutError):
-        inference.client.with_options(timeout=0.5).chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": "hi"}], stream=stream
-        )
+        inference.ask(inference.client.with_options(timeout=0.5), stream=stream)
 
     wait_until(lambda: inference.engine.num_closed == 1)
     inference.engine.mute = False

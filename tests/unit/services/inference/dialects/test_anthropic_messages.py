@@ -281,10 +281,7 @@ def test_a_call_its_result_and_the_answer(serving: Serve, name: str, stream: boo
         messages = [ASKED, {"role": "assistant", "content": called["content"]}, {"role": "user", "content": results}]
         told = ask(served, messages=messages, stream=stream)
         thought = [{"type": "thinking", "thinking": "It says rain.", "signature": told["id"]}]
-        assert told["content"] == [
-            *(thought if "says" in served.answer else []),
-            {"type": "text", "text": "It rains."},
-        ]
+        assert told["content"] == [*(thought if "says" in served.answer else []), {"type": "text", "text": "It rains."}]
         assert told["stop_reason"] == "end_turn"
         assert "rain" in served.prompt.partition("weather?")[2]
         first, second = (generation.open() for generation in served.inference.logged())

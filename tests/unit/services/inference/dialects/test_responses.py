@@ -329,10 +329,7 @@ def test_the_end_waits_for_the_log(inference: Inference) -> None:
 
 def test_token_ids_and_log_probs_come_back_if_asked_for(inference: Inference) -> None:
     answer = respond(
-        inference,
-        include=["message.output_text.logprobs"],
-        top_logprobs=2,
-        extra_body={"return_token_ids": True},
+        inference, include=["message.output_text.logprobs"], top_logprobs=2, extra_body={"return_token_ids": True}
     )
     assert answer.model_extra["token_ids"] == inference.engine.answer
     assert answer.model_extra["prompt_token_ids"] == make_tokenizer().encode(ASKED).ids

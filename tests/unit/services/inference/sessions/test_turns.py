@@ -134,9 +134,7 @@ def test_fifty_turns_with_tools_are_one_row(templates: dict[str, ChatTemplate], 
         messages += [answer, result(number)]
 
 
-def test_a_question_after_reasoning_is_a_branch_where_the_template_drops_it(
-    templates: dict[str, ChatTemplate],
-) -> None:
+def test_a_question_after_reasoning_is_a_branch_where_the_template_drops_it(templates: dict[str, ChatTemplate]) -> None:
     for name, branch in (("qwen3", "reasoning_dropped"), ("qwen3_8", ""), ("qwen2_5", "")):
         agent = make_agent(templates, name)
         reasoning = "" if name == "qwen2_5" else "Hm. "
