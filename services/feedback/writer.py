@@ -2,7 +2,7 @@
 
     submit(), retract() ─▶ _waiting ─▶ _take(): a group of one kind ─▶ writing thread: one transaction
        ▲ wait for `done`                                                    │
-       └────────────── the result of each, once it is durable ──────────────┴─▶ `committed`: wakes the relay ─▶ the topic `signals`
+       └────────────── the result of each, once it is durable ──────────────┴─▶ `committed`: wakes the relay ─▶ topic
 
 In: submissions and retractions, in the order of their requests. Out: the result of each. Waits for: the commit; requests that
 arrive meanwhile share the next one. The relay waits for a wake-up; for the lock, while another replica relays; one second after a

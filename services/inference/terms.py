@@ -95,7 +95,7 @@ def read_terms(
     tasks: Mapping[str, Task],
     tokenizer: Tokenizer,
 ) -> Terms:
-    """Read them. Raises UnknownModel; InvalidRequest: no such version, purpose, task or token id; Forbidden: only operators may send this purpose."""
+    """Read them. Raises UnknownModel; InvalidRequest: no such version, purpose, task or token id; Forbidden: only for operators."""
     requirement = version_requirement(request.labels, pinned_version(request.model, policy))
     purpose = _purpose_of(purpose_header, caller)
     unknown = next((token_id for token_id in request.logit_bias if tokenizer.id_to_token(token_id) is None), None)

@@ -190,7 +190,7 @@ class Lines:
 
 
 def data_of(line: bytes) -> bytes | None:
-    """The data of a line of server-sent events; None if it has none. Raises EngineFailed: it is no such line, or `[DONE]` before the finish reason."""
+    """The data of a line of an event stream; None if it has none. Raises EngineFailed: no such line, or `[DONE]` before the finish reason."""
     line = line.rstrip(b"\r")
     if line.startswith(b"data:"):
         data = line[5:].strip()

@@ -200,7 +200,7 @@ class Exchange(asyncio.Protocol):
 
 
 class HttpClient:
-    """Requests to one server, `http://host:port`. Belongs to one event loop. `kind`: of connections; `read_seconds`: the longest time without a byte."""
+    """Requests to one server, `http://host:port`. Belongs to one event loop. `read_seconds`: the longest time without a byte."""
 
     def __init__(
         self,

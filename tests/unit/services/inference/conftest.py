@@ -13,12 +13,20 @@ import pytest
 from contracts.records import Generation, decode
 from contracts.topics import GENERATIONS
 from runtime.database import Database
+from runtime.settings import Settings
 from services.inference.app import create_app
 from tests.databases import write_migrated
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
 from tests.unit.services.serving import make_home, make_key, serve
 
 SAYS = "Tisch für 4: {ok}"
+
+
+def text_of(answer: Any) -> str:
+    """Of a whole or a streamed answer."""
+    if hasattr(answer, "choices"):
+        return str(answer.choices[0].message.content)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
 
 
 class Inference:
@@ -83,9 +91,20 @@ def inference(request: pytest.FixtureRequest) -> Inference:
 
 @pytest.fixture
 def own(tmp_path: Path, database: Database, engine: FakeEngine, stage: Stage) -> Iterator[Inference]:
-    stage.engine = engine
-    with _serving(tmp_path, stage.url) as (url, log):
-        yield from _asking(Inference(engine, log, url, make_key(database), make_key(database, "operator")))
+    make_base(tmp_path / "base")
+    with a_service(make_home(tmp_path, stage.url), database, stage, engine, patience_seconds=1.5) as world:
+        yield world
+
+
+@contextmanager
+def a_service(
+    settings: Settings, database: Database, stage: Stage, engine: FakeEngine, **options: Any
+) -> Iterator[Inference]:
+    """A service of these settings; `options`: of `create_app`."""
+    stage.engine, log = engine, StubbornLog(settings.home / "log")
+    keys = make_key(database), make_key(database, "operator")
+    with serve(create_app(settings, event_log=log, **options)) as url:
+        yield from _asking(Inference(engine, log, url, *keys))
 
 
 class _Standing(NamedTuple):
@@ -125,7 +144,9 @@ def _serving(home: Path, engine_url: str) -> Iterator[tuple[str, StubbornLog]]:
 
 
 def _asking(world: Inference) -> Iterator[Inference]:
-    yield world
-    world.log.open.set()
-    world.engine.go.set()
-    world.client.close()
+    try:
+        yield world
+    finally:
+        world.log.open.set()
+        world.engine.go.set()
+        world.client.close()

@@ -19,11 +19,10 @@ from starlette.types import Message
 from runtime.database import Database
 from runtime.replicas import ReplicaLinks, RequestClaim
 from runtime.replicas.in_process import LocalIdempotencyStore, local_links
-from services.inference.app import create_app
 from services.inference.idempotency import MAX_ANSWER_BYTES, REPLAYED, IdempotentRequests
-from tests.unit.services.inference.conftest import Inference
-from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
-from tests.unit.services.serving import make_home, make_key, serve, wait_until
+from tests.unit.services.inference.conftest import Inference, a_service, text_of
+from tests.unit.services.inference.world import FakeEngine, Stage, make_base
+from tests.unit.services.serving import make_home, make_key, wait_until
 
 TEXT = "Tisch für 4: {ok}"
 KEY = {"Idempotency-Key": "order-17"}
@@ -62,7 +61,7 @@ def test_a_repeat_gets_the_first_answer_and_is_neither_run_nor_logged(inference:
 def test_a_repeated_stream_is_the_same_stream(inference: Inference) -> None:
     chunks = [list(ask(inference, stream=True).parse()) for _ in range(2)]
     assert chunks[0] == chunks[1]
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[1]) == TEXT
+    assert text_of(chunks[1]) == TEXT
     assert len(inference.engine.requests) == len(inference.logged()) == 1
 
 
@@ -168,12 +167,7 @@ def test_a_client_that_left_may_ask_again(inference: Inference, stream: bool) ->
     inference.engine.go.set()
     again = ask(inference, stream=stream)
     assert REPLAYED not in again.headers
-    text = (
-        "".join(chunk.choices[0].delta.content or "" for chunk in again.parse())
-        if stream
-        else again.parse().choices[0].message.content
-    )
-    assert text == TEXT
+    assert text_of(again.parse()) == TEXT
 
 
 @pytest.mark.parametrize("changes", [{"store": False}, {"metadata": {"task": "private"}}])
@@ -187,19 +181,14 @@ def test_nothing_is_kept_without_consent(inference: Inference, changes: dict[str
 def limited(tmp_path: Path, database: Database, stage: Stage) -> Iterator[Callable[..., Inference]]:
     """A service whose keys may send so many requests a minute, and have sent some."""
     make_base(tmp_path / "base")
-    stage.engine = FakeEngine(TEXT)
-    key, operator = make_key(database), make_key(database, "operator")
     with ExitStack() as stack:
 
         def start(per_minute: int, spent: int = 0) -> Inference:
             links = local_links()
-            if spent:
-                asyncio.run(_spend(links, f"requests:{key.split('-')[2]}", per_minute, spent))
             settings = make_home(tmp_path, stage.url).model_copy(update={"requests_per_minute": per_minute})
-            log = StubbornLog(tmp_path / "log")
-            url = stack.enter_context(serve(create_app(settings, event_log=log, links=links)))
-            world = Inference(stage.engine, log, url, key, operator)
-            stack.callback(world.client.close)
+            world = stack.enter_context(a_service(settings, database, stage, FakeEngine(TEXT), links=links))
+            if spent:
+                asyncio.run(_spend(links, f"requests:{world.key.split('-')[2]}", per_minute, spent))
             return world
 
         yield start

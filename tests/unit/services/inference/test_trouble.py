@@ -14,7 +14,7 @@ import pytest
 
 from contracts.records import encode, unpack_floats, unpack_ids
 from contracts.sampling import Span
-from tests.unit.services.inference.conftest import Inference
+from tests.unit.services.inference.conftest import Inference, text_of
 from tests.unit.services.serving import wait_until
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -26,12 +26,7 @@ TEXT = "Tisch für 4: {ok}"
 def test_an_answer_goes_on_where_the_engine_died(inference: Inference, stream: bool, by_event: bool) -> None:
     engine = inference.engine
     engine.die_after, engine.dies_by_event = 4, by_event
-    answer = inference.ask(stream=stream)
-    text = (
-        "".join(chunk.choices[0].delta.content or "" for chunk in answer)
-        if stream
-        else answer.choices[0].message.content
-    )
+    text = text_of(inference.ask(stream=stream))
 
     first, second = engine.requests
     assert text == TEXT
