@@ -15,6 +15,8 @@ from contracts.topics import GENERATIONS
 from runtime.database import Database
 from runtime.settings import Settings
 from services.inference.app import create_app
+from services.inference.template.chat_template import ChatTemplate
+from tests.chat_templates.bundled import BundledTemplates
 from tests.databases import write_migrated
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
 from tests.unit.services.serving import make_home, make_key, serve
@@ -52,7 +54,7 @@ class Inference:
         """Whether the endpoint knows by now that an engine holds a version."""
         return f"demo@v{version}" in [model.id for model in self.client.models.list()]
 
-    def ask(self, client: openai.OpenAI | None = None, **changes: Any) -> Any:
+    def ask(self, client: openai.OpenAI | None = None, /, **changes: Any) -> Any:
         arguments = {"model": "demo", "messages": [{"role": "user", "content": "table for 4"}]} | changes
         return (client or self.client).chat.completions.create(**arguments)
 
@@ -62,6 +64,11 @@ class Inference:
             record for place in places for record in self.log.read(GENERATIONS, place, self.begins.get(place, 0), 100)
         ]
         return [decode(Generation, record.value) for record in sorted(records, key=lambda r: r.appended_at)]
+
+
+@pytest.fixture(scope="module")
+def templates() -> dict[str, ChatTemplate]:
+    return BundledTemplates()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSetti
 from services.inference.template.chat_template import ChatTemplate, load_template
 from services.inference.template.plain_tokenizer import bounded_ids
 from tests.chat_templates.bundled import (
-    BundledTemplates,
     bundled_names,
     bundled_source,
     make_bundled,
@@ -76,11 +75,6 @@ def conversation(arguments: Any, **said: Any) -> list[dict[str, Any]]:
         {"role": "assistant", **said, "tool_calls": [call_of("book", arguments)]},
         {"role": "tool", "tool_call_id": "call00000", "name": "book", "content": '{"ok": true}'},
     ]
-
-
-@pytest.fixture(scope="module")
-def templates() -> dict[str, ChatTemplate]:
-    return BundledTemplates()
 
 
 @pytest.mark.slow

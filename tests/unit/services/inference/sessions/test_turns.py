@@ -89,11 +89,6 @@ class Agent:
         }
 
 
-@pytest.fixture(scope="module")
-def templates() -> dict[str, ChatTemplate]:
-    return BundledTemplates()
-
-
 @pytest.fixture
 def agent(templates: dict[str, ChatTemplate]) -> Agent:
     return make_agent(templates, "qwen3")
