@@ -65,7 +65,7 @@ class TargetKey(NamedTuple):
 
 
 class ReceivedItem(NamedTuple):
-    """A signal that may be stored, and the hash of what the client sent. Until its `key` is resolved, it has no completion id."""
+    """A signal that may be stored, and the hash of the content that the client sent. Until its `key` is resolved, it has no completion id."""
 
     signal: Signal
     body_hash: str

@@ -1,4 +1,4 @@
-"""Group commit: one transaction for all requests that wait, so that they share one fsync; and the relay of what was committed.
+"""Group commit: one transaction for all requests that wait, so that they share one fsync; and the relay of committed signals.
 
     submit(), retract() ─▶ _waiting ─▶ _take(): a group of one kind ─▶ writing thread: one transaction
        ▲ wait for `done`                                                    │
