@@ -22,7 +22,7 @@ from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from runtime.weight_metrics import WeightStoreMetrics
 from services.http import KeyRing, make_service
-from services.inference.arms import Arms, Assignments
+from services.inference.arms import Arms, Assignments, SessionUnits
 from services.inference.dialects.anthropic_routes import add_message_routes
 from services.inference.dialects.responses_kept import ResponseStore
 from services.inference.dialects.responses_routes import add_responses_routes
@@ -40,7 +40,6 @@ from services.inference.routes import add_hot_load_routes, add_routes
 from services.inference.sessions.budgets import SessionBudgets
 from services.inference.sessions.routes import SessionUrls, add_session_routes
 from services.inference.sessions.turns import Turns
-from services.inference.sessions.units import SessionUnits
 from services.inference.stored.routes import add_stored_routes
 from services.inference.template.chat_template import load_template
 from services.inference.tokenize import add_tokenize_route
