@@ -23,7 +23,7 @@ import psutil
 from commands.findings import Finding
 from contracts.errors import MillraceError
 from contracts.files import read_small
-from services.inference.sessions.forecast import next_calls
+from services.inference.sessions.suffixes import next_calls
 from services.inference.template.chat_template import ChatTemplate, load_template
 
 MOST_CPU_SECONDS, _MOST_BYTES = 10, 2**31

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 
 import httpx
 
@@ -22,20 +23,21 @@ _ENGINE_SECONDS = 5.0
 
 
 def engine_check(settings: Settings) -> Check:
-    """Unready while no engine serves the arm live, or all of them refuse this process's key.
-
-    Engines are those that announce themselves; without any, the one at `engine_url`.
-    """
+    """Unready while no engine that announces itself (without any, the one at `engine_url`) serves the arm live and takes our key."""
     headers = authorization(engine_key(settings.home))
-    announced = _announced(settings)
+    database, base = settings.database(), fingerprint(settings.base)
+    held: list[EngineReplica] = []
 
     def check() -> None:
-        rows = announced()
-        if not rows:
+        nonlocal held
+        with suppress(Unavailable):  # while the database is away, the last known ones
+            rows = [row for row in read_engines(database, settings.policy) if row.is_fresh(time.time()) and row.url]
+            held = [fitting(row, settings.run, base) for row in rows]
+        if not held:
             _ask(settings.engine_url, "/state", headers)
             return
         problems = []
-        for row in rows:
+        for row in held:
             if row.status != "serving" or not row.serves(LIVE):
                 problems.append(f"the engine {row.name} is {row.status}")
                 continue
@@ -48,24 +50,6 @@ def engine_check(settings: Settings) -> Check:
         raise Unavailable("; ".join(problems))
 
     return check
-
-
-def _announced(settings: Settings) -> Callable[[], Sequence[EngineReplica]]:
-    database, base = settings.database(), fingerprint(settings.base)
-    held: list[EngineReplica] = []
-
-    def read() -> Sequence[EngineReplica]:
-        """The replicas that renew their rows; the last known ones while the database is away."""
-        nonlocal held
-        try:
-            rows = read_engines(database, settings.policy)
-        except Unavailable:
-            return held
-        fresh = [row for row in rows if row.is_fresh(time.time()) and row.url]
-        held = [fitting(row, settings.run, base) for row in fresh]
-        return held
-
-    return read
 
 
 def _ask(url: str, path: str, headers: Mapping[str, str]) -> None:
@@ -83,6 +67,5 @@ def _status_of(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["status"])
     except (ValueError, KeyError, TypeError):
-        return (
-            "it refuses this process's key" if answer.status_code == httpx.codes.UNAUTHORIZED else "no readable status"
-        )
+        is_refused = answer.status_code == httpx.codes.UNAUTHORIZED
+        return "it refuses this process's key" if is_refused else "no readable status"

@@ -12,11 +12,12 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import wraps
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 import structlog
 from fastapi import FastAPI, Request, Response, Security
+from fastapi import params as markers
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import SecurityScopes
 from starlette.exceptions import HTTPException
@@ -37,7 +38,6 @@ from contracts.errors import (
 from contracts.keys import Caller
 from contracts.keys import Scope as KeyScope
 from runtime.database import Database
-from services.rights import rights_of
 
 MAX_BODY_BYTES = 4 * 2**20
 """What is decoded in one go holds the event loop: this much takes up to 20 ms, whatever is in it."""
@@ -143,6 +143,11 @@ async def wait_for_disconnect(client: Request) -> None:
         pass
 
 
+def field_error(param: str, says: str, kind: type[InvalidRequest] = InvalidRequest) -> InvalidRequest:
+    """The error about one field; its message begins with the name of the field."""
+    return kind(f"{param} {says}", param=param)
+
+
 def refusal_of(error: RequestValidationError) -> InvalidRequest:
     """FastAPI's refusal as one of ours. A path parameter that nothing can have means that the path does not exist."""
     first = error.errors()[0]
@@ -159,11 +164,7 @@ def reply_error(error: MillraceError, content: object = None, status: int | None
 
 
 def read_json(shape: type[ShapeType], body: bytes) -> ShapeType:
-    """Read a JSON body.
-
-    Raises:
-        InvalidRequest: the body is not JSON, or a field is missing or has the wrong type; `param` names the field.
-    """
+    """Read a JSON body. Raises InvalidRequest: it is not JSON, or a field is missing or has the wrong type; `param` names the field."""
     try:
         return msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
@@ -217,25 +218,21 @@ class KeyRing:
     def __init__(
         self, database: Database, keep_seconds: float = _KEY_SECONDS, clock: Callable[[], float] = time.time
     ) -> None:
-        self._database = database
-        self._keep = keep_seconds
-        self._clock = clock
+        self._database, self._keep, self._clock = database, keep_seconds, clock
         self._known: dict[str, tuple[float, Caller]] = {}
         self._in_sessions: dict[tuple[Caller, str], tuple[float, Caller]] = {}
 
     async def caller(self, authorization: str) -> Caller:
         """The caller with this `Authorization` header.
 
-        Raises:
-            Unauthorized: there is no key, or it is unknown, revoked or expired.
-            SessionOver: it is the key of a session that was ended, or whose time is over.
-            Unavailable: the database is unreachable, and this key was not seen before.
+        Raises Unauthorized: there is no key, or it is unknown, revoked or expired; SessionOver: it is the key of a session that was
+        ended, or whose time is over; Unavailable: the database is unreachable, and this key was not seen before.
         """
         until, caller = self._known.get(authorization, (0.0, None))
         asked_at = time.monotonic()  # before the look-up: the key may be revoked while we wait for its answer
         if caller is None or until < asked_at:
             try:
-                caller = await asyncio.to_thread(self._look_up, authorization)
+                caller = await asyncio.to_thread(self._look_up, caller_of_key, authorization)
             except (Unauthorized, SessionOver):
                 self._known.pop(authorization, None)  # or it would work again while the database is unreachable
                 raise
@@ -252,36 +249,30 @@ class KeyRing:
     async def caller_in(self, caller: Caller, session: str) -> Caller:
         """The caller with the task and budget of the session that a URL names, if it was made for the caller's tenant.
 
-        Raises:
-            SessionOver: it was ended, or its time is over.
-            Unavailable: the database is unreachable, and the session was not seen a moment ago.
+        Raises SessionOver: it was ended, or its time is over; Unavailable: the database is unreachable, and the session was not
+        seen a moment ago.
         """
         if not may_be_made(session):
             return caller
         until, found = self._in_sessions.get((caller, session), (0.0, caller))
         asked_at = time.monotonic()
         if until < asked_at:
-            found = await asyncio.to_thread(self._look_up_session, caller, session)
+            found = await asyncio.to_thread(self._look_up, in_session, caller, session)
             if len(self._in_sessions) >= _MAX_KEYS:
                 self._in_sessions.clear()
             self._in_sessions[caller, session] = (asked_at + self._keep, found)
         found.check_time(self._clock())
         return found
 
-    def _look_up(self, authorization: str) -> Caller:
+    def _look_up(self, find: Callable[..., Caller], *given: str | Caller) -> Caller:
         with self._database.snapshot() as connection:
-            return caller_of_key(connection, authorization, self._clock())
-
-    def _look_up_session(self, caller: Caller, session: str) -> Caller:
-        with self._database.snapshot() as connection:
-            return in_session(connection, caller, session, self._clock())
+            return find(connection, *given, self._clock())
 
 
 def authorization_of(headers: Mapping[str, str]) -> str:
     """The `Authorization` header of a request. A key in `x-api-key`, as Anthropic's clients send it, counts like a bearer's.
 
-    Raises:
-        Unauthorized: both are sent, with different keys.
+    Raises Unauthorized: both are sent, with different keys.
     """
     given, key = headers.get("authorization", ""), headers.get("x-api-key", "").strip()
     if not key:
@@ -306,14 +297,11 @@ async def find_caller(request: Request, scope: KeyScope) -> Caller:
 
 async def _in_url(keys: KeyRing, caller: Caller, named: str, said: str | None) -> Caller:
     if not (0 < len(named) <= _MAX_IN_URL and named.isascii() and named.isprintable()):
-        raise InvalidRequest(
-            f"the session of a URL has 1 to {_MAX_IN_URL} printable ASCII characters; name others in metadata.session_id",
-            param="session_id",
-        )
+        takes = f"1 to {_MAX_IN_URL} printable ASCII characters; name others in metadata.session_id"
+        raise InvalidRequest(f"the session of a URL has {takes}", param="session_id")
     if said != named:
-        raise InvalidRequest(
-            f"the URL and {SESSION_HEADER} name different sessions; send one of them", param=SESSION_HEADER
-        )
+        differ = f"the URL and {SESSION_HEADER} name different sessions; send one of them"
+        raise InvalidRequest(differ, param=SESSION_HEADER)
     if caller.session not in {None, named}:
         raise OtherSession("this is the key of another session than the one in the URL", param="session_id")
     return caller if caller.session is not None else await keys.caller_in(caller, named)
@@ -327,10 +315,8 @@ async def _find_caller(request: Request, needed: SecurityScopes) -> Caller:
 async def _find_app(request: Request, needed: SecurityScopes) -> Caller:
     caller = await _find_caller(request, needed)
     if caller.session is not None:
-        raise Forbidden(
-            "the key or URL of a session may only ask: it makes, shows and ends no sessions, and shows no stored completions; use "
-            "an app key at the plain URL"
-        )
+        why = "it makes, shows and ends no sessions, and shows no stored completions; use an app key at the plain URL"
+        raise Forbidden(f"the key or URL of a session may only ask: {why}")
     return caller
 
 
@@ -341,6 +327,22 @@ AppCaller = Annotated[Caller, Security(_find_app, scopes=["inference"])]
 FeedbackCaller = Annotated[Caller, Security(_find_caller, scopes=["feedback"])]
 OperatorReader = Annotated[Caller, Security(_find_caller, scopes=["operator:read"])]
 OperatorWriter = Annotated[Caller, Security(_find_caller, scopes=["operator:write"])]
+
+
+def rights_of(handle: Callable[..., Any]) -> list[markers.Security]:
+    """Each right that the signature of a route's function requires; empty if the route is open to everybody.
+
+    A parameter `Annotated[..., Security(find, scopes=[...])]` is a right: the caller is looked up before the route runs, and must have
+    these scopes; an empty list means any known caller.
+    """
+    hints = get_type_hints(handle, include_extras=True).values()
+    marks = [mark for hint in hints if get_origin(hint) is Annotated for mark in get_args(hint)[1:]]
+    return [mark for mark in marks if isinstance(mark, markers.Security)]
+
+
+def scopes_of(handle: Callable[..., Any]) -> list[tuple[str, ...]]:
+    """The scopes of each of these rights."""
+    return [tuple(right.scopes or ()) for right in rights_of(handle)]
 
 
 def with_caller(handle: Callable[[Request, Caller], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:

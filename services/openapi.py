@@ -22,7 +22,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 
 from contracts import errors
-from services.rights import scopes_of
+from services.http import scopes_of
 
 PATH = "/openapi.json"
 _SHAPE = "openapi_shape"
@@ -61,10 +61,7 @@ def takes(
 ) -> Callable[[RouteType], RouteType]:
     """Declare on a route's function that its body is JSON of this shape, or this form.
 
-    Args:
-        shape: of the body.
-        notes: what its type does not say about a field, for example the bounds of a number.
-        example: a body that is served.
+    `notes`: what its type does not say about a field, for example the bounds of a number; `example`: a body that is served.
     """
 
     def mark(handle: RouteType) -> RouteType:
@@ -113,18 +110,16 @@ def make_document(services: Iterable[FastAPI], version: str) -> dict[str, Any]:
 def _operation(
     service: FastAPI, route: ServedRoute, method: str, scheme: str, shapes: dict[str, _Taken]
 ) -> dict[str, Any]:
-    described = _described(service, route, method)
-    summary, _, more = inspect.cleandoc(route.endpoint.__doc__ or route.endpoint.__name__.replace("_", " ")).partition(
-        "\n"
-    )
+    name = route.endpoint.__name__
+    summary, _, more = inspect.cleandoc(route.endpoint.__doc__ or name.replace("_", " ")).partition("\n")
     operation: dict[str, Any] = {
-        "operationId": f"{route.endpoint.__name__}_{method.lower()}_{re.sub(r'[^a-z]+', '_', route.path).strip('_')}",
+        "operationId": f"{name}_{method.lower()}_{re.sub(r'[^a-z]+', '_', route.path).strip('_')}",
         "summary": summary,
         "responses": {"default": {"description": "an answer, or OpenAI's error object", "content": _CONTENT}},
     }
     if more.strip():
         operation["description"] = more.strip()
-    if parameters := described.get("parameters"):
+    if parameters := _described(service, route, method).get("parameters"):
         operation["parameters"] = parameters
     if (taken := getattr(route.endpoint, _SHAPE, None)) is not None:
         operation["requestBody"] = _body(taken, shapes)
@@ -135,7 +130,8 @@ def _operation(
 
 def _body(taken: _Taken, shapes: dict[str, _Taken]) -> dict[str, Any]:
     if isinstance(taken.shape, FormBody):
-        return _form(taken.shape)
+        form = {"type": "object", "properties": {name: {"type": "string"} for name in taken.shape.fields}}
+        return {"content": {"application/x-www-form-urlencoded": {"schema": form}}}
     name = taken.shape.__name__
     shapes[name] = taken
     content: dict[str, Any] = {"schema": {"$ref": _REFERENCE.format(name=name)}}
@@ -214,18 +210,10 @@ def _error() -> dict[str, Any]:
     return {"type": "object", "required": ["error"], "properties": {"error": error}}
 
 
-def _form(form: FormBody) -> dict[str, Any]:
-    properties: Mapping[str, Any] = {name: {"type": "string"} for name in form.fields}
-    schema = {"type": "object", "properties": properties}
-    return {"content": {"application/x-www-form-urlencoded": {"schema": schema}}}
-
-
 def _described(service: FastAPI, route: ServedRoute, method: str) -> dict[str, Any]:
     """What FastAPI reads from a signature: parameters of path, query and headers. Empty for Starlette's own routes."""
     if not isinstance(route.context.original_route, APIRoute):
         return {}
-    document = get_openapi(title=service.title, version="0", routes=[route.context])
-    for item in document["paths"].values():
-        operation: dict[str, Any] = item.get(method.lower(), {})
-        return operation
-    return {}
+    described = get_openapi(title=service.title, version="0", routes=[route.context])["paths"]
+    paths: list[dict[str, dict[str, Any]]] = [*described.values()]
+    return paths[0].get(method.lower(), {}) if paths else {}

@@ -14,7 +14,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -45,7 +45,7 @@ DRAIN_SECONDS = 10
 _KEEP_ALIVE_SECONDS = 75
 _NEW_OBJECTS = 10_000
 """How many new objects begin a collection: those of some fifty requests."""
-_BEAT_SECONDS, _ENGINE_SECONDS = 1.0, 5.0
+_BEAT_SECONDS = 1.0
 _BAD_REQUEST, _UNAUTHORIZED, _TOO_MANY, _UNAVAILABLE = 400, 401, 429, 503
 _ERRORS = (0, 500, 502, 503, 504)
 """Statuses that an alarm counts; 0: the request ended without an answer."""
@@ -56,8 +56,7 @@ _log = structlog.get_logger(__name__)
 def make_web(children: Mapping[str, FastAPI], operations: Operations) -> FastAPI:
     """One application over several: a request goes to the first child whose prefix matches its path.
 
-    The children's lifespans are entered here, because ASGI starts and stops only the outermost application. `operations` say
-    whether the process is ready.
+    The children's lifespans are entered here, because ASGI starts and stops only the outermost application.
     """
 
     @asynccontextmanager
@@ -70,7 +69,7 @@ def make_web(children: Mapping[str, FastAPI], operations: Operations) -> FastAPI
             beating.cancel()
 
     web = make_service("Millrace", lifespan)
-    readiness = _Readiness(operations)
+    asking: asyncio.Task[dict[str, str]] | None = None
 
     @web.get("/health")
     async def health() -> Response:
@@ -80,7 +79,10 @@ def make_web(children: Mapping[str, FastAPI], operations: Operations) -> FastAPI
     @web.get("/ready")
     async def ready() -> Response:
         """200 while the process can serve; else 503, with the problems."""
-        problems = await readiness.problems()
+        nonlocal asking
+        if asking is None or asking.done():  # one thread at most, however many clients ask
+            asking = asyncio.create_task(asyncio.to_thread(operations.problems))
+        problems = await asyncio.shield(asking)
         return reply({"ready": not problems, "problems": problems}, _UNAVAILABLE if problems else 200)
 
     @web.get(openapi.PATH)
@@ -92,24 +94,9 @@ def make_web(children: Mapping[str, FastAPI], operations: Operations) -> FastAPI
     def document() -> dict[str, Any]:
         return openapi.make_document([*dict.fromkeys(children.values()), web], metadata.version("millrace"))
 
-    web.add_middleware(
-        _ToChildren, children={prefix: Measured(child, _service_of(child)) for prefix, child in children.items()}
-    )
+    measured = {prefix: Measured(child, child.title.removeprefix("Millrace ")) for prefix, child in children.items()}
+    web.add_middleware(_ToChildren, children=measured)
     return web
-
-
-class _Readiness:
-    """Occupies one thread at most, however many clients ask. Belongs to one event loop."""
-
-    def __init__(self, operations: Operations) -> None:
-        self._operations = operations
-        self._asking: asyncio.Task[dict[str, str]] | None = None
-
-    async def problems(self) -> dict[str, str]:
-        """What keeps this process from serving, by the name of the check."""
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(asyncio.to_thread(self._operations.problems))
-        return await asyncio.shield(self._asking)
 
 
 class _ToChildren:
@@ -128,10 +115,9 @@ class _ToChildren:
 
 
 class Measured:
-    """Counts and times the requests of one service, and binds the fields of their log lines.
+    """Counts and times the requests of one service, and binds the fields of their log lines. Holds back responses to unknown keys.
 
     The id of a request is the client's `x-request-id` or a new one. The response carries it, unless the service sets its own.
-    Responses to unknown keys are held back, see `FailedKeys`.
     """
 
     def __init__(self, app: ASGIApp, service: str) -> None:
@@ -191,12 +177,8 @@ def storage_check(settings: Settings) -> Check:
 
     def check() -> None:
         check_disk()
-        database = settings.database()
-        try:
-            with database.transaction():
-                pass
-        finally:
-            database.close()
+        with closing(settings.database()) as database, database.transaction():
+            pass
 
     return check
 
@@ -263,10 +245,6 @@ class _Server(uvicorn.Server):
         self._operations.drain()
         await super().shutdown(sockets)
         await asyncio.to_thread(end_heartbeats)
-
-
-def _service_of(child: FastAPI) -> str:
-    return child.title.removeprefix("Millrace ")
 
 
 async def _beat() -> None:

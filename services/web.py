@@ -14,7 +14,7 @@ from services.dashboard.app import create_app as create_dashboard
 from services.engine_ready import engine_check
 from services.feedback.app import create_app as create_feedback
 from services.inference.app import create_app as create_inference
-from services.inference.sessions.urls import PREFIX
+from services.inference.sessions.routes import PREFIX
 from services.serving import clock_check, run_services, storage_check
 
 CHECKS = {"storage": storage_check, "engine": engine_check, "clock": clock_check}

@@ -15,7 +15,7 @@ from contracts.sampling import Sampling
 from engines.own.wire import own_body
 from engines.token_route import PATH, read_event
 from engines.wire import EngineRequest
-from services.inference.engine.events import data_of
+from services.inference.engine.connection import data_of
 
 _PROMPT_TOKENS, _VOCABULARY = 32, 700
 _TIMEOUT = 600.0

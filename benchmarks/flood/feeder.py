@@ -17,9 +17,8 @@ from contracts.tasks.loading import load_tasks
 from runtime.log.outbox import Relay
 from runtime.settings import load_settings
 from services.feedback.intake import Acknowledgement, SignalIntake
-from services.feedback.relaying import RelayThread
 from services.feedback.repository import PROCESS
-from services.feedback.writer import Writer
+from services.feedback.writer import RelayThread, Writer
 from tests.worlds.signals import an_answer, answer_message, signals_about
 
 OTHER = "other"

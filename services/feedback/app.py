@@ -14,20 +14,15 @@ from runtime.log.outbox import Relay
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from services.feedback.intake import SignalIntake
-from services.feedback.relaying import RelayThread
 from services.feedback.repository import PROCESS
 from services.feedback.routes import add_routes
-from services.feedback.writer import Writer
+from services.feedback.writer import RelayThread, Writer
 from services.http import KeyRing, make_service
 from services.limits import Limit
 
 
 def create_app(settings: Settings, *, event_log: EventLog | None = None, links: ReplicaLinks | None = None) -> FastAPI:
-    """The application of one home; `event_log` and `links` replace the home's own.
-
-    Raises:
-        InvalidTask: a task file has a mistake.
-    """
+    """The application of one home; `event_log` and `links` replace the home's own. Raises InvalidTask: a task file has a mistake."""
     database, log = settings.database(), event_log or settings.event_log()
     links = links or settings.replica_links()
     relay = RelayThread(database, Relay(PROCESS, database, log))

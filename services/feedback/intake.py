@@ -19,7 +19,7 @@ from contracts.tasks import Task
 from runtime.database import Database
 from services.feedback import repository
 from services.feedback.repository import ItemResult, Retraction
-from services.feedback.requests import ReceivedItem, TargetKey, read_item
+from services.feedback.requests import ReceivedItem, read_item
 from services.feedback.targets import TargetLimit
 from services.feedback.writer import Submission, Writer
 from services.http import read_json
@@ -41,24 +41,19 @@ class SignalIntake:
     """Reads, stores, shows and retracts signals; see the module."""
 
     def __init__(self, database: Database, tasks: Mapping[str, Task], writer: Writer) -> None:
-        self._database = database
-        self._tasks = tasks
-        self._writer = writer
-        self._targets = TargetLimit()
+        self._database, self._tasks = database, tasks
+        self._writer, self._targets = writer, TargetLimit()
 
     async def submit(
         self, items: Sequence[Any], caller: Caller, num_bytes: int
     ) -> list[Acknowledgement | MillraceError]:
         """Take items in, as JSON or decoded. A refused item does not affect the others. `num_bytes`: of all items together.
 
-        Raises:
-            Unavailable: no item was stored.
+        Raises Unavailable: no item was stored.
         """
         now = time.time()
-        if len(items) > _MANY_ITEMS:  # reading them here would delay other requests
-            read = await asyncio.to_thread(self._read, items, caller, now)
-        else:
-            read = self._read(items, caller, now)
+        many = len(items) > _MANY_ITEMS  # reading them here would delay other requests
+        read = await asyncio.to_thread(self._read, items, caller, now) if many else self._read(items, caller, now)
         if caller.role != "operator":
             read = [item if isinstance(item, MillraceError) else self._targets.refusal(item) or item for item in read]
         received = [item for item in read if isinstance(item, ReceivedItem)]
@@ -75,11 +70,7 @@ class SignalIntake:
         await self._writer.submit(Submission((), 0, {InvalidRequest.code: num}))
 
     def show(self, signal_id: str, tenant: str) -> dict[str, Any]:
-        """A signal and its state.
-
-        Raises:
-            NotFound: this tenant sent no such signal.
-        """
+        """A signal and its state. Raises NotFound: this tenant sent no such signal."""
         if "\0" in signal_id:
             raise _unknown(signal_id)
         with self._database.snapshot() as connection:
@@ -88,15 +79,16 @@ class SignalIntake:
             key = repository.find_key(connection, tenant, signal_id)
         if stored is None:
             raise _unknown(signal_id)
-        state = "retracted" if stored.retracted_at is not None else joined.state if joined else "pending"
+        state, reason, revision = joined or ("pending", "", None)
         record = stored.signal
         return {
             "id": record.id,
-            "state": state,
-            "reason": joined.reason if joined else "",
-            "revision": joined.revision if joined else None,
+            "state": state if stored.retracted_at is None else "retracted",
+            "reason": reason,
+            "revision": revision,
             "completion_id": record.completion_id or None,
-            **_awaited(key),
+            # What the client sent, while no completion is known for it.
+            **({} if key is None else {"session_id" if key.kind == "session" else "join_key": key.value}),
             "choice": record.choice,
             "name": record.name,
             "value": record.value,
@@ -110,12 +102,7 @@ class SignalIntake:
         }
 
     async def retract(self, signal_id: str, tenant: str) -> dict[str, Any]:
-        """Retract a signal; its history stays. Idempotent.
-
-        Raises:
-            NotFound: this tenant sent no such signal.
-            Unavailable: the signal was not retracted.
-        """
+        """Retract a signal; its history stays. Idempotent. Raises NotFound: this tenant sent none; Unavailable: it was not retracted."""
         if "\0" in signal_id:
             raise _unknown(signal_id)
         retracted_at = await self._writer.retract(Retraction(tenant, signal_id, time.time()))
@@ -135,18 +122,12 @@ class SignalIntake:
 
 
 def _result(received: ReceivedItem, entry: ItemResult) -> Acknowledgement | MillraceError:
-    signal_id = received.signal.id
+    about = received.signal
     if entry.fate == "no_such_choice":
-        about = received.signal
         return NoSuchChoice(f"{about.completion_id} has no choice {about.choice}; choices count from 0", param="choice")
     if entry.fate == "conflict":
-        return Conflict(f"the id {signal_id!r} was used for other content; send a new one", param="id")
-    return Acknowledgement(signal_id, entry.fate, entry.received_at)
-
-
-def _awaited(key: TargetKey | None) -> dict[str, str]:
-    """The session id or join key that the client sent, while no completion is known for it."""
-    return {} if key is None else {"session_id" if key.kind == "session" else "join_key": key.value}
+        return Conflict(f"the id {about.id!r} was used for other content; send a new one", param="id")
+    return Acknowledgement(about.id, entry.fate, entry.received_at)
 
 
 def _unknown(signal_id: str) -> NotFound:

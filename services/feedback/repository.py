@@ -67,19 +67,6 @@ class StoredSignal(NamedTuple):
     retracted_at: float | None
 
 
-class JoinedSignal(NamedTuple):
-    """The state of a signal, as the join wrote it."""
-
-    state: str
-    reason: str
-    revision: int | None
-
-
-class _Holder(NamedTuple):
-    body_hash: str
-    received_at: float
-
-
 class _Choices(msgspec.Struct):
     """The part of a generation that says how many choices it has."""
 
@@ -94,26 +81,18 @@ def add(
 ) -> list[ItemResult]:
     """Store signals and their messages. Returns the result of each, as if they had come one after the other.
 
-    An id belongs to the first signal of a tenant that has it; the same id with other content is a conflict.
-
-    Args:
-        connection: of the transaction.
-        received: the signals.
-        rejected: how many other items were refused, by error code.
-        beyond: see `find_beyond`; these are refused.
+    An id belongs to the first signal of a tenant that has it; the same id with other content is a conflict. `rejected`: how many
+    other items were refused, by error code; `beyond`: those of `find_beyond` are refused.
     """
     firsts: dict[Name, ReceivedItem] = {}
     for item in _aimed(connection, [item for item in received if id(item) not in beyond]):
         firsts.setdefault(_name(item), item)
     inserted = _insert_new(connection, firsts)
-    holders = {key: _Holder(firsts[key].body_hash, firsts[key].signal.received_at) for key in inserted}
+    holders = {key: (firsts[key].body_hash, firsts[key].signal.received_at) for key in inserted}
     holders |= _find_holders(connection, firsts.keys() - inserted)
     new = [item for name, item in firsts.items() if name in inserted]
-    put(
-        connection,
-        PROCESS,
-        [message(SIGNALS, item.signal.key, item.signal) for item in new if item.signal.completion_id],
-    )
+    aimed = [message(SIGNALS, item.signal.key, item.signal) for item in new if item.signal.completion_id]
+    put(connection, PROCESS, aimed)
     insert_all_new(connection, waiting_signal, [_waiting_row(item) for item in new if not item.signal.completion_id])
     entries, unsaid = [], set(inserted)
     for item in received:
@@ -121,13 +100,13 @@ def add(
             entries.append(ItemResult("no_such_choice", item.signal.received_at))
             continue
         name = _name(item)
-        holder = holders[name]
+        body_hash, received_at = holders[name]
         if name in unsaid:
             unsaid.discard(name)
-            entries.append(ItemResult("accepted", holder.received_at))
+            entries.append(ItemResult("accepted", received_at))
         else:
-            same = holder.body_hash in {item.body_hash, ANY_BODY}
-            entries.append(ItemResult("duplicate" if same else "conflict", holder.received_at))
+            same = body_hash in {item.body_hash, ANY_BODY}
+            entries.append(ItemResult("duplicate" if same else "conflict", received_at))
     fates = Counter[str](entry.fate for entry in entries if entry.fate in {"duplicate", "conflict"})
     _count(connection, signal_count, fates + Counter({"rejected": sum(rejected.values()) + len(beyond)}))
     _count(connection, rejection_count, Counter(rejected) + Counter({NoSuchChoice.code: len(beyond)}))
@@ -137,8 +116,7 @@ def add(
 def find_beyond(database: Database, received: Sequence[ReceivedItem]) -> set[int]:
     """The `id()` of each item about a choice that its completion never had. Only the tenant's own completions are read.
 
-    Read before the transaction: a completion never changes how many choices it had. Signals about one that arrives later are the join's
-    to refuse.
+    Read before the transaction: that number never changes. Signals about a completion that arrives later are the join's to refuse.
     """
     asked = [item for item in received if item.signal.completion_id and item.signal.choice > 0]
     if not asked:
@@ -147,30 +125,25 @@ def find_beyond(database: Database, received: Sequence[ReceivedItem]) -> set[int
     with database.snapshot() as connection:
         wanted = among(connection, table.completion_id, {item.signal.completion_id for item in asked})
         rows = connection.execute(select(table.completion_id, table.tenant, table.record).where(wanted))
-        known = {
-            (row.tenant, row.completion_id): msgspec.msgpack.decode(
-                unpacked("Generation", row.record), type=_Choices
-            ).num_choices
-            for row in rows
-        }
-    found = ((item, known.get((item.signal.tenant, item.signal.completion_id), 0)) for item in asked)
+        known = {(row.tenant, row.completion_id): unpacked("Generation", row.record) for row in rows}
+    nums = {answer: msgspec.msgpack.decode(packed, type=_Choices).num_choices for answer, packed in known.items()}
+    found = ((item, nums.get((item.signal.tenant, item.signal.completion_id), 0)) for item in asked)
     return {id(item) for item, num_choices in found if 0 < num_choices <= item.signal.choice}
 
 
 def find(connection: Connection, tenant: str, signal_id: str) -> StoredSignal | None:
     """A signal of this tenant; None if it has no such signal."""
-    statement = select(received_signal).where(*_is(tenant, signal_id))
-    row = connection.execute(statement).one_or_none()
+    row = connection.execute(select(received_signal).where(*_is(tenant, signal_id))).one_or_none()
     return None if row is None else StoredSignal(decode_shape(Signal, row.record), row.retracted_at)
 
 
-def find_joined(connection: Connection, record: Signal) -> JoinedSignal | None:
-    """The state that the join gave a signal; None until it has seen it."""
+def find_joined(connection: Connection, record: Signal) -> tuple[str, str, int | None] | None:
+    """The state that the join gave a signal, its reason and its revision; None until it has seen it."""
     statement = select(signal.c.state, signal.c.reason, signal.c.revision).where(
         signal.c.completion_id == record.completion_id, signal.c.tenant == record.tenant, signal.c.id == record.id
     )
     row = connection.execute(statement).one_or_none()
-    return None if row is None else JoinedSignal(*row)
+    return None if row is None else (row.state, row.reason, row.revision)
 
 
 def find_key(connection: Connection, tenant: str, signal_id: str) -> TargetKey | None:
@@ -182,10 +155,7 @@ def find_key(connection: Connection, tenant: str, signal_id: str) -> TargetKey |
 
 
 def retract(connection: Connection, retractions: Sequence[Retraction]) -> list[float | None]:
-    """Mark signals as retracted. The first retraction of a signal also sends it again, marked as retracted.
-
-    Returns when each was first retracted; None if it was never received.
-    """
+    """When each signal was first retracted, now at the latest; None if it was never received. The first retraction also sends it again."""
     firsts = {(retraction.tenant, retraction.id): retraction for retraction in reversed(retractions)}
     times = {key: _retract(connection, retraction) for key, retraction in sorted(firsts.items())}
     return [times[retraction.tenant, retraction.id] for retraction in retractions]
@@ -203,28 +173,23 @@ def turn_to_relay(database: Database) -> Iterator[bool]:
 
 
 def _retract(connection: Connection, retraction: Retraction) -> float | None:
-    stands = update(received_signal).where(
-        *_is(retraction.tenant, retraction.id), received_signal.c.retracted_at.is_(None)
-    )
-    wire = connection.execute(
-        stands.values(retracted_at=retraction.at).returning(received_signal.c.record)
-    ).scalar_one_or_none()
+    table = received_signal.c
+    stands = update(received_signal).where(*_is(retraction.tenant, retraction.id), table.retracted_at.is_(None))
+    wire = connection.execute(stands.values(retracted_at=retraction.at).returning(table.record)).scalar_one_or_none()
     if wire is None:
         stored = find(connection, retraction.tenant, retraction.id)
         return stored.retracted_at if stored else None
     record = msgspec.structs.replace(decode_shape(Signal, wire), retracted=True)
-    if not record.completion_id:  # it waits; episodes sees the retraction when it sends the signal
-        return retraction.at
-    put(connection, PROCESS, [message(SIGNALS, record.key, record)])
+    if record.completion_id:  # else it waits; episodes sees the retraction when it sends the signal
+        put(connection, PROCESS, [message(SIGNALS, record.key, record)])
     return retraction.at
 
 
 def _aimed(connection: Connection, received: Sequence[ReceivedItem]) -> list[ReceivedItem]:
     """The same items; those whose join key has a completion are about that completion.
 
-    Read in the transaction: a completion that arrives between would not find a signal that begins to wait.
-
-    A session key is not resolved here: only the join knows which completion was the last of a session at that time.
+    Read in the transaction: a completion that arrives between would not find a signal that begins to wait. A session key is not resolved
+    here: only the join knows which completion was the last of a session at that time.
     """
     wanted = {(item.signal.tenant, *item.key) for item in received if item.key is not None and item.key.kind == "key"}
     if not wanted:
@@ -248,9 +213,8 @@ def _waiting_row(item: ReceivedItem) -> dict[str, Any]:
 
 
 def _row(item: ReceivedItem) -> dict[str, Any]:
-    tenant, signal_id = _name(item)
-    received_at = item.signal.received_at
-    return {"tenant": tenant, "id": signal_id, "received_at": received_at, "record": encode(item.signal)}
+    said = item.signal
+    return {"tenant": said.tenant, "id": said.id, "received_at": said.received_at, "record": encode(said)}
 
 
 def _insert_new(connection: Connection, firsts: Mapping[Name, ReceivedItem]) -> set[Name]:
@@ -264,14 +228,15 @@ def _insert_new(connection: Connection, firsts: Mapping[Name, ReceivedItem]) -> 
     return {(row.tenant, row.id) for row in returned}
 
 
-def _find_holders(connection: Connection, keys: Collection[Name]) -> dict[Name, _Holder]:
+def _find_holders(connection: Connection, keys: Collection[Name]) -> dict[Name, tuple[str, float]]:
+    """The hash of the content that has each id, and when it was received."""
     holders = {}
     table = received_signal.c
     for tenant in {tenant for tenant, _ in keys}:
         ids = [signal_id for of, signal_id in keys if of == tenant]
         statement = select(table.id, table.body_hash, table.received_at)
         for row in connection.execute(statement.where(table.tenant == tenant, table.id.in_(ids))):
-            holders[tenant, row.id] = _Holder(row.body_hash, row.received_at)
+            holders[tenant, row.id] = row.body_hash, row.received_at
     return holders
 
 

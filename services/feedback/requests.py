@@ -18,7 +18,7 @@ from contracts.keys import Role
 from contracts.records import Scalar, Signal, Submitter
 from contracts.tables import MAX_KEY
 from contracts.tasks import Task
-from services.http import read_shape
+from services.http import field_error, read_shape
 
 MAX_AHEAD_SECONDS = 60.0
 _MAX_CHOICE = 7
@@ -65,10 +65,7 @@ class TargetKey(NamedTuple):
 
 
 class ReceivedItem(NamedTuple):
-    """A signal that may be stored, and the hash of the content that the client sent.
-
-    With a `key`, the signal's completion id is empty until the key is resolved to a completion.
-    """
+    """A signal that may be stored, and the hash of the content that the client sent. Until its `key` is resolved, it has no completion id."""
 
     signal: Signal
     body_hash: str
@@ -76,13 +73,10 @@ class ReceivedItem(NamedTuple):
 
 
 def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, role: Role = "app") -> ReceivedItem:
-    """Check one item. `role`: the role of the caller's key.
+    """Check one item. `role`: of the caller's key.
 
-    Raises:
-        NotStored: the completion may not be kept; this is checked before everything else.
-        Forbidden: this role may not speak as this kind of submitter.
-        InvalidRequest: a field is missing, unknown or malformed, or there is not exactly one target.
-        UnknownSignal, InvalidValue: no task declares this signal, or this value for it.
+    Raises NotStored, before everything else: the completion may not be kept; Forbidden: this role may not speak as this kind of submitter;
+    InvalidRequest, UnknownSignal, InvalidValue: a field is malformed, or no task declares the signal, or this value for it.
     """
     if isinstance(content, Mapping):
         _check_stored(content.get("completion_id"))
@@ -91,15 +85,16 @@ def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, 
             _refuse_unknown(submitter, Submitter.__struct_fields__, "submitter.")
     item = read_shape(FeedbackItem, content)
     _check_speaker(item.submitter, role)
-    key = _key_of(item)
+    key, completion_id = _key_of(item), ""
     if item.completion_id is not None:
-        item = msgspec.structs.replace(item, completion_id=completion_id_of(item.completion_id))
-        route_of(item.completion_id or "")
+        completion_id = completion_id_of(item.completion_id)
+        item = msgspec.structs.replace(item, completion_id=completion_id)
+        route_of(completion_id)
     _check_sizes(item)
     item = _with_value(item, tasks)
     signal = Signal(
         id=item.id or f"fb-{uuid.uuid4()}",
-        completion_id=item.completion_id or "",
+        completion_id=completion_id,
         choice=item.choice,
         name=item.name,
         value=item.value,
@@ -148,24 +143,19 @@ def _key_of(item: FeedbackItem) -> TargetKey | None:
     given = [name for name in _TARGETS if getattr(item, name) is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none"
-        raise InvalidTarget(
-            f"send exactly one of {', '.join(_TARGETS)}; found {found}", param=given[0] if given else None
-        )
+        raise InvalidTarget(f"send exactly one of {', '.join(_TARGETS)}; found {found}", param=next(iter(given), None))
     if item.completion_id is not None:
         return None
     if item.choice:
-        raise InvalidTarget(
-            f"choice {item.choice} goes with a completion_id; a {given[0]} already stands for one choice",
-            param="choice",
-        )
-    return (
-        TargetKey("session", item.session_id) if item.session_id is not None else TargetKey("key", item.join_key or "")
-    )
+        says = f"{item.choice} goes with a completion_id; a {given[0]} already stands for one choice"
+        raise field_error("choice", says, InvalidTarget)
+    kind = "key" if item.session_id is None else "session"
+    return TargetKey(kind, item.session_id or item.join_key or "")
 
 
 def _check_sizes(item: FeedbackItem) -> None:
     if not 0 <= item.choice <= _MAX_CHOICE:
-        raise InvalidRequest(f"choice must lie in [0, {_MAX_CHOICE}], not {item.choice}", param="choice")
+        raise field_error("choice", f"must lie in [0, {_MAX_CHOICE}], not {item.choice}")
     for name, text, longest in (
         ("id", item.id, _MAX_ID),
         ("submitter.id", item.submitter.id, _MAX_ID),
@@ -173,23 +163,20 @@ def _check_sizes(item: FeedbackItem) -> None:
         ("join_key", item.join_key, MAX_KEY),
     ):
         if text is not None and not 1 <= len(text) <= longest:
-            raise InvalidRequest(f"{name} takes 1 to {longest} characters, not {len(text)}", param=name)
+            raise field_error(name, f"takes 1 to {longest} characters, not {len(text)}")
         if text is not None and "\0" in text:
-            raise InvalidRequest(f"{name} has a NUL character, which PostgreSQL cannot store; leave it out", param=name)
+            raise field_error(name, "has a NUL character, which PostgreSQL cannot store; leave it out")
     for name, value, longest in (
         ("value", item.value, _MAX_TEXT),
         ("correction", item.correction, _MAX_TEXT),
         ("comment", item.comment, _MAX_COMMENT),
     ):
         if isinstance(value, str) and len(value) > longest:
-            raise InvalidRequest(f"{name} takes up to {longest} characters, not {len(value)}", param=name)
+            raise field_error(name, f"takes up to {longest} characters, not {len(value)}")
     pairs = item.metadata or {}
     if len(pairs) > _MAX_PAIRS or any(len(key) > _MAX_PAIR_KEY or len(pairs[key]) > _MAX_PAIR_VALUE for key in pairs):
-        raise InvalidRequest(
-            f"metadata takes up to {_MAX_PAIRS} pairs, keys of up to {_MAX_PAIR_KEY} characters and values of up to "
-            f"{_MAX_PAIR_VALUE}",
-            param="metadata",
-        )
+        longest_pair = f"keys of up to {_MAX_PAIR_KEY} characters and values of up to {_MAX_PAIR_VALUE}"
+        raise field_error("metadata", f"takes up to {_MAX_PAIRS} pairs, {longest_pair}")
 
 
 def _with_value(item: FeedbackItem, tasks: Mapping[str, Task]) -> FeedbackItem:
@@ -204,11 +191,10 @@ def _with_value(item: FeedbackItem, tasks: Mapping[str, Task]) -> FeedbackItem:
     if not any(rule.takes(item.value) for rule in rules):
         rules[0].check(item.name, item.value)
     if isinstance(item.value, float) and not math.isfinite(item.value):
-        raise InvalidValue(f"value {item.value} is not a finite number", param="value")
+        raise field_error("value", f"{item.value} is not a finite number", InvalidValue)
     if isinstance(item.value, int) and not -(2**63) <= item.value < 2**63:
-        raise InvalidValue(
-            f"value {str(item.value)[:20]}... does not fit into 64 bits; send a smaller number", param="value"
-        )
+        shown = str(item.value)[:20]
+        raise field_error("value", f"{shown}... does not fit into 64 bits; send a smaller number", InvalidValue)
     return msgspec.structs.replace(item, value=bool(item.value)) if {rule.type for rule in rules} == {"bool"} else item
 
 
@@ -218,11 +204,10 @@ def _time_of(at: str | float | None, now: float) -> float:
     try:
         seconds = _epoch_of(datetime.fromisoformat(at)) if isinstance(at, str) else at
     except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"at must be an ISO 8601 time or epoch seconds, not {at!r}", param="at") from error
+        raise field_error("at", f"must be an ISO 8601 time or epoch seconds, not {at!r}") from error
     if not 0 <= seconds <= now + MAX_AHEAD_SECONDS:
-        raise InvalidRequest(
-            f"at {at!r} is more than {MAX_AHEAD_SECONDS:g} s ahead of this server's clock, or before 1970", param="at"
-        )
+        ahead = f"more than {MAX_AHEAD_SECONDS:g} s ahead of this server's clock"
+        raise field_error("at", f"{at!r} is {ahead}, or before 1970")
     return seconds
 
 

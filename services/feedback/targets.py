@@ -49,12 +49,12 @@ class TargetLimit:
         window = self._window(_target(item), now)
         if said.id in window.submitters:
             return None
-        seconds = window.began + WINDOW_SECONDS - now
+        num, seconds = len(window.submitters), window.began + WINDOW_SECONDS - now
         if item.key is not None:
             kind = "session" if item.key.kind == "session" else "join key"
-            if len(window.submitters) >= MOST_OF_KEY:
+            if num >= MOST_OF_KEY:
                 return _refusal(f"{MOST_OF_KEY} signals about this {kind}", seconds)
-        elif len(window.submitters) >= MOST_OF_ANSWER:
+        elif num >= MOST_OF_ANSWER:
             return _refusal(f"{MOST_OF_ANSWER} signals about this answer", seconds)
         elif list(window.submitters.values()).count(said.submitter.id) >= MOST_OF_SUBMITTER:
             return _refusal(f"{MOST_OF_SUBMITTER} signals from this submitter about this answer", seconds)

@@ -1,16 +1,18 @@
-"""Group commit: one transaction for all requests that wait, so that they share one fsync.
+"""Group commit: one transaction for all requests that wait, so that they share one fsync; and the relay of committed signals.
 
     submit(), retract() ─▶ _waiting ─▶ _take(): a group of one kind ─▶ writing thread: one transaction
        ▲ wait for `done`                                                    │
-       └────────────── the result of each, once it is durable ──────────────┴─▶ `committed`: wakes the relay
+       └────────────── the result of each, once it is durable ──────────────┴─▶ `committed`: wakes the relay ─▶ topic
 
 In: submissions and retractions, in the order of their requests. Out: the result of each. Waits for: the commit; requests that
-arrive meanwhile share the next one.
+arrive meanwhile share the next one. The relay waits for a wake-up; for the lock, while another replica relays; one second after a
+failure.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ import structlog
 
 from contracts.errors import Unavailable
 from runtime.database import Database
+from runtime.log.outbox import Relay
 from runtime.metrics import SIGNALS
 from services.feedback import repository
 from services.feedback.repository import ItemResult, Retraction
@@ -29,6 +32,8 @@ from services.feedback.requests import ReceivedItem
 MAX_GROUP_ITEMS = 1000
 MAX_WAITING_ITEMS = 20_000
 MAX_WAITING_BYTES = 64 * 2**20
+_RETRY_SECONDS, _TURN_SECONDS = 1.0, 0.05
+_REST_SECONDS = 0.025  # lets commits accumulate: a flush of fifty messages costs as much as of one
 _log = structlog.get_logger(__name__)
 
 
@@ -54,28 +59,19 @@ class Writer:
     """See the module. Belongs to one event loop. `committed` is called after every commit, on the writing thread."""
 
     def __init__(self, database: Database, committed: Callable[[], None]) -> None:
-        self._database = database
-        self._committed = committed
+        self._database, self._committed = database, committed
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feedback-writer")
         self._waiting: deque[_Waiting] = deque()
         self._num_items = self._num_bytes = 0
         self._writing: asyncio.Task[None] | None = None
 
     async def submit(self, submission: Submission) -> list[ItemResult]:
-        """Store the items of a request. Returns the result of each.
-
-        Raises:
-            Unavailable: no item was stored.
-        """
+        """Store the items of a request; the result of each. Raises Unavailable: no item was stored."""
         entries: list[ItemResult] = await self._do(submission)
         return entries
 
     async def retract(self, retraction: Retraction) -> float | None:
-        """Retract a signal. Returns when it was first retracted; None if there is no such signal.
-
-        Raises:
-            Unavailable: it was not retracted.
-        """
+        """When a signal was first retracted, now at the latest; None if there is no such signal. Raises Unavailable: it was not."""
         retracted_at: float | None = await self._do(retraction)
         return retracted_at
 
@@ -135,9 +131,8 @@ class Writer:
             beyond = repository.find_beyond(self._database, received)
             with self._database.transaction(gives_way=True) as connection:
                 if isinstance(group[0], Retraction):
-                    fates: list[Fate] = list(
-                        repository.retract(connection, [work for work in group if isinstance(work, Retraction)])
-                    )
+                    retractions = [work for work in group if isinstance(work, Retraction)]
+                    fates: list[Fate] = [*repository.retract(connection, retractions)]
                 else:
                     rejected = sum((Counter(work.rejected) for work in submissions), Counter[str]())
                     entries = iter(repository.add(connection, received, rejected, beyond))
@@ -153,6 +148,60 @@ class Writer:
         self._committed()
         _count(group, fates)
         return fates
+
+
+class RelayThread:
+    """Flushes once at its start, for messages that a crash left in the outbox, and then after every wake-up."""
+
+    def __init__(self, database: Database, relay: Relay, retry_seconds: float = _RETRY_SECONDS) -> None:
+        self._database = database
+        self._relay = relay
+        self._retry = retry_seconds
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feedback-relay", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._wake.set()
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something was committed. Callable from any thread."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Finish the current flush and end. Messages that were not sent wait in the outbox for the next start."""
+        self._stop.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._wake.wait()
+            self._wake.clear()
+            try:
+                self._flush()
+            except Unavailable as error:
+                _log.warning("signals not relayed", reason=error.message)
+                self._rest_and_retry()
+            except Exception:  # noqa: BLE001 acknowledged signals must not wait for the next start
+                _log.exception("signals not relayed")
+                self._rest_and_retry()
+
+    def _rest_and_retry(self) -> None:
+        self._stop.wait(self._retry)
+        self._wake.set()
+
+    def _flush(self) -> None:
+        with repository.turn_to_relay(self._database) as is_ours:
+            if is_ours:
+                self._relay.flush()
+                self._stop.wait(_REST_SECONDS)
+                return
+        # Another replica relays now. It may have looked before our commit, so look again.
+        self._stop.wait(_TURN_SECONDS)
+        self._wake.set()
 
 
 def _count(group: Sequence[Work], fates: Sequence[Fate]) -> None:

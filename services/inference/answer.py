@@ -78,13 +78,9 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class Choice:
-    """One answer so far. Stop strings are looked for in its content, not in reasoning or calls.
+    """One answer so far. Stop strings are looked for in its content (`text`), not in reasoning or calls (in OpenAI's form).
 
-    Attributes:
-        text: the content.
-        calls: of tools, in OpenAI's form.
-        num_reasoning: its tokens that made reasoning, markers before it included.
-        said: start and end of its tokens that made content.
+    `num_reasoning`: its tokens that made reasoning, markers before it included; `said`: start and end of its tokens that made content.
     """
 
     def __init__(self, index: int, parser: AnswerParser, stops: Sequence[str]) -> None:

@@ -21,18 +21,16 @@ from contracts.sampling import Constraint, Sampling
 from contracts.tasks import SamplingRule
 from services.inference.requests import ChatRequest
 from services.inference.template.chat_template import ChatTemplate
+from services.inference.template.plain_tokenizer import too_long
 from services.inference.terms import Terms
 from services.inference.tools.forcing import answer_grammar
-from services.inference.tools.parser import AnswerParser, ParserMaker, PlainParser, opens_reasoning, schemas_of
+from services.inference.tools.parser import AnswerParser, PlainParser, opens_reasoning, parser_maker, schemas_of
 
 
 class Answering(NamedTuple):
-    """See the module.
+    """See the module. The `constraint` of the sampling says what the grammar is for.
 
-    Attributes:
-        sampling: its parameters; their `constraint` says what the grammar is for.
-        grammar: as vLLM's `structured_outputs`; None: nothing limits the tokens.
-        new_parser: makes the parser of a choice.
+    `grammar`: as vLLM's `structured_outputs`; None: nothing limits the tokens. `new_parser` makes the parser of a choice.
     """
 
     sampling: Sampling
@@ -43,13 +41,7 @@ class Answering(NamedTuple):
 def decide_answering(
     request: ChatRequest, terms: Terms, template: ChatTemplate, prompt_ids: Sequence[int], completion_id: str
 ) -> Answering:
-    """Decide for a request with this prompt.
-
-    Raises:
-        ContextLengthExceeded: see `decide_sampling`.
-        Unsupported: there are tools, and calls of this policy cannot be told from text.
-        InvalidSchema: the schema of a strict tool has a keyword that is not checked.
-    """
+    """Decide for a request with this prompt. Raises ContextLengthExceeded; Unsupported: calls cannot be told from text; InvalidSchema."""
     rule, family, tokenizer = terms.task.sampling, template.family, template.tokenizer
     sampling = decide_sampling(request, rule, terms.purpose, len(prompt_ids), template.context)
     sampling = explored(sampling, rule, terms.purpose, completion_id)
@@ -57,11 +49,8 @@ def decide_answering(
         return Answering(sampling, None, partial(PlainParser, tokenizer))
     choice, tools, wanted = request.tool_choice, request.offered_tools, request.response_format
     if tools and not family.reads_calls:
-        raise Unsupported(
-            "the form in which this policy writes calls is not known, so its calls would stay text; leave `tools` out, or "
-            "describe them in a message",
-            param="tools",
-        )
+        why = "the form in which this policy writes calls is not known, so its calls would stay text"
+        raise Unsupported(f"{why}; leave `tools` out, or describe them in a message", param="tools")
     callable_ = [tool for tool in tools if choice.names is None or tool["function"]["name"] in choice.names]
     schemas, is_required = schemas_of(callable_), choice.mode == "required"
     content = None if wanted is None or is_required else wanted.schema or ANY_OBJECT
@@ -84,42 +73,30 @@ def decide_answering(
     constraint: Constraint = "tool" if is_required else "" if wanted is None else wanted.kind
     if constraint:
         sampling = msgspec.structs.replace(sampling, constraint=constraint)
-    parsers = ParserMaker(family, tokenizer, prompt_ids, callable_, parallel=parallel, is_forced=is_forced)
+    parsers = parser_maker(family, tokenizer, prompt_ids, callable_, parallel=parallel, is_forced=is_forced)
     return Answering(sampling, grammar, parsers)
 
 
 def decide_sampling(
-    request: ChatRequest,
-    rule: SamplingRule,
-    purpose: Purpose,
-    num_prompt: int,
-    context: int,
+    request: ChatRequest, rule: SamplingRule, purpose: Purpose, num_prompt: int, context: int
 ) -> Sampling:
     """The sampling parameters: the task's if it owns them and a user asks, else the caller's.
 
-    If the task owns the parameters, a user's seed, biases and penalties are ignored like the temperature: an app that always
-    sends the same seed would always get the same answer, and biased samples could not be trained on. The response says which
-    parameters were used.
-
-    Any caller may ask for a shorter answer than the task allows. An answer is cut to what the context leaves, unless a
-    caller who owns the parameters asked for a length: then the request is refused.
-
-    Raises:
-        ContextLengthExceeded: the prompt, or the prompt with the requested length, does not fit.
+    If the task owns them, a user's seed, biases and penalties are ignored like the temperature: an app that always sends the same seed would
+    always get the same answer, and biased samples could not be trained on. The response says which parameters were used. Any caller may ask
+    for a shorter answer than the task allows. An answer is cut to what the context leaves, unless a caller who owns the parameters asked for
+    a length. Raises ContextLengthExceeded: the prompt, or the prompt with the requested length, does not fit.
     """
     room = context - num_prompt
     if room < 1:
-        raise ContextLengthExceeded(
-            f"the prompt has {num_prompt} tokens; this policy's context is {context}, answer included", param="messages"
-        )
+        raise too_long(num_prompt, context, "messages")
     if rule.owner == "task" and purpose == "user":
         longest = rule.max_tokens if request.longest is None else min(rule.max_tokens, request.longest)
         return Sampling(temperature=rule.temperature, top_p=rule.top_p, max_tokens=min(longest, room))
     if request.longest is not None and request.longest > room:
-        raise ContextLengthExceeded(
-            f"{num_prompt} prompt tokens and an answer of {request.longest} exceed this policy's context of {context}",
-            param="max_tokens" if request.max_completion_tokens is None else "max_completion_tokens",
-        )
+        param = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        both = f"{num_prompt} prompt tokens and an answer of {request.longest}"
+        raise ContextLengthExceeded(f"{both} exceed this policy's context of {context}", param=param)
     return Sampling(
         temperature=rule.temperature if request.temperature is None else request.temperature,
         top_p=rule.top_p if request.top_p is None else request.top_p,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -21,7 +22,7 @@ from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from runtime.weight_metrics import WeightStoreMetrics
 from services.http import KeyRing, make_service
-from services.inference.arms import Arms, Assignments
+from services.inference.arms import Arms, Assignments, SessionUnits
 from services.inference.dialects.anthropic_routes import add_message_routes
 from services.inference.dialects.responses_kept import ResponseStore
 from services.inference.dialects.responses_routes import add_responses_routes
@@ -37,14 +38,15 @@ from services.inference.recorder import Recorder
 from services.inference.responder import Responder
 from services.inference.routes import add_hot_load_routes, add_routes
 from services.inference.sessions.budgets import SessionBudgets
-from services.inference.sessions.routes import add_session_routes
+from services.inference.sessions.routes import SessionUrls, add_session_routes
 from services.inference.sessions.turns import Turns
-from services.inference.sessions.units import SessionUnits
-from services.inference.sessions.urls import SessionUrls
 from services.inference.stored.routes import add_stored_routes
 from services.inference.template.chat_template import load_template
 from services.inference.tokenize import add_tokenize_route
 from services.limits import Limit
+
+if TYPE_CHECKING:
+    from weights.stores.store import WeightStore
 
 
 def create_app(
@@ -59,12 +61,8 @@ def create_app(
 ) -> FastAPI:
     """The application of one home; `event_log`, `links` and `list_versions` (of the weight store) replace the home's own.
 
-    `unit`: what gets an arm; `patience_seconds`: how long the engine may be unreachable; `silence_seconds`: the longest time
-    without a token.
-
-    Raises:
-        InvalidSettings: the base policy's folder lacks a file, or the URL of Redis is not valid.
-        InvalidTask: a task file has a mistake.
+    `unit`: what gets an arm; `patience_seconds`: how long the engine may be unreachable; `silence_seconds`: the longest time without a token.
+    Raises InvalidSettings: the base policy's folder lacks a file, or the URL of Redis is not valid; InvalidTask.
     """
     policy, database, log = settings.policy, settings.database(), event_log or _durable_log(settings)
     links = links or settings.replica_links()
@@ -118,8 +116,8 @@ def create_app(
     hot_load = HotLoad(
         policy=policy,
         database=database,
-        list_versions=list_versions or (lambda: _durable_versions(settings, policy)),
-        read_parents=lambda known: _parents(settings, policy, known),
+        list_versions=list_versions or (lambda: _weight_store(settings).versions(policy)),
+        read_parents=lambda known: stored_parents(_weight_store(settings), policy, BASE, known),
         bell=links.bell,
         assignments=assignments,
         engine=engine,
@@ -134,13 +132,7 @@ def _durable_log(settings: Settings) -> EventLog:
     return log if settings.kafka is None else Spool(log, settings.home / "spool")
 
 
-def _durable_versions(settings: Settings, policy: str) -> list[int]:
+def _weight_store(settings: Settings) -> WeightStore:
     from weights.stores.opening import open_weight_store  # noqa: PLC0415 its codecs are only for readers of weights
 
-    return open_weight_store(settings, measures=WeightStoreMetrics()).versions(policy)
-
-
-def _parents(settings: Settings, policy: str, known: Mapping[int, int]) -> Mapping[int, int]:
-    from weights.stores.opening import open_weight_store  # noqa: PLC0415 as above
-
-    return stored_parents(open_weight_store(settings, measures=WeightStoreMetrics()), policy, BASE, known)
+    return open_weight_store(settings, measures=WeightStoreMetrics())

@@ -9,23 +9,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from contracts import revocations
 from contracts.arm_secret import read_arm_secret
-from contracts.arms import DRAWN, draw_arm, logged_draw
+from contracts.arms import DRAWN, Unit, draw_arm, logged_draw, unit_of
 from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS, Assignment, read
-from contracts.draws import LoggedDraw
+from contracts.draws import LoggedDraw, UnitKind
 from contracts.errors import InvalidSettings, Unavailable, VersionRevoked
 from contracts.keys import Caller
 from contracts.version_history import read_assigned_since
 from runtime.database import Database
+from runtime.replicas import SessionStore
+from runtime.replicas.in_process import LocalSessionStore
 from services.inference.engine.pool import EnginePool
 from services.inference.requests import ChatRequest
-from services.inference.sessions.units import SessionUnits
 from services.inference.terms import Terms
 
 PINNED = "pinned"
@@ -59,14 +63,9 @@ def choose_arm(
 ) -> ChosenArm:
     """The arm of a request: one that holds the version it names, else one that is new enough, else that of its unit.
 
-    Args:
-        assignments: all arms of the policy.
-        policy: its name.
-        unit: what is drawn, see `contracts.arms`; None: nothing is drawn, so the answer is live's.
-        secret: of the home, which keys the draw.
-        version: the only one that may answer.
-        minimum: the oldest one that may answer. Live answers, unless only another arm is known to be new enough.
-        served: arms that an engine can answer for now, see `served_arms`; nothing is drawn for the others.
+    `unit`: what is drawn, see `contracts.arms`; None: nothing is drawn, so the answer is live's. `secret`: keys the draw. `version`: the only
+    one that may answer. `minimum`: the oldest one that may; live answers, unless only another arm is known to be new enough. `served`: see
+    `served_arms`; nothing is drawn for the others.
     """
     versions = {name: arm.version for name, arm in assignments.items() if arm.version is not None}
     if version is not None:
@@ -97,13 +96,9 @@ def served_arms(
     """The arms that an engine can answer for now. Nothing is drawn for another arm, so nobody waits for a version that loads.
 
     This hangs on the engines alone, never on who asks: at each moment every unit has the probability that is logged for it, and
-    answers are compared only with others of the same time and probability.
-
-    Args:
-        assignments: all arms of the policy.
-        slots: arm to the versions that its slots hold now.
-        learned: versions that may still answer for the learning arm, see `Assignments.learned`. The canary and the hold-out are one
-            version each, so only a slot that holds it counts.
+    answers are compared only with others of the same time and probability. `slots`: arm to the versions that its slots hold now;
+    `learned`: versions that may still answer for the learning arm, see `Assignments`. The canary and the hold-out are one version each, so
+    only a slot that holds it counts.
     """
     found = {LIVE}
     for name, arm in assignments.items():
@@ -116,16 +111,13 @@ def served_arms(
 class Assignments:
     """The assignments of one policy, at most 0.2 seconds old while the database is reachable.
 
-    Attributes:
-        learned: the versions of the learning arm since it was last empty, oldest first, as far as they were seen. It moves often, so the
-            version before answers while an engine loads the next one. A rollback empties the arm, so that no revoked version does.
-        revoked: versions that nobody gets any more, also not by name; a slot may hold one until its arm names another.
-        secret: keys the draw; read once, with the first arms, without which nothing is drawn.
+    `learned`: the versions of the learning arm since it was last empty, oldest first, as far as they were seen. It moves often, so the
+    version before answers while an engine loads the next one. A rollback empties the arm, so that no revoked version does. `revoked`:
+    versions that nobody gets any more, also not by name; a slot may hold one until its arm names another. `secret`: keys the draw; read once.
     """
 
     def __init__(self, database: Database, policy: str) -> None:
-        self._database = database
-        self._policy = policy
+        self._database, self._policy = database, policy
         self._held: dict[str, Assignment] = {}
         self._read_at = float("-inf")
         self.learned: tuple[int, ...] = ()
@@ -174,6 +166,41 @@ class Assignments:
             return found, frozenset(revocations.read(connection, self._policy))
 
 
+class SessionUnits:
+    """What an arm is drawn for: a person, a session or one answer. The first call that is drawn decides for its whole session.
+
+    An agent names its user in some of its calls and not in others, and nobody changes arms in the middle of a session.
+
+    `wanted`: the kind of unit that is drawn where the request has it. `store`: what all replicas read; without an answer from it, a call is
+    drawn by what it names itself. `seconds`: how long the unit of a session is kept, from its first call. Belongs to one event loop.
+    """
+
+    def __init__(self, wanted: UnitKind, store: SessionStore, seconds: float) -> None:
+        self._wanted, self._seconds = wanted, seconds
+        self._store, self._memory = store, LocalSessionStore()
+
+    async def unit_of(self, request: ChatRequest, tenant: str, completion_id: str, *, logged: bool) -> Unit:
+        """The unit of a request. `logged` False: nothing of it may be stored, so its session is known to this process alone."""
+        session = request.labels.get("session_id")
+        name, places = "", tuple[SessionStore, ...]()
+        if self._wanted == "user" and session is not None:
+            name = "unit:" + blake2b(f"{tenant}\0{session}".encode(), digest_size=16).hexdigest()
+            places = (self._memory, self._store) if logged else (self._memory,)
+        for place in places:
+            [value] = await place.read([name])
+            with suppress(msgspec.MsgspecError):  # another release wrote it in a form of its own
+                kept: Unit | None = None if value is None else msgspec.msgpack.decode(value, type=Unit)
+                if kept is not None:
+                    if place is not self._memory:
+                        await self._memory.write({name: msgspec.msgpack.encode(kept)}, self._seconds)
+                    return kept
+        person = request.person
+        unit = unit_of(self._wanted, tenant=tenant, person=person, session_id=session, completion_id=completion_id)
+        for place in places:
+            await place.write({name: msgspec.msgpack.encode(unit)}, self._seconds)
+        return unit
+
+
 class DrawnArm(NamedTuple):
     """The arm of a request, and what becomes known with it."""
 
@@ -194,17 +221,11 @@ class Arms:
     engine: EnginePool
 
     async def draw(self, request: ChatRequest, caller: Caller, terms: Terms, completion_id: str) -> DrawnArm:
-        """The arm of a request, drawn if its terms allow it. Its session keeps it.
-
-        Raises:
-            VersionRevoked: it names a version that a rollback revoked.
-        """
+        """The arm of a request, drawn if its terms allow it. Its session keeps it. Raises VersionRevoked: a rollback revoked what it names."""
         assigned = await self.assignments.held()
         if terms.version in self.assignments.revoked:
-            raise VersionRevoked(
-                f"{self.policy}@v{terms.version} was revoked and never serves again; ask for {self.policy!r}",
-                param="model",
-            )
+            why = f"was revoked and never serves again; ask for {self.policy!r}"
+            raise VersionRevoked(f"{self.policy}@v{terms.version} {why}", param="model")
         served = served_arms(assigned, await self.engine.slots(), self.assignments.learned)
         unit = None
         if terms.may_draw and has_draw(assigned):

@@ -33,11 +33,8 @@ _LONG_PROMPTS = 4096
 class Completion:
     """See the module. Starts at once. Belongs to one event loop.
 
-    Attributes:
-        plan: of the first prompt; all plans of a request have its caller, task and options in common.
-        plans: one for each prompt; a chat has one.
-        choices: of all prompts, in order.
-        plan_of: the plan of each of the choices.
+    `plans`: one for each prompt; a chat has one. `plan`: the first; all have caller, task and options in common. `choices`: of all prompts, in
+    order; `plan_of`: the plan of each.
     """
 
     def __init__(
@@ -46,15 +43,13 @@ class Completion:
         engine: EnginePool,
         recorder: Recorder,
         turns: Turns,
-        *,
         budgets: SessionBudgets,
     ) -> None:
         self.plan, self.plans = plans[0], plans
         self.plan_of = [plan for plan in plans for _ in range(plan.request.num_choices)]
         stops, indices = self.plan.request.stops, range(self.plan.request.num_choices)
         self.choices = [Choice(index, self.plan.new_parser(), stops) for _ in plans for index in indices]
-        self._engine = engine
-        self._recorder = recorder
+        self._engine, self._recorder = engine, recorder
         self._turns, self._budgets = turns, budgets
         self._recorded = False
         self._new: list[Delta] = []
@@ -63,11 +58,7 @@ class Completion:
         self._generation = asyncio.create_task(self._generate())
 
     async def deltas(self) -> AsyncGenerator[list[Delta]]:
-        """The additions to all choices until they have ended; those that arrive together are one list.
-
-        Raises:
-            MillraceError: the engine refused or failed; the answer so far is recorded with finish reason `error`.
-        """
+        """The additions to all choices until they have ended; those that arrive together are one list. Raises what the engine raised."""
         has_ended = False
         while not has_ended:
             await self._changed.wait()
@@ -106,7 +97,7 @@ class Completion:
         spending = self._budgets.spend(plan.budget, self._num_tokens)
         if plan.turn is None:
             return (await asyncio.gather(recording, spending))[0]
-        keeping = self._turns.keep(plan.turn, plan.completion_id, self.choices, logged=plan.logged)
+        keeping = self._turns.keep(plan.turn, plan.completion_id, self.choices, logged=plan.terms.logged)
         return (await asyncio.gather(recording, spending, keeping))[0]
 
     def abandon(self) -> None:
@@ -136,59 +127,60 @@ class Completion:
 
     def _generations(self, *, with_failed: bool = False) -> list[Generation]:
         """The records of the choices. One without a token has nothing to learn from, but its drawn arm has failed to answer."""
-        if not self.plan.logged:
+        if not self.plan.terms.logged:
             return []
         now = time.time()
         pairs = list(zip(self.plan_of, self.choices, strict=True))
         made = [generation_of(plan, choice, now) for plan, choice in pairs if choice.tokens]
-        failed = [pair for pair in pairs if with_failed and not pair[1].tokens and pair[0].draw is not None]
+        failed = [pair for pair in pairs if with_failed and not pair[1].tokens and pair[0].drawn.draw is not None]
         return made + [failure_of(plan, choice, now) for plan, choice in failed]
 
     async def _generate(self) -> None:
+        parts = list[asyncio.Task[None]]()
         try:
             if len(self.choices) == 1:
                 await self._generate_choice(0)
             else:
-                await self._generate_together()
-        finally:
-            self._has_ended = True
-            self._changed.set()
-
-    async def _generate_together(self) -> None:
-        parts = [asyncio.create_task(self._generate_choice(position)) for position in range(len(self.choices))]
-        try:
-            await asyncio.gather(*parts)
+                parts += [asyncio.create_task(self._generate_choice(place)) for place in range(len(self.choices))]
+                await asyncio.gather(*parts)
         finally:
             for part in parts:
                 part.cancel()  # if one choice fails, the whole answer fails
+            self._has_ended = True
+            self._changed.set()
 
     async def _generate_choice(self, position: int) -> None:
         plan, choice = self.plan_of[position], self.choices[position]
+        terms, arm = plan.terms, plan.drawn.arm
         request = EngineRequest(
-            plan.arm.model,
+            arm.model,
             plan.prompt_ids,
             plan.sampling_of(choice.index),
             f"{plan.completion_id}:{choice.index}",
-            background=plan.purpose != "user",
+            background=terms.purpose != "user",
             constraint=plan.grammar,
             num_top=plan.request.top_logprobs or 0,
-            with_support=plan.logged and plan.sampling.is_truncated,
-            arm=plan.arm.name,
+            with_support=terms.logged and plan.sampling.is_truncated,
+            arm=arm.name,
             session=plan.request.labels.get("session_id"),
-            cache_scope=plan.cache_scope,
-            any_version=plan.request.model == plan.policy and plan.requirement.exact is None,
+            cache_scope=terms.cache_scope,
+            any_version=plan.request.model == plan.policy and terms.requirement.exact is None,
         )
         held: Piece | None = None
-        any_will_do = plan.requirement.any_will_do
+        any_will_do = terms.requirement.any_will_do
         try:
             async with aclosing(self._engine.generate(request)) as pieces:
                 async for arrived in pieces:
                     piece = arrived
                     if not any_will_do:
                         held = piece = together(held, piece)
-                        if _is_untold(choice, piece):
+                        # Some engines name the versions of tokens only at the end; until then nobody may see the tokens.
+                        if not piece.spans and choice.version is None and piece.finish_reason is None:
                             continue
-                        _check_versions(plan, choice, piece)
+                        if (
+                            piece.tokens
+                        ):  # checked before they are added: tokens of a wrong version are neither shown nor recorded
+                            terms.requirement.check([span.version for span in piece.spans] or [choice.version])
                         held = None
                     delta = choice.add(piece)
                     self._new.append(delta if position == delta.choice else delta._replace(choice=position))
@@ -198,18 +190,7 @@ class Completion:
         except VersionNotResident as error:
             if any_will_do:
                 raise
-            raise plan.requirement.refusal(f"the engine says: {error.message}") from error
+            raise terms.requirement.refusal(f"the engine says: {error.message}") from error
         except (InvalidSchema, GrammarStuck) as error:
             # The engine names its own field, which the caller did not send.
             raise type(error)(error.message, param=plan.grammar_param) from error
-
-
-def _is_untold(choice: Choice, piece: Piece) -> bool:
-    # Some engines name the versions of tokens only at the end; until then nobody may see the tokens.
-    return not piece.spans and choice.version is None and piece.finish_reason is None
-
-
-def _check_versions(plan: RequestPlan, choice: Choice, piece: Piece) -> None:
-    # Checked before the tokens are added: tokens of a wrong version are neither shown nor recorded.
-    if piece.tokens:
-        plan.requirement.check([span.version for span in piece.spans] or [choice.version])

@@ -9,32 +9,32 @@
          ClientPresence       ▼
          (client left)      Recorder._waiting ──▶ one thread appends for all that wait ──▶ log, durable
 
-Who waits for whom: the tasks of a completion wait for the engine. `stream` waits for the list, which its completion fills;
-the list has no bound, since an answer has at most `max_tokens` deltas. The end of a response (the body, or the last event) waits for
-the recorder. The recorder waits only for the log.
-
-In: plans. Out: bodies and events. Waits for: the first token, so that a refusal of the engine
-still has its own status code; then the rest, and the log.
+In: plans. Out: bodies, or server-sent events: the finish reasons and the last event only after the generations are durable. Waits for:
+the first token, so that a refusal of the engine still has its own status code; then the rest, and the log. The list has no bound, since
+an answer has at most `max_tokens` deltas.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
 from tokenizers import Tokenizer
 
-from services.http import CLIENT_LEFT, reply
+from contracts.errors import MillraceError
+from services.http import CLIENT_LEFT, reply, wait_for_disconnect
+from services.inference.answer import Delta, merged
 from services.inference.completion import Completion
 from services.inference.engine.pool import EnginePool
 from services.inference.plan import RequestPlan
 from services.inference.recorder import Recorder
-from services.inference.replies import ChatReplies, MakeReplies
+from services.inference.replies import ChatReplies, MakeReplies, Replies
 from services.inference.sessions.budgets import SessionBudgets
 from services.inference.sessions.turns import Turns
-from services.inference.streams import ClientPresence, CompletionStream, completion_events
 
 _MANY_LISTED = 1000
 """Tokens with their log-probs; a thread costs as much as a few hundred."""
@@ -67,7 +67,8 @@ class Endpoint:
         made = replies(completion, self.tokenizer)
         body = await asyncio.to_thread(made.body) if _is_long(completion) else made.body()
         await made.keep()
-        return reply(body, headers=_headers(plans) | ({} if logged else {"x-millrace-logged": "false"}))
+        lost = {} if logged else {"x-millrace-logged": "false"}
+        return reply(body, headers={"x-request-id": plans[0].completion_id, **lost})
 
     async def stream(
         self, plans: Sequence[RequestPlan], client: Request, replies: MakeReplies = ChatReplies
@@ -79,9 +80,8 @@ class Endpoint:
         try:
             with presence:
                 first = await anext(deltas)
-                made = replies(completion, self.tokenizer)
-                events = completion_events(completion, first, deltas, made)
-                response = CompletionStream(completion, events, _headers(plans), presence)
+                events = _events(completion, first, deltas, replies(completion, self.tokenizer))
+                response = CompletionStream(completion, events, presence)
             return response or Response(status_code=CLIENT_LEFT)
         finally:
             if response is None:
@@ -90,13 +90,13 @@ class Endpoint:
 
     async def _start(self, plans: Sequence[RequestPlan]) -> Completion:
         for plan in plans:
-            if (refusal := plan.requirement.refused_by(plan.assigned)) is not None:
+            if (refusal := plan.terms.requirement.refused_by(plan.drawn.version)) is not None:
                 raise refusal
         left = await self.budgets.reserve(plans[0].budget)
         if left is not None:
             most = max(1, left // sum(plan.request.num_choices for plan in plans))
             plans = [plan.shortened(most) for plan in plans]
-        return Completion(plans, self.engine, self.recorder, self.turns, budgets=self.budgets)
+        return Completion(plans, self.engine, self.recorder, self.turns, self.budgets)
 
 
 def _is_long(completion: Completion) -> bool:
@@ -106,5 +106,89 @@ def _is_long(completion: Completion) -> bool:
     return each * sum(len(choice.tokens) for choice in completion.choices) > _MANY_LISTED
 
 
-def _headers(plans: Sequence[RequestPlan]) -> dict[str, str]:
-    return {"x-request-id": plans[0].completion_id}
+class _Events(NamedTuple):
+    """Server-sent events that are sent together."""
+
+    content: bytes
+    last: bool = False
+    whole: bool = False
+    """The answer has ended well: it is durable, and these are its last events."""
+
+
+class ClientPresence:
+    """Notices that a client leaves. One per request, since it reads what the client sends.
+
+    As a context manager it cancels the current task when the client leaves, and suppresses that cancellation at its end.
+    """
+
+    def __init__(self, client: Request) -> None:
+        self._leaving = asyncio.create_task(wait_for_disconnect(client))
+        self._waiting: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._leaving.cancel()
+
+    def __enter__(self) -> None:
+        self._waiting = asyncio.current_task()
+        self._leaving.add_done_callback(self._cancel)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._leaving.remove_done_callback(self._cancel)
+        waiting, self._waiting = self._waiting, None
+        if not self._cancelled or waiting is None:
+            return False
+        self._cancelled = False
+        return waiting.uncancel() == 0 and kind is asyncio.CancelledError
+
+    def _cancel(self, _leaving: object) -> None:
+        if self._waiting is not None:
+            self._cancelled = True
+            self._waiting.cancel()
+
+
+class CompletionStream(Response):
+    """A streamed answer. If its completion is not recorded by the end, it is abandoned. `is_whole`: it has ended well."""
+
+    is_whole = False
+    media_type = "text/event-stream"
+
+    def __init__(self, completion: Completion, events: AsyncIterator[_Events], presence: ClientPresence) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-request-id": completion.plan.completion_id})
+        del self.headers["content-length"]  # not known yet
+        self._completion, self._events, self._presence = completion, events, presence
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send the answer. Starlette's own stream needs a task group for this, which costs more per answer."""
+        try:
+            with self._presence:
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async for events in self._events:
+                    self.is_whole = events.whole
+                    await send({"type": "http.response.body", "body": events.content, "more_body": not events.last})
+        finally:
+            self._presence.end()
+            self._completion.abandon()
+
+
+async def _events(
+    completion: Completion, first: list[Delta], deltas: AsyncIterator[list[Delta]], replies: Replies
+) -> AsyncIterator[_Events]:
+    """The events of one answer; tokens that arrive together are one chunk. A failure after the first token is an event too."""
+    new: list[Delta] | None = first
+    try:
+        while new is not None:
+            chunks = [chunk for delta in merged(new) for chunk in replies.chunks(delta)]
+            if chunks:
+                yield _Events(b"".join(map(replies.encode, chunks)))
+            new = await anext(deltas, None)
+    except MillraceError as error:
+        yield _Events(replies.encode(replies.failure(error)), last=True)
+        return
+    logged = await completion.record()
+    await replies.keep()
+    closing = replies.closing()
+    if not logged:
+        closing[-1]["millrace"] = {"logged": False}
+    yield _Events(b"".join(map(replies.encode, closing)) + replies.end, last=True, whole=True)

@@ -7,25 +7,17 @@ policy here, are accepted without effect (`verbosity`, and `reasoning_effort` fo
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
 
 from contracts.errors import InvalidRequest, Unsupported
-from services.inference.bounds import BOUNDS, MAX_STOPS
-from services.inference.formats import (
-    AllowedTools,
-    Json,
-    NamedFunction,
-    OfferedTool,
-    ResponseFormatForm,
-    SchemaForm,
-    ToolChoiceForm,
-    ToolFunction,
-)
+from services.http import read_json
+from services.inference.bounds import BOUNDS, MAX_STOPS, unserved
+from services.inference.formats import Json, OfferedTool, ResponseFormatForm, ToolChoiceForm, is_set
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
@@ -53,7 +45,15 @@ _REMEDIES = {
     "function_call": "send `tool_choice` instead",
     "modalities": 'leave it out, or send ["text"]',
 }
-_LONGEST_NEUTRAL = 64
+_LONGEST_NEUTRAL = 128
+"""Bytes of a value that changes nothing."""
+ReadType = TypeVar("ReadType")
+
+
+def with_unserved(name: str, served: type[msgspec.Struct], fields: Iterable[str]) -> Any:
+    """The struct of all known fields of a body; those of `fields` are not served, and stay undecoded."""
+    others = [(field, Json, msgspec.UNSET) for field in fields]
+    return msgspec.defstruct(name, others, bases=(served,), frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -168,35 +168,11 @@ class SentFields(ServedFields, frozen=True, kw_only=True):
     """vLLM's: variables of the chat template, for example `enable_thinking`."""
 
 
-Body: Any = msgspec.defstruct(
-    "ChatCompletion",
-    [(name, Json, msgspec.UNSET) for name in (*HARMLESS, *NEUTRAL)],
-    bases=(SentFields,),
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-)
-"""All known fields; those that are not served stay undecoded."""
+Body = with_unserved("ChatCompletion", SentFields, (*HARMLESS, *NEUTRAL))
 _beside_content = attrgetter(*ChatMessage.__struct_fields__[2:])
 _NOTHING_BESIDE = ChatMessage.__struct_defaults__[1:]
-PLACES = (
-    (re.compile(r""), Body),
-    (re.compile(r"stream_options"), StreamOptions),
-    (re.compile(r"messages\[\d+\]"), ChatMessage),
-    (re.compile(r"messages\[\d+\]\.content\[\d+\]"), ContentPart),
-    (re.compile(r"messages\[\d+\]\.tool_calls\[\d+\]"), ToolCall),
-    (re.compile(r"messages\[\d+\]\.tool_calls\[\d+\]\.function"), Function),
-    (re.compile(r"tools\[\d+\]"), OfferedTool),
-    (re.compile(r"tools\[\d+\]\.function"), ToolFunction),
-    (re.compile(r"tool_choice"), ToolChoiceForm),
-    (re.compile(r"tool_choice\.function"), NamedFunction),
-    (re.compile(r"tool_choice\.allowed_tools"), AllowedTools),
-    (re.compile(r"response_format"), ResponseFormatForm),
-    (re.compile(r"response_format\.json_schema"), SchemaForm),
-)
-"""By the place of an object in the body, which fields it has."""
 
-_NOTES = {
+NOTES = {
     "model": "The policy, or `policy@vN` for one version of it.",
     "messages": f"The conversation: up to {MAX_MESSAGES:,} messages.",
     "n": "How many answers.",
@@ -230,7 +206,7 @@ CHAT_EXAMPLE: dict[str, Any] = {
 
 def chat_notes() -> dict[str, str]:
     """By field: what it does, its bounds, and the values that are accepted of a field that is not served."""
-    notes = dict(_NOTES)
+    notes = dict(NOTES)
     for name, bound in BOUNDS.items():
         notes[name] = f"{notes.get(name, '')} It {bound}{bound.remark}.".strip()
     return notes | unserved_notes(HARMLESS, NEUTRAL)
@@ -250,18 +226,12 @@ def check_neutral(
     neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
     remedies: Mapping[str, str] = _REMEDIES,
     where: str = "",
-    longest: int = _LONGEST_NEUTRAL,
 ) -> None:
-    """Refuse fields that are not served and would change the answer. `longest`: bytes of a value that changes nothing.
-
-    Raises:
-        Unsupported: `param` names the field.
-    """
+    """Refuse fields that are not served and would change the answer. Raises Unsupported: `param` names the field."""
     for name, values in neutral.items():
         content = getattr(body, name)
-        if content is not msgspec.UNSET and not _is_neutral(bytes(content), values, longest):
-            remedy = remedies.get(name, "leave it out")
-            raise Unsupported(f"`{where}{name}` is not supported; {remedy}", param=f"{where}{name}")
+        if content is not msgspec.UNSET and not _is_neutral(bytes(content), values):
+            raise unserved(f"{where}{name}", remedies.get(name, "leave it out"))
 
 
 def is_plain(message: ChatMessage) -> bool:
@@ -273,21 +243,24 @@ def unserved_of(message: ChatMessage) -> str | None:
     """A field of the message that is set and not served; None if there is none."""
     if message.refusal:
         return "refusal"
-    if _is_set(message.audio):
-        return "audio"
-    return "function_call" if _is_set(message.function_call) else None
+    return next((name for name in ("audio", "function_call") if is_set(getattr(message, name))), None)
 
 
-def explain(error: InvalidRequest, structs: Sequence[tuple[re.Pattern[str], Any]] = PLACES) -> InvalidRequest:
-    """The same error; for an unknown field one that names it and the nearest known field.
+def read_fields(shape: type[ReadType], body: bytes) -> ReadType:
+    """A body of this shape. Raises what `read_json` raises, and Unsupported for an unknown field; see `explain`."""
+    try:
+        return read_json(shape, body)
+    except InvalidRequest as error:
+        raise explain(error, shape) from error
 
-    `structs`: by the place of an object in the body, which fields it has.
-    """
+
+def explain(error: InvalidRequest, shape: Any) -> InvalidRequest:
+    """The same error; for an unknown field one that names it and the nearest known field. `shape`: of the body."""
     match = _UNKNOWN_FIELD.search(error.message)
     if match is None:
         return error
     name, where = match[1][:_NUM_SHOWN], match[2] or ""
-    known = next((struct.__struct_encode_fields__ for place, struct in structs if place.fullmatch(where)), ())
+    known = _fields_at(shape, where)
     near = get_close_matches(name, known, n=1)
     served = [field for field in known if field not in NEUTRAL and field not in HARMLESS]
     hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(served)}"
@@ -295,12 +268,25 @@ def explain(error: InvalidRequest, structs: Sequence[tuple[re.Pattern[str], Any]
     return Unsupported(f"`{path}` {UNKNOWN}; {hint}", param=path)
 
 
-def _is_neutral(content: bytes, neutral: tuple[Any, ...], longest: int) -> bool:
-    if len(content) > longest:
+def _fields_at(shape: Any, where: str) -> Sequence[str]:
+    """The fields of the object at a place such as `messages[3].content[0]`; of several kinds of blocks, those of all of them."""
+    structs = [shape]
+    for name in re.sub(r"\[.*?\]", "", where).split(".") if where else ():
+        fields = [field for struct in structs for field in msgspec.structs.fields(struct) if field.encode_name == name]
+        structs = [struct for field in fields for struct in _structs_in(field.type)]
+    if len(structs) > 1:
+        return sorted({"type"}.union(*(struct.__struct_encode_fields__ for struct in structs)))
+    return structs[0].__struct_encode_fields__ if structs else ()
+
+
+def _structs_in(kind: Any) -> list[Any]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [kind]
+    return [struct for part in get_args(kind) for struct in _structs_in(part)]
+
+
+def _is_neutral(content: bytes, neutral: tuple[Any, ...]) -> bool:
+    if len(content) > _LONGEST_NEUTRAL:
         return False
     value = msgspec.json.decode(content)
     return value is None or value in neutral
-
-
-def _is_set(content: Json) -> bool:
-    return content is not msgspec.UNSET and bytes(content) != b"null"

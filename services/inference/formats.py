@@ -7,11 +7,12 @@ found out by the grammar itself, with the same error.
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard, cast, get_args
 
 import msgspec
 
 from contracts.errors import InvalidRequest, InvalidSchema, Unsupported
+from services.http import field_error
 
 MAX_TOOLS = 128
 MAX_SCHEMA_BYTES = 2**16
@@ -108,10 +109,7 @@ class ToolChoice(NamedTuple):
 
 
 class ResponseFormat(NamedTuple):
-    """A format that an answer must have. `schema` and `name` belong to `json_schema`.
-
-    The schema is always enforced, also if `strict` is false or absent.
-    """
+    """A format that an answer must have. `schema` and `name` belong to `json_schema`; the schema is enforced whatever `strict` says."""
 
     kind: FormatKind
     schema: dict[str, Any] | None = None
@@ -126,26 +124,27 @@ class ResponseFormat(NamedTuple):
         return {"type": "json_schema", "json_schema": form}
 
 
+def is_set(content: Json) -> TypeGuard[msgspec.Raw]:
+    """Whether a field is there and not null."""
+    return isinstance(content, msgspec.Raw) and bytes(content) != b"null"
+
+
 def check_tools(tools: list[OfferedTool] | None) -> list[dict[str, Any]]:
     """The tools in OpenAI's form, as templates expect them: `parameters` decoded, absent fields left out.
 
-    Raises:
-        InvalidRequest: too many tools, or a name is not valid or used twice; `param` names the field.
-        InvalidSchema: `parameters` is not a schema within the bounds.
-        Unsupported: a tool that is not a function.
+    Raises InvalidRequest, InvalidSchema, Unsupported: too many tools, or one that is not served as it is; `param` names the field.
     """
     if not tools:
         return []
     if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"tools takes up to {MAX_TOOLS} functions, not {len(tools)}", param="tools")
+        raise field_error("tools", f"takes up to {MAX_TOOLS} functions, not {len(tools)}")
     plain, left = list[dict[str, Any]](), MAX_VALUES
     for index, tool in enumerate(tools):
         made = _plain_tool(tool, f"tools[{index}]")
         left -= num_values(made, MAX_SCHEMA_DEPTH + _TOOL_DEPTH, left) or 0
         if left < 0:
-            raise InvalidSchema(
-                f"tools take up to {MAX_VALUES:,} values in all schemas; send fewer or simpler ones", param="tools"
-            )
+            most = f"take up to {MAX_VALUES:,} values in all schemas; send fewer or simpler ones"
+            raise field_error("tools", most, InvalidSchema)
         plain.append(made)
     names = [tool["function"]["name"] for tool in plain]
     for index, name in enumerate(names):
@@ -155,35 +154,21 @@ def check_tools(tools: list[OfferedTool] | None) -> list[dict[str, Any]]:
 
 
 def check_tool_choice(choice: str | ToolChoiceForm | None, tools: list[dict[str, Any]]) -> ToolChoice:
-    """Which of the tools may or must be called; without a choice `auto` if there are tools.
-
-    Raises:
-        InvalidRequest: a value that does not exist, or a function that is not in `tools`; `param` names the field.
-        Unsupported: a choice of something other than functions.
-    """
+    """Which of the tools may or must be called; without a choice `auto` if there are tools. Raises InvalidRequest, Unsupported."""
     if choice is None:
         return ToolChoice("auto") if tools else ToolChoice()
     found = _mode_of(choice) if isinstance(choice, str) else _named(choice)
     if not tools and (found.mode == "required" or found.names is not None):
-        raise InvalidRequest("tool_choice asks for a call; send `tools` with it", param="tool_choice")
+        raise field_error("tool_choice", "asks for a call; send `tools` with it")
     known = [tool["function"]["name"] for tool in tools]
-    for name in found.names or ():
-        if name not in known:
-            raise InvalidRequest(
-                f"tool_choice names {name[:_NUM_SHOWN]!r}, which is not in `tools`; there are {known}",
-                param="tool_choice",
-            )
+    if (unknown := next((name for name in found.names or () if name not in known), None)) is not None:
+        shown = unknown[:_NUM_SHOWN]
+        raise field_error("tool_choice", f"names {shown!r}, which is not in `tools`; there are {known}")
     return found if tools else ToolChoice()
 
 
 def check_response_format(form: ResponseFormatForm | None) -> ResponseFormat | None:
-    """The format that the answer must have; None for text.
-
-    Raises:
-        InvalidRequest: a field is missing or not valid; `param` names it.
-        InvalidSchema: the schema is not one, or exceeds the bounds.
-        Unsupported: a format that is not served.
-    """
+    """The format that the answer must have; None for text. Raises InvalidRequest, InvalidSchema, Unsupported: `param` names the field."""
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
@@ -191,52 +176,42 @@ def check_response_format(form: ResponseFormatForm | None) -> ResponseFormat | N
             raise InvalidRequest('a json_schema belongs to type "json_schema"', param="response_format.json_schema")
         return ResponseFormat("json_object")
     if form.type != "json_schema":
-        raise Unsupported(
-            f"response_format.type is text, json_object or json_schema, not {form.type[:_NUM_SHOWN]!r}",
-            param="response_format.type",
-        )
+        known = f"is text, json_object or json_schema, not {form.type[:_NUM_SHOWN]!r}"
+        raise field_error("response_format.type", known, Unsupported)
     where, described = "response_format.json_schema", form.json_schema
     if described is None:
-        raise InvalidRequest(f"{where} is missing", param=where)
+        raise field_error(where, "is missing")
     _check_name(described.name, f"{where}.name")
     _check_description(described.description, f"{where}.description")
-    schema = read_schema(described.schema, f"{where}.schema")
+    schema = _read_schema(described.schema, f"{where}.schema")
     if schema is None:
-        raise InvalidSchema(
-            f'{where}.schema is missing; for any JSON object send {{"type": "json_object"}}', param=where
-        )
+        any_object = 'for any JSON object send {"type": "json_object"}'
+        raise InvalidSchema(f"{where}.schema is missing; {any_object}", param=where)
     return ResponseFormat("json_schema", schema, described.name, described.strict)
 
 
-def read_schema(written: Json, where: str) -> dict[str, Any] | None:
-    """A JSON schema within the bounds; None if it is absent or null.
-
-    Raises:
-        InvalidSchema: it is not an object, too long, nested too deep, or has too many values.
-    """
-    if isinstance(written, msgspec.UnsetType) or bytes(written) == b"null":
+def _read_schema(written: Json, where: str) -> dict[str, Any] | None:
+    """A JSON schema within the bounds; None if it is absent or null. Raises InvalidSchema."""
+    if not is_set(written):
         return None
     if len(bytes(written)) > MAX_SCHEMA_BYTES:
-        raise InvalidSchema(f"{where} takes up to {MAX_SCHEMA_BYTES // 2**10} KiB", param=where)
+        raise field_error(where, f"takes up to {MAX_SCHEMA_BYTES // 2**10} KiB", InvalidSchema)
     try:
         schema = msgspec.json.decode(written)
     except RecursionError:
         schema = None
     num = None if schema is None else num_values(schema, MAX_SCHEMA_DEPTH, MAX_VALUES)
     if num is None:
-        raise InvalidSchema(f"{where} is nested more than {MAX_SCHEMA_DEPTH} levels deep", param=where)
+        raise field_error(where, f"is nested more than {MAX_SCHEMA_DEPTH} levels deep", InvalidSchema)
     if num > MAX_VALUES:
-        raise InvalidSchema(f"{where} takes up to {MAX_VALUES:,} values; send fewer or simpler ones", param=where)
+        raise field_error(where, f"takes up to {MAX_VALUES:,} values; send fewer or simpler ones", InvalidSchema)
     if not isinstance(schema, dict):
-        raise InvalidSchema(f"{where} is a JSON schema: an object, not {type(schema).__name__}", param=where)
+        raise field_error(where, f"is a JSON schema: an object, not {type(schema).__name__}", InvalidSchema)
     return schema
 
 
 def num_values(value: Any, num_levels: int, most: int) -> int | None:
-    """How many values there are in a value, itself included; None if arrays and objects nest more than `num_levels` levels deep.
-
-    It stops counting above `most`.
-    """
+    """How many values there are in a value, itself included, counted up to `most`; None if they nest more than `num_levels` levels deep."""
     level, num = [value], 1
     for _ in range(num_levels + 1):
         level = [one for one in level if one.__class__ is dict or one.__class__ is list]
@@ -251,11 +226,8 @@ def check_values(arguments: Any, where: str) -> None:
     """Raises InvalidRequest if the arguments of a call have too many values, or are nested too deep."""
     num = num_values(arguments, MAX_SCHEMA_DEPTH, MAX_VALUES)
     if num is None or num > MAX_VALUES:
-        raise InvalidRequest(
-            f"{where}: arguments that are objects are nested up to {MAX_SCHEMA_DEPTH} levels deep and have up to {MAX_VALUES:,} values "
-            "in all",
-            param=where,
-        )
+        most = f"nested up to {MAX_SCHEMA_DEPTH} levels deep and have up to {MAX_VALUES:,} values in all"
+        raise InvalidRequest(f"{where}: arguments that are objects are {most}", param=where)
 
 
 def _plain_tool(tool: OfferedTool, where: str) -> dict[str, Any]:
@@ -269,7 +241,7 @@ def _plain_tool(tool: OfferedTool, where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where} takes a `function` and nothing else", param=f"{where}.function")
     _check_name(function.name, f"{where}.function.name")
     _check_description(function.description, f"{where}.function.description")
-    parameters = read_schema(function.parameters, f"{where}.function.parameters")
+    parameters = _read_schema(function.parameters, f"{where}.function.parameters")
     fields = {"description": function.description, "parameters": parameters, "strict": function.strict}
     given = {name: value for name, value in fields.items() if value is not None}
     return {"type": "function", "function": {"name": function.name, **given}}
@@ -277,40 +249,32 @@ def _plain_tool(tool: OfferedTool, where: str) -> dict[str, Any]:
 
 def _check_name(name: str, where: str) -> None:
     if not _NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"{where} takes 1 to 64 letters, digits, underscores and dashes, not {name[:_NUM_SHOWN]!r}", param=where
-        )
+        raise field_error(where, f"takes 1 to 64 letters, digits, underscores and dashes, not {name[:_NUM_SHOWN]!r}")
 
 
 def _check_description(description: str | None, where: str) -> None:
     if description is not None and len(description) > MAX_DESCRIPTION:
-        raise InvalidRequest(f"{where} takes up to {MAX_DESCRIPTION:,} characters", param=where)
+        raise field_error(where, f"takes up to {MAX_DESCRIPTION:,} characters")
 
 
 def _mode_of(choice: str) -> ToolChoice:
-    for mode in ("none", "auto", "required"):
-        if choice == mode:
-            return ToolChoice(mode)
-    raise InvalidRequest(
-        f"tool_choice is none, auto, required, a function or allowed_tools, not {choice[:_NUM_SHOWN]!r}",
-        param="tool_choice",
-    )
+    if choice not in get_args(ToolMode):
+        known = "is none, auto, required, a function or allowed_tools"
+        raise field_error("tool_choice", f"{known}, not {choice[:_NUM_SHOWN]!r}")
+    return ToolChoice(cast("ToolMode", choice))
 
 
 def _named(choice: ToolChoiceForm) -> ToolChoice:
     if choice.type == "function" and choice.function is not None:
         return ToolChoice("required", (choice.function.name,))
     if choice.type != "allowed_tools" or choice.allowed_tools is None:
-        raise Unsupported(
-            "`tool_choice` as an object names a function, or allowed_tools; other types are not supported",
-            param="tool_choice",
-        )
+        known = "`tool_choice` as an object names a function, or allowed_tools; other types are not supported"
+        raise Unsupported(known, param="tool_choice")
     allowed = choice.allowed_tools
     if allowed.mode not in ("auto", "required") or not allowed.tools:
-        raise InvalidRequest(
-            "tool_choice.allowed_tools takes mode auto or required, and at least one tool", param="tool_choice"
-        )
+        known = "tool_choice.allowed_tools takes mode auto or required, and at least one tool"
+        raise InvalidRequest(known, param="tool_choice")
     names = [tool.function.name for tool in allowed.tools if tool.type == "function" and tool.function is not None]
     if len(names) < len(allowed.tools):
         raise Unsupported("`tool_choice.allowed_tools` takes functions only", param="tool_choice")
-    return ToolChoice("auto" if allowed.mode == "auto" else "required", tuple(dict.fromkeys(names)))
+    return ToolChoice(cast("ToolMode", allowed.mode), tuple(dict.fromkeys(names)))

@@ -8,9 +8,8 @@ up when `readiness` is true and `current_snapshot_identity` is the requested ide
 `loading_state.stage`. `arc_v2` and `alder32` are spelled like this there.
 
 In: an operator's request. Out: the arm `live`, moved; to a lower version that is a rollback, as by `millrace policy rollback`. Waits
-for: the weight store's list and the database; never for the engine, which follows on its own. The bytes are in the weight store
-before the request, and the engine verifies them when it loads them. So the formats named in a request change nothing; they are checked
-so that a request for another format fails.
+for: the weight store's list and the database; never for the engine, which follows on its own, and verifies the bytes when it loads them.
+So the formats named in a request change nothing; they are checked so that a request for another format fails.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ from contracts.keys import Caller
 from contracts.revocations import claimed_parents
 from runtime.database import Database
 from runtime.replicas import Bell
+from services.http import field_error
 from services.inference.arms import Assignments
 from services.inference.engine.pool import EnginePool
 from services.inference.engine.state import Health
-from services.inference.versions import NUMBER
+from services.inference.terms import NUMBER
 
 COMPRESSIONS = ("millrace", "arc_v2")
 CHECKSUMS = ("blake3", "alder32", "adler32")
@@ -79,23 +79,14 @@ class HotLoad:
     def point(self, signal: HotLoadRequest, caller: Caller) -> dict[str, Any]:
         """Point `live` at the requested version; nothing happens if it is live already. A lower version is rolled back to.
 
-        Raises:
-            InvalidRequest: an identity is not of the form `vN`.
-            InvalidValue: the version is below the live one, and was neither accepted nor live before.
-            Unsupported: the format is not one of ours.
-            NotFound: there is no such version, or nothing is live yet.
-            Conflict: the live version is not the previous version that the request names.
-            Held: the arms are frozen, or a version is pinned, and the version is above the live one.
-            StaleWrite: somebody else moved `live` at the same moment.
-            VersionRevoked: a rollback revoked the version.
+        Raises InvalidRequest, Unsupported: an identity or format of another form; NotFound: there is no such version, or nothing is live;
+        Conflict: another version is live than the request names; and what `rollback.roll_back` and `rollback.promote` raise.
         """
         version, previous = version_of(signal.identity, "identity"), _previous_version(signal)
         versions = self.list_versions()
         if version not in versions:
-            held = ", ".join(f"v{number}" for number in sorted(versions))
-            raise NotFound(
-                f"policy {self.policy!r} has no v{version}; it has {held or 'no versions'}", param="identity"
-            )
+            held = ", ".join(f"v{number}" for number in sorted(versions)) or "no versions"
+            raise NotFound(f"policy {self.policy!r} has no v{version}; it has {held}", param="identity")
         with self.database.snapshot() as connection:
             arm, claimed = read(connection, self.policy).get(LIVE), claimed_parents(connection, self.policy)
         live = None if arm is None else arm.version
@@ -107,27 +98,13 @@ class HotLoad:
         if previous not in (None, live):
             raise Conflict(f"v{live} is live, not v{previous}; see the live version with GET", param=_PREVIOUS)
         parents = self.read_parents(claimed) if version < live else {}
+        move: dict[str, Any] = {"policy": self.policy, "to": version, "writer": caller.key_id, "reason": "hot_load"}
         with self.database.transaction() as connection:
             if version < live:
-                plan = rollback.roll_back(
-                    connection,
-                    policy=self.policy,
-                    to=version,
-                    writer=caller.key_id,
-                    reason="hot_load",
-                    parents=parents,
-                    seen_live=live,
-                )
+                plan = rollback.roll_back(connection, parents=parents, seen_live=live, **move)
                 told["revoked"] = [identity_of(number) for number in plan.revoked]
             else:
-                rollback.promote(
-                    connection,
-                    policy=self.policy,
-                    to=version,
-                    writer=caller.key_id,
-                    reason="hot_load",
-                    seen_live=live,
-                )
+                rollback.promote(connection, seen_live=live, **move)
         self.bell.ring(MOVED)
         return told
 
@@ -143,11 +120,7 @@ class HotLoad:
 
 
 def version_of(identity: str, param: str) -> int:
-    """N of `vN`.
-
-    Raises:
-        InvalidRequest: another form; the identity of a GET has to be equal to the one of the POST.
-    """
+    """N of `vN`. Raises InvalidRequest: another form; the identity of a GET has to be equal to the one of the POST."""
     if found := re.fullmatch(f"v({NUMBER})", identity):
         return int(found[1])
     raise InvalidRequest(f'an identity is the name of a version, "v7", not {identity[:64]!r}', param=param)
@@ -188,6 +161,6 @@ def _previous_version(signal: HotLoadRequest) -> int | None:
     for name, known in (("compression_format", COMPRESSIONS), ("checksum_format", CHECKSUMS)):
         value = getattr(snapshot, name)
         if value is not None and value not in known:
-            param = f"incremental_snapshot_metadata.{name}"
-            raise Unsupported(f"{param} is one of {', '.join(known)}, not {value!r}", param=param)
+            why = f"is one of {', '.join(known)}, not {value!r}"
+            raise field_error(f"incremental_snapshot_metadata.{name}", why, Unsupported)
     return version_of(snapshot.previous_snapshot_identity, _PREVIOUS)

@@ -1,8 +1,8 @@
 """Idempotency keys: a request that is sent again under the same `Idempotency-Key` gets the first request's answer.
 
-In: a request's key and identity (path, body, labels, purpose), and how to run it. Out: its response, or the stored one with `x-millrace-replayed`. Waits for: a
-first request that is still running, some seconds. Only complete answers with status 200 are stored, streamed ones as their
-events. Any other request runs again, also if the stored answer was lost.
+In: a request's key and identity (path, body, labels, purpose), and how to run it. Out: its response, or the stored one with
+`x-millrace-replayed`. Waits for: a first request that is still running, some seconds. Only complete answers with status 200 are stored,
+streamed ones as their events. Any other request runs again, also if the stored answer was lost.
 """
 
 from __future__ import annotations
@@ -43,16 +43,13 @@ class IdempotentRequests:
         self, store: IdempotencyStore, patience_seconds: float = PATIENCE_SECONDS, lease_seconds: float = LEASE_SECONDS
     ) -> None:
         self._store = store
-        self._lease = lease_seconds
-        self._patience = patience_seconds
+        self._lease, self._patience = lease_seconds, patience_seconds
         self._running: set[asyncio.Task[None]] = set()
 
     async def once(self, key: str | None, scope: str, asked: bytes, run: Callable[[], Awaitable[Response]]) -> Response:
-        """The response to a request; without a key the request always runs. `scope`, `asked`: see `identity_of`.
+        """The response to a request; without a key it always runs. Raises Conflict: the key was used with another request; StillRunning.
 
-        Raises:
-            Conflict: the key was used with another request.
-            StillRunning: the first request has not ended in time.
+        `scope`, `asked`: see `identity_of`.
         """
         if not key:
             return await run()
@@ -66,7 +63,8 @@ class IdempotentRequests:
             error.headers = MappingProxyType({"x-should-retry": "false"})
             raise error
         if held.answer is not None:
-            return _replay(msgspec.msgpack.decode(held.answer, type=_Answer))
+            kept = msgspec.msgpack.decode(held.answer, type=_Answer)
+            return Response(kept.body, headers=kept.headers | {REPLAYED: "true"})
         hold = _Hold(self._store, name, claim, self._lease)
         self._running.add(hold.task)
         hold.task.add_done_callback(self._running.discard)
@@ -98,10 +96,8 @@ class _Hold:
     """Holds a key by a lease while its request runs; if this replica dies, the lease expires after `LEASE_SECONDS`."""
 
     def __init__(self, store: IdempotencyStore, name: str, claim: RequestClaim, lease_seconds: float) -> None:
-        self._store = store
-        self._lease = lease_seconds
-        self._name = name
-        self._claimed = claim
+        self._store, self._lease = store, lease_seconds
+        self._name, self._claimed = name, claim
         self._ended: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(self._run())
 
@@ -126,8 +122,7 @@ class _Kept(Response):
     def __init__(self, response: Response, hold: _Hold) -> None:
         super().__init__(status_code=response.status_code)
         self.raw_headers = response.raw_headers  # the same list, so headers that are added later are sent
-        self._response = response
-        self._hold = hold
+        self._response, self._hold = response, hold
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
@@ -153,7 +148,3 @@ class _Kept(Response):
             return None
         headers = {name: self.headers[name] for name in _KEPT_HEADERS if name in self.headers}
         return msgspec.msgpack.encode(_Answer(headers, body))
-
-
-def _replay(answer: _Answer) -> Response:
-    return Response(answer.body, headers=answer.headers | {REPLAYED: "true"})

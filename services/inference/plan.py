@@ -1,8 +1,7 @@
 """How a request becomes a plan: in one pass, before an engine sees anything of it.
 
     responder.py        the request, as its dialect read it (`requests.py`, `dialects/`), with the labels of its headers
-    versions.py         which versions may answer
-    terms.py            its purpose, its task, consent
+    terms.py            which versions may answer, its purpose, its task, consent
     sessions/turns.py   the prompt: it goes on from its session's last call, or `template/` renders it
     answering.py        the limits: sampling, length, grammar; and how the answer is read
     arms.py             the arm, and with it the version
@@ -25,20 +24,19 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from contracts.draws import LoggedDraw, is_asked
+from contracts.draws import is_asked
 from contracts.ids import new_completion_id
 from contracts.keys import Caller, Owner
-from contracts.records import Attempt, Purpose
+from contracts.records import Attempt
 from contracts.sampling import Sampling
 from contracts.tasks import Task
 from services.inference.answering import decide_answering
-from services.inference.arms import Arms, ChosenArm
+from services.inference.arms import Arms, DrawnArm
 from services.inference.requests import ChatRequest
 from services.inference.sessions.turns import Turn, Turns
 from services.inference.template.chat_template import ChatTemplate
-from services.inference.terms import read_terms
+from services.inference.terms import Terms, read_terms
 from services.inference.tools.parser import AnswerParser
-from services.inference.versions import VersionRequirement, pinned_version, version_requirement
 
 
 class RequestPlan(NamedTuple):
@@ -49,19 +47,12 @@ class RequestPlan(NamedTuple):
     policy: str
     tenant: str
     request: ChatRequest
-    task: Task
-    purpose: Purpose
-    arm: ChosenArm
+    terms: Terms
+    drawn: DrawnArm
+    """Its version may be older than required; that is refused when the answer starts: a repeat under the same idempotency key still gets
+    the answer that is kept."""
     sampling: Sampling
     prompt_ids: list[int]
-    logged: bool
-    """False: consent forbids keeping it."""
-    requirement: VersionRequirement
-    assigned: int | None
-    """The version of its arm, if the arm has one. An older one than required is refused when the answer starts: a repeat under the same
-    idempotency key still gets the answer that is kept."""
-    draw: LoggedDraw | None
-    """How its arm was drawn; None: nothing was drawn."""
     attempt: Attempt | None
     """Which attempt of a user's request it is, if the client counts them."""
     grammar: Mapping[str, Any] | None
@@ -70,8 +61,6 @@ class RequestPlan(NamedTuple):
     """Makes the parser of a choice."""
     turn: Turn | None
     """Its place in its session; None without a session."""
-    cache_scope: str
-    """See `Terms`."""
     budget: str | None
     """The session whose budget pays for it; None: its key is not that of a session."""
 
@@ -82,16 +71,16 @@ class RequestPlan(NamedTuple):
 
     def sampling_of(self, choice: int) -> Sampling:
         """How one choice is sampled: like the request, with a seed for each choice."""
-        seed = self.sampling.seed
-        if seed is None or choice == 0:
+        if (seed := self.sampling.seed) is None or choice == 0:
             return self.sampling
-        return msgspec.structs.replace(self.sampling, seed=_seed_of(seed, choice))
+        # A hash, since with a sum choice 1 of seed 1 would equal choice 0 of seed 2.
+        hashed = int.from_bytes(blake2b(f"{seed}:{choice}".encode(), digest_size=8).digest(), "little", signed=True)
+        return msgspec.structs.replace(self.sampling, seed=hashed)
 
     def shortened(self, most: int) -> RequestPlan:
         """The plan with answers of at most so many tokens."""
-        return self._replace(
-            sampling=msgspec.structs.replace(self.sampling, max_tokens=min(self.sampling.max_tokens, most))
-        )
+        shorter = msgspec.structs.replace(self.sampling, max_tokens=min(self.sampling.max_tokens, most))
+        return self._replace(sampling=shorter)
 
     @property
     def grammar_param(self) -> str:
@@ -101,13 +90,13 @@ class RequestPlan(NamedTuple):
     @property
     def ask_probability(self) -> float:
         """The probability that the app is told to ask its user; 0 without a user, or if nothing may be kept."""
-        rule = self.task.asking
-        return rule.probability if rule is not None and self.purpose == "user" and self.logged else 0.0
+        rule, terms = self.terms.task.asking, self.terms
+        return rule.probability if rule is not None and terms.purpose == "user" and terms.logged else 0.0
 
     @property
     def asking(self) -> dict[str, bool]:
         """What replies say of whether the app should ask its user; nothing if the task has no rule for asking."""
-        if self.task.asking is None:
+        if self.terms.task.asking is None:
             return {}
         return {"ask_feedback": is_asked(self.completion_id, self.ask_probability)}
 
@@ -127,8 +116,7 @@ class Planner:
     ) -> RequestPlan:
         """Decide everything about a request. `purpose`: as its header says. Raises what each of the steps raises."""
         template = self.template
-        required = version_requirement(request.labels, pinned_version(request.model, self.policy))
-        terms = read_terms(request, caller, purpose, required, tasks=self.tasks, tokenizer=template.tokenizer)
+        terms = read_terms(request, caller, purpose, self.policy, tasks=self.tasks, tokenizer=template.tokenizer)
         turn: Turn | None = None
         session_id = request.labels.get("session_id")
         if request.prompt is not None:
@@ -154,24 +142,13 @@ class Planner:
             policy=self.policy,
             tenant=caller.tenant,
             request=request,
-            task=terms.task,
-            purpose=terms.purpose,
-            arm=drawn.arm,
+            terms=terms,
+            drawn=drawn,
             sampling=answering.sampling,
             prompt_ids=prompt_ids,
-            logged=terms.logged,
-            requirement=terms.requirement,
-            assigned=drawn.version,
-            draw=drawn.draw,
             attempt=attempt if terms.purpose == "user" else None,
             grammar=answering.grammar,
             new_parser=answering.new_parser,
             turn=turn,
-            cache_scope=terms.cache_scope,
             budget=caller.session,
         )
-
-
-def _seed_of(seed: int, choice: int) -> int:
-    # A hash, since with a sum choice 1 of seed 1 would equal choice 0 of seed 2.
-    return int.from_bytes(blake2b(f"{seed}:{choice}".encode(), digest_size=8).digest(), "little", signed=True)

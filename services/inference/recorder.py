@@ -20,7 +20,7 @@ from contracts.errors import RecordTooLarge, Unavailable
 from contracts.event_log import EventLog, Message
 from contracts.experts import MAX_PACKED_BYTES, pack_experts
 from contracts.records import Generation, GenerationBody, pack_body, pack_floats, pack_ids
-from contracts.sampling import ExpertShape, Sampling
+from contracts.sampling import ExpertShape
 from contracts.support import pack_support
 from contracts.topics import GENERATIONS
 from engines.wire import RecordedExperts
@@ -37,11 +37,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Recorder:
-    """See the module. Belongs to one event loop.
-
-    Attributes:
-        num_lost: generations that were served but could not be logged.
-    """
+    """See the module. Belongs to one event loop. `num_lost`: generations that were served but could not be logged."""
 
     def __init__(self, event_log: EventLog) -> None:
         self.num_lost = 0
@@ -61,15 +57,14 @@ class Recorder:
             self._next = asyncio.create_task(self._append())
         try:
             refused = await asyncio.shield(self._next)
+            num_lost = sum(generation.key in refused for generation in generations)
         except Unavailable as error:
-            self.num_lost += len(generations)
-            NOT_LOGGED.inc(len(generations))
-            _log.warning("generations not logged", num=len(generations), lost=self.num_lost, reason=error.message)
-            return False
-        lost = [generation.key for generation in generations if generation.key in refused]
-        self.num_lost += len(lost)
-        NOT_LOGGED.inc(len(lost))
-        return not lost
+            num_lost = len(generations)
+            reason = error.message
+            _log.warning("generations not logged", num=num_lost, lost=self.num_lost + num_lost, reason=reason)
+        self.num_lost += num_lost
+        NOT_LOGGED.inc(num_lost)
+        return num_lost == 0
 
     def record_later(self, made: Awaitable[Sequence[Generation]]) -> None:
         """Append in the background, once they are made: the client has left."""
@@ -105,13 +100,15 @@ class Recorder:
 
 def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Generation:
     """The record of a choice that has at least one token."""
-    GENERATIONS_ENDED.labels(plan.arm.name, plan.purpose, choice.finish_reason or "cancelled").inc()
+    terms, arm, request = plan.terms, plan.drawn.arm, plan.request
+    GENERATIONS_ENDED.labels(arm.name, terms.purpose, choice.finish_reason or "cancelled").inc()
     PROMPT_TOKENS.inc(len(plan.prompt_ids))
     COMPLETION_TOKENS.inc(len(choice.tokens))
     CACHED_TOKENS.inc(choice.num_cached)
-    if plan.purpose == "user":
-        SAMPLED.labels(plan.task.name, _how(plan.sampling)).inc()
-    request = plan.request
+    if terms.purpose == "user":
+        heat = plan.sampling.temperature
+        how = "greedy" if heat <= 0 else "exploring" if heat >= EXPLORES_FROM else "sharper"
+        SAMPLED.labels(terms.task.name, how).inc()
     experts, expert_shape = experts_of_answer(choice.experts, len(plan.prompt_ids) + len(choice.tokens))
     body = GenerationBody(
         messages=request.messages,
@@ -119,7 +116,7 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
         prompt_ids=pack_ids(plan.prompt_ids),
         completion_ids=pack_ids([token.id for token in choice.tokens]),
         logprobs=pack_floats([token.logprob for token in choice.tokens]),
-        metadata=plan.request.labels,
+        metadata=request.labels,
         tools=request.offered_tools,
         tool_choice=request.tool_choice.as_openai() if request.tools else None,
         response_format=None if request.response_format is None else request.response_format.as_openai(),
@@ -129,31 +126,32 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
         expert_shape=expert_shape,
         support=pack_support([token.support for token in choice.tokens]),
     )
+    is_raw = choice.system is not None and choice.system.raw_logprobs
     return Generation(
         completion_id=plan.completion_id,
         choice=choice.index,
         tenant=plan.tenant,
         policy=plan.policy,
-        task=plan.task.name,
-        task_hash=plan.task.hash,
-        purpose=plan.purpose,
-        arm=plan.arm.name,
-        arm_probability=plan.arm.probability,
-        draw=plan.draw,
+        task=terms.task.name,
+        task_hash=terms.task.hash,
+        purpose=terms.purpose,
+        arm=arm.name,
+        arm_probability=arm.probability,
+        draw=plan.drawn.draw,
         spans=tuple(choice.spans),
-        sampling=_sampling_of(plan, choice),
+        sampling=msgspec.structs.replace(plan.sampling, raw_logprobs=True) if is_raw else plan.sampling,
         finish_reason=choice.finish_reason or "cancelled",
         created_at=plan.created_at,
         finished_at=finished_at,
         engine=choice.system.engine if choice.system else "",
         dtype=(choice.system.dtype if choice.system else None) or "",
-        session_id=plan.request.labels.get("session_id"),
+        session_id=request.labels.get("session_id"),
         turn=plan.turn.place if plan.turn else None,
-        join_key=plan.request.labels.get("join_key"),
+        join_key=request.labels.get("join_key"),
         ask_probability=plan.ask_probability,
-        person=plan.request.person,
+        person=request.person,
         attempt=plan.attempt,
-        num_choices=plan.request.num_choices,
+        num_choices=request.num_choices,
         body=pack_body(body),
     )
 
@@ -163,17 +161,6 @@ def failure_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Generat
     silent = msgspec.structs.replace(plan.request, messages=[], metadata=None, tools=[], response_format=None)
     empty = plan._replace(request=silent, prompt_ids=[], attempt=None, turn=None)
     return msgspec.structs.replace(generation_of(empty, choice, finished_at), spans=(), ask_probability=0.0)
-
-
-def _how(sampling: Sampling) -> str:
-    if sampling.temperature <= 0:
-        return "greedy"
-    return "exploring" if sampling.temperature >= EXPLORES_FROM else "sharper"
-
-
-def _sampling_of(plan: RequestPlan, choice: Choice) -> Sampling:
-    is_raw = choice.system is not None and choice.system.raw_logprobs
-    return msgspec.structs.replace(plan.sampling, raw_logprobs=True) if is_raw else plan.sampling
 
 
 def experts_of_answer(recorded: RecordedExperts | None, num_tokens: int) -> tuple[bytes, ExpertShape | None]:

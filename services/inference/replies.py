@@ -7,8 +7,9 @@ choice) and, if the task asks users for feedback, `ask_feedback`. Reasoning stan
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -20,82 +21,57 @@ from services.inference.answer import Choice, Delta
 from services.inference.completion import Completion
 from services.inference.plan import RequestPlan
 
-_DONE = b"data: [DONE]\n\n"
 _UNFINISHED = "\ufffd"
 
 
-class Replies(Protocol):
+class Replies(ABC):
     """The response of one completion, whole or in chunks. The chunks of a stream that ended well are followed by `end`."""
 
-    end: bytes
+    end = b"data: [DONE]\n\n"
 
+    @abstractmethod
     def body(self) -> dict[str, Any]:
         """The whole answer."""
-        ...
 
+    @abstractmethod
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """The chunks for what one step added; none if the caller sees nothing of it."""
-        ...
 
+    @abstractmethod
     def closing(self) -> list[dict[str, Any]]:
         """The last chunks: finish reasons and, if the caller asked for it, the usage."""
-        ...
-
-    def failure(self, error: MillraceError) -> dict[str, Any]:
-        """The last chunk of a stream that fails."""
-        ...
-
-    def encode(self, chunk: dict[str, Any]) -> bytes:
-        """A chunk as a server-sent event."""
-        ...
-
-    async def keep(self) -> None:
-        """Keep what later requests of the conversation need. Called once, before the answer ends."""
-        ...
-
-
-MakeReplies = Callable[[Completion, Tokenizer], Replies]
-
-
-class _Forgetful:
-    """Keeps nothing of a conversation."""
-
-    async def keep(self) -> None:
-        """See `Replies`."""
-
-
-class DataEvents(_Forgetful):
-    """Lines of `data:`, and `[DONE]` behind the last chunk. `end`: what follows a stream that ended well."""
-
-    end = _DONE
-
-    def encode(self, chunk: dict[str, Any]) -> bytes:
-        """One chunk as an event."""
-        return event(chunk)
 
     def failure(self, error: MillraceError) -> dict[str, Any]:
         """The last chunk of a stream that fails: the status line has been sent."""
         return error.as_openai()
 
+    def encode(self, chunk: dict[str, Any]) -> bytes:
+        """A chunk as a server-sent event."""
+        return event(chunk)
 
-class NamedEvents(_Forgetful):
-    """Each event has its type as its name; see `DataEvents`. A dialect says itself what its error is."""
+    async def keep(self) -> None:  # noqa: B027 most dialects keep nothing
+        """Keep what later requests of the conversation need. Called once, before the answer ends."""
+
+
+class NamedEvents(Replies):
+    """Each event has its type as its name."""
 
     end = b""
 
     def encode(self, chunk: dict[str, Any]) -> bytes:
-        """One chunk as an event."""
+        """See `Replies`."""
         return f"event: {chunk['type']}\n".encode() + event(chunk)
 
 
-class ChatReplies(DataEvents):
+MakeReplies = Callable[[Completion, Tokenizer], Replies]
+
+
+class ChatReplies(Replies):
     """The response to a chat."""
 
     def __init__(self, completion: Completion, tokenizer: Tokenizer) -> None:
-        self._plan = completion.plan
-        self._choices = completion.choices
-        self._tokenizer = tokenizer
-        self._opened = set[int]()
+        self._plan, self._choices = completion.plan, completion.choices
+        self._tokenizer, self._opened = tokenizer, set[int]()
 
     def body(self) -> dict[str, Any]:
         """See `Replies`."""

@@ -13,16 +13,8 @@ from typing import Any
 import msgspec
 
 from contracts.errors import InvalidRequest, Unsupported
-from services.http import read_json
-from services.inference.bounds import (
-    MAX_NAME,
-    ROLES,
-    check_biases,
-    check_metadata,
-    check_numbers,
-    check_stops,
-    check_variables,
-)
+from services.http import field_error, read_json
+from services.inference import bounds, formats
 from services.inference.fields import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -32,17 +24,9 @@ from services.inference.fields import (
     ServedFields,
     ToolCall,
     check_neutral,
-    explain,
     is_plain,
+    read_fields,
     unserved_of,
-)
-from services.inference.formats import (
-    ResponseFormat,
-    ToolChoice,
-    check_response_format,
-    check_tool_choice,
-    check_tools,
-    check_values,
 )
 
 _LARGE = 2**18
@@ -65,8 +49,8 @@ class ChatRequest(ServedFields, frozen=True, kw_only=True):
     """A text or token ids that the model gets as they are, in place of the messages."""
     tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
     """In OpenAI's form, as templates expect them; empty without tools."""
-    tool_choice: ToolChoice = ToolChoice()
-    response_format: ResponseFormat | None = None
+    tool_choice: formats.ToolChoice = formats.ToolChoice()
+    response_format: formats.ResponseFormat | None = None
     """None: any text."""
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     """Token id to what is added to its logit."""
@@ -91,9 +75,7 @@ class ChatRequest(ServedFields, frozen=True, kw_only=True):
     @property
     def longest(self) -> int | None:
         """The longest answer that the caller allows, in tokens; None without a limit."""
-        if self.max_tokens is None or self.max_completion_tokens is None:
-            return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-        return min(self.max_tokens, self.max_completion_tokens)
+        return min((num for num in (self.max_tokens, self.max_completion_tokens) if num is not None), default=None)
 
     @property
     def person(self) -> str | None:
@@ -125,33 +107,25 @@ class ChatRequest(ServedFields, frozen=True, kw_only=True):
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
-    """Read and check a body.
-
-    Raises:
-        InvalidRequest: `param` names the field.
-        Unsupported: the field is not served, or unknown.
-    """
+    """Read and check a body. Raises InvalidRequest, Unsupported: `param` names the field."""
     check_size(body, "messages")
-    try:
-        read = read_json(Body, body)
-    except InvalidRequest as error:
-        raise explain(error) from error
+    read = read_fields(Body, body)
     check_neutral(read)
-    served = dict(zip(ServedFields.__struct_fields__, _served(read), strict=False))
-    tools = check_tools(read.tools)
+    tools = formats.check_tools(read.tools)
     request = ChatRequest(
         messages=plain_messages(read.messages),
         tools=tools,
-        tool_choice=check_tool_choice(read.tool_choice, tools),
-        response_format=check_response_format(read.response_format),
-        logit_bias=check_biases(read.logit_bias or {}),
-        template_variables=check_variables(read.chat_template_kwargs or {}),
-        **served,
+        tool_choice=formats.check_tool_choice(read.tool_choice, tools),
+        response_format=formats.check_response_format(read.response_format),
+        logit_bias=bounds.check_biases(read.logit_bias or {}),
+        template_variables=bounds.check_variables(read.chat_template_kwargs or {}),
+        **dict(zip(ServedFields.__struct_fields__, _served(read), strict=False)),
     )
-    check_numbers(request)
-    _check_top_logprobs(request)
-    check_metadata(request.labels)
-    check_stops(request.stops)
+    bounds.check_numbers(request)
+    if request.top_logprobs and not request.logprobs:
+        raise field_error("top_logprobs", "needs logprobs: true")
+    bounds.check_metadata(request.labels)
+    bounds.check_stops(request.stops)
     return request
 
 
@@ -163,10 +137,8 @@ class _Outline(msgspec.Struct):
 
 
 def check_size(body: bytes, *long: str) -> None:
-    """Refuse too large a body before it is decoded. In a JSON string quotes are escaped, so `"role"` is a key of a message.
-
-    `long`: the fields that may be long.
-    """
+    """Refuse too large a body before it is decoded. `long`: the fields that may be long."""
+    # In a JSON string quotes are escaped, so this is a key of a message.
     if len(body) > _LARGE and body.count(b'"role"') > 2 * MAX_MESSAGES:
         raise too_many(f"up to {MAX_MESSAGES:,} messages")
     check_rest(body, *long)
@@ -187,54 +159,36 @@ def too_many(what: str) -> InvalidRequest:
     return InvalidRequest(f"`messages` takes {what} in one request; send fewer", param="messages")
 
 
-def _check_top_logprobs(request: ChatRequest) -> None:
-    if request.top_logprobs and not request.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
-
-
 def plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as templates expect them.
-
-    Raises:
-        InvalidRequest, Unsupported: a role, part or call that is not served; `param` names it.
-    """
-    calls: list[ToolCall] = []
-    num_parts = 0
-    for message in messages:
-        if isinstance(message.content, list):
-            num_parts += len(message.content)
-        if message.tool_calls:
-            calls += message.tool_calls
-        num_parts += len(message.thinking_blocks or ())
-    num_parts += len(calls)
-    if num_parts > MAX_PARTS:
+    """Messages as templates expect them. Raises InvalidRequest, Unsupported: a role, part or call that is not served; `param` names it."""
+    calls = [call for message in messages if message.tool_calls for call in message.tool_calls]
+    num_texts = sum([len(message.content) for message in messages if isinstance(message.content, list)])
+    num_thoughts = sum([len(message.thinking_blocks) for message in messages if message.thinking_blocks])
+    if num_texts + num_thoughts + len(calls) > MAX_PARTS:
         raise too_many(f"up to {MAX_PARTS:,} parts and tool calls in all messages")
     if calls:
         _check_arguments(calls)
     plain = [_plain_message(message, index) for index, message in enumerate(messages)]
     if calls:
-        check_values(
-            [call["function"]["arguments"] for message in plain for call in message.get("tool_calls", ())], "messages"
-        )
+        made = [call["function"]["arguments"] for message in plain for call in message.get("tool_calls", ())]
+        formats.check_values(made, "messages")
     return plain
 
 
 def _plain_message(message: ChatMessage, index: int) -> dict[str, Any]:
-    if message.role in ROLES and message.content.__class__ is str and is_plain(message):
+    if message.role in bounds.ROLES and message.content.__class__ is str and is_plain(message):
         return {"role": message.role, "content": message.content}
     where = f"messages[{index}]"
-    if message.role not in ROLES:
-        given = message.role[:MAX_NAME]
-        raise InvalidRequest(f"{where}.role is one of {', '.join(ROLES)}, not {given!r}", param=f"{where}.role")
-    if (unserved := unserved_of(message)) is not None:
-        raise Unsupported(f"`{where}.{unserved}` is not supported; leave it out", param=f"{where}.{unserved}")
+    bounds.check_one_of(f"{where}.role", message.role, bounds.ROLES)
+    if (name := unserved_of(message)) is not None:
+        raise bounds.unserved(f"{where}.{name}")
     plain: dict[str, Any] = {"role": message.role}
     if isinstance(message.content, list):
         plain["content"] = "\n".join([_text_of(part, f"{where}.content") for part in message.content])
     elif message.content is not None:
         plain["content"] = message.content
     elif message.role != "assistant":
-        raise InvalidRequest(f"{where}.content must be a string or a list of text parts", param=f"{where}.content")
+        raise field_error(f"{where}.content", "must be a string or a list of text parts")
     texts = zip(_TEXTS, _texts_of(message), strict=True)
     plain |= {name: text for name, text in texts if text is not None}
     if message.thinking_blocks and plain.keys().isdisjoint(_REASONING):
@@ -247,17 +201,15 @@ def _plain_message(message: ChatMessage, index: int) -> dict[str, Any]:
 def _text_of(part: ContentPart, where: str) -> str:
     if part.type == "text" and part.text is not None:
         return part.text
-    kind = "" if part.type == "text" else f"; `{part.type[:MAX_NAME]}` is not supported"
+    kind = "" if part.type == "text" else f"; `{part.type[: bounds.MAX_NAME]}` is not supported"
     raise Unsupported(f'{where} takes parts {{"type": "text", "text": "..."}} only{kind}', param=where)
 
 
 def _check_arguments(calls: Iterable[ToolCall]) -> None:
     written = (bytes(call.function.arguments) for call in calls if call.function.arguments is not msgspec.UNSET)
     if sum(len(arguments) for arguments in written if not arguments.startswith(b'"')) > _MAX_ARGUMENTS:
-        raise InvalidRequest(
-            f"arguments of tool calls that are objects take up to {_MAX_ARGUMENTS // 2**10} KiB; send them as strings",
-            param="messages",
-        )
+        most = f"take up to {_MAX_ARGUMENTS // 2**10} KiB; send them as strings"
+        raise InvalidRequest(f"arguments of tool calls that are objects {most}", param="messages")
 
 
 def _plain_call(call: ToolCall, where: str) -> dict[str, Any]:
@@ -266,6 +218,6 @@ def _plain_call(call: ToolCall, where: str) -> dict[str, Any]:
     if not isinstance(arguments, str | dict | None):
         raise InvalidRequest(f"{where}: arguments are a string, or an object", param=where)
     if isinstance(arguments, dict):
-        check_values(arguments, where)
+        formats.check_values(arguments, where)
     function = {"name": call.function.name, "arguments": arguments}
     return {**({} if call.id is None else {"id": call.id}), "type": call.type or "function", "function": function}

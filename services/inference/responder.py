@@ -64,7 +64,7 @@ class Responder:
         attempt, purpose = attempt_of(client.headers, asked), client.headers.get(PURPOSE_HEADER)
         plans = [await self.planner.plan(request, caller, purpose, attempt) for request in requests]
         # An answer that may not be logged is not kept for repeats either.
-        key = client.headers.get("idempotency-key") if plans[0].logged else None
+        key = client.headers.get("idempotency-key") if plans[0].terms.logged else None
         answer = self.endpoint.stream if requests[0].stream else self.endpoint.answer
         response = await self.repeats.once(key, scope, asked, lambda: answer(plans, client, replies))
         response.headers.update(headers)
@@ -89,12 +89,8 @@ def identity_of(client: Request, caller: Caller, body: bytes) -> tuple[str, byte
 def attempt_of(headers: Mapping[str, str], asked: bytes) -> Attempt | None:
     """Which attempt of a request this is; None if the client counts none, or sends an `Idempotency-Key`.
 
-    The SDKs of OpenAI and Anthropic count their attempts, and by default send no `Idempotency-Key`. All attempts have one identity, so a
-    hash of it names the request. The join marks answers that a later attempt replaced.
-
-    Args:
-        headers: with lower-case names.
-        asked: what tells the request from others, see `identity_of`.
+    The SDKs of OpenAI and Anthropic count their attempts, and by default send no `Idempotency-Key`. All attempts have one identity
+    (`asked`, see `identity_of`), so a hash of it names the request. The join marks answers that a later attempt replaced.
     """
     count = headers.get(RETRY_COUNT, "")
     if headers.get("idempotency-key") or len(count) > _MAX_DIGITS or not (count.isascii() and count.isdecimal()):
@@ -105,25 +101,15 @@ def attempt_of(headers: Mapping[str, str], asked: bytes) -> Attempt | None:
 
 
 def with_labels(request: ChatRequest, headers: Mapping[str, str], caller: Caller) -> ChatRequest:
-    """The request with what its headers, and its session's key or URL, say of task, session and join key.
-
-    Args:
-        request: as its body says.
-        headers: with lower-case names.
-        caller: whose key or URL may be that of a session that was made.
-
-    Raises:
-        InvalidRequest: a header is not valid, or two of them say different things; `param` names the key of the metadata.
-    """
+    """The request with what its headers, and its session's key or URL, say of task, session and join key. Raises InvalidRequest: they differ."""
     labels = request.labels
     given = {key: headers[header] for header, key in LABELS.items() if header in headers}
     decided = {"session_id": caller.session, "task": caller.task, "session_group": caller.group}
     for source, said in (("a header", given), ("this session", decided)):
         for key, value in said.items():
             if value is not None and labels.get(key, value) != value:
-                raise InvalidRequest(
-                    f"{source} and metadata.{key} say different things; send one of them", param=f"metadata.{key}"
-                )
+                where = f"metadata.{key}"
+                raise InvalidRequest(f"{source} and {where} say different things; send one of them", param=where)
         labels = labels | {key: value for key, value in said.items() if value is not None}
     if labels == request.labels:
         return request

@@ -9,8 +9,7 @@ from fastapi import FastAPI, Request, Response
 
 from contracts.errors import UnknownModel
 from services.http import InferenceCaller, OperatorReader, OperatorWriter, off_loop, read_json, reply, with_caller
-from services.inference.dialects.prompt_replies import PromptReplies
-from services.inference.dialects.prompt_requests import PROMPT_EXAMPLE, PromptBody, parse_prompts, prompt_notes
+from services.inference.dialects.prompts import PROMPT_EXAMPLE, PromptBody, PromptReplies, parse_prompts, prompt_notes
 from services.inference.fields import CHAT_EXAMPLE, Body, chat_notes
 from services.inference.hot_load import HOT_LOAD_NOTES, HotLoad, HotLoadRequest
 from services.inference.requests import parse_chat_request

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from tokenizers import Tokenizer
 
 from contracts.errors import InvalidRequest, Unsupported
-from services.http import InferenceCaller, off_loop, read_json, reply, with_caller
-from services.inference.bounds import check_variables
-from services.inference.fields import MAX_MESSAGES, PLACES, ChatMessage, explain
+from services.http import InferenceCaller, off_loop, reply, with_caller
+from services.inference.bounds import check_variables, unserved
+from services.inference.fields import MAX_MESSAGES, ChatMessage, check_neutral, read_fields
 from services.inference.formats import Json, OfferedTool, check_tool_choice, check_tools
 from services.inference.plan import Planner
 from services.inference.requests import ChatRequest, check_size, plain_messages
 from services.inference.template.chat_template import ChatTemplate
 from services.inference.template.plain_tokenizer import bounded_ids
-from services.inference.versions import pinned_version
+from services.inference.terms import pinned_version
 from services.limits import Limit
 from services.openapi import takes
 
@@ -46,9 +45,6 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     chat_template: Json = msgspec.UNSET
     media_io_kwargs: Json = msgspec.UNSET
     mm_processor_kwargs: Json = msgspec.UNSET
-
-
-_PLACES = ((re.compile(r""), Tokenize), *PLACES)
 
 
 def add_tokenize_route(service: FastAPI, planner: Planner, limit: Limit) -> None:
@@ -77,38 +73,25 @@ def add_tokenize_route(service: FastAPI, planner: Planner, limit: Limit) -> None
             ids = await _prompt_ids(template, asked)
         else:
             ids = await template.encode_chat(request, opens_answer=asked.add_generation_prompt)
-        vocabulary = template.tokenizer
-        content: dict[str, Any] = {"count": len(ids), "max_model_len": template.context, "tokens": ids}
-        content["token_strs"] = await asyncio.to_thread(_names, ids, vocabulary) if asked.return_token_strs else None
+        names = await asyncio.to_thread(_names, ids, template.tokenizer) if asked.return_token_strs else None
+        content = {"count": len(ids), "max_model_len": template.context, "tokens": ids, "token_strs": names}
         return reply(content, headers=headers)
 
     service.add_route("/tokenize", tokenize, methods=["POST"])
 
 
 def read_tokenize(body: bytes, policy: str) -> tuple[Tokenize, ChatRequest | None]:
-    """Read and check a body; the request for a chat, if it has messages.
-
-    Raises:
-        InvalidRequest: `param` names the field.
-        Unsupported: the field is not served, or unknown.
-    """
+    """Read and check a body; the request for a chat, if it has messages. Raises InvalidRequest, Unsupported: `param` names the field."""
     check_size(body, "messages", "prompt")
-    try:
-        asked = read_json(Tokenize, body)
-    except InvalidRequest as error:
-        raise explain(error, _PLACES) from error
+    asked = read_fields(Tokenize, body)
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidRequest("send either `prompt` or `messages`", param="messages")
-    for name in _UNSERVED:
-        written = getattr(asked, name)
-        if written is not msgspec.UNSET and bytes(written) != b"null":
-            raise Unsupported(f"`{name}` is not supported; leave it out", param=name)
+    check_neutral(asked, dict.fromkeys(_UNSERVED, ()), {})
     if asked.continue_final_message:
-        raise Unsupported("`continue_final_message` is not supported; leave it out", param="continue_final_message")
+        raise unserved("continue_final_message")
     if asked.messages is not None and asked.add_special_tokens:
-        raise Unsupported(
-            "`add_special_tokens` of messages is not supported: the template writes them", param="add_special_tokens"
-        )
+        why = "of messages is not supported: the template writes them"
+        raise Unsupported(f"`add_special_tokens` {why}", param="add_special_tokens")
     if asked.messages is None and (asked.tools or asked.chat_template_kwargs or not asked.add_generation_prompt):
         raise InvalidRequest("a prompt is taken as it is; send `messages` with the other fields", param="prompt")
     return asked, None if asked.messages is None else _chat_of(asked, policy)

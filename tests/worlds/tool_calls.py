@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from contracts.answers.parts import AnswerPart, add_calls
 from contracts.answers.registry import Family, family_of
-from services.inference.tools.parser import ParserMaker
+from services.inference.tools.parser import parser_maker
 from tests.chat_templates import byte_tokenizer
 
 END = "<|fin|>"
@@ -219,7 +219,7 @@ class ToolCallsWorld(NamedTuple):
 
     def read(self, text: str, tools: Sequence[dict[str, Any]] = TOOLS, **options: Any) -> AnswerPart:
         """What an answer is for the caller; calls in one part each."""
-        parser = ParserMaker(self.family, self.tokenizer, options.pop("prompt", []), tools, **options)()
+        parser = parser_maker(self.family, self.tokenizer, options.pop("prompt", []), tools, **options)()
         parts = [parser.push(token_id) for token_id in self.tokenizer.encode(text).ids]
         return whole([*parts, parser.flush()])
 

@@ -13,7 +13,7 @@ import msgspec
 
 from contracts.errors import InvalidRequest, Unsupported
 from services.http import read_json
-from services.inference.fields import MAX_MESSAGES, check_neutral, explain
+from services.inference.fields import MAX_MESSAGES, check_neutral, explain, with_unserved
 from services.inference.formats import Json
 from services.inference.requests import check_size
 
@@ -36,7 +36,6 @@ NEUTRAL_OF_TOOLS: dict[str, tuple[Any, ...]] = {
     "input_examples": ([],),
 }
 """As `NEUTRAL`, of a tool."""
-_LONGEST_NEUTRAL = 128
 _NUM_SHOWN = 64
 _UNKNOWN_KIND = re.compile(r"Invalid value (.*) - at `\$\.(.*)\.type`$", re.DOTALL)
 _BLOCK, _SERVED = re.compile(r"messages\[\d+\]\.content\[\d+\]"), "`text`, `thinking`, `tool_use` and `tool_result`"
@@ -162,28 +161,7 @@ class MessageFields(msgspec.Struct, frozen=True, kw_only=True):
     """Ours: whether the answer may be kept and learned from; without it the task decides."""
 
 
-MessageBody: Any = msgspec.defstruct(
-    "Message",
-    [(name, Json, msgspec.UNSET) for name in (*HARMLESS, *NEUTRAL)],
-    bases=(MessageFields,),
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-)
-"""All known fields; those that are not served stay undecoded."""
-_BLOCKS = (TextBlock, ThinkingBlock, ToolUseBlock, ToolResultBlock)
-_AnyBlock = msgspec.defstruct("_AnyBlock", sorted({"type"}.union(*(block.__struct_fields__ for block in _BLOCKS))))
-_STRUCTS = (
-    (re.compile(r""), MessageBody),
-    (re.compile(r"messages\[\d+\]"), SentMessage),
-    (re.compile(r"messages\[\d+\]\.content\[\d+\]"), _AnyBlock),
-    (re.compile(r"(system|messages\[\d+\]\.content\[\d+\]\.content)\[\d+\]"), TextBlock),
-    (re.compile(r"tools\[\d+\]"), SentTool),
-    (re.compile(r"tool_choice"), SentToolChoice),
-    (re.compile(r"thinking"), ThinkingForm),
-    (re.compile(r"output_config"), OutputForm),
-    (re.compile(r"output_config\.format"), OutputFormatForm),
-)
+MessageBody = with_unserved("Message", MessageFields, (*HARMLESS, *NEUTRAL))
 
 
 class _Kind(msgspec.Struct):
@@ -195,32 +173,24 @@ class _Tools(msgspec.Struct):
 
 
 def read_message(body: bytes) -> Any:
-    """The fields of a body, each of the right type: a `MessageBody`.
-
-    Raises:
-        InvalidRequest: a field is missing, or not of its type; `param` names it.
-        Unsupported: a field, block or tool that is not served.
-    """
+    """The fields of a body: a `MessageBody`. Raises InvalidRequest: one is missing or of another type; Unsupported: it is not served."""
     check_size(body, "messages", "system")
     try:
         read = read_json(MessageBody, body)
     except InvalidRequest as error:
         raise _explained(error, body) from error
-    check_neutral(read, NEUTRAL, {}, longest=_LONGEST_NEUTRAL)
+    check_neutral(read, NEUTRAL, {})
     for index, tool in enumerate(read.tools or ()):
-        check_kind(tool.type, index)
-        check_neutral(tool, NEUTRAL_OF_TOOLS, {}, f"tools[{index}].", _LONGEST_NEUTRAL)
+        _check_kind(tool.type, f"tools[{index}]")
+        check_neutral(tool, NEUTRAL_OF_TOOLS, {}, f"tools[{index}].")
     return read
 
 
-def check_kind(kind: Any, index: int) -> None:
-    """Raises Unsupported if a tool is not one that the client defines: those of servers, and those that Anthropic defines."""
+def _check_kind(kind: Any, where: str) -> None:
+    """Refuse a tool that the client does not define: those of servers, and those that Anthropic defines."""
     if kind not in (None, "custom"):
-        where = f"tools[{index}]"
-        raise Unsupported(
-            f"{where}: tools of type {str(kind)[:_NUM_SHOWN]!r} are not supported; define it with a name and an `input_schema`",
-            param=f"{where}.type",
-        )
+        refused = f"tools of type {str(kind)[:_NUM_SHOWN]!r} are not supported"
+        raise Unsupported(f"{where}: {refused}; define it with a name and an `input_schema`", param=f"{where}.type")
 
 
 def _explained(error: InvalidRequest, body: bytes) -> InvalidRequest:
@@ -232,9 +202,9 @@ def _explained(error: InvalidRequest, body: bytes) -> InvalidRequest:
         )
     if (tool := _TOOL.match(error.param or "")) is not None:
         try:
-            check_kind(read_json(_Tools, body).tools[int(tool[1])].type, int(tool[1]))
+            _check_kind(read_json(_Tools, body).tools[int(tool[1])].type, tool[0])
         except Unsupported as unsupported:
             return unsupported
         except InvalidRequest:
             pass
-    return explain(error, _STRUCTS)
+    return explain(error, MessageBody)

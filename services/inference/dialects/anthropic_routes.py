@@ -8,28 +8,24 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from contracts.errors import InvalidRequest, Unsupported
-from services.http import InferenceCaller, off_loop, reply, with_caller
-from services.inference.dialects.anthropic_errors import in_anthropics_shape
+from contracts.errors import Unsupported
+from services.http import InferenceCaller, field_error, off_loop, reply, with_caller
 from services.inference.dialects.anthropic_fields import HARMLESS, NEUTRAL, MessageBody, read_message
-from services.inference.dialects.anthropic_replies import MessageReplies
+from services.inference.dialects.anthropic_replies import MessageReplies, in_anthropics_shape
 from services.inference.dialects.anthropic_requests import lowered
+from services.inference.fields import NOTES
 from services.inference.responder import Asked, Responder
-from services.inference.versions import pinned_version
+from services.inference.terms import pinned_version
 from services.openapi import takes
 
 _VERSIONS = ("2023-06-01", "2026-10-21")
 """They mean the same here: sampling fields, which the newer one lacks, are taken in both."""
 _NOTES = {
-    "model": "The policy, or `policy@vN` for one version of it.",
+    **{name: NOTES[name] for name in ("model", "stream", "top_p", "top_k", "tools")},
     "system": "The first message of the prompt.",
-    "stream": "Answer with server-sent events.",
     "stop_sequences": "Up to 4 texts; the answer ends before the first of them.",
     "temperature": "A task that owns its sampling replaces it, `top_p` and `top_k`.",
-    "top_p": "The share of probability that is sampled from.",
-    "top_k": "The number of tokens that is sampled from.",
     "messages": "Turns of the user and of the assistant; the last one is not the assistant's.",
-    "tools": "The functions that the answer may call.",
     "tool_choice": "Without it `auto`, if there are tools.",
     "thinking": "Switches reasoning, where the chat template has a switch.",
     "output_config": "A schema that the answer must have, and the effort.",
@@ -57,18 +53,15 @@ def add_message_routes(service: FastAPI, responder: Responder) -> None:
         The id of the message is the id of the completion. Failures have Anthropic's shape. The key may be sent as `x-api-key`.
         """
         _check_version(client.headers)
-        response = await responder.respond(client, caller, read)
+        response = await responder.respond(client, caller, partial(off_loop, asked_of))
         if (completion_id := response.headers.get("x-request-id")) is not None:
             response.headers["request-id"] = completion_id
         return response
 
-    async def read(body: bytes) -> Asked:
-        return await off_loop(asked_of, body)
-
     def asked_of(body: bytes) -> Asked:
         sent = read_message(body)
         if sent.max_tokens is None:
-            raise InvalidRequest("max_tokens is missing: the longest answer, in tokens", param="max_tokens")
+            raise field_error("max_tokens", "is missing: the longest answer, in tokens")
         shows_thinking = sent.thinking is None or sent.thinking.display != "omitted"
         return Asked([lowered(sent, planner.template)], partial(MessageReplies, shows_thinking=shows_thinking))
 
@@ -90,7 +83,5 @@ def add_message_routes(service: FastAPI, responder: Responder) -> None:
 def _check_version(headers: Mapping[str, str]) -> None:
     version = headers.get("anthropic-version", _VERSIONS[-1])
     if version not in _VERSIONS:
-        raise Unsupported(
-            f"anthropic-version {version[:32]!r} is not supported; send {' or '.join(_VERSIONS)}",
-            param="anthropic-version",
-        )
+        why = f"{version[:32]!r} is not supported; send {' or '.join(_VERSIONS)}"
+        raise field_error("anthropic-version", why, Unsupported)

@@ -1,17 +1,14 @@
-"""The fields of `POST /v1/responses`, OpenAI's Responses API: served, without effect, or refused by name.
-
-`responses_requests.py` reads them, `responses_items.py` the items of `input`. The rest is as in `services/inference/fields.py`.
-"""
+"""The fields of `POST /v1/responses`, OpenAI's Responses API: served, without effect, or refused by name, as in `inference/fields.py`."""
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 import msgspec
 
 from contracts.errors import Unsupported
-from services.inference.fields import StreamOptions, chat_notes, check_neutral, unserved_notes
+from services.inference.bounds import unserved
+from services.inference.fields import StreamOptions, chat_notes, check_neutral, unserved_notes, with_unserved
 from services.inference.formats import Json
 
 MAX_ITEMS = 4096
@@ -107,28 +104,8 @@ class ResponsesFields(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = None
 
 
-ResponsesBody: Any = msgspec.defstruct(
-    "ResponsesBody",
-    [(name, Json, msgspec.UNSET) for name in (*HARMLESS, *NEUTRAL)],
-    bases=(ResponsesFields,),
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-)
-"""All known fields; those that are not served stay undecoded."""
-STRUCTS = (
-    (re.compile(r""), ResponsesBody),
-    (re.compile(r"stream_options"), StreamOptions),
-    (re.compile(r"text"), TextOptions),
-    (re.compile(r"text\.format"), TextFormat),
-    (re.compile(r"reasoning"), ReasoningOptions),
-)
-_OPTIONS = {
-    "reasoning.summary": ("auto",),
-    "reasoning.generate_summary": ("auto",),
-    "reasoning.context": ("auto",),
-    "reasoning.mode": ("standard",),
-}
+ResponsesBody = with_unserved("ResponsesBody", ResponsesFields, (*HARMLESS, *NEUTRAL))
+_NEUTRAL_REASONING = {"summary": "auto", "generate_summary": "auto", "context": "auto", "mode": "standard"}
 _REMEDIES = {
     "background": "send `stream` and read the answer as it is made",
     "context_management": "send a shorter conversation",
@@ -169,18 +146,11 @@ def responses_notes() -> dict[str, str]:
 
 
 def check_unserved(body: Any) -> None:
-    """Refuse fields, options and inclusions that are not served and would change the answer.
-
-    Raises:
-        Unsupported: `param` names the field.
-    """
+    """Refuse fields, options and inclusions that are not served and would change the answer. Raises Unsupported: `param` names the field."""
     check_neutral(body, NEUTRAL, _REMEDIES)
-    for path, values in _OPTIONS.items():
-        part, _, field = path.partition(".")
-        options = getattr(body, part)
-        value = None if options is None else getattr(options, field)
-        if value is not None and value not in values:
-            raise Unsupported(f"`{path}` is not supported; leave it out, or send {values[0]!r}", param=path)
+    for name, neutral in _NEUTRAL_REASONING.items():
+        if body.reasoning is not None and getattr(body.reasoning, name) not in (None, neutral):
+            raise unserved(f"reasoning.{name}", f"leave it out, or send {neutral!r}")
     for value in body.include or ():
         if value not in INCLUDED:
             raise Unsupported(f"include takes {', '.join(INCLUDED)}, not {value[:64]!r}", param="include")

@@ -1,6 +1,4 @@
-"""Reads the items of `input` of the Responses API: each is known, or refused by name. Pure.
-
-Fields of an item that are not decoded change nothing: notes that an answer had, and what SDKs add to it; others are refused by name.
+"""Reads the items of `input` of the Responses API: each is known, or refused by name, and so is each of its fields. Pure.
 
 In: JSON of a caller. Out: items in the API's own form, with only the fields that mean something; the same form in which items are
 kept for `previous_response_id` and shown. An item of the kind `item_reference`, or one of reasoning without text, stands for an item
@@ -18,17 +16,18 @@ from typing import Any
 import msgspec
 
 from contracts.errors import InvalidRequest, NotFound, Unsupported
-from services.http import read_json
-from services.inference.bounds import MAX_NAME
-from services.inference.fields import MAX_PARTS, explain
-from services.inference.formats import Json
+from services.http import field_error
+from services.inference.bounds import MAX_NAME, check_one_of, unserved
+from services.inference.fields import MAX_PARTS, read_fields
+from services.inference.formats import Json, is_set
 
 Item = dict[str, Any]
 ROLES = ("user", "assistant", "system", "developer")
 REFERENCE = "item_reference"
 _PACKED = "millrace.reasoning:"
 """Begins what answers have as `encrypted_content`: the text itself in base64, so that a client that keeps only this keeps it."""
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+"""Of the ids of items."""
 _OUTPUT_ID = re.compile(r"(?:msg|rs|fc)_([0-9a-f-]{36})_\d+")
 
 
@@ -115,12 +114,7 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 def read_items(sent: str | Sequence[msgspec.Raw]) -> list[Item]:
-    """The items of `input`.
-
-    Raises:
-        InvalidRequest: an item is malformed, or there are too many parts; `param` names its place.
-        Unsupported: an item, part or field that is not served.
-    """
+    """The items of `input`. Raises InvalidRequest, Unsupported: one is malformed or not served, or there are too many; `param` names its place."""
     if isinstance(sent, str):
         return [_message("user", [sent], None)]
     # In a JSON string quotes are escaped, so this is a key of an item or of one of its parts.
@@ -143,7 +137,7 @@ def turn_of(item: Mapping[str, Any]) -> str | None:
 def with_ids(items: Iterable[Item], answer: str) -> list[Item]:
     """The items of a request to the response with this uuid; those without an id get one."""
     return [
-        item if "id" in item else {"id": f"{_PREFIXES[item['type']]}_{answer}_in{place}", **item}
+        item if "id" in item else {"id": f"{PREFIXES[item['type']]}_{answer}_in{place}", **item}
         for place, item in enumerate(items)
     ]
 
@@ -154,12 +148,9 @@ def needs_look_up(item: Mapping[str, Any]) -> bool:
 
 
 def resolved(items: Sequence[Item], found: Mapping[str, Item]) -> list[Item]:
-    """The items, where those of earlier answers (`found`, by id) replace their references.
+    """The items, where those of earlier answers (`found`, by id) replace their references. Reasoning without text that is gone is left out.
 
-    Reasoning without text that is not found any more is left out: it has nothing to say.
-
-    Raises:
-        NotFound: a reference to an item that is not kept; `param` names it.
+    Raises NotFound: a reference to an item that is not kept; `param` names it.
     """
     whole = list[Item]()
     for index, item in enumerate(items):
@@ -168,41 +159,36 @@ def resolved(items: Sequence[Item], found: Mapping[str, Item]) -> list[Item]:
         elif (kept := found.get(item.get("id") or "")) is not None:
             whole.append(kept)
         elif item["type"] == REFERENCE:
-            raise NotFound(
-                f"input[{index}]: there is no item {item['id'][:MAX_NAME]!r} here; its response had store=false, is of another "
-                "tenant or session, or is not kept any more: send the item itself",
-                param=f"input[{index}].id",
+            where, why = (
+                f"input[{index}]",
+                "its response had store=false, is of another tenant or session, or is not kept any more",
             )
+            missing = f"there is no item {item['id'][:MAX_NAME]!r} here; {why}: send the item itself"
+            raise NotFound(f"{where}: {missing}", param=f"{where}.id")
     return whole
 
 
 def read_part(shape: type[Any], raw: msgspec.Raw, where: str) -> Any:
     """A part of a body. Raises InvalidRequest or Unsupported, whose `param` begins with `where`."""
     try:
-        return read_json(shape, bytes(raw))
+        return read_fields(shape, bytes(raw))
     except InvalidRequest as error:
-        told = explain(error, ((re.compile(r""), shape),))
-        place = f"{where}.{told.param}" if told.param else where
-        raise type(told)(f"{where}: {told.message}", param=place) from error
+        place = f"{where}.{error.param}" if error.param else where
+        raise type(error)(f"{where}: {error.message}", param=place) from error
 
 
 def _read_item(raw: msgspec.Raw, where: str) -> Item:
     head = read_part(_Kind, raw, where)
     kind = head.type or ("message" if head.role is not None else REFERENCE)
     if (read := _READERS.get(kind)) is None:
-        raise Unsupported(
-            f"{where}: items of type {kind[:MAX_NAME]!r} are not supported; there are {', '.join(_READERS)}",
-            param=f"{where}.type",
-        )
+        known = f"items of type {kind[:MAX_NAME]!r} are not supported; there are {', '.join(_READERS)}"
+        raise Unsupported(f"{where}: {known}", param=f"{where}.type")
     return read(raw, where)
 
 
 def _read_message(raw: msgspec.Raw, where: str) -> Item:
     sent: ItemMessage = read_part(ItemMessage, raw, where)
-    if sent.role not in ROLES:
-        raise InvalidRequest(
-            f"{where}.role is one of {', '.join(ROLES)}, not {sent.role[:MAX_NAME]!r}", param=f"{where}.role"
-        )
+    check_one_of(f"{where}.role", sent.role, ROLES)
     return _message(sent.role, _texts(sent.content, f"{where}.content"), sent.id)
 
 
@@ -216,7 +202,7 @@ def _read_call(raw: msgspec.Raw, where: str) -> Item:
     sent: ItemCall = read_part(ItemCall, raw, where)
     _check_direct(sent, where)
     if sent.is_async:
-        raise Unsupported(f"`{where}.async` is not supported; leave it out", param=f"{where}.async")
+        raise unserved(f"{where}.async")
     call = {"type": "function_call", "call_id": sent.call_id, "name": sent.name, "arguments": sent.arguments}
     return _with_id({**call, "status": "completed"}, sent.id)
 
@@ -231,13 +217,9 @@ def _read_result(raw: msgspec.Raw, where: str) -> Item:
 
 def _check_direct(sent: ItemCall | ItemCallResult, where: str) -> None:
     if sent.namespace is not None:
-        raise Unsupported(f"`{where}.namespace` is not supported; leave it out", param=f"{where}.namespace")
+        raise unserved(f"{where}.namespace")
     caller = sent.caller
-    if (
-        isinstance(caller, msgspec.Raw)
-        and bytes(caller) != b"null"
-        and read_part(_Kind, caller, where).type != "direct"
-    ):
+    if is_set(caller) and read_part(_Kind, caller, where).type != "direct":
         raise Unsupported(f'`{where}.caller` takes {{"type": "direct"}} only', param=f"{where}.caller")
 
 
@@ -257,9 +239,7 @@ def _unpacked(text: str, where: str) -> str:
             return urlsafe_b64decode(text.removeprefix(_PACKED)).decode()
         except (binascii.Error, ValueError):
             pass  # as any other text that is not ours
-    raise InvalidRequest(
-        f"{where} was not made here, so it cannot be read; leave the item out, or send its `content`", param=where
-    )
+    raise field_error(where, "was not made here, so it cannot be read; leave the item out, or send its `content`")
 
 
 def _read_reference(raw: msgspec.Raw, where: str) -> Item:
@@ -274,10 +254,8 @@ def _texts(content: str | Sequence[msgspec.Raw], where: str) -> list[str]:
         place = f"{where}[{index}]"
         kind = read_part(_Kind, raw, place).type or ""
         if kind not in ("input_text", "output_text"):
-            raise Unsupported(
-                f"{place}: parts of type {kind[:MAX_NAME]!r} are not supported; send input_text or output_text",
-                param=f"{place}.type",
-            )
+            known = f"parts of type {kind[:MAX_NAME]!r} are not supported; send input_text or output_text"
+            raise Unsupported(f"{place}: {known}", param=f"{place}.type")
         texts.append(read_part(ItemPart, raw, place).text)
     return texts
 

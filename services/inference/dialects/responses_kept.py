@@ -19,7 +19,7 @@ import msgspec
 import zstandard
 
 from contracts.errors import InvalidRequest
-from contracts.ids import completion_id_of, is_stored
+from contracts.ids import completion_id_of
 from contracts.keys import Caller, Owner
 from contracts.record_checks import is_completion_id
 from runtime.replicas import SessionStore
@@ -44,18 +44,13 @@ class KeptResponse(msgspec.Struct, frozen=True, array_like=True):
     """The session that asked for it; None: an app, or an older release kept it."""
 
     @property
-    def conversation(self) -> list[Item]:
-        """The items that were answered, those of earlier responses included, and those of the answer."""
-        return _items(self.items)
-
-    @property
     def output(self) -> list[Item]:
         """The items of the answer."""
         return _items(self.items[len(self.items) - self.num_output :])
 
     @property
     def input(self) -> list[Item]:
-        """The items that were answered."""
+        """The items that were answered, those of earlier responses included."""
         return _items(self.items[: len(self.items) - self.num_output])
 
     def shown(self) -> dict[str, Any]:
@@ -72,17 +67,10 @@ class ResponseStore:
         self._seconds = seconds
 
     async def read(self, caller: Caller, response_ids: Collection[str]) -> Mapping[str, KeptResponse]:
-        """Those responses that are kept and that the caller may read, by id.
-
-        Raises:
-            InvalidRequest: they are more, or larger, than one request may read.
-        """
+        """Those that are kept and that the caller may read, by id. Raises InvalidRequest: they are more, or larger, than one request may read."""
         if len(response_ids) > MAX_READ:
-            raise InvalidRequest(
-                f"`input` refers to items of {len(response_ids):,} earlier responses, and may refer to {MAX_READ}; send the items "
-                "themselves",
-                param="input",
-            )
+            many = f"{len(response_ids):,} earlier responses, and may refer to {MAX_READ}; send the items themselves"
+            raise InvalidRequest(f"`input` refers to items of {many}", param="input")
         found, num_bytes = dict[str, KeptResponse](), 0
         for response_id in response_ids:
             completion_id = completion_id_of(response_id)
@@ -92,11 +80,8 @@ class ResponseStore:
             size = 0 if value is None else _size_of(value)
             num_bytes += size
             if num_bytes > MAX_READ_BYTES:
-                raise InvalidRequest(
-                    f"the responses that this request names are longer than {MAX_READ_BYTES // 2**20} MiB; send the items "
-                    "that are needed themselves",
-                    param="input",
-                )
+                most = f"{MAX_READ_BYTES // 2**20} MiB; send the items that are needed themselves"
+                raise InvalidRequest(f"the responses that this request names are longer than {most}", param="input")
             if value is None or not size:
                 continue
             kept = await asyncio.to_thread(_unpacked, value) if size > _LARGE else _unpacked(value)
@@ -111,13 +96,6 @@ class ResponseStore:
         content = msgspec.msgpack.encode((items, num_output, response, owner.session))
         packed = await asyncio.to_thread(_packed, content) if len(content) > _LARGE else _packed(content)
         await self._sessions.write({_name(owner.tenant, completion_id): packed}, self._seconds)
-
-
-def why_missing(response_id: str) -> str:
-    """Why a response may not be found."""
-    if not is_stored(completion_id_of(response_id)):
-        return "its request had store=false, or its task keeps nothing without store=true: send the conversation itself"
-    return "it is of another tenant or session, was never made, or is not kept any more: send the conversation itself"
 
 
 def _items(raws: Sequence[msgspec.Raw]) -> list[Item]:

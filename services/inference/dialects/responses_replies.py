@@ -3,43 +3,150 @@
 The shapes are OpenAI's. Beside its fields stand `completion_id`, `policy_version`, `sampling`, `store` and, if the task asks users for
 feedback, `ask_feedback`; with `return_token_ids` also `prompt_token_ids` and `token_ids`. The last event of a stream is
 `response.completed`, `response.incomplete` or `response.failed`. The error of a failed one stands outside of the response too: SDKs
-look for it there, and raise.
+look for it there, and raise. An answer that is not streamed is built by the same additions, so both are equal. One item is open at a time:
+another kind of addition, or another call, closes it.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
+from contracts.answers.parts import CallPart
 from contracts.errors import MillraceError, RateLimited
 from contracts.ids import response_id_of
 from services.inference.answer import Delta
 from services.inference.completion import Completion
-from services.inference.dialects.responses_items import Item, with_ids
+from services.inference.dialects.responses_items import PREFIXES, Item, packed_reasoning, with_ids
 from services.inference.dialects.responses_kept import ResponseStore
-from services.inference.dialects.responses_output import Event, ResponseOutput, Status
 from services.inference.dialects.responses_requests import ResponsesRequest, reword
 from services.inference.formats import ToolChoice
 from services.inference.replies import NamedEvents, logprob_of, prompt_ids, token_ids
 from services.inference.requests import ChatRequest
 
+Event = dict[str, Any]
+Status = Literal["completed", "incomplete"]
+Kind = Literal["message", "reasoning", "function_call"]
+_PARTS = {"message": "output_text", "reasoning": "reasoning_text"}
+
+
+@dataclass(frozen=True)
+class _Open:
+    """The item that grows."""
+
+    kind: Kind
+    id: str
+    index: int
+    head: Item
+    pieces: list[str]
+    logprobs: list[dict[str, Any]]
+    call: int
+    """Its number, or -1."""
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    def part(self) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": _PARTS[self.kind], "text": self.text}
+        return part if self.kind == "reasoning" else {**part, "annotations": [], "logprobs": list(self.logprobs)}
+
+    def event(self, kind: str, **fields: Any) -> Event:
+        return {"type": kind, "item_id": self.id, "output_index": self.index, **fields}
+
+
+class ResponseOutput:
+    """The items of one answer, and the events of a stream that build them. `answer`: the uuid of the response; `items`: those that are whole.
+
+    `logprobs_of` shows the log-probs of the tokens behind a start, up to an end, that made text; None: nobody asked for them.
+    `packs_reasoning`: whether items of reasoning have `encrypted_content`.
+    """
+
+    def __init__(
+        self, answer: str, logprobs_of: Callable[[int, int], list[dict[str, Any]]] | None, *, packs_reasoning: bool
+    ) -> None:
+        self.items: list[Item] = []
+        self._answer, self._logprobs_of = answer, logprobs_of
+        self._packs_reasoning = packs_reasoning
+        self._num_tokens = self._num_told = 0
+        self._open: _Open | None = None
+
+    def add(self, delta: Delta) -> Iterator[Event]:
+        """The events for what one step added."""
+        self._num_tokens += len(delta.tokens)
+        if delta.reasoning:
+            yield from self._grow("reasoning", delta.reasoning)
+        if delta.text:
+            start, self._num_told = self._num_told, self._num_tokens
+            logprobs = [] if self._logprobs_of is None else self._logprobs_of(start, self._num_told)
+            yield from self._grow("message", delta.text, logprobs)
+        for part in delta.calls:
+            yield from self._call(part)
+
+    def end(self, status: Status) -> Iterator[Event]:
+        """The events that close the last item; an answer without any item has an empty text."""
+        if self._open is None and not self.items:
+            yield from self._begin("message", {"role": "assistant"})
+        yield from self._close(status)
+
+    def _grow(self, kind: Kind, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
+        item = self._open
+        if item is None or item.kind != kind:
+            yield from self._close("completed")
+            item = yield from self._begin(kind, {"role": "assistant"} if kind == "message" else {"summary": []})
+        item.pieces.append(text)
+        item.logprobs.extend(logprobs)
+        added = {"logprobs": list(logprobs)} if kind == "message" else {}
+        yield item.event(f"response.{_PARTS[kind]}.delta", content_index=0, delta=text, **added)
+
+    def _call(self, part: CallPart) -> Iterator[Event]:
+        item = self._open
+        if item is None or item.call != part.number:
+            yield from self._close("completed")
+            item = yield from self._begin("function_call", {"call_id": part.id, "name": part.name}, part.number)
+        if part.arguments:
+            item.pieces.append(part.arguments)
+            yield item.event("response.function_call_arguments.delta", delta=part.arguments)
+
+    def _begin(self, kind: Kind, fields: Item, call: int = -1) -> Generator[Event, None, _Open]:
+        index = len(self.items)
+        item_id = f"{PREFIXES[kind]}_{self._answer}_{index}"
+        head = {"id": item_id, "type": kind, **fields}
+        self._open = opened = _Open(kind, item_id, index, head, [], [], call)
+        empty: Item = {"arguments": ""} if kind == "function_call" else {"content": []}
+        item = {**head, "status": "in_progress", **empty}
+        yield {"type": "response.output_item.added", "output_index": index, "item": item}
+        if kind != "function_call":
+            yield opened.event("response.content_part.added", content_index=0, part=opened.part())
+        return opened
+
+    def _close(self, status: Status) -> Iterator[Event]:
+        if (ended := self._open) is None:
+            return
+        if ended.kind == "function_call":
+            item = {**ended.head, "status": status, "arguments": ended.text}
+            yield ended.event("response.function_call_arguments.done", name=ended.head["name"], arguments=ended.text)
+        else:
+            part = ended.part()
+            item = {**ended.head, "status": status, "content": [part]}
+            told = {"logprobs": ended.logprobs} if ended.kind == "message" else {}
+            yield ended.event(f"response.{_PARTS[ended.kind]}.done", content_index=0, text=ended.text, **told)
+            yield ended.event("response.content_part.done", content_index=0, part=part)
+            if ended.kind == "reasoning" and self._packs_reasoning:
+                item["encrypted_content"] = packed_reasoning(ended.text)
+        self.items.append(item)
+        self._open = None
+        yield {"type": "response.output_item.done", "output_index": ended.index, "item": item}
+
 
 class ResponsesReplies(NamedEvents):
-    """See the module and `Replies`.
-
-    Args:
-        completion: the answer while it is made.
-        tokenizer: of the policy.
-        request: what was asked.
-        earlier: items of the conversation that `previous_response_id` names.
-        items: of the request, with those of earlier answers in the places of references.
-        store: where the conversation is kept.
-    """
+    """See the module. `earlier`: items of the conversation that `previous_response_id` names; `items`: of the request, without references."""
 
     def __init__(
         self,
@@ -52,8 +159,7 @@ class ResponsesReplies(NamedEvents):
         store: ResponseStore,
     ) -> None:
         self._completion, self._plan, [self._choice] = completion, completion.plan, completion.choices
-        self._tokenizer = tokenizer
-        self._request, self._store = request, store
+        self._request, self._store, self._tokenizer = request, store, tokenizer
         self._earlier, self._items = earlier, items
         self._id = response_id_of(self._plan.completion_id)
         self._uuid = self._id.partition("_")[2]
@@ -93,7 +199,7 @@ class ResponsesReplies(NamedEvents):
 
     async def keep(self) -> None:
         """See `Replies`. An answer that may not be logged is not kept for later requests either."""
-        if not self._plan.logged:
+        if not self._plan.terms.logged:
             return
         self._end()
         own, output = with_ids(self._items, self._uuid), self._output.items
@@ -147,7 +253,7 @@ class ResponsesReplies(NamedEvents):
             "reasoning": {"effort": request.reasoning_effort, "summary": None},
             "safety_identifier": request.safety_identifier,
             "service_tier": "default",
-            "store": plan.logged,
+            "store": plan.terms.logged,
             "temperature": plan.sampling.temperature,
             "text": {"format": _format_of(request), "verbosity": "medium"},
             "tool_choice": _choice_of(request.tool_choice) if request.tools else "auto",

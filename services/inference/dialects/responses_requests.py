@@ -1,46 +1,35 @@
 """Reads and checks the body of `POST /v1/responses`, and lowers it to a chat request. Pure.
 
 Fields keep their names in refusals: what a check of chats says about `max_completion_tokens` is told about `max_output_tokens`.
+
+An answer has one item for its reasoning, one for its text and one for each call; a chat has one message. Items of one answer of ours, as
+their ids say, become one message again, so that the policy sees its own turn as it wrote it. Of items without ids, reasoning begins a
+message, text joins reasoning before it, and a call joins what the assistant said before it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
 
 from contracts.errors import InvalidRequest, MillraceError, Unsupported
-from services.http import read_json
-from services.inference.bounds import MAX_NAME, check_metadata, check_numbers, check_stops, check_variables
+from services.http import field_error
+from services.inference import formats
+from services.inference.bounds import MAX_NAME, check_metadata, check_numbers, check_stops, check_variables, unserved
 from services.inference.dialects.responses_fields import (
     ENCRYPTED,
     LOGPROBS,
     MAX_ITEMS,
-    STRUCTS,
     ResponsesBody,
     TextFormat,
     check_unserved,
 )
-from services.inference.dialects.responses_items import Item, read_items, read_part
-from services.inference.dialects.responses_lowering import messages_of
-from services.inference.fields import UNKNOWN, explain
-from services.inference.formats import (
-    AllowedTool,
-    AllowedTools,
-    Json,
-    NamedFunction,
-    OfferedTool,
-    ResponseFormatForm,
-    SchemaForm,
-    ToolChoiceForm,
-    ToolFunction,
-    check_response_format,
-    check_tool_choice,
-    check_tools,
-)
+from services.inference.dialects.responses_items import Item, read_items, read_part, turn_of
+from services.inference.fields import UNKNOWN, read_fields
 from services.inference.requests import ChatRequest, check_rest
 
 _SAME = (
@@ -62,11 +51,11 @@ class OfferedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str
     name: str
     description: str | None = None
-    parameters: Json = msgspec.UNSET
+    parameters: formats.Json = msgspec.UNSET
     strict: bool | None = None
     defer_loading: bool | None = None
     allowed_callers: list[str] | None = None
-    output_schema: Json = msgspec.UNSET
+    output_schema: formats.Json = msgspec.UNSET
     is_async: bool | None = msgspec.field(default=None, name="async")
 
 
@@ -85,16 +74,12 @@ class ResponsesRequest(NamedTuple):
     """Whether items of reasoning have `encrypted_content`."""
 
     def lowered(self, items: Sequence[Item]) -> ChatRequest:
-        """The chat request with the messages of a whole conversation.
-
-        Raises:
-            InvalidRequest: it has too many.
-        """
-        messages = messages_of(self.instructions, items)
+        """The chat request with the messages of a whole conversation. Raises InvalidRequest: it has too many."""
+        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        messages += _messages(items)
         if len(messages) > MAX_ITEMS:
-            raise InvalidRequest(
-                f"`input` takes up to {MAX_ITEMS:,} messages, those of earlier responses included", param="input"
-            )
+            most = f"takes up to {MAX_ITEMS:,} messages, those of earlier responses included"
+            raise InvalidRequest(f"`input` {most}", param="input")
         return msgspec.structs.replace(self.chat, messages=messages)
 
 
@@ -120,25 +105,17 @@ def reword(error: MillraceError) -> None:
 
 
 def parse_responses_request(body: bytes) -> ResponsesRequest:
-    """Read and check a body.
-
-    Raises:
-        InvalidRequest: `param` names the field, mostly by its name in chats; see `in_its_words`.
-        Unsupported: the field is not served, or unknown.
-    """
+    """Read and check a body. Raises InvalidRequest, Unsupported: `param` names the field, mostly by its name in chats; see `in_its_words`."""
     check_rest(body, "input")
-    try:
-        read = read_json(ResponsesBody, body)
-    except InvalidRequest as error:
-        raise explain(error, STRUCTS) from error
+    read = read_fields(ResponsesBody, body)
     check_unserved(read)
-    tools = check_tools([_tool(raw, f"tools[{index}]") for index, raw in enumerate(read.tools or ())])
+    tools = formats.check_tools([_tool(raw, f"tools[{index}]") for index, raw in enumerate(read.tools or ())])
     included = read.include or ()
     chat = ChatRequest(
         messages=[],
         tools=tools,
-        tool_choice=check_tool_choice(_choice(read.tool_choice), tools),
-        response_format=check_response_format(_format(read.text and read.text.format)),
+        tool_choice=formats.check_tool_choice(_choice(read.tool_choice), tools),
+        response_format=formats.check_response_format(_format(read.text and read.text.format)),
         template_variables=check_variables(read.chat_template_kwargs or {}),
         max_completion_tokens=read.max_output_tokens,
         reasoning_effort=read.reasoning and read.reasoning.effort,
@@ -150,50 +127,111 @@ def parse_responses_request(body: bytes) -> ResponsesRequest:
     check_metadata(chat.labels)
     check_stops(chat.stops)
     if chat.top_logprobs and not chat.logprobs:
-        raise InvalidRequest(f"top_logprobs needs include: [{LOGPROBS!r}]", param="top_logprobs")
+        raise field_error("top_logprobs", f"needs include: [{LOGPROBS!r}]")
     items = read_items(read.input)
     return ResponsesRequest(chat, items, read.instructions, read.previous_response_id, ENCRYPTED in included)
 
 
-def _tool(raw: msgspec.Raw, where: str) -> OfferedTool:
+def _tool(raw: msgspec.Raw, where: str) -> formats.OfferedTool:
     kind = read_part(_Typed, raw, where).type
     if kind != "function":
-        return OfferedTool(kind)  # refused by name
+        return formats.OfferedTool(kind)  # refused by name
     tool: OfferedFunction = read_part(OfferedFunction, raw, where)
-    output_schema = tool.output_schema is not msgspec.UNSET and bytes(tool.output_schema) != b"null"
     for name, is_sent in (
         ("async", tool.is_async),
         ("defer_loading", tool.defer_loading),
-        ("output_schema", output_schema),
+        ("output_schema", formats.is_set(tool.output_schema)),
         ("allowed_callers", tool.allowed_callers not in (None, ["direct"])),
     ):
         if is_sent:
-            raise Unsupported(f"`{where}.{name}` is not supported; leave it out", param=f"{where}.{name}")
-    return OfferedTool(kind, ToolFunction(tool.name, tool.description, tool.parameters, tool.strict))
+            raise unserved(f"{where}.{name}")
+    return formats.OfferedTool(kind, formats.ToolFunction(tool.name, tool.description, tool.parameters, tool.strict))
 
 
-def _choice(sent: str | dict[str, Any] | None) -> str | ToolChoiceForm | None:
+def _choice(sent: str | dict[str, Any] | None) -> str | formats.ToolChoiceForm | None:
     if not isinstance(sent, dict):
         return sent
     kind, rest = str(sent.get("type")), {name: value for name, value in sent.items() if name != "type"}
     match kind, rest:
         case "function", {"name": str(name)} if len(rest) == 1:
-            return ToolChoiceForm(kind, NamedFunction(name))
+            return formats.ToolChoiceForm(kind, formats.NamedFunction(name))
         case "allowed_tools", {"mode": str(mode), "tools": list(tools)} if len(rest) == 2:  # noqa: PLR2004 these two
-            return ToolChoiceForm(kind, allowed_tools=AllowedTools(mode, [_allowed(tool) for tool in tools]))
-    raise Unsupported(
-        f"`tool_choice` as an object takes a type and a name of a function, or allowed_tools with mode and tools, not {kind[:MAX_NAME]!r}",
-        param="tool_choice",
-    )
+            allowed = formats.AllowedTools(mode, [_allowed(tool) for tool in tools])
+            return formats.ToolChoiceForm(kind, allowed_tools=allowed)
+    known = "takes a type and a name of a function, or allowed_tools with mode and tools"
+    raise Unsupported(f"`tool_choice` as an object {known}, not {kind[:MAX_NAME]!r}", param="tool_choice")
 
 
-def _allowed(tool: Any) -> AllowedTool:
+def _allowed(tool: Any) -> formats.AllowedTool:
     if isinstance(tool, dict) and tool.get("type") == "function" and isinstance(tool.get("name"), str):
-        return AllowedTool("function", NamedFunction(tool["name"]))
-    return AllowedTool("")  # refused by name
+        return formats.AllowedTool("function", formats.NamedFunction(tool["name"]))
+    return formats.AllowedTool("")  # refused by name
 
 
-def _format(form: TextFormat | None) -> ResponseFormatForm | None:
-    if form is None or (form.type != "json_schema" and form.name is None and form.schema is msgspec.UNSET):
-        return None if form is None else ResponseFormatForm(form.type)
-    return ResponseFormatForm(form.type, SchemaForm(form.name or "", form.schema, form.description, form.strict))
+def _format(form: TextFormat | None) -> formats.ResponseFormatForm | None:
+    if form is None:
+        return None
+    has_schema = form.type == "json_schema" or form.name is not None or form.schema is not msgspec.UNSET
+    schema = formats.SchemaForm(form.name or "", form.schema, form.description, form.strict) if has_schema else None
+    return formats.ResponseFormatForm(form.type, schema)
+
+
+def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
+    """The messages of a conversation without references, as templates expect them."""
+    messages: list[dict[str, Any]] = []
+    turn: _Turn | None = None
+    for item in items:
+        is_said = item["type"] in ("reasoning", "function_call") or item.get("role") == "assistant"
+        if turn is not None and not (is_said and turn.takes(item)):
+            messages.append(turn.message())
+            turn = None
+        if is_said:
+            turn = turn or _Turn(turn_of(item))
+            turn.add(item)
+        elif item["type"] == "function_call_output":
+            name = {"name": item["name"]} if "name" in item else {}
+            messages.append({"role": "tool", "content": item["output"], **name, "tool_call_id": item["call_id"]})
+        else:
+            messages.append({"role": item["role"], "content": _text(item)})
+    return messages if turn is None else [*messages, turn.message()]
+
+
+class _Turn:
+    """What the assistant said, until somebody else says something. `answer`: of which answer of ours it is."""
+
+    def __init__(self, answer: str | None) -> None:
+        self._answer = answer
+        self._reasoning: list[str] = []
+        self._texts: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+
+    def takes(self, item: Item) -> bool:
+        """Whether an item belongs to the same message."""
+        answer = turn_of(item)
+        if answer is not None and self._answer is not None:
+            return answer == self._answer
+        if item["type"] == "message":
+            return not self._texts and not self._calls
+        return bool(item["type"] == "function_call")
+
+    def add(self, item: Item) -> None:
+        """Append an item."""
+        self._answer = self._answer or turn_of(item)
+        if item["type"] == "function_call":
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            self._calls.append({"id": item["call_id"], "type": "function", "function": function})
+        else:
+            (self._reasoning if item["type"] == "reasoning" else self._texts).append(_text(item))
+
+    def message(self) -> dict[str, Any]:
+        """The message; as in chats, one of calls alone has no content."""
+        message: dict[str, Any] = {"role": "assistant"}
+        if self._texts or not self._calls:
+            message["content"] = "".join(self._texts)
+        if any(self._reasoning):
+            message["reasoning_content"] = "".join(self._reasoning)
+        return message | ({"tool_calls": self._calls} if self._calls else {})
+
+
+def _text(item: Item) -> str:
+    return "\n".join([part["text"] for part in item["content"]])

@@ -8,21 +8,17 @@ from functools import partial
 from fastapi import FastAPI, Request, Response
 
 from contracts.errors import NotFound, Unsupported
-from contracts.ids import response_id_of
+from contracts.ids import completion_id_of, is_stored, response_id_of
 from contracts.keys import Caller
 from services.http import InferenceCaller, off_loop, reply, with_caller
 from services.inference.bounds import MAX_NAME
 from services.inference.dialects.responses_fields import RESPONSES_EXAMPLE, ResponsesBody, responses_notes
 from services.inference.dialects.responses_items import Item, needs_look_up, resolved, turn_of
-from services.inference.dialects.responses_kept import KeptResponse, ResponseStore, why_missing
+from services.inference.dialects.responses_kept import KeptResponse, ResponseStore
 from services.inference.dialects.responses_replies import ResponsesReplies
-from services.inference.dialects.responses_requests import (
-    ResponsesRequest,
-    in_its_words,
-    parse_responses_request,
-)
+from services.inference.dialects.responses_requests import ResponsesRequest, in_its_words, parse_responses_request
 from services.inference.responder import Asked, Responder
-from services.inference.stored.pages import page_of, read_limit, read_order, refuse_parameters
+from services.inference.stored.routes import page_of, read_limit, read_order, refuse_parameters
 from services.openapi import takes
 
 _ONE = "/v1/responses/{response_id}"
@@ -51,11 +47,9 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
             request = await off_loop(parse_responses_request, body)
             earlier, items = await _conversation(request, caller, store)
             replies = partial(ResponsesReplies, request=request, earlier=earlier, items=items, store=store)
-            conversation = [*earlier, *items]
-            is_long = len(conversation) > _MANY_ITEMS
-            lowered = (
-                await asyncio.to_thread(request.lowered, conversation) if is_long else request.lowered(conversation)
-            )
+            whole = [*earlier, *items]
+            is_long = len(whole) > _MANY_ITEMS
+            lowered = await asyncio.to_thread(request.lowered, whole) if is_long else request.lowered(whole)
             return Asked([lowered], replies)
 
         with in_its_words():
@@ -96,12 +90,7 @@ def add_responses_routes(service: FastAPI, responder: Responder, store: Response
 async def _conversation(
     request: ResponsesRequest, caller: Caller, store: ResponseStore
 ) -> tuple[list[Item], list[Item]]:
-    """The items before those of a request, and its own, without references.
-
-    Raises:
-        NotFound: the previous response or an item is not kept, or the caller may not read it; `param` names the field.
-        InvalidRequest: it refers to more than one request may read.
-    """
+    """The items before those of a request, and its own, without references. Raises NotFound: one is not kept, or not the caller's to read."""
     previous, looked_up = request.previous_response_id, [item for item in request.items if needs_look_up(item)]
     wanted = {response_id_of(answer) for item in looked_up if (answer := turn_of(item)) is not None}
     if previous is None and not looked_up:
@@ -110,8 +99,13 @@ async def _conversation(
     if previous is not None and previous not in kept:
         raise _missing(previous, "previous_response_id")
     found = {item["id"]: item for response in kept.values() for item in response.output}
-    return ([] if previous is None else kept[previous].conversation), resolved(request.items, found)
+    earlier = [] if previous is None else kept[previous].input + kept[previous].output
+    return earlier, resolved(request.items, found)
 
 
 def _missing(response_id: str, param: str) -> NotFound:
-    return NotFound(f"there is no response {response_id[:MAX_NAME]!r} here; {why_missing(response_id)}", param=param)
+    why = "its request had store=false, or its task keeps nothing without store=true"
+    if is_stored(completion_id_of(response_id)):
+        why = "it is of another tenant or session, was never made, or is not kept any more"
+    missing = f"there is no response {response_id[:MAX_NAME]!r} here; {why}: send the conversation itself"
+    return NotFound(missing, param=param)

@@ -11,18 +11,20 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 
 from contracts.errors import EngineFailed, EngineSilent, MillraceError, Unavailable
+from engines.token_route import shown
 from engines.wire import Piece, Wire
 from runtime.engine_key import authorization
-from services.inference.engine.events import Lines, data_of
 from services.inference.engine.http import Broken, Closed, Exchange, HttpClient, NoConnection, Silent
-from services.inference.engine.progress import Progress
-from services.inference.engine.state import Health, read_health, read_refusal
+from services.inference.engine.state import Health, Progress, read_health, read_refusal
 
 _STATE_SECONDS = 2.0
 _REFUSAL_SECONDS, _REFUSAL_BYTES = 5.0, 2**16
 _LAST_EVENT_SECONDS = 0.5
 _OK, _UNAVAILABLE = 200, 503
 ASK_LATER = "the request was not sent again; try again later"
+MOST_LINE_BYTES = 2**26
+"""The last event of a long answer has the experts of every token: 48 layers of 8 take 384 bytes a token."""
+_FIELDS = (b"event:", b"id:", b"retry:")
 
 
 class LostRequest(Unavailable):
@@ -30,13 +32,7 @@ class LostRequest(Unavailable):
 
 
 class EngineConnection:
-    """See the module.
-
-    Args:
-        url: of the engine.
-        key: the engine's secret.
-        silence_seconds: the longest time without a token.
-    """
+    """See the module. `key`: the engine's secret; `silence_seconds`: the longest time without a token."""
 
     def __init__(self, url: str, key: str, silence_seconds: float) -> None:
         self._silence = silence_seconds
@@ -57,10 +53,8 @@ class EngineConnection:
     ) -> AsyncGenerator[Piece]:
         """One request to the engine, for an answer that may have tokens already.
 
-        Raises:
-            UnknownModel, VersionNotResident, ContextLengthExceeded, InvalidRequest, Overloaded: the engine refused.
-            EngineRestarted, LostRequest, Unavailable: it lost the request, or did not take it.
-            EngineFailed, EngineSilent: its answer cannot be used, or it sends nothing.
+        Raises UnknownModel, VersionNotResident, ContextLengthExceeded, InvalidRequest, Overloaded: the engine refused; EngineRestarted,
+        LostRequest, Unavailable: it lost the request, or did not take it; EngineFailed, EngineSilent: its answer cannot be used, or does not come.
         """
         read = wire.reader(progress.request, len(progress.made))
         exchange = await self._begin(wire.path, body, accept_seconds)
@@ -93,12 +87,7 @@ class EngineConnection:
             exchange.end(only_formalities=ended)
 
     async def state(self) -> tuple[bool, Health]:
-        """Whether our engine says that it is well, and what else it says.
-
-        Raises:
-            Unavailable: the engine does not answer.
-            EngineFailed: it refuses our key.
-        """
+        """Whether our engine says that it is well, and what else it says. Raises Unavailable: no answer; EngineFailed: it refuses our key."""
         status, content = await self.fetch("/state", _STATE_SECONDS)
         if status not in (_OK, _UNAVAILABLE):
             raise read_refusal(status, b"", content)
@@ -140,10 +129,7 @@ class EngineConnection:
 async def _told_last(
     exchange: Exchange, held: Lines, lines: Iterator[bytes], read: Callable[[bytes], Piece]
 ) -> int | None:
-    """How much of the prompt was computed before, as the event behind the last token says it.
-
-    None if no such event comes, or another one: an answer that has ended is never lost for it.
-    """
+    """How much of the prompt was computed before, as the event behind the last token says it; None if none comes: the answer has ended anyway."""
     try:
         async with asyncio.timeout(_LAST_EVENT_SECONDS):
             while True:
@@ -179,3 +165,38 @@ def _failure(error: Broken) -> MillraceError:
 
 def _unreachable(error: Broken | TimeoutError) -> Unavailable:
     return Unavailable(f"the engine cannot be reached ({type(error).__name__}: {error})")
+
+
+class Lines:
+    """Splits what arrives into lines of at most `most_bytes`."""
+
+    def __init__(self, most_bytes: int = MOST_LINE_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+
+    def split(self, arrived: bytes) -> list[bytes]:
+        """The lines that are complete now. Raises EngineFailed: a line is too long."""
+        *lines, rest = arrived.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self._parts, lines[0]])
+            self._parts, self._num_bytes = [], 0
+        if rest:
+            self._parts.append(rest)
+            self._num_bytes += len(rest)
+            if self._num_bytes > self._most_bytes:
+                raise EngineFailed(f"the engine sent more than {self._most_bytes} bytes without an end of line")
+        return lines
+
+
+def data_of(line: bytes) -> bytes | None:
+    """The data of a line of an event stream; None if it has none. Raises EngineFailed: no such line, or `[DONE]` before the finish reason."""
+    line = line.rstrip(b"\r")
+    if line.startswith(b"data:"):
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            raise EngineFailed("the engine ended a stream before its answer")
+        return data
+    if not line or line.startswith((b":", *_FIELDS)):
+        return None
+    raise EngineFailed(f"the engine's stream has a line that is not an event: {shown(line)}")

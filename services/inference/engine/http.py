@@ -10,7 +10,7 @@ is unknown whether the server read the request.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from functools import partial
 
 import httptools
 
@@ -46,50 +46,36 @@ class TooLong(Broken):
 class Exchange(asyncio.Protocol):
     """One connection, which carries one request after another. Belongs to one event loop.
 
-    Attributes:
-        status: of the response, once it has begun.
-        retry_after: the response's header of this name; empty if there is none.
-        idle_since: when the connection last became idle, on the clock of the loop.
+    `retry_after`: the response's header of this name, or empty; `idle_since`: when it last became idle, on the clock of the loop; `begun`: a
+    response has begun. If a connection was idle before, and it has not, the server had closed it.
     """
 
     def __init__(self, head: bytes, idle: list[Exchange], read_seconds: float = READ_SECONDS) -> None:
-        self.status = 0
-        self.retry_after = b""
-        self.idle_since = 0.0
-        self._read_seconds = read_seconds
-        self._is_idle = False
-        self._head: Final = head
-        self._idle: Final = idle
-        self._loop: Final = asyncio.get_running_loop()
+        self.status, self.retry_after, self.idle_since = 0, b"", 0.0
+        self._read_seconds, self._is_idle = read_seconds, False
+        self._head, self._idle = head, idle
+        self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._reader: asyncio.Future[None] | None = None
         self._body: list[bytes] = []
-        self._begun = self._complete = False
+        self.begun = self._complete = False
         self._failure: Broken | None = None
         self._lingering: asyncio.TimerHandle | None = None
 
     async def begin(self, method: str, path: str, body: bytes) -> None:
-        """Send a request and wait for the status of its response.
-
-        Raises:
-            Broken: there is no response.
-        """
-        self.status, self.retry_after, self._body, self._begun, self._complete = 0, b"", [], False, False
+        """Send a request, and wait for the status of its response. Raises Broken: there is no response."""
+        self.status, self.retry_after, self._body, self.begun, self._complete = 0, b"", [], False, False
         self._is_idle = False
         if self._transport is not None:
             line = f"{method} {path} HTTP/1.1\r\n".encode()
             length = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
             self._transport.write(line + self._head + length + body)
-        while not self._begun:
+        while not self.begun:
             await self._more()
 
     async def read(self) -> bytes:
-        """The bytes of the body that have arrived, at least one; empty at its end.
-
-        Raises:
-            Broken: the body is not complete.
-        """
+        """The bytes of the body that have arrived, at least one; empty at its end. Raises Broken: the body is not complete."""
         while not self._body:
             if self._complete:
                 return b""
@@ -99,11 +85,7 @@ class Exchange(asyncio.Protocol):
         return arrived
 
     async def read_all(self, most_bytes: int = MOST_BYTES) -> bytes:
-        """The whole body.
-
-        Raises:
-            Broken: the body is not complete, or longer than `most_bytes`.
-        """
+        """The whole body. Raises Broken: the body is not complete, or longer than `most_bytes`."""
         parts, num_bytes = [], 0
         while part := await self.read():
             parts.append(part)
@@ -115,8 +97,7 @@ class Exchange(asyncio.Protocol):
     def end(self, *, only_formalities: bool = False) -> None:
         """End the use of this response. Closes the connection if it is not complete, which tells the server to stop.
 
-        Args:
-            only_formalities: the rest has no content and arrives at once; the connection is kept.
+        `only_formalities`: the rest has no content and arrives at once; the connection is kept.
         """
         if self._complete:
             self._keep()
@@ -129,11 +110,6 @@ class Exchange(asyncio.Protocol):
         """Close the connection."""
         if self._transport is not None:
             self._transport.abort()
-
-    @property
-    def unanswered(self) -> bool:
-        """True if no byte has arrived: if the connection was idle before, the server had closed it."""
-        return not self._begun
 
     def _keep(self) -> None:
         if self._failure is None and len(self._idle) < _MAX_IDLE:
@@ -206,7 +182,7 @@ class Exchange(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """The status is known."""
         self.status = self._parser.get_status_code()
-        self._begun = True
+        self.begun = True
 
     def on_body(self, part: bytes) -> None:
         """A part of the body has arrived."""
@@ -224,14 +200,7 @@ class Exchange(asyncio.Protocol):
 
 
 class HttpClient:
-    """Requests to one server. Belongs to one event loop.
-
-    Args:
-        url: `http://host:port`.
-        headers: sent with every request.
-        kind: the class of the connections.
-        read_seconds: the longest time without a byte.
-    """
+    """Requests to one server, `http://host:port`. Belongs to one event loop. `read_seconds`: the longest time without a byte."""
 
     def __init__(
         self,
@@ -240,22 +209,16 @@ class HttpClient:
         kind: type[Exchange] = Exchange,
         read_seconds: float = READ_SECONDS,
     ) -> None:
-        self._kind = kind
-        self._read_seconds = read_seconds
+        self._kind, self._read_seconds = kind, read_seconds
         place = url.removeprefix("http://").rstrip("/")
         self._host, _, port = place.rpartition(":")
         self._port = int(port)
-        self._head = "".join(
-            f"{name}: {value}\r\n" for name, value in {"host": place, **(headers or {})}.items()
-        ).encode()
+        lines = [f"{name}: {value}\r\n" for name, value in {"host": place, **(headers or {})}.items()]
+        self._head = "".join(lines).encode()
         self._idle: list[Exchange] = []
 
     async def begin(self, method: str, path: str, body: bytes = b"") -> Exchange:
-        """Send a request. Returns the exchange when the status has arrived; the caller must `end` it.
-
-        Raises:
-            Broken: there is no connection, or no response.
-        """
+        """Send a request. Returns when the status has arrived; the caller must `end` the exchange. Raises Broken: there is no response."""
         freshest = asyncio.get_running_loop().time() - IDLE_SECONDS
         while self._idle:
             kept = self._idle.pop()
@@ -265,7 +228,7 @@ class HttpClient:
             try:
                 return await _begun(kept, method, path, body)
             except Broken:
-                if method != "GET" or not kept.unanswered:
+                if method != "GET" or kept.begun:
                     raise
         return await _begun(await self._connect(), method, path, body)
 
@@ -284,12 +247,10 @@ class HttpClient:
         self._idle.clear()
 
     async def _connect(self) -> Exchange:
-        loop = asyncio.get_running_loop()
+        make = partial(self._kind, self._head, self._idle, self._read_seconds)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, exchange = await loop.create_connection(
-                    lambda: self._kind(self._head, self._idle, self._read_seconds), self._host, self._port
-                )
+                _, exchange = await asyncio.get_running_loop().create_connection(make, self._host, self._port)
         except (OSError, TimeoutError) as error:
             raise NoConnection(str(error) or f"no connection within {CONNECT_SECONDS:g} s") from error
         return exchange

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 import structlog
@@ -31,32 +31,16 @@ _log = structlog.get_logger(__name__)
 
 
 class Member:
-    """See the module. Belongs to one event loop.
+    """See the module. Belongs to one event loop. `instance`: of its last known start: from its row, or from itself when it came back."""
 
-    Args:
-        row: what it announced.
-        connection: to its URL.
-        sleep: `asyncio.sleep`.
-
-    Attributes:
-        instance: of its last known start: from its row, or from itself when it came back.
-    """
-
-    def __init__(
-        self,
-        row: EngineReplica,
-        connection: EngineConnection,
-        sleep: Callable[[float], asyncio.Future[None]] | None = None,
-    ) -> None:
-        self.row = row
-        self.instance = row.instance
+    def __init__(self, row: EngineReplica, connection: EngineConnection) -> None:
+        self.row, self.instance = row, row.instance
         self.connection = connection
         self.num_in_flight = 0
         self.is_stale = False
         self.reason: Reason | None = None
         self.unwell_since: float | None = None
         """When the row began to say that it does not serve, or to be stale; on the clock of the pool."""
-        self._sleep = sleep or asyncio.sleep
         self._delay = 0.0
         self._recovering: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -143,13 +127,8 @@ class Member:
 
     async def _recover(self) -> None:
         while True:
-            waiting = asyncio.ensure_future(self._sleep(self._delay))
-            hurried = asyncio.ensure_future(self._hurry.wait())
-            try:
-                await asyncio.wait({waiting, hurried}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                waiting.cancel()
-                hurried.cancel()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), self._delay)
             self._hurry.clear()
             if await self._is_well():
                 break

@@ -6,8 +6,7 @@
 
 In: requests. Out: pieces of answers, each with the versions that made them. Waits for: a replica. A request without a token moves at
 once; one with tokens is continued by a replica with the same version, or else with any version of its arm. A replica that ended an
-answer early, or accepted it and sent nothing, never gets the same request again. Without any row, one engine at a fixed address is
-asked, see `client`.
+answer early, or accepted it and sent nothing, never gets the same request again.
 """
 
 from __future__ import annotations
@@ -16,40 +15,33 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
 import structlog
 
+from contracts import errors
 from contracts.arms import DRAWN
 from contracts.assignments import CANDIDATE, LIVE, SLOTS
-from contracts.errors import (
-    EngineFailed,
-    EngineRestarted,
-    EngineSilent,
-    InvalidRequest,
-    MillraceError,
-    Overloaded,
-    Unavailable,
-    UnknownModel,
-    VersionNotResident,
-)
 from contracts.sampling import Span
 from engines.registry import kind_of
 from engines.wire import EngineRequest, Piece, new_spans
 from runtime.metrics import ENGINE_REQUESTS_MOVED
-from services.inference.engine.choosing import choose, needed, slot_of, version_named
-from services.inference.engine.connection import ASK_LATER, EngineConnection
-from services.inference.engine.losses import (
+from services.inference.engine.choosing import (
     KEEPS_IT,
     OTHERS_MAY,
     ClosedReplica,
     RequestLosses,
     WrongVersion,
+    choose,
+    needed,
     reason_of,
+    slot_of,
+    version_named,
 )
+from services.inference.engine.connection import ASK_LATER, EngineConnection
 from services.inference.engine.members import Member
-from services.inference.engine.progress import Progress
 from services.inference.engine.rows import ReplicaRows
-from services.inference.engine.state import Health
+from services.inference.engine.state import Health, Progress
 
 PATIENCE_SECONDS = 30.0
 MOST_LOSSES = 3
@@ -64,55 +56,38 @@ _ANNOUNCED_SECONDS = 1.2
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(eq=False, kw_only=True)
 class EnginePool:
-    """See the module. Belongs to one event loop.
+    """See the module. Belongs to one event loop."""
 
-    Args:
-        policy: the `model` of requests.
-        region: of this process.
-        rows: where replicas announce themselves.
-        connect: opens connections to a URL.
-        are_assigned: whether an arm pointed at each of these versions of late, as far as that can be read.
-        patience_seconds: how long a request waits for a replica.
-    """
-
-    def __init__(
-        self,
-        *,
-        policy: str,
-        region: str,
-        rows: ReplicaRows,
-        connect: Callable[[str], EngineConnection],
-        are_assigned: Callable[[Collection[int]], Awaitable[bool]],
-        patience_seconds: float = PATIENCE_SECONDS,
-    ) -> None:
-        self._policy = policy
-        self._region = region
-        self._rows = rows
-        self._connect = connect
-        self._are_assigned = are_assigned
-        self._patience = patience_seconds
-        self._members: dict[str, Member] = {}
-        self._num_reads = 0
-        self._looking: asyncio.Task[None] | None = None
+    policy: str
+    """The `model` of requests."""
+    region: str
+    """Of this process."""
+    rows: ReplicaRows
+    connect: Callable[[str], EngineConnection]
+    """Opens connections to a URL."""
+    are_assigned: Callable[[Collection[int]], Awaitable[bool]]
+    """Whether an arm pointed at each of these versions of late, as far as that can be read."""
+    patience_seconds: float = PATIENCE_SECONDS
+    """How long a request waits for a replica."""
+    _members: dict[str, Member] = field(default_factory=dict, init=False)
+    _num_reads: int = field(default=0, init=False)
+    _looking: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def close(self) -> None:
         """Close every connection."""
         if self._looking is not None:
             self._looking.cancel()
-        await self._rows.close()
+        await self.rows.close()
         for member in self._members.values():
             member.close()
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece]:
         """One answer, up to the piece with a finish reason. Closing the iterator cancels it.
 
-        Raises:
-            UnknownModel, VersionNotResident, ContextLengthExceeded: every replica refused.
-            InvalidRequest: a replica refused, or no replica has an ability that the request needs.
-            Overloaded: every replica has too much to do.
-            EngineFailed, EngineSilent: no usable answer came, and the request must not be sent again.
-            Unavailable: no replica came back in time.
+        Raises UnknownModel, VersionNotResident, ContextLengthExceeded, InvalidRequest, Overloaded: replicas refused, or none has an ability that
+        the request needs; EngineFailed, EngineSilent: no usable answer came, and it must not be sent again; Unavailable: no replica came back.
         """
         await self._look()
         progress, turn = Progress(request), RequestLosses()
@@ -125,7 +100,7 @@ class EnginePool:
                         yield piece
                         if piece.finish_reason is not None:
                             return
-            except (MillraceError, WrongVersion) as error:
+            except (errors.MillraceError, WrongVersion) as error:
                 self._note(member, turn, error, progress, ClosedReplica(instance, seen_at))
         yield progress.cut()
 
@@ -134,7 +109,7 @@ class EnginePool:
         await self._look()
         rows = [member.row for member in self._members.values() if member.serves]
         held = {version for row in rows for version in row.slots.values() if version is not None}
-        return [self._policy, *(f"{self._policy}@v{version}" for version in sorted(held))]
+        return [self.policy, *(f"{self.policy}@v{version}" for version in sorted(held))]
 
     async def healths(self) -> list[Health]:
         """The state of every replica; of one that does not answer, what its row says. Raises Unavailable if none answers."""
@@ -144,11 +119,11 @@ class EnginePool:
             if not member.is_stale:
                 try:
                     healths.append(await member.health())
-                except (Unavailable, EngineFailed) as error:
+                except (errors.Unavailable, errors.EngineFailed) as error:
                     problems.append(error.message)
                     healths.append(member.last_health)
         if len(problems) == len(healths):
-            raise Unavailable("; ".join(problems) or self._why_none())
+            raise errors.Unavailable("; ".join(problems) or self._why_none())
         return healths
 
     async def slots(self) -> Mapping[str, set[int]]:
@@ -159,7 +134,7 @@ class EnginePool:
         await self._look()
         rows = [member.row for member in self._members.values() if member.serves]
         held: dict[str, set[int]] = {}
-        for row in [row for row in rows if row.region == self._region] or rows:
+        for row in [row for row in rows if row.region == self.region] or rows:
             for arm, version in row.slots.items():
                 if version is not None:
                     held.setdefault(arm, set()).add(version)
@@ -171,7 +146,7 @@ class EnginePool:
         is_alone = len(self._in_rotation()) < 2  # noqa: PLR2004 there must be another one
         # An engine that compiles a grammar first is not silent: else one schema would take all replicas out of rotation.
         is_patient = is_alone or progress.request.constraint is not None
-        seconds = self._patience if is_patient else min(_ACCEPT_SECONDS, self._patience)
+        seconds = self.patience_seconds if is_patient else min(_ACCEPT_SECONDS, self.patience_seconds)
         if "support" not in member.row.abilities:
             progress.request = progress.request._replace(with_support=False)
         request = progress.request.salted(slot.version if slot else None)
@@ -194,33 +169,22 @@ class EnginePool:
                     yield told
 
     async def _next(self, progress: Progress, turn: RequestLosses) -> Member:
-        """The replica to ask now; waits until there is one.
-
-        Raises:
-            MillraceError: the last refusal, if waiting cannot help.
-            Unavailable: there was none in time.
-        """
-        request = progress.request
-        last_version = progress.spans[-1].version if progress.spans else None
+        """The replica to ask now; waits until there is one. Raises the last refusal if waiting cannot help, Unavailable if none came in time."""
         while True:
-            fresh = [
-                member
-                for member in self._in_rotation()
-                if member.name not in turn.avoided and not turn.has_closed(member)
-            ]
-            found = choose(fresh, request, self._region, last_version, is_continued=bool(progress.made))
-            if found is not None:
+            able = [member for member in self._in_rotation() if not turn.has_closed(member)]
+            fresh = [member for member in able if member.name not in turn.avoided]
+            if (found := choose(fresh, progress.request, self.region, progress)) is not None:
                 return found
-            if self._falls_back(progress, turn):
-                request = progress.request
+            if self._falls_back(progress, turn, able, fresh):
                 continue
-            self._refuse(request, turn)
+            self._refuse(progress.request, turn)
             if turn.deadline is None:
-                turn.deadline = time.monotonic() + self._patience
+                turn.deadline = time.monotonic() + self.patience_seconds
             if time.monotonic() > turn.deadline:
                 reason = f"{turn.error.message}; " if turn.error else ""
-                raise Unavailable(
-                    f"no engine came back within {self._patience:g} s: {reason}{self._why_none()}; see the logs of the engines, then try again"
+                raise errors.Unavailable(
+                    f"no engine came back within {self.patience_seconds:g} s: {reason}{self._why_none()}; see the logs of the engines, "
+                    "then try again"
                 )
             turn.avoided.clear()
             for member in self._members.values():
@@ -228,7 +192,7 @@ class EnginePool:
             await asyncio.sleep(_POLL_SECONDS)
             await self._look()
 
-    def _falls_back(self, progress: Progress, turn: RequestLosses) -> bool:
+    def _falls_back(self, progress: Progress, turn: RequestLosses, able: list[Member], fresh: list[Member]) -> bool:
         """Let live make, or continue, an answer of a drawn arm that no replica can make any more. False if live cannot, either.
 
         The answer stays one of its arm: an arm is judged by all units that were drawn for it, whatever became of their answers.
@@ -236,11 +200,9 @@ class EnginePool:
         request = progress.request
         if request.arm not in DRAWN or not request.any_version:
             return False
-        live = request._replace(arm=LIVE, model=self._policy)
-        able = [member for member in self._in_rotation() if not turn.has_closed(member)]
-        fresh = [member for member in able if member.name not in turn.avoided]
-        if choose(fresh, live, self._region, None, is_continued=bool(progress.made)) is None:
-            if choose(able, live, self._region, None, is_continued=bool(progress.made)) is None:
+        live = request._replace(arm=LIVE, model=self.policy)
+        if choose(fresh, live, self.region, progress) is None:
+            if choose(able, live, self.region, progress) is None:
                 return False
             turn.avoided.clear()
         _log.warning("live answers for an arm", request_id=request.request_id, arm=request.arm, model=request.model)
@@ -251,15 +213,15 @@ class EnginePool:
     def _refuse(self, request: EngineRequest, turn: RequestLosses) -> None:
         """Raise if waiting cannot help."""
         error = turn.error
-        if isinstance(error, Overloaded | UnknownModel) or (
-            isinstance(error, VersionNotResident) and (not request.any_version or version_named(request) is None)
+        if isinstance(error, errors.Overloaded | errors.UnknownModel) or (
+            isinstance(error, errors.VersionNotResident) and (not request.any_version or version_named(request) is None)
         ):
             raise error  # else its row will name the version that it holds now
         if error is not None and turn.closed and all(turn.is_hopeless(member) for member in self._members.values()):
-            raise (
-                error
-                if isinstance(error, EngineFailed | EngineSilent)
-                else EngineFailed(f"the engine ended an answer early and still serves ({error.message}); {ASK_LATER}")
+            if isinstance(error, errors.EngineFailed | errors.EngineSilent):
+                raise error
+            raise errors.EngineFailed(
+                f"the engine ended an answer early and still serves ({error.message}); {ASK_LATER}"
             )
         holding = [member for member in self._members.values() if slot_of(member.row, request) is not None]
         named = version_named(request)
@@ -268,30 +230,31 @@ class EnginePool:
             arm = request.arm if request.arm in SLOTS else CANDIDATE
             has_slot = any(arm in member.row.slots for member in self._members.values())
             why = "" if has_slot else f"; no engine has a slot for the arm {arm}: add it to [engine] slots"
-            raise VersionNotResident(
-                f"{request.model} is not resident; resident: {self._resident()}{why}", param="model"
-            )
+            missing = f"{request.model} is not resident; resident: {self._resident()}{why}"
+            raise errors.VersionNotResident(missing, param="model")
         for ability, param in needed(request).items():
             if holding and not any(ability in member.row.abilities for member in holding):
-                raise InvalidRequest(f"no engine here supports {param} ({ability}); leave it out", param=param)
+                raise errors.InvalidRequest(f"no engine here supports {param} ({ability}); leave it out", param=param)
 
     def _note(
         self,
         member: Member,
         turn: RequestLosses,
-        error: MillraceError | WrongVersion,
+        error: errors.MillraceError | WrongVersion,
         progress: Progress,
         asked: ClosedReplica,
     ) -> None:
         """Decide what a failure says about the replica and the request. Raises it if no other replica may be asked."""
-        if not isinstance(error, (*OTHERS_MAY, WrongVersion)) or (isinstance(error, EngineFailed) and progress.is_full):
+        if not isinstance(error, (*OTHERS_MAY, WrongVersion)) or (
+            isinstance(error, errors.EngineFailed) and progress.is_full
+        ):
             raise error
-        message = error.message if isinstance(error, MillraceError) else str(error)
+        message = error.message if isinstance(error, errors.MillraceError) else str(error)
         if isinstance(error, KEEPS_IT):
             turn.closed[member.name] = asked
-        if isinstance(error, (*KEEPS_IT, EngineRestarted)):
+        if isinstance(error, (*KEEPS_IT, errors.EngineRestarted)):
             turn.num_lost += 1
-        if isinstance(error, EngineFailed):
+        if isinstance(error, errors.EngineFailed):
             # It may be the request's fault: it counts against the replica only if another one can answer it.
             turn.suspects.append((member, message))
         reason = reason_of(error)
@@ -299,27 +262,22 @@ class EnginePool:
         if reason is not None and (reason != "not_serving" or progress.request.arm not in (*DRAWN, CANDIDATE)):
             member.failed(reason, message)
         turn.avoided.add(member.name)
-        turn.error = (
-            error if isinstance(error, MillraceError) else EngineFailed(f"the engine {member.name} sent {message}")
-        )
+        wrong = errors.EngineFailed(f"the engine {member.name} sent {message}")
+        turn.error = error if isinstance(error, errors.MillraceError) else wrong
         ENGINE_REQUESTS_MOVED.labels(reason or turn.error.code).inc()
-        _log.warning(
-            "request moves to another engine",
-            request_id=progress.request.request_id,
-            engine=member.name,
-            reason=message,
-        )
+        request_id = progress.request.request_id
+        _log.warning("request moves to another engine", request_id=request_id, engine=member.name, reason=message)
         if turn.num_lost >= MOST_LOSSES:
-            raise EngineFailed(f"engines lost this request {turn.num_lost} times: {message}") from error
+            raise errors.EngineFailed(f"engines lost this request {turn.num_lost} times: {message}") from error
 
     async def _is_honest(self, member: Member, spans: list[Span]) -> bool:
         """Whether its row or an assignment names the versions of its tokens. A table that cannot be read accuses nobody."""
         for seconds in (0.0, 0.0, _ANNOUNCED_SECONDS):
             unnamed = {span.version for span in spans if not member.has_named(span.version)}
-            if not unnamed or await self._are_assigned(unnamed):
+            if not unnamed or await self.are_assigned(unnamed):
                 return True
             await asyncio.sleep(seconds)
-            if not await self._rows.refresh():
+            if not await self.rows.refresh():
                 return True
             await self._look()
         return all(member.has_named(span.version) for span in spans)
@@ -335,10 +293,10 @@ class EnginePool:
 
     async def _look(self) -> None:
         """Take the rows as they are now."""
-        rows = await self._rows.held()
-        if self._num_reads == self._rows.num_reads:
+        rows = await self.rows.held()
+        if self._num_reads == self.rows.num_reads:
             return
-        self._num_reads, now = self._rows.num_reads, time.monotonic()
+        self._num_reads, now = self.rows.num_reads, time.monotonic()
         for row in rows:
             member = self._members.get(row.name)
             if member is not None and member.row.url != row.url:
@@ -347,11 +305,10 @@ class EnginePool:
             if member is None:
                 if not row.url:
                     continue
-                member = self._members[row.name] = Member(row, self._connect(row.url))
-            member.update(row, is_stale=self._rows.is_stale(row.name))
+                member = self._members[row.name] = Member(row, self.connect(row.url))
+            member.update(row, is_stale=self.rows.is_stale(row.name))
             self._watch(member, now)
-        names = {row.name for row in rows}
-        for name in self._members.keys() - names:
+        for name in self._members.keys() - {row.name for row in rows}:
             self._members.pop(name).close()
 
     async def _keep_looking(self) -> None:
@@ -374,13 +331,8 @@ class EnginePool:
             member.connection.break_all()
 
     def _resident(self) -> list[tuple[str, int]]:
-        held = {
-            (arm, version)
-            for member in self._members.values()
-            for arm, version in member.row.slots.items()
-            if version is not None
-        }
-        return sorted(held)
+        held = {slot for member in self._members.values() for slot in member.row.slots.items()}
+        return sorted((arm, version) for arm, version in held if version is not None)
 
     def _why_none(self) -> str:
         said = [

@@ -29,15 +29,8 @@ class ReplicaRows:
     """See the module. Belongs to one event loop.
 
     Whether a row is renewed is judged by our own clock, because a replica's clock may be wrong: a row is stale if `seen_at` has not
-    changed for ten seconds in which the table could be read.
-
-    Args:
-        read: all rows; called on a thread. Raises Unavailable.
-        clock: `time.monotonic`.
-        fixed: the engine that is asked while no row is renewed.
-
-    Attributes:
-        num_reads: how often the rows were read; they change with a read only.
+    changed for ten seconds in which the table could be read. `read`: all rows, on a thread; raises Unavailable. `fixed`: the engine that is
+    asked while no row is renewed. `num_reads`: how often the rows were read; they change with a read only.
     """
 
     def __init__(
@@ -47,13 +40,10 @@ class ReplicaRows:
         fixed: FixedEngine | None = None,
     ) -> None:
         self.num_reads = 0
-        self._read = read
-        self._clock = clock
-        self._fixed = fixed
+        self._read, self._clock, self._fixed = read, clock, fixed
         self._held: dict[str, EngineReplica] = {}
         self._renewed_at: dict[str, float] = {}
-        self._read_at = float("-inf")
-        self._begun_at = float("-inf")
+        self._read_at = self._begun_at = float("-inf")
         self._reading: asyncio.Task[bool] | None = None
 
     async def held(self) -> list[EngineReplica]:
@@ -116,14 +106,7 @@ class ReplicaRows:
 
 
 class FixedEngine:
-    """One of our engines at a known address, which announces itself nowhere. Its row comes from its /state.
-
-    Args:
-        url: of the engine; also the name of its row.
-        policy: that it serves.
-        region: of this process.
-        connection: to the engine.
-    """
+    """One of our engines at a known address, which announces itself nowhere. Its row, named by its URL, comes from its /state."""
 
     def __init__(self, url: str, policy: str, region: str, connection: EngineConnection) -> None:
         abilities = frozenset[Ability](get_args(Ability))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TypeVar
 
 import structlog
 
 from contracts.agent_sessions import reserve_call, spend_tokens
 from contracts.errors import Unavailable
+from runtime.database import Database
 
-if TYPE_CHECKING:
-    from runtime.database import Database
-
+CountedType = TypeVar("CountedType")
 _log = structlog.get_logger(__name__)
 
 
@@ -25,24 +25,18 @@ class SessionBudgets:
         self._left_behind: set[asyncio.Task[None]] = set()
 
     async def reserve(self, session: str | None) -> int | None:
-        """Count a call. Returns how many tokens its answers may have together; None: no limit.
-
-        Raises:
-            SessionOver: the session was ended, or a budget is used up.
-            Unavailable: the database is unreachable.
-        """
-        return None if session is None else await asyncio.to_thread(self._reserve, session)
+        """Count a call. Returns how many tokens its answers may have; None: no limit. Raises SessionOver: it ended, or used it up; Unavailable."""
+        return None if session is None else await asyncio.to_thread(self._count, reserve_call, session, time.time())
 
     async def spend(self, session: str | None, num_tokens: int) -> None:
         """Count the tokens of an answer. Call it before the answer ends."""
         if session is None or not num_tokens:
             return
         try:
-            await asyncio.to_thread(self._spend, session, num_tokens)
+            await asyncio.to_thread(self._count, spend_tokens, session, num_tokens)
         except Unavailable as error:
-            _log.warning(
-                "the tokens of an answer are missing in its session's budget", tokens=num_tokens, reason=error.message
-            )
+            missing = "the tokens of an answer are missing in its session's budget"
+            _log.warning(missing, tokens=num_tokens, reason=error.message)
 
     def spend_later(self, session: str | None, num_tokens: int) -> None:
         """The same in the background: the client has left."""
@@ -55,10 +49,6 @@ class SessionBudgets:
         while self._left_behind:
             await asyncio.wait(self._left_behind)
 
-    def _reserve(self, session: str) -> int | None:
+    def _count(self, count: Callable[..., CountedType], session: str, num: float) -> CountedType:
         with self._database.transaction() as connection:
-            return reserve_call(connection, session, time.time())
-
-    def _spend(self, session: str, num_tokens: int) -> None:
-        with self._database.transaction() as connection:
-            spend_tokens(connection, session, num_tokens)
+            return count(connection, session, num)

@@ -1,7 +1,5 @@
 """What is kept of the calls of a session, and which of them a new call goes on from, or why from none. Pure.
 
-A call is kept under the digest of its messages and its answer.
-
 Two histories are the same if they have the same roles, texts, calls (names, arguments as JSON values, ids) and results. Left out are
 reasoning, which many clients do not send back, and whitespace around answers. No secret is in a digest, so all replicas agree.
 """
@@ -90,16 +88,6 @@ class NewestCall(msgspec.Struct, frozen=True, array_like=True):
     digests: list[bytes]
 
 
-class _History(NamedTuple):
-    """The messages of a new call."""
-
-    messages: Sequence[dict[str, Any]]
-    digests: Sequence[bytes]
-    """Of each message and all before it."""
-    newest: Sequence[bytes]
-    """Those of the session's newest call; empty if the session is not known."""
-
-
 class Parent(NamedTuple):
     """The call that a new call goes on from, or branches off. `branch`: why its prompt is rendered anew; empty: it goes on."""
 
@@ -117,21 +105,21 @@ def parent_of(
     newest: bytes | None,
     values: Mapping[int, bytes | None],
 ) -> Parent:
-    """The parent of a call with these messages.
+    """The parent of a call with these messages, their `digests_of` and this setting.
 
-    Args:
-        messages: its own.
-        digests: of each message and all before it.
-        setting: of the call.
-        newest: what is kept of the session's newest call.
-        values: what is kept under the digests of answers, by their places; the last one comes first.
+    `newest`: what is kept of the session's newest call; `values`: what is kept under the digests of answers, by their places; the last one
+    comes first.
     """
     last = _read(NewestCall, newest)
-    history = _History(messages, digests, last.digests if last else [])
+    before = last.digests if last else []
     for at, value in values.items():
         if (kept := _read(KeptCall, value)) is not None:
-            return Parent(kept, at, _branch_from(kept, at, history, setting))
-    return Parent(None, -1, _branch_without(history))
+            foreign = next((i for i in range(at + 1, len(messages)) if messages[i]["role"] == "assistant"), None)
+            if foreign is None:
+                return Parent(kept, at, _branch_from(kept, messages[at:], setting))
+            is_rewritten = len(before) > foreign and before[foreign - 1] == digests[foreign - 1]
+            return Parent(kept, at, "answer_rewritten" if is_rewritten else "foreign_answer")
+    return Parent(None, -1, _branch_without(messages, digests, before))
 
 
 def _read(kind: type[KeptType], value: bytes | None) -> KeptType | None:
@@ -142,28 +130,22 @@ def _read(kind: type[KeptType], value: bytes | None) -> KeptType | None:
         return None
 
 
-def _branch_from(kept: KeptCall, index: int, history: _History, setting: Setting) -> Branch:
-    """Why a call does not simply go on from `kept`, whose answer is the message at `index`; empty if it does."""
-    messages, digests, newest = history
-    foreign = next((at for at in range(index + 1, len(messages)) if messages[at]["role"] == "assistant"), None)
-    if foreign is not None:
-        is_rewritten = len(newest) > foreign and newest[foreign - 1] == digests[foreign - 1]
-        return "answer_rewritten" if is_rewritten else "foreign_answer"
+def _branch_from(kept: KeptCall, shown: Sequence[dict[str, Any]], setting: Setting) -> Branch:
+    """Why a call does not simply go on from `kept`; empty if it does. `shown`: the answer of `kept`, and what follows it."""
     if setting.tools != kept.setting.tools:
         return "tools_changed"
     if setting.options != kept.setting.options:
         return "options_changed"
-    reasoning = reasoning_of(messages[index])
+    reasoning = reasoning_of(shown[0])
     if reasoning is not None and digest_of(reasoning) != kept.reasoning:
         return "reasoning_changed"
     if not kept.is_closed:
         return "answer_cut"
-    return "no_new_message" if index == len(messages) - 1 else ""
+    return "no_new_message" if len(shown) == 1 else ""
 
 
-def _branch_without(history: _History) -> Branch:
+def _branch_without(messages: Sequence[dict[str, Any]], digests: Sequence[bytes], newest: Sequence[bytes]) -> Branch:
     """Why no earlier call was found that a call goes on from."""
-    messages, digests, newest = history
     has_answers = any(message["role"] == "assistant" for message in messages)
     if not newest:
         return "unknown_history" if has_answers else "first"

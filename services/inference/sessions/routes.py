@@ -1,4 +1,8 @@
-"""The routes of sessions with a key of their own."""
+"""Sessions with a key and a URL of their own: the routes that make, show and end them, and requests at the URL of one.
+
+`/sessions/{id}/v1/chat/completions` is `/v1/chat/completions` with the header `x-millrace-session: {id}`, which
+`services.http.find_caller` checks.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,27 @@ import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contracts.agent_sessions import AgentSession, SessionBudget, end_session, get_session, make_session
 from contracts.errors import InvalidRequest
 from contracts.keys import Caller
 from contracts.tasks import Task
 from runtime.database import Database
-from services.http import AppCaller, read_json, reply
+from services.http import SESSION_HEADER, URL_SESSION, AppCaller, field_error, read_json, reply
 from services.inference.bounds import check_group
-from services.inference.sessions.urls import PREFIX
 from services.limits import Limit
 from services.openapi import takes
 
+PREFIX = "/sessions/"
 _SESSIONS = "/v1/sessions"
+_SERVED = ("v1/chat/completions", "v1/completions", "v1/responses", "v1/messages", "v1/models", "tokenize")
+"""Under a session: what an agent calls. Sessions are made and ended by the plain routes."""
 _MOST = 2**53
 _CREATED = 201
 SESSION_NOTES: Mapping[str, str] = {
@@ -94,8 +103,35 @@ def _check_budget(budget: SessionBudget) -> None:
     for name in ("calls", "tokens", "seconds"):
         value = getattr(budget, name)
         if value is not None and not 0 < value <= _MOST:
-            raise InvalidRequest(f"budget.{name} is a number above 0, not {value}", param=f"budget.{name}")
+            raise field_error(f"budget.{name}", f"is a number above 0, not {value}")
 
 
 def _shown(session: AgentSession) -> dict[str, Any]:
     return {"object": "session", **msgspec.structs.asdict(session)}
+
+
+class SessionUrls:
+    """Passes a request at the URL of a session on to the plain route, within that session; any other as it is."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] == "http" and scope["path"].startswith(PREFIX):
+            scope = _plain(scope)
+        await self._app(scope, receive, send)
+
+
+def _plain(scope: Scope) -> Scope:
+    # An id may have an encoded slash, so the path is cut before it is decoded.
+    raw = (scope.get("raw_path") or scope["path"].encode()).decode("latin-1")
+    name, _, rest = raw.removeprefix(PREFIX).partition("/")
+    if not any(rest == route or rest.startswith(f"{route}/") for route in _SERVED):
+        return scope
+    session, headers = unquote(name), scope["headers"]
+    if SESSION_HEADER not in Headers(scope=scope):
+        headers = [*headers, (SESSION_HEADER.encode(), session.encode())]
+    path = f"/{rest}"
+    plain = {"path": unquote(path), "raw_path": path.encode("latin-1"), "headers": headers, URL_SESSION: session}
+    return {**scope, **plain}

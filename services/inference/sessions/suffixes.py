@@ -1,15 +1,16 @@
-"""The ids behind an answer: only new messages are rendered, the answer keeps the tokens that the model wrote.
+"""The ids behind an answer: only new messages are rendered, the answer keeps the tokens that the model wrote. Pure.
 
 A chat template renders whole conversations. So two short ones are rendered, which differ in their answer alone; what is equal behind
 it, from the token that closes an answer on, is what the template writes for the new messages. The same idea is `encode_incremental` of
 uni-agent and `_get_tool_suffix_ids` of trl, which compare one dummy conversation with its own beginning; that fails where a template
-renders the last answer in another way than earlier ones (Qwen3), and two conversations do not.
+renders the last answer in another way than earlier ones (Qwen3), and two conversations do not. `next_calls` tells before anybody serves
+a template whether calls of a session will go on token for token with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from contracts.errors import InvalidRequest, Unsupported
 from contracts.turns import Branch
@@ -18,6 +19,11 @@ from services.inference.template.chat_template import ChatTemplate
 _ASKED = {"role": "user", "content": "-"}
 _MARKS = ("qz", "zq 7")
 _REASONING = "qzreasoning"
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
+_ANSWERED = {"role": "assistant", "content": "Good."}
+_CALLED = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+_QUESTION = {"role": "user", "content": "And then?"}
+_RESULT = {"role": "tool", "tool_call_id": _CALL["id"], "name": "look", "content": '{"seen": 1}'}
 
 
 def continuation_of(
@@ -30,12 +36,8 @@ def continuation_of(
 ) -> tuple[list[int], Branch]:
     """The ids behind those of an earlier call, or why they cannot follow.
 
-    Args:
-        template: of the policy.
-        shown: the answer of that call, and what follows it.
-        options: of the template.
-        close: the last token of that answer.
-        has_reasoning: any answer among the earlier ids reasoned.
+    `shown`: the answer of that call, and what follows it; `close`: the last token of that answer; `has_reasoning`: any answer among the
+    earlier ids reasoned.
     """
     answer, *new = shown
     if has_reasoning and not keeps_reasoning(template, answer, new, options):
@@ -95,3 +97,32 @@ def _marked(answer: Mapping[str, Any], mark: str) -> dict[str, Any]:
     *others, last = calls
     changed = {**last, "function": {**last["function"], "arguments": {"q": mark}}}
     return {"role": "assistant", "content": "", "tool_calls": [*others, changed]}
+
+
+class NextCall(NamedTuple):
+    """What becomes of the call after an answer. `branch`: why it is rendered anew; empty: it goes on token for token."""
+
+    follows: str
+    """What comes after the answer, in words."""
+    branch: Branch
+
+
+def next_calls(template: ChatTemplate, stops: Sequence[int]) -> list[NextCall]:
+    """The call after an answer, after a call of a tool if the template renders tools, and after reasoning if its family marks it.
+
+    `stops`: the tokens with which the engine ends an answer. An ending goes on if one of them does.
+    """
+    cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [("a question", _ANSWERED, _QUESTION)]
+    if template.takes_tools:
+        cases.append(("a tool's result", _CALLED, _RESULT))
+    found = [NextCall(follows, _branch(template, answer, new, stops)) for follows, answer, new in cases]
+    if template.family.reasoning is None and template.family.channels is None:
+        return found
+    for (follows, answer, new), plain in zip(cases, tuple(found), strict=True):
+        dropped: Branch = "" if keeps_reasoning(template, answer, [new], {}) else "reasoning_dropped"
+        found.append(NextCall(f"reasoning and {follows}", plain.branch or dropped))
+    return found
+
+
+def _branch(template: ChatTemplate, answer: dict[str, Any], new: dict[str, Any], stops: Sequence[int]) -> Branch:
+    return "" if any(suffix_of(template, answer, [new], {}, stop) is not None for stop in stops) else "template"

@@ -22,17 +22,7 @@ from runtime.replicas import SessionStore
 from runtime.replicas.in_process import LocalSessionStore
 from services.inference.answer import Choice
 from services.inference.requests import ChatRequest
-from services.inference.sessions.histories import (
-    KeptCall,
-    NewestCall,
-    Setting,
-    digest_of,
-    digests_of,
-    extended,
-    name_of,
-    parent_of,
-    reasoning_of,
-)
+from services.inference.sessions import histories
 from services.inference.sessions.suffixes import continuation_of, num_equal
 from services.inference.template.chat_template import ChatTemplate
 
@@ -43,7 +33,7 @@ _LONG_PROMPT = 4096
 """Tokens. What is kept of a longer one is made on another thread."""
 _SHORT = 4000
 """Characters. A longer text is rendered on another thread."""
-_NOTHING = Setting(b"", b"")
+_NOTHING = histories.Setting(b"", b"")
 
 
 class Turn(NamedTuple):
@@ -56,7 +46,7 @@ class Turn(NamedTuple):
     """Digest of its messages."""
     digests: list[bytes]
     """Of each message and all before it."""
-    setting: Setting = _NOTHING
+    setting: histories.Setting = _NOTHING
     parent: str | None = None
     """The sample key of the call that it goes on from, or branches off; None: of none that is known."""
     parent_name: str = ""
@@ -76,56 +66,47 @@ class Turn(NamedTuple):
 
 
 class Turns:
-    """See the module. Belongs to one event loop.
-
-    Args:
-        template: renders what is new.
-        store: what all replicas read.
-        seconds: how long a call waits for the next one.
-    """
+    """See the module. Belongs to one event loop. `store`: what all replicas read; `seconds`: how long a call waits for the next one."""
 
     def __init__(self, template: ChatTemplate, store: SessionStore, seconds: float) -> None:
         self._template = template
-        self._store = store
+        self._store, self._memory = store, LocalSessionStore()
         self._seconds = seconds
-        self._memory = LocalSessionStore()
 
     async def next(self, request: ChatRequest, tenant: str, session_id: str, *, logged: bool, task: str = "") -> Turn:
-        """The turn of a chat.
+        """The turn of a chat. `logged` False: the answer may not be stored, so its session lives in the memory of this process alone.
 
-        `logged` False: the answer may not be stored, so its session lives in the memory of this process alone.
-
-        Raises:
-            InvalidRequest, Unsupported, ContextLengthExceeded: see `ChatTemplate.encode`.
+        Raises InvalidRequest, Unsupported, ContextLengthExceeded: see `ChatTemplate.encode`.
         """
         messages, template = request.messages, self._template
         template.check_length(messages)
         options = template.options_of(request.template_variables, request.reasoning_effort)
         session = f"{tenant}\0{session_id}".encode()
-        digests = digests_of(messages) if request.is_short else await asyncio.to_thread(digests_of, messages)
-        setting = Setting(digest_of(request.offered_tools), digest_of(dict(options)))
+        digest = partial(histories.digests_of, messages)
+        digests = digest() if request.is_short else await asyncio.to_thread(digest)
+        setting = histories.Setting(histories.digest_of(request.offered_tools), histories.digest_of(dict(options)))
         answers = [at for at in range(len(messages) - 1, -1, -1) if messages[at]["role"] == "assistant"]
-        names = {at: name_of(session, digests[at]) for at in answers[:_MAX_LOOKED_UP]}
+        names = {at: histories.name_of(session, digests[at]) for at in answers[:_MAX_LOOKED_UP]}
         store = self._store if logged else self._memory
-        newest, *values = await store.read([name_of(session, b""), *names.values()])
-        parent, at, branch = parent_of(messages, digests, setting, newest, dict(zip(names, values, strict=True)))
+        newest, *values = await store.read([histories.name_of(session, b""), *names.values()])
+        found = dict(zip(names, values, strict=True))
+        parent, at, branch = histories.parent_of(messages, digests, setting, newest, found)
         turn = Turn([], session, digests[-1], digests, setting, group=request.labels.get("session_group"), task=task)
         ids: list[int] = []
         if parent is not None:
             ids, has_reasoning = unpack_ids(parent.ids), parent.has_reasoning
             turn = turn._replace(parent=parent.call, parent_name=names[at], has_reasoning=has_reasoning)
             if not branch:
-                follow = partial(
-                    continuation_of, template, messages[at:], options, ids[-1], has_reasoning=has_reasoning
-                )
-                texts = (message.get("content") for message in messages[at + 1 :])
+                shown = messages[at:]
+                follow = partial(continuation_of, template, shown, options, ids[-1], has_reasoning=has_reasoning)
+                texts = (message.get("content") for message in shown[1:])
                 is_short = sum(len(text) for text in texts if isinstance(text, str)) <= _SHORT
                 suffix, branch = follow() if is_short else await asyncio.to_thread(follow)
                 if not branch:
                     turn = turn._replace(prompt_ids=ids + suffix, parent_tokens=len(ids))
         if branch:
             made = await template.encode_chat(request, options)
-            has_reasoning = any(reasoning_of(message) for message in messages)
+            has_reasoning = any(histories.reasoning_of(message) for message in messages)
             shared = num_equal(made, ids)
             turn = turn._replace(prompt_ids=made, parent_tokens=shared, has_reasoning=has_reasoning)
         elif parent is not None and parent.task not in {"", task}:
@@ -135,12 +116,8 @@ class Turns:
 
     async def keep(self, turn: Turn, completion_id: str, choices: Sequence[Choice], *, logged: bool) -> None:
         """Keep what the next call needs. Call it before the answer ends."""
-        is_long = len(turn.prompt_ids) > _LONG_PROMPT
-        values = (
-            await asyncio.to_thread(_kept, turn, completion_id, choices)
-            if is_long
-            else _kept(turn, completion_id, choices)
-        )
+        make, is_long = partial(_kept, turn, completion_id, choices), len(turn.prompt_ids) > _LONG_PROMPT
+        values = await asyncio.to_thread(make) if is_long else make()
         if not values:
             return
         store = self._store if logged else self._memory
@@ -156,16 +133,17 @@ def _kept(turn: Turn, completion_id: str, choices: Sequence[Choice]) -> dict[str
         if not choice.tokens or choice.finish_reason not in {"stop", "length"}:
             continue
         answer = {"role": "assistant", "content": choice.text, "tool_calls": choice.calls}
-        history = extended(turn.history, answer)
-        kept = KeptCall(
+        history = histories.extended(turn.history, answer)
+        kept = histories.KeptCall(
             sample_key(completion_id, choice.index),
             pack_ids([*turn.prompt_ids, *(token.id for token in choice.tokens)]),
             turn.setting,
-            digest_of(choice.reasoning) if choice.reasoning else b"",
+            histories.digest_of(choice.reasoning) if choice.reasoning else b"",
             turn.has_reasoning or bool(choice.reasoning),
             choice.is_closed,
             turn.task,
         )
-        values[name_of(turn.session, history)] = msgspec.msgpack.encode(kept)
-        values[name_of(turn.session, b"")] = msgspec.msgpack.encode(NewestCall([*turn.digests, history]))
+        values[histories.name_of(turn.session, history)] = msgspec.msgpack.encode(kept)
+        newest = histories.NewestCall([*turn.digests, history])
+        values[histories.name_of(turn.session, b"")] = msgspec.msgpack.encode(newest)
     return values

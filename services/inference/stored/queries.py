@@ -57,11 +57,7 @@ class StoredPage(NamedTuple):
 
 
 def find_stored(connection: Connection, search: StoredSearch) -> StoredPage:
-    """The completions of users that match.
-
-    Raises:
-        InvalidRequest: it looked at as much as it may, and nothing matched; the message says how to go on.
-    """
+    """The completions of users that match. Raises InvalidRequest: nothing matched as far as it may look; the message says how to go on."""
     found: list[list[StoredChoice]] = []
     after, num_looked, num_read, num_bytes = search.after, 0, 0, 0
     while num_looked < MAX_LOOKED and num_read < search.most_read:
@@ -70,13 +66,15 @@ def find_stored(connection: Connection, search: StoredSearch) -> StoredPage:
         if not is_last and window[0].completion_id != window[-1].completion_id:
             # Its further choices may lie behind the window.
             window = [row for row in window if row.completion_id != window[-1].completion_id]
-        ids = list(dict.fromkeys(row.completion_id for row in window if _is_wanted(row, search)))
+        known = [row for row in window if row.policy == search.policy and row.state != _ERASED]
+        ids = list(dict.fromkeys(row.completion_id for row in known if search.version in (None, row.version)))
         num_looked, num_read = num_looked + len(window), num_read + len(ids)
         for start in range(0, len(ids), _BATCH):
             for choices in _opened(connection, search.tenant, ids[start : start + _BATCH]):
-                if _matches(choices, search):
+                if search.metadata.items() <= choices[0].body.metadata.items():
                     found.append(choices)
-                    num_bytes += sum(_size_of(choice) for choice in choices)
+                    # They were opened, so they are frames.
+                    num_bytes += sum(max(0, zstandard.frame_content_size(choice.record.body)) for choice in choices)
                 if len(found) > search.limit:
                     return StoredPage(found[: search.limit], has_more=True)
                 if num_bytes > MAX_PAGE_BYTES:
@@ -85,10 +83,9 @@ def find_stored(connection: Connection, search: StoredSearch) -> StoredPage:
             return StoredPage(found, has_more=False)
         after = window[-1].completion_id
     if not found:
-        raise InvalidRequest(
-            f"none of the {num_looked:,} completions that were looked at matches, and there are more; go on with after={after}",
-            param="metadata" if search.metadata else "model",
-        )
+        none = f"none of the {num_looked:,} completions that were looked at matches"
+        param = "metadata" if search.metadata else "model"
+        raise InvalidRequest(f"{none}, and there are more; go on with after={after}", param=param)
     return StoredPage(found, has_more=True)
 
 
@@ -106,11 +103,6 @@ def _window(connection: Connection, search: StoredSearch, after: str | None) -> 
     if after is not None:
         walk = walk.where(place < after if search.newest_first else place > after)
     return connection.execute(walk.order_by(place.desc() if search.newest_first else place.asc()).limit(_WINDOW)).all()
-
-
-def _is_wanted(row: Any, search: StoredSearch) -> bool:
-    is_named = search.version is None or row.version == search.version
-    return bool(is_named and row.policy == search.policy and row.state != _ERASED)
 
 
 def _opened(connection: Connection, tenant: str, ids: list[str]) -> list[list[StoredChoice]]:
@@ -135,11 +127,3 @@ def _choice(wire: bytes) -> StoredChoice | None:
     except InvalidRecord:
         return None
     return StoredChoice(record, body) if body.completion_ids else None  # else its arm failed, and nobody got an answer
-
-
-def _size_of(choice: StoredChoice) -> int:
-    return max(0, zstandard.frame_content_size(choice.record.body))  # it was opened, so it is a frame
-
-
-def _matches(choices: list[StoredChoice], search: StoredSearch) -> bool:
-    return search.metadata.items() <= choices[0].body.metadata.items()

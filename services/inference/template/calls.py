@@ -29,15 +29,13 @@ _TOOL: dict[str, Any] = {
     },
 }
 _CONTENTS: tuple[dict[str, Any], ...] = ({"content": ""}, {"content": None}, {})
-_REFUSED = (jinja2.TemplateError, TypeError)
+REFUSED = (jinja2.TemplateError, TypeError)
 
 
 class HistoryForm(NamedTuple):
     """How calls in the history are given to a template.
 
-    Attributes:
-        as_text: arguments as JSON text, not as an object.
-        empty: what a message with calls has instead of absent content.
+    `as_text`: arguments as JSON text, not as an object; `empty`: what a message with calls has instead of absent content.
     """
 
     as_text: bool
@@ -63,7 +61,7 @@ def takes_tools(render: Render) -> bool:
     """Whether a template renders the tools that it is given."""
     try:
         return _NAME in render([{"role": "user", "content": "hi"}], [_TOOL])
-    except _REFUSED:
+    except REFUSED:
         return False
 
 
@@ -80,7 +78,7 @@ def call_form(render: Render, *, tools: bool) -> HistoryForm | None:
         ]
         try:
             text = render(messages, [_TOOL] if tools else None)
-        except _REFUSED:
+        except REFUSED:
             continue
         if all(part in text for part in (_NAME, _VALUE)) and "None" not in text:
             return form
@@ -97,17 +95,9 @@ def with_objects(message: dict[str, Any]) -> dict[str, Any]:
 
 def complete_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The tools with a description and parameters, for templates that cannot render a tool without them."""
-    return [
-        {
-            **tool,
-            "function": {
-                "description": "",
-                "parameters": {"type": "object", "properties": {}},
-                **{name: value for name, value in tool["function"].items() if value is not None},
-            },
-        }
-        for tool in tools
-    ]
+    empty = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    given = [{name: value for name, value in tool["function"].items() if value is not None} for tool in tools]
+    return [{**tool, "function": {**empty, **function}} for tool, function in zip(tools, given, strict=True)]
 
 
 def _with_object(call: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType
@@ -22,18 +23,11 @@ from huggingface_hub import snapshot_download
 
 from contracts.answers.registry import family_of
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings, Unsupported
+from services.http import field_error
 from services.inference.bounds import OWN_VARIABLES
-from services.inference.template.calls import HistoryForm, call_form, complete_tools, takes_tools, with_objects
+from services.inference.template import calls, files
 from services.inference.template.control_strings import ControlStrings, MarkedMessages, TemplateTexts, template_texts
-from services.inference.template.files import (
-    SPECIAL_TOKENS,
-    context_of,
-    read_object,
-    special_tokens,
-    template_of,
-    tokenizer_of,
-)
-from services.inference.template.plain_tokenizer import PlainTokenizer, bounded_ids
+from services.inference.template.plain_tokenizer import PlainTokenizer, bounded_ids, too_long
 from services.inference.template.sandbox import make_sandbox
 
 if TYPE_CHECKING:
@@ -51,37 +45,33 @@ _MOST_OF_A_TOKEN = 16
 
 
 class ChatTemplate:
-    """Template and tokenizer of one base policy.
+    """Template (`source`) and tokenizer of one base policy.
 
-    Attributes:
-        context: the most tokens of prompt and answer together.
-        tokenizer: the policy's tokenizer.
-        source: the template itself.
-        takes_tools: whether it renders tools.
-        family: in which form the policy writes calls and reasoning.
+    `context`: the most tokens of prompt and answer together; `takes_tools`: whether it renders tools; `family`: in which form the policy
+    writes calls and reasoning.
     """
 
     def __init__(self, folder: Path) -> None:
-        settings = read_object(folder, "tokenizer_config.json")
-        self.context = context_of(read_object(folder, "config.json"), folder)
-        self.tokenizer = tokenizer_of(folder)
+        settings = files.read_object(folder, "tokenizer_config.json")
+        self.context = files.context_of(files.read_object(folder, "config.json"), folder)
+        self.tokenizer = files.tokenizer_of(folder)
         # No token stands for more characters than its own name has; and a text with more for each token would hardly be one.
         longest = max(map(len, self.tokenizer.get_vocab()), default=1)
         self.most_characters = self.context * min(longest, _MOST_OF_A_TOKEN)
-        self._special = special_tokens(settings)
-        self.source, sandbox = template_of(folder, settings), make_sandbox()
+        self._special = files.special_tokens(settings)
+        self.source, sandbox = files.template_of(folder, settings), make_sandbox()
         try:
             code, literals, variables = _compiled(self.source)
         except Exception as error:  # its constants are computed here: it may divide by zero, or have no end
             raise InvalidSettings(f"{folder}: the chat template is not valid: {_named(error)}") from error
-        self._variables = variables - {*sandbox.globals, *SPECIAL_TOKENS, *OWN_VARIABLES}
+        self._variables = variables - {*sandbox.globals, *files.SPECIAL_TOKENS, *OWN_VARIABLES}
         # jinja2 reads all globals on every render, which is slow with its own chain of dicts.
         self._template = sandbox.template_class.from_code(sandbox, code, dict(sandbox.globals))
         self._knows_developers = "developer" in self.source
-        self.takes_tools = takes_tools(self._rendered)
+        self.takes_tools = calls.takes_tools(self._rendered)
         added = self.tokenizer.get_added_tokens_decoder()
         self.family = family_of(self.source, {token.content: number for number, token in added.items()})
-        self._call_form: HistoryForm | None = call_form(self._rendered, tools=self.takes_tools)
+        self._call_form: calls.HistoryForm | None = calls.call_form(self._rendered, tools=self.takes_tools)
         self._rewrites = literals.rewrites
         content = json.loads(self.tokenizer.to_str())
         tokens = content["added_tokens"]
@@ -95,18 +85,11 @@ class ChatTemplate:
     def options_of(self, given: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
         """The variables that a request sets and the template reads: others would change nothing.
 
-        Args:
-            given: `chat_template_kwargs`, checked by `check_variables`.
-            effort: `reasoning_effort` of the request.
-
-        Raises:
-            InvalidRequest: the variables name another effort.
+        `given`: `chat_template_kwargs`, checked by `check_variables`; `effort`: `reasoning_effort`. Raises InvalidRequest: they differ.
         """
         if effort is not None:
             if given.get(_EFFORT, effort) != effort:
-                raise InvalidRequest(
-                    f"{_EFFORT} and chat_template_kwargs.{_EFFORT} differ; send one of them", param=_EFFORT
-                )
+                raise field_error(_EFFORT, f"and chat_template_kwargs.{_EFFORT} differ; send one of them")
             given = {**given, _EFFORT: effort}
         return {name: value for name, value in given.items() if name in self._variables}
 
@@ -120,12 +103,7 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] = (),
         options: Mapping[str, Any] = _NOTHING,
     ) -> str:
-        """The prompt as text.
-
-        Raises:
-            InvalidRequest: the template refuses these messages; the message is the template's.
-            Unsupported: the template ignores tools, or calls of tools in messages.
-        """
+        """The prompt as text. Raises InvalidRequest, in the template's words; Unsupported: it ignores tools, or calls in messages."""
         self._check(messages, tools)
         return self._rendered_or_refused(messages, tools, options)
 
@@ -142,9 +120,7 @@ class ChatTemplate:
     def encode_prompt(self, prompt: str | list[int]) -> tuple[list[int], str]:
         """The token ids and the text of a prompt that is taken as it is. Releases the GIL while it encodes.
 
-        Raises:
-            InvalidRequest: it has no token, or an id that the policy does not have.
-            ContextLengthExceeded: it is longer than the context.
+        Raises InvalidRequest: it has no token, or an unknown id; ContextLengthExceeded: it is longer than the context.
         """
         tokenizer = self.tokenizer
         if isinstance(prompt, str):
@@ -158,11 +134,9 @@ class ChatTemplate:
             if unknown is not None:
                 raise InvalidRequest(f"prompt: {unknown} is not a token of this policy", param="prompt")
         if num >= self.context:
-            raise ContextLengthExceeded(
-                f"the prompt has {num} tokens; this policy's context is {self.context}, answer included", param="prompt"
-            )
+            raise too_long(num, self.context, "prompt")
         if not ids:
-            raise InvalidRequest("prompt has no token; send at least one", param="prompt")
+            raise field_error("prompt", "has no token; send at least one")
         if not isinstance(prompt, str):
             [text] = tokenizer.decode_batch([ids], skip_special_tokens=False)
         return ids, text
@@ -179,15 +153,14 @@ class ChatTemplate:
 
         All control tokens come from the template: the text of a message or a tool never makes one.
 
-        Raises:
-            InvalidRequest, Unsupported: see `render`.
-            ContextLengthExceeded: the text exceeds the context even before tokenizing, or by more than the context after.
+        Raises InvalidRequest, Unsupported: see `render`; ContextLengthExceeded: the text exceeds the context even before
+        tokenizing, or by more than the context after.
         """
         self._check(messages, tools)
         self.check_length(messages)
         if not opens_answer:
             options = {**options, _OPENS: False}
-        messages = [with_objects(message) for message in messages]
+        messages = [calls.with_objects(message) for message in messages]
         marked = self._controls.mark(messages, tools, options)
         if marked is not None:
             return self._encode_marked(messages, tools, options, marked)
@@ -222,15 +195,11 @@ class ChatTemplate:
     def _check(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> None:
         if not messages:
             raise InvalidRequest("send at least one message", param="messages")
+        renders_no = "the chat template of this policy does not render"
         if tools and not self.takes_tools:
-            raise Unsupported(
-                "the chat template of this policy does not render tools; leave `tools` out, or describe them in a message",
-                param="tools",
-            )
+            raise Unsupported(f"{renders_no} tools; leave `tools` out, or describe them in a message", param="tools")
         if self._call_form is None and any(message.get("tool_calls") for message in messages):
-            raise Unsupported(
-                "the chat template of this policy does not render `tool_calls`; write them as content", param="messages"
-            )
+            raise Unsupported(f"{renders_no} `tool_calls`; write them as content", param="messages")
 
     def _rendered_or_refused(
         self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], options: Mapping[str, Any]
@@ -238,36 +207,30 @@ class ChatTemplate:
         prepared = [self._prepared(message) for message in messages]
         try:
             return self._rendered(prepared, list(tools) or None, options)
-        except (jinja2.TemplateError, TypeError) as error:
-            if tools and (completed := complete_tools(tools)) != list(tools):
-                try:
+        except calls.REFUSED as error:
+            if tools and (completed := calls.complete_tools(tools)) != list(tools):
+                with suppress(*calls.REFUSED):  # then the tools are not the reason
                     return self._rendered(prepared, completed, options)
-                except (jinja2.TemplateError, TypeError):
-                    pass  # the tools are not the reason
             raise InvalidRequest(f"the chat template refused the messages: {error}", param="messages") from error
 
     def _rendered(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]] | None,
-        options: Mapping[str, Any] = _NOTHING,
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: Mapping[str, Any] = _NOTHING
     ) -> str:
-        return self._render(
-            messages=messages, tools=tools, documents=None, **{_OPENS: True, **options, **self._special}
-        )
+        variables = {_OPENS: True, **options, **self._special}
+        return self._render(messages=messages, tools=tools, documents=None, **variables)
 
     def _turn(self) -> str:
         """A turn of the user; empty if the template refuses a single turn."""
         try:
             return self._render(messages=[{"role": "user", "content": ""}], tools=None, **self._special)
-        except (jinja2.TemplateError, TypeError):
+        except calls.REFUSED:
             return ""
 
     def _render(self, **variables: Any) -> str:
         """The template's text. Raises TemplateError or TypeError, whatever breaks in it."""
         try:
             return self._template.render(**variables)
-        except (jinja2.TemplateError, TypeError):
+        except calls.REFUSED:
             raise
         except Exception as error:  # a program of somebody else: it fails in any way, and each is its own fault
             raise jinja2.TemplateError(_named(error)) from error
@@ -278,28 +241,18 @@ class ChatTemplate:
         return text
 
     def check_length(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Before anything looks into messages.
-
-        Raises:
-            ContextLengthExceeded: their contents have more characters than the context holds.
-            InvalidRequest: the arguments of their calls are too long.
-        """
+        """Raises ContextLengthExceeded, InvalidRequest: messages, or the arguments of their calls, are too long for anything to look into them."""
         contents = (message.get("content") for message in messages)
         self._check_characters(sum(len(text) for text in contents if isinstance(text, str)), "messages")
-        calls = (call["function"].get("arguments") for message in messages for call in message.get("tool_calls") or ())
-        if sum(len(text) for text in calls if isinstance(text, str)) > (most := max(_MAX_ARGUMENTS, 4 * self.context)):
-            raise InvalidRequest(
-                f"arguments of tool calls take up to {most // 2**20} MiB in all messages; leave some out",
-                param="messages",
-            )
+        given = (call["function"].get("arguments") for message in messages for call in message.get("tool_calls") or ())
+        if sum(len(text) for text in given if isinstance(text, str)) > (most := max(_MAX_ARGUMENTS, 4 * self.context)):
+            mib = f"{most // 2**20} MiB in all messages"
+            raise InvalidRequest(f"arguments of tool calls take up to {mib}; leave some out", param="messages")
 
     def _check_characters(self, num: int, param: str) -> None:
         if num > self.most_characters:
-            raise ContextLengthExceeded(
-                f"the prompt has {num} characters; this policy's context of {self.context} tokens holds at most "
-                f"{self.most_characters}",
-                param=param,
-            )
+            most = f"this policy's context of {self.context} tokens holds at most {self.most_characters}"
+            raise ContextLengthExceeded(f"the prompt has {num} characters; {most}", param=param)
 
     def _ids(self, text: str) -> list[int]:
         return bounded_ids(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0], self.context)
@@ -308,7 +261,7 @@ class ChatTemplate:
         if message.get("role") == "developer" and not self._knows_developers:
             message = {**message, "role": "system"}
         if self._call_form is not None:
-            message = self._call_form.prepared(with_objects(message))
+            message = self._call_form.prepared(calls.with_objects(message))
         return _with_reasoning(message)
 
 
@@ -322,11 +275,7 @@ def _compiled(source: str) -> tuple[CodeType, TemplateTexts, frozenset[str]]:
 
 
 def load_template(base: str) -> ChatTemplate:
-    """Template and tokenizer of a folder, or of a hub id (downloaded once).
-
-    Raises:
-        InvalidSettings: a file is missing or not valid.
-    """
+    """Template and tokenizer of a folder, or of a hub id (downloaded once). Raises InvalidSettings: a file is missing or not valid."""
     folder = Path(base)
     if not folder.is_dir():
         folder = Path(snapshot_download(base, allow_patterns=["*.json", "*.jinja"]))
@@ -340,11 +289,9 @@ def _named(error: Exception) -> str:
 def _control_strings(tokens: list[dict[str, Any]], literals: TemplateTexts) -> tuple[frozenset[str], frozenset[str]]:
     """Hard and soft control strings: special tokens, and other added tokens that the template uses (`<think>`)."""
     texts = {token["content"]: bool(token["special"]) for token in tokens if token["content"].strip()}
-    soft = {text for text, special in texts.items() if not special and _BRACKETED.fullmatch(text)}
-    return (
-        frozenset(text for text, special in texts.items() if special),
-        frozenset(text for text in soft if any(text in literal for literal in literals.said)),
-    )
+    hard = frozenset(text for text, special in texts.items() if special)
+    soft = (text for text in texts if text not in hard and _BRACKETED.fullmatch(text))
+    return hard, frozenset(text for text in soft if any(text in literal for literal in literals.said))
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

@@ -32,12 +32,9 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class TemplateTexts(NamedTuple):
-    """The texts of a template.
+    """The texts of a template: all (`said`), and those inside expressions (`compared`), which a message's text may be compared with or cut at.
 
-    Attributes:
-        said: all texts, inside and outside of expressions.
-        compared: texts inside expressions; the template may compare a message's text with them, or cut it there.
-        rewrites: True if the template may escape characters, as HTML or JSON.
+    `rewrites`: True if the template may escape characters, as HTML or JSON.
     """
 
     said: frozenset[str]
@@ -71,13 +68,7 @@ class MarkedMessages(NamedTuple):
 
 
 class ControlStrings:
-    """See the module.
-
-    Args:
-        hard: control strings in the text of any role.
-        soft: control strings that are ordinary text in messages of the assistant (`<think>`), and hard in all others.
-        literals: the template's own texts.
-    """
+    """See the module. `hard`: in the text of any role; `soft`: ordinary text in messages of the assistant (`<think>`), and hard in all others."""
 
     def __init__(self, hard: Collection[str], soft: Collection[str], literals: TemplateTexts) -> None:
         every = frozenset(hard) | frozenset(soft)
@@ -117,11 +108,7 @@ class ControlStrings:
         tools: Sequence[dict[str, Any]] = (),
         options: Mapping[str, Any] = _NOTHING,
     ) -> MarkedMessages | None:
-        """The messages, tools and options with stand-ins; None if nothing in them could be part of a control string.
-
-        Raises:
-            InvalidRequest: they contain too many of the characters that serve as stand-ins.
-        """
+        """All of it with stand-ins; None if nothing could be part of a control string. Raises InvalidRequest: too few stand-ins are free."""
         # One text for all messages: most requests end here, so this has to be fast.
         text = "\0".join([text for message in messages for text in _said(message)])
         if tools or options:
@@ -153,21 +140,16 @@ class ControlStrings:
         characters = sorted({*self._marks, *firsts, *map(str.upper, firsts)})
         free = [character for character in self._free if character not in text]
         if len(free) < len(characters):
-            raise InvalidRequest(
-                "the messages contain too many private-use characters and noncharacters of Unicode (U+E000, U+FDD0 ...); leave some out",
-                param="messages",
-            )
+            many = "too many private-use characters and noncharacters of Unicode (U+E000, U+FDD0 ...)"
+            raise InvalidRequest(f"the messages contain {many}; leave some out", param="messages")
         return dict(zip(characters, free, strict=False))
 
     def _marked(self, message: dict[str, Any], stand_ins: dict[str, str]) -> dict[str, Any]:
         said = self._assistants if message.get("role") == "assistant" else self._kept
         # The arguments of a call often repeat what somebody else wrote, so they are not the assistant's own words.
-        return {
-            name: value
-            if _is_role(name, value)
-            else self._replaced(value, stand_ins, self._kept if name == "tool_calls" else said)
-            for name, value in message.items()
-        }
+        kept = {name: self._kept if name == "tool_calls" else said for name in message}
+        marked = {name: self._replaced(value, stand_ins, kept[name]) for name, value in message.items()}
+        return marked | ({"role": message["role"]} if message.get("role") in ROLES else {})
 
     def _replaced(self, value: Any, stand_ins: dict[str, str], kept: list[str]) -> Any:
         def mark_name(text: str) -> str:
@@ -244,10 +226,6 @@ def _agree(literal: str, control: str, shift: int) -> bool:
     """Whether two texts agree where they overlap, if the second is moved to the right by `shift`."""
     start, end = max(0, shift), min(len(literal), shift + len(control))
     return literal[start:end] == control[start - shift : end - shift]
-
-
-def _is_role(name: str, value: Any) -> bool:
-    return name == "role" and value in ROLES
 
 
 def _said(message: dict[str, Any]) -> list[str]:

@@ -1,7 +1,4 @@
-"""The files of a base policy's folder that inference reads: its tokenizer, its chat template and their settings.
-
-In: a folder. Out: their contents. Raises InvalidSettings if a file is missing or not valid.
-"""
+"""The files of a base policy's folder that inference reads. Each function raises InvalidSettings if one is missing or not valid."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A copy of a tokenizer that knows the control tokens by secret names only: a control string is plain text to it.
 
-Everything else is the same as in the tokenizer, so text beside a control token is split exactly as beside the real one. The
-names are drawn when the process starts and never leave it.
+All else is the same, so text beside a control token is split exactly as beside the real one. The names never leave the process.
 """
 
 from __future__ import annotations
@@ -21,13 +20,7 @@ _LISTED = 2**18
 
 
 class PlainTokenizer:
-    """See the module.
-
-    Args:
-        content: the content of tokenizer.json.
-        controls: the control strings, each an added token.
-        context: of the policy, see `bounded_ids`.
-    """
+    """See the module. `content`: of tokenizer.json; `controls`: each is an added token; `context`: see `bounded_ids`."""
 
     def __init__(self, content: _Content, controls: Collection[str], context: int = 2**20) -> None:
         self._context = context
@@ -43,9 +36,8 @@ class PlainTokenizer:
     def encode(self, text: str, spans: Sequence[tuple[int, int]], restore: Callable[[str], str]) -> list[int]:
         """Token ids of a text in which only `spans` are control tokens; `restore` is applied to the rest.
 
-        Raises:
-            InvalidRequest: the result has other control tokens, because of the text around a control string.
-            ContextLengthExceeded: see `bounded_ids`.
+        Raises InvalidRequest: the result has other control tokens, because of the text around a control string;
+        ContextLengthExceeded: see `bounded_ids`.
         """
         parts, end = list[str](), 0
         for start, stop in spans:
@@ -56,10 +48,8 @@ class PlainTokenizer:
         ids = bounded_ids(encoded, self._context)
         own = [self._own_ids.get(number, number) for number in ids] if self._own_ids else ids
         if self.num_controls(own) != len(spans):
-            raise InvalidRequest(
-                "the messages contain control strings that this policy's tokenizer cannot tell from its own; leave them out",
-                param="messages",
-            )
+            why = "the messages contain control strings that this policy's tokenizer cannot tell from its own; leave them out"
+            raise InvalidRequest(why, param="messages")
         return own
 
     def num_controls(self, ids: Sequence[int]) -> int:
@@ -70,14 +60,17 @@ class PlainTokenizer:
 def bounded_ids(encoded: Encoding, context: int, param: str = "messages") -> list[int]:
     """The ids of a prompt. One that is a little too long still has them, for those who count.
 
-    Raises:
-        ContextLengthExceeded: it has far more tokens than the context. To list millions of ids would hold every other request.
+    Raises ContextLengthExceeded: it has far more tokens than the context. To list millions of ids would hold every other request.
     """
     if len(encoded) > max(2 * context, _LISTED):
-        raise ContextLengthExceeded(
-            f"the prompt has {len(encoded)} tokens; this policy's context is {context}, answer included", param=param
-        )
+        raise too_long(len(encoded), context, param)
     return list(encoded.ids)
+
+
+def too_long(num: int, context: int, param: str) -> ContextLengthExceeded:
+    """The error for a prompt with so many tokens."""
+    told = f"the prompt has {num} tokens; this policy's context is {context}, answer included"
+    return ContextLengthExceeded(told, param=param)
 
 
 def _unknown(model: _Content) -> str:
@@ -98,14 +91,8 @@ def _renamed(content: _Content, names: dict[str, str]) -> _Content:
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     added = [{**token, "content": names.get(token["content"], token["content"])} for token in content["added_tokens"]]
-    return {
-        **content,
-        "model": model,
-        "added_tokens": added,
-        "post_processor": None,
-        "truncation": None,
-        "padding": None,
-    }
+    off = dict.fromkeys(("post_processor", "truncation", "padding"))
+    return {**content, "model": model, "added_tokens": added, **off}
 
 
 def _has_control(merge: str | list[str], names: dict[str, str]) -> bool:

@@ -1,7 +1,4 @@
-"""The sandbox in which chat templates run: a copy of the one in transformers 5.23 (utils/chat_template_utils.py).
-
-Templates come from the hub and are not trusted: they see JSON values, and cannot reach Python.
-"""
+"""The sandbox in which chat templates, which are not trusted, run: as in transformers 5.23 (utils/chat_template_utils.py)."""
 
 from __future__ import annotations
 

@@ -27,16 +27,11 @@ def answer_grammar(
     content: Schema | None = None,
     max_tokens: int = 2**20,
 ) -> str:
-    """The grammar.
+    """The grammar of an answer of at most `max_tokens`, by a family that reads calls, if there are tools.
 
-    Args:
-        family: of the policy; it reads calls, if there are tools.
-        schemas: JSON schema of the parameters of each tool that may be called; empty if none may.
-        is_required: whether there must be a call; if not, the answer may be text, or text and calls.
-        parallel: whether there may be several calls.
-        in_reasoning: whether the prompt has opened reasoning.
-        content: JSON schema of an answer without calls; None if that is any text.
-        max_tokens: of the whole answer.
+    `schemas`: of the parameters of each tool that may be called; `is_required` False: the answer may be text, or text and calls; `parallel`:
+    there may be several calls; `in_reasoning`: the prompt has opened reasoning; `content`: JSON schema of an answer without calls; None: any
+    text.
     """
     most_thoughts = reasoning_budget(max_tokens)
     form = family.form

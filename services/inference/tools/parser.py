@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -107,54 +107,34 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     return {function["name"]: function.get("parameters") or ANY_OBJECT for function in functions}
 
 
-def strict_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, StrictSchema]:
-    """The schemas of the tools that are strict. Raises InvalidSchema if one cannot be checked."""
-    functions = [tool["function"] for tool in tools if tool["function"].get("strict")]
-    return {
-        function["name"]: StrictSchema(function["name"], function.get("parameters") or ANY_OBJECT)
-        for function in functions
-    }
+def parser_maker(
+    family: Family,
+    tokenizer: Tokenizer,
+    prompt_ids: Sequence[int],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    parallel: bool = True,
+    is_forced: bool = False,
+) -> Callable[[], AnswerParser]:
+    """What makes a parser for each choice of a request. Raises InvalidSchema: a strict tool cannot be checked.
 
-
-class ParserMaker:
-    """Makes a parser for each choice of a request.
-
-    Args:
-        family: of the policy.
-        tokenizer: its tokenizer.
-        prompt_ids: of the request; they tell whether the prompt has opened reasoning.
-        tools: that may be called, in OpenAI's form; empty if none may.
-        parallel: whether an answer may have more than one call; if not, further calls are dropped.
-        is_forced: a grammar forces the calls.
+    `prompt_ids` tell whether the prompt has opened reasoning; `tools`: that may be called, in OpenAI's form; `parallel` False: calls behind
+    the first are dropped; `is_forced`: a grammar forces the calls.
     """
+    schemas = schemas_of(tools) if family.reads_calls else {}
+    checked = [] if is_forced else [tool["function"]["name"] for tool in tools if tool["function"].get("strict")]
+    strict = {name: StrictSchema(name, schemas[name]) for name in checked if name in schemas}
+    in_reasoning = opens_reasoning(family, tokenizer, prompt_ids)
 
-    def __init__(
-        self,
-        family: Family,
-        tokenizer: Tokenizer,
-        prompt_ids: Sequence[int],
-        tools: Sequence[Mapping[str, Any]] = (),
-        *,
-        parallel: bool = True,
-        is_forced: bool = False,
-    ) -> None:
-        self._family, self._tokenizer = family, tokenizer
-        self._schemas = schemas_of(tools) if family.reads_calls else {}
-        self._strict = strict_of(tools) if family.reads_calls and not is_forced else {}
-        self._most = None if parallel else 1
-        self._is_forced = is_forced
-        self._in_reasoning = opens_reasoning(family, tokenizer, prompt_ids)
+    def make() -> AnswerParser:
+        if not schemas and not family.reads_reasoning:
+            return PlainParser(tokenizer)
+        output = Output(family.marks, new_short_id if family.short_ids else new_call_id, None if parallel else 1)
+        sink = Sink(family.marks, schemas, strict, is_forced=is_forced)
+        reader = reader_of(family, output, sink, in_reasoning=in_reasoning)
+        return MarkedParser(tokenizer, family.marks, output, reader)
 
-    def __call__(self) -> AnswerParser:
-        """A parser."""
-        family = self._family
-        if not self._schemas and not family.reads_reasoning:
-            return PlainParser(self._tokenizer)
-        marks = family.marks
-        output = Output(marks, new_short_id if family.short_ids else new_call_id, self._most)
-        sink = Sink(marks, self._schemas, self._strict, is_forced=self._is_forced)
-        reader = reader_of(family, output, sink, in_reasoning=self._in_reasoning)
-        return MarkedParser(self._tokenizer, marks, output, reader)
+    return make
 
 
 class MarkedParser:

@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from contracts.keys import SCOPES, NewKey, make_key, revoke_keys
 from contracts.tables import api_key, outbox, received_signal
-from services.rights import scopes_of
+from services.http import scopes_of
 from tests.adversary.attacks.attack import Attack
 from tests.worlds.asgi import HOST, AsgiAnswer, ask
 from tests.worlds.tenants import (

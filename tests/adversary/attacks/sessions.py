@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 import msgspec
 
 from contracts.ids import response_id_of
-from services.inference.sessions.urls import PREFIX
-from services.rights import scopes_of
+from services.http import scopes_of
+from services.inference.sessions.routes import PREFIX
 from tests.adversary.attacks.attack import Attack
 from tests.adversary.attacks.keys import LONGEST_SECONDS, OPEN
 from tests.worlds.asgi import AsgiAnswer, ask

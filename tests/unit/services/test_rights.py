@@ -14,8 +14,7 @@ from fastapi.routing import APIRoute
 from benchmarks.gateway import bodies
 from benchmarks.gateway import held as loop_held
 from contracts.keys import SCOPES, Caller
-from services.http import InferenceCaller, reply
-from services.rights import scopes_of
+from services.http import InferenceCaller, reply, scopes_of
 from tests.adversary.attacks import keys as attacks
 from tests.adversary.attacks import sessions
 from tests.worlds.tenants import Route, TenantsWorld, a_world, routes_of

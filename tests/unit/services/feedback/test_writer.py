@@ -14,18 +14,20 @@ from prometheus_client import REGISTRY
 from sqlalchemy import Connection, event, func, select
 
 from contracts.errors import Unavailable
+from contracts.event_log import Message
 from contracts.ids import new_completion_id
 from contracts.records import Signal, decode
 from contracts.tables import received_signal, signal_count
 from contracts.tasks.loading import load_tasks
 from contracts.topics import SIGNALS
 from runtime.database import Database
-from runtime.log.outbox import waiting
+from runtime.log.local import LocalLog
+from runtime.log.outbox import Relay, put, waiting
 from services.feedback import writer as writing
-from services.feedback.repository import Retraction
+from services.feedback.repository import PROCESS, Retraction
 from services.feedback.requests import ReceivedItem, read_item
-from services.feedback.writer import Submission, Writer
-from tests.unit.services.serving import make_home
+from services.feedback.writer import RelayThread, Submission, Writer
+from tests.unit.services.serving import make_home, wait_until
 
 COMPLETION = new_completion_id()
 
@@ -254,3 +256,27 @@ def test_room_comes_back_once_work_is_done(gated: Gated, items: Items) -> None:
         return [await writer.submit(items.submission("a"))]
 
     assert fates(asyncio.run(work())) == [[("accepted", 100.0)]]
+
+
+class Buggy(LocalLog):
+    """A log whose client breaks in a way that nobody expected, once."""
+
+    is_broken = True
+
+    def append(self, messages: Sequence[Message]) -> None:
+        if self.is_broken:
+            self.is_broken = False
+            raise ZeroDivisionError("a mistake in the client")
+        super().append(messages)
+
+
+def test_an_unexpected_error_does_not_end_the_relaying(database: Database, tmp_path: Path) -> None:
+    with database.transaction() as connection:
+        put(connection, PROCESS, [Message("signals", 0, "k", b"a")])
+    log = Buggy(tmp_path / "log")
+    thread = RelayThread(database, Relay(PROCESS, database, log), retry_seconds=0.01)
+    thread.start()
+    wait_until(lambda: bool(log.read("signals", 0, 0, 1)))
+    thread.stop()
+    assert not log.is_broken
+    log.close()

@@ -13,12 +13,22 @@ import pytest
 from contracts.records import Generation, decode
 from contracts.topics import GENERATIONS
 from runtime.database import Database
+from runtime.settings import Settings
 from services.inference.app import create_app
+from services.inference.template.chat_template import ChatTemplate
+from tests.chat_templates.bundled import BundledTemplates
 from tests.databases import write_migrated
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
 from tests.unit.services.serving import make_home, make_key, serve
 
 SAYS = "Tisch für 4: {ok}"
+
+
+def text_of(answer: Any) -> str:
+    """Of a whole or a streamed answer."""
+    if hasattr(answer, "choices"):
+        return str(answer.choices[0].message.content)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
 
 
 class Inference:
@@ -44,9 +54,9 @@ class Inference:
         """Whether the endpoint knows by now that an engine holds a version."""
         return f"demo@v{version}" in [model.id for model in self.client.models.list()]
 
-    def ask(self, **changes: Any) -> Any:
+    def ask(self, client: openai.OpenAI | None = None, /, **changes: Any) -> Any:
         arguments = {"model": "demo", "messages": [{"role": "user", "content": "table for 4"}]} | changes
-        return self.client.chat.completions.create(**arguments)
+        return (client or self.client).chat.completions.create(**arguments)
 
     def logged(self) -> list[Generation]:
         places = range(self.log.num_partitions)
@@ -54,6 +64,11 @@ class Inference:
             record for place in places for record in self.log.read(GENERATIONS, place, self.begins.get(place, 0), 100)
         ]
         return [decode(Generation, record.value) for record in sorted(records, key=lambda r: r.appended_at)]
+
+
+@pytest.fixture(scope="module")
+def templates() -> dict[str, ChatTemplate]:
+    return BundledTemplates()
 
 
 @pytest.fixture
@@ -83,9 +98,20 @@ def inference(request: pytest.FixtureRequest) -> Inference:
 
 @pytest.fixture
 def own(tmp_path: Path, database: Database, engine: FakeEngine, stage: Stage) -> Iterator[Inference]:
-    stage.engine = engine
-    with _serving(tmp_path, stage.url) as (url, log):
-        yield from _asking(Inference(engine, log, url, make_key(database), make_key(database, "operator")))
+    make_base(tmp_path / "base")
+    with a_service(make_home(tmp_path, stage.url), database, stage, engine, patience_seconds=1.5) as world:
+        yield world
+
+
+@contextmanager
+def a_service(
+    settings: Settings, database: Database, stage: Stage, engine: FakeEngine, **options: Any
+) -> Iterator[Inference]:
+    """A service of these settings; `options`: of `create_app`."""
+    stage.engine, log = engine, StubbornLog(settings.home / "log")
+    keys = make_key(database), make_key(database, "operator")
+    with serve(create_app(settings, event_log=log, **options)) as url:
+        yield from _asking(Inference(engine, log, url, *keys))
 
 
 class _Standing(NamedTuple):
@@ -125,7 +151,9 @@ def _serving(home: Path, engine_url: str) -> Iterator[tuple[str, StubbornLog]]:
 
 
 def _asking(world: Inference) -> Iterator[Inference]:
-    yield world
-    world.log.open.set()
-    world.engine.go.set()
-    world.client.close()
+    try:
+        yield world
+    finally:
+        world.log.open.set()
+        world.engine.go.set()
+        world.client.close()

@@ -12,11 +12,10 @@ import pytest
 from contracts.draws import is_asked
 from contracts.errors import InvalidRequest
 from runtime.database import Database
-from services.inference.app import create_app
-from tests.unit.services.inference.conftest import Inference
+from tests.unit.services.inference.conftest import Inference, a_service
 from tests.unit.services.inference.test_bad_input import parse
-from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
-from tests.unit.services.serving import make_home, make_key, serve
+from tests.unit.services.inference.world import FakeEngine, Stage, make_base
+from tests.unit.services.serving import make_home
 
 ASKING = "\n[asking]\nprobability = 0.5\n"
 
@@ -24,14 +23,10 @@ ASKING = "\n[asking]\nprobability = 0.5\n"
 @pytest.fixture
 def asking(tmp_path: Path, database: Database, engine: FakeEngine, stage: Stage) -> Iterator[Inference]:
     make_base(tmp_path / "base")
-    stage.engine = engine
-    log, settings = StubbornLog(tmp_path / "log"), make_home(tmp_path, stage.url)
+    settings = make_home(tmp_path, stage.url)
     (tmp_path / "task.toml").write_text((tmp_path / "task.toml").read_text() + ASKING)
-    keys = make_key(database), make_key(database, "operator")
-    with serve(create_app(settings, event_log=log)) as url:
-        world = Inference(engine, log, url, *keys)
+    with a_service(settings, database, stage, engine) as world:
         yield world
-        world.client.close()
 
 
 def test_half_of_the_answers_ask_and_the_probability_is_logged(asking: Inference) -> None:
@@ -47,16 +42,13 @@ def test_every_chunk_of_a_stream_says_the_same(asking: Inference) -> None:
 
 
 def test_a_shadow_waits_behind_users_and_leaves_nothing_in_the_log(asking: Inference) -> None:
-    message: Any = {"role": "user", "content": "hi"}
     headers = {"x-millrace-purpose": "shadow"}
     for store, num in ((True, 1), (False, 1)):
-        asking.operator.chat.completions.create(
-            model="demo@v3", messages=[message], seed=7, store=store, extra_headers=headers
-        )
+        asking.ask(asking.operator, model="demo@v3", seed=7, store=store, extra_headers=headers)
         assert asking.engine.requests[-1]["priority"] == 1
         assert [record.purpose for record in asking.logged()] == ["shadow"] * num
     with pytest.raises(openai.PermissionDeniedError):
-        asking.client.chat.completions.create(model="demo", messages=[message], extra_headers=headers)
+        asking.ask(extra_headers=headers)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +59,7 @@ def test_nobody_is_asked_about_what_no_user_saw_or_nobody_may_keep(
     asking: Inference, changes: dict[str, Any], is_operator: bool
 ) -> None:
     client = asking.operator if is_operator else asking.client
-    message: Any = {"role": "user", "content": "hi"}
-    answers = [client.chat.completions.create(model="demo", messages=[message], **changes) for _ in range(10)]
+    answers = [asking.ask(client, **changes) for _ in range(10)]
     assert [(answer.model_extra or {})["ask_feedback"] for answer in answers] == [False] * 10
     assert {record.ask_probability for record in asking.logged()} <= {0.0}
 

@@ -99,10 +99,8 @@ def let_go_at_the_second(inference: Inference) -> None:
 
 def test_an_operator_s_rollouts_are_no_tries(inference: Inference) -> None:
     for _ in range(2):
-        inference.operator.chat.completions.create(
-            model="demo",
-            messages=[{"role": "user", "content": "hi"}],
-            extra_headers={"x-millrace-purpose": "rollout", "x-stainless-retry-count": "1"},
+        inference.ask(
+            inference.operator, extra_headers={"x-millrace-purpose": "rollout", "x-stainless-retry-count": "1"}
         )
     assert [record.attempt for record in inference.logged()] == [None, None]
 

@@ -10,7 +10,7 @@ from contracts.ids import route_of
 from contracts.records import unpack_floats, unpack_ids
 from contracts.sampling import Sampling, Span
 from runtime.database import Database
-from tests.unit.services.inference.conftest import Inference
+from tests.unit.services.inference.conftest import Inference, text_of
 from tests.unit.services.inference.world import make_tokenizer
 
 TEXT = "Tisch für 4: {ok}"
@@ -37,7 +37,7 @@ def test_a_plain_answer_has_the_shape_that_the_sdk_reads(inference: Inference) -
 def test_a_stream_says_the_same_and_ends_with_usage(inference: Inference) -> None:
     chunks = list(inference.ask(stream=True, stream_options={"include_usage": True}))
 
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == TEXT
+    assert text_of(chunks) == TEXT
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
     assert chunks[-1].choices == []
@@ -98,15 +98,8 @@ def test_logprobs_are_those_of_the_sampled_tokens(inference: Inference) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_answer_before_itself(inference: Inference, stream: bool) -> None:
-    inference.engine.hold_after = (
-        len("Tisch für 4: {".encode()) + 1
-    )  # never reached, so the stop must cancel the engine
-    answer = inference.ask(stop=["nie", "r 4:"], stream=stream)
-    shown = (
-        "".join(chunk.choices[0].delta.content or "" for chunk in answer)
-        if stream
-        else answer.choices[0].message.content
-    )
+    inference.engine.hold_after = 1 + len("Tisch für 4: {".encode())  # never reached: the stop must cancel the engine
+    shown = text_of(inference.ask(stop=["nie", "r 4:"], stream=stream))
 
     [record] = inference.logged()
     assert shown == "Tisch fü"
@@ -200,9 +193,9 @@ def test_operators_ask_sentinels_with_their_own_sampling_of_a_pinned_version(
 ) -> None:
     with database.transaction() as connection:
         move(connection, policy="demo", arm=LIVE, version=2, expected_epoch=0, writer="test", reason="test")
-    inference.operator.chat.completions.create(
+    inference.ask(
+        inference.operator,
         model="demo@v3",
-        messages=[{"role": "user", "content": "hi"}],
         temperature=0,
         max_tokens=9,
         extra_headers={"x-millrace-purpose": "sentinel"},

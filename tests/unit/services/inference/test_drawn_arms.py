@@ -130,12 +130,7 @@ def test_whoever_names_a_version_is_not_drawn(drawn: Inference) -> None:
 @pytest.mark.parametrize("purpose", ["rollout", "sentinel", "shadow"])
 def test_only_users_are_drawn(drawn: Inference, purpose: str) -> None:
     for number in range(6):
-        drawn.operator.chat.completions.create(
-            model="demo",
-            messages=[{"role": "user", "content": "hi"}],
-            user=f"person {number}",
-            extra_headers={"x-millrace-purpose": purpose},
-        )
+        drawn.ask(drawn.operator, user=f"person {number}", extra_headers={"x-millrace-purpose": purpose})
     assert {(record.purpose, record.arm, record.arm_probability) for record in newest(drawn, 6)} == {
         (purpose, LIVE, 1.0)
     }
@@ -227,9 +222,7 @@ def test_an_arm_that_gives_no_token_is_logged_as_failed_without_words_or_names(d
 def test_a_client_that_left_before_the_first_token_counts_as_well(drawn: Inference) -> None:
     drawn.engine.hold_after = 0
     with pytest.raises(openai.APITimeoutError):
-        drawn.client.with_options(timeout=0.3).chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": "hi"}], user="anna"
-        )
+        drawn.ask(drawn.client.with_options(timeout=0.3), user="anna")
     wait_until(lambda: [record.finish_reason for record in drawn.logged()] == ["cancelled"])
 
 

@@ -46,8 +46,7 @@ class Server:
 
 @asynccontextmanager
 async def serving(
-    script: Callable[[Server, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-    read_seconds: float = 5.0,
+    script: Callable[[Server, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], read_seconds: float = 5.0
 ) -> AsyncIterator[tuple[Server, HttpClient]]:
     server = Server(lambda reader, writer: script(server, reader, writer))
     listening = await asyncio.start_server(server.play, "127.0.0.1", 0)

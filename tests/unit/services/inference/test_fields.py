@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -14,12 +13,11 @@ from openai.types.chat import completion_create_params
 from contracts.errors import InvalidRequest, Unsupported
 from services.inference.bounds import ROLES
 from services.inference.fields import HARMLESS, MAX_MESSAGES, MAX_PARTS, NEUTRAL, Body, ChatMessage, SentFields
-from services.inference.requests import ChatRequest, parse_chat_request
 from tests.adversary.attacks.text import CHANGING, keep_waiting
 from tests.each_case import each_case
 from tests.unit.services.inference.conftest import Inference
+from tests.unit.services.inference.test_bad_input import parse
 
-GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 AGENTS: dict[str, dict[str, Any]] = {
     "sdk": {"n": 1, "logprobs": False, "stop": None, "user": "u", "metadata": {}, "store": None},
     "tool framework without tools": {
@@ -50,10 +48,6 @@ AGENTS: dict[str, dict[str, Any]] = {
     },
     "local server client": {"extra_body": {"top_k": 40, "min_p": 0.05, "repetition_penalty": 1.0}},
 }
-
-
-def parse(**changes: Any) -> ChatRequest:
-    return parse_chat_request(json.dumps(GOOD | changes).encode())
 
 
 def test_every_field_of_the_sdk_is_decided_about() -> None:

@@ -9,18 +9,14 @@ import pytest
 
 from contracts.errors import InvalidRequest, InvalidSchema
 from services.inference.formats import MAX_SCHEMA_BYTES, MAX_TOOLS, MAX_VALUES, ResponseFormat, ToolChoice, num_values
-from services.inference.requests import ChatRequest, parse_chat_request
+from services.inference.requests import parse_chat_request
 from tests.each_case import each_case
+from tests.unit.services.inference.test_bad_input import GOOD, parse
 
-GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "now", "parameters": SCHEMA}}
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 BOTH = {"tools": [WEATHER, CLOCK]}
-
-
-def parse(**changes: Any) -> ChatRequest:
-    return parse_chat_request(json.dumps(GOOD | changes).encode())
 
 
 def function(**changes: Any) -> dict[str, Any]:

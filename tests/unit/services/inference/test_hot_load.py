@@ -12,7 +12,7 @@ from fastapi import Response
 from sqlalchemy import select
 from starlette.responses import JSONResponse
 
-from contracts.assignments import CANDIDATE, LIVE, TRAINING, move, read
+from contracts.assignments import CANDIDATE, LIVE, TRAINING, read
 from contracts.errors import InvalidRequest
 from contracts.holds import freeze
 from contracts.revocations import revoke
@@ -23,6 +23,7 @@ from services.inference.engine.state import ArmProblem, Health
 from services.inference.hot_load import describe, version_of
 from services.inference.routes import HOT_LOAD as PATH
 from tests.each_case import each_case
+from tests.unit.services.inference.test_versions_asked import assign
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
 from tests.unit.services.serving import make_home, make_key, serve
 
@@ -84,13 +85,6 @@ def pool(tmp_path: Path, database: Database, stage: Stage) -> Iterator[Pool]:
     service = create_app(settings, event_log=StubbornLog(tmp_path / "log"), list_versions=lambda: [0, 6, 7, 8])
     with serve(service) as url:
         yield Pool(url, key, engine)
-
-
-def assign(database: Database, version: int | None) -> None:
-    with database.transaction() as connection:
-        held = read(connection, "demo").get(LIVE)
-        epoch = held.epoch if held else 0
-        move(connection, policy="demo", arm=LIVE, version=version, expected_epoch=epoch, writer="test", reason="test")
 
 
 def live(database: Database) -> int | None:
@@ -160,12 +154,7 @@ def test_a_lower_version_is_a_rollback_and_the_answer_says_so(pool: Pool, databa
 
     answer = pool.signal("v6")
 
-    assert answer.json() == {
-        "accepted": True,
-        "identity": "v6",
-        "already_current": False,
-        "revoked": ["v7", "v8"],
-    }
+    assert answer.json() == {"accepted": True, "identity": "v6", "already_current": False, "revoked": ["v7", "v8"]}
     with database.snapshot() as connection:
         arms = read(connection, "demo")
         assert {name: arms[name].version for name in (LIVE, TRAINING, CANDIDATE)} == {

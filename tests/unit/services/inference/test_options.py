@@ -54,12 +54,7 @@ def test_a_task_that_owns_its_sampling_keeps_its_distribution(inference: Inferen
 
 
 def test_operators_may_penalise_under_either_owner(inference: Inference) -> None:
-    inference.operator.chat.completions.create(
-        model="demo",
-        messages=[{"role": "user", "content": "hi"}],
-        presence_penalty=1,
-        extra_headers={"x-millrace-purpose": "sentinel"},
-    )
+    inference.ask(inference.operator, presence_penalty=1, extra_headers={"x-millrace-purpose": "sentinel"})
     assert inference.engine.requests[0]["sampling_params"]["presence_penalty"] == 1
 
 

@@ -24,7 +24,7 @@ from runtime.database import Database
 from services.inference import arms
 from services.inference.app import create_app
 from services.inference.engine import pool, rows
-from tests.unit.services.inference.conftest import Inference
+from tests.unit.services.inference.conftest import Inference, text_of
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, event_of, make_base
 from tests.unit.services.serving import PATIENCE_SECONDS, make_home, make_key, serve, wait_until
 
@@ -148,12 +148,6 @@ def replicas(
         world.client.close()
 
 
-def text_of(answer: Any, *, stream: bool) -> str:
-    if stream:
-        return "".join(chunk.choices[0].delta.content or "" for chunk in answer)
-    return str(answer.choices[0].message.content)
-
-
 def test_replicas_that_compile_a_schema_are_not_taken_for_silent(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +161,7 @@ def test_replicas_that_compile_a_schema_are_not_taken_for_silent(
             engine.mute = False
 
     threading.Timer(0.5, compiled).start()
-    assert text_of(replicas.ask(response_format={"type": "json_object"}), stream=False) == TEXT
+    assert text_of(replicas.ask(response_format={"type": "json_object"})) == TEXT
     assert sum(replicas.asked().values()) == 1
     assert replicas.out() == {}
 
@@ -214,7 +208,7 @@ def test_both_replicas_are_asked_and_a_session_stays(replicas: Replicas) -> None
 def test_a_request_without_a_token_moves(replicas: Replicas, oddity: str, reason: str, stream: bool) -> None:
     replicas.engines["a"].oddity = oddity
     while not replicas.engines["a"].requests:
-        assert text_of(replicas.ask(stream=stream), stream=stream) == TEXT
+        assert text_of(replicas.ask(stream=stream)) == TEXT
     assert replicas.out() == {"a": reason}
     [record] = replicas.logged()[-1:]
     assert record.spans == (Span(0, 3),)
@@ -244,7 +238,7 @@ def test_a_version_that_was_assigned_shorter_than_a_row_lasts_is_not_a_lie(repli
 def test_a_replica_that_is_full_stays_in_rotation(replicas: Replicas) -> None:
     replicas.engines["a"].oddity = "overloaded"
     while not replicas.engines["a"].requests:
-        assert text_of(replicas.ask(), stream=False) == TEXT
+        assert text_of(replicas.ask()) == TEXT
     assert replicas.out() == {}
     replicas.engines["b"].oddity = "overloaded"
     with pytest.raises(openai.RateLimitError) as caught:
@@ -266,16 +260,14 @@ def test_an_answer_goes_on_at_another_replica(replicas: Replicas) -> None:
     replicas.engines["a"].survives = True
     replicas.tell("b", status="paused")
     replicas.engines["a"].hold_after = 4
-    answer = replicas.client.chat.completions.create(
-        model="demo", messages=[{"role": "user", "content": "hi"}], stream=True
-    )
+    answer = replicas.ask(stream=True)
     chunks = [next(answer)]
     replicas.tell("b", status="serving")
     replicas.engines["a"].die_after = 5
     replicas.engines["a"].go.set()
     chunks += list(answer)
 
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
+    assert text_of(chunks) == TEXT
     [first], [second] = replicas.engines["a"].requests, replicas.engines["b"].requests
     assert second["token_ids"] == first["token_ids"] + replicas.engines["a"].answer[:5]
     assert second["num_made"] == 5
@@ -297,7 +289,7 @@ def test_an_answer_leaves_a_frozen_replica_although_nobody_else_asks(
         replicas.tell("b", status="serving")
         replicas.announce("a", status="failed")
         try:
-            assert text_of(answer.result(PATIENCE_SECONDS), stream=False) == TEXT
+            assert text_of(answer.result(PATIENCE_SECONDS)) == TEXT
         finally:
             replicas.engines["a"].go.set()
     assert replicas.asked() == {"a": 1, "b": 1}
@@ -318,7 +310,7 @@ def test_an_answer_whose_first_engine_was_lost_before_it_told_its_version_names_
     answer = replicas.ask(stream=stream)
     parts = list(answer) if stream else [answer]
 
-    assert text_of(iter(parts) if stream else answer, stream=stream) == TEXT
+    assert text_of(parts if stream else answer) == TEXT
     assert {(part.policy_version, part.system_fingerprint) for part in parts} == {(None, None)}
     assert [record.spans for record in replicas.logged()] == [(Span(0, 3),), ()]
 
@@ -327,7 +319,7 @@ def test_a_dead_address_costs_nothing(replicas: Replicas) -> None:
     replicas.urls["a"] = "http://127.0.0.1:1"
     replicas.tell("a")
     for _ in range(8):
-        assert text_of(replicas.ask(), stream=False) == TEXT
+        assert text_of(replicas.ask()) == TEXT
     assert replicas.out() == {"a": "unreachable"}
 
 
@@ -494,5 +486,5 @@ def test_nothing_is_a_503_while_a_replica_comes_back(replicas: Replicas) -> None
 
     healing = threading.Thread(target=heal)
     healing.start()
-    assert text_of(replicas.ask(), stream=False) == TEXT
+    assert text_of(replicas.ask()) == TEXT
     healing.join()

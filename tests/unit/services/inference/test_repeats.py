@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,17 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fastapi import Response
+from fastapi.responses import StreamingResponse
+from starlette.types import Message
 
 from runtime.database import Database
-from runtime.replicas import ReplicaLinks
-from runtime.replicas.in_process import local_links
-from services.inference.app import create_app
-from services.inference.idempotency import REPLAYED
-from tests.unit.services.inference.conftest import Inference
-from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
-from tests.unit.services.serving import make_home, make_key, serve, wait_until
+from runtime.replicas import ReplicaLinks, RequestClaim
+from runtime.replicas.in_process import LocalIdempotencyStore, local_links
+from services.inference.idempotency import MAX_ANSWER_BYTES, REPLAYED, IdempotentRequests
+from tests.unit.services.inference.conftest import Inference, a_service, text_of
+from tests.unit.services.inference.world import FakeEngine, Stage, make_base
+from tests.unit.services.serving import make_home, make_key, wait_until
 
 TEXT = "Tisch für 4: {ok}"
 KEY = {"Idempotency-Key": "order-17"}
@@ -59,7 +61,7 @@ def test_a_repeat_gets_the_first_answer_and_is_neither_run_nor_logged(inference:
 def test_a_repeated_stream_is_the_same_stream(inference: Inference) -> None:
     chunks = [list(ask(inference, stream=True).parse()) for _ in range(2)]
     assert chunks[0] == chunks[1]
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[1]) == TEXT
+    assert text_of(chunks[1]) == TEXT
     assert len(inference.engine.requests) == len(inference.logged()) == 1
 
 
@@ -165,12 +167,7 @@ def test_a_client_that_left_may_ask_again(inference: Inference, stream: bool) ->
     inference.engine.go.set()
     again = ask(inference, stream=stream)
     assert REPLAYED not in again.headers
-    text = (
-        "".join(chunk.choices[0].delta.content or "" for chunk in again.parse())
-        if stream
-        else again.parse().choices[0].message.content
-    )
-    assert text == TEXT
+    assert text_of(again.parse()) == TEXT
 
 
 @pytest.mark.parametrize("changes", [{"store": False}, {"metadata": {"task": "private"}}])
@@ -184,19 +181,14 @@ def test_nothing_is_kept_without_consent(inference: Inference, changes: dict[str
 def limited(tmp_path: Path, database: Database, stage: Stage) -> Iterator[Callable[..., Inference]]:
     """A service whose keys may send so many requests a minute, and have sent some."""
     make_base(tmp_path / "base")
-    stage.engine = FakeEngine(TEXT)
-    key, operator = make_key(database), make_key(database, "operator")
     with ExitStack() as stack:
 
         def start(per_minute: int, spent: int = 0) -> Inference:
             links = local_links()
-            if spent:
-                asyncio.run(_spend(links, f"requests:{key.split('-')[2]}", per_minute, spent))
             settings = make_home(tmp_path, stage.url).model_copy(update={"requests_per_minute": per_minute})
-            log = StubbornLog(tmp_path / "log")
-            url = stack.enter_context(serve(create_app(settings, event_log=log, links=links)))
-            world = Inference(stage.engine, log, url, key, operator)
-            stack.callback(world.client.close)
+            world = stack.enter_context(a_service(settings, database, stage, FakeEngine(TEXT), links=links))
+            if spent:
+                asyncio.run(_spend(links, f"requests:{world.key.split('-')[2]}", per_minute, spent))
             return world
 
         yield start
@@ -232,5 +224,112 @@ def test_the_sdk_waits_as_long_as_it_is_told(limited: Callable[..., Inference]) 
 def test_operators_are_not_limited(limited: Callable[..., Inference]) -> None:
     world = limited(1)
     for _ in range(3):
-        answer = world.operator.chat.completions.create(model="demo", messages=[{"role": "user", "content": "x"}])
+        answer = world.ask(world.operator)
         assert answer.choices[0].message.content == TEXT
+
+
+SCOPE = {"type": "http", "asgi": {"spec_version": "2.4"}}
+
+
+async def nothing_comes() -> Message:
+    raise NotImplementedError
+
+
+async def send_out(response: Response) -> bytes:
+    parts = []
+
+    async def send(message: Message) -> None:
+        parts.append(message.get("body", b""))
+
+    await response(SCOPE, nothing_comes, send)
+    return b"".join(parts)
+
+
+class Streamed(StreamingResponse):
+    """Says how it ended, as `CompletionStream` does."""
+
+    is_whole = False
+
+
+def streamed(*parts: bytes, well: bool) -> Response:
+    async def body() -> AsyncIterator[bytes]:
+        for place, part in enumerate(parts, start=1):
+            response.is_whole = well and place == len(parts)
+            yield part
+
+    response = Streamed(body(), media_type="text/event-stream")
+    return response
+
+
+def plain(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, media_type="application/json")
+
+
+async def is_kept(response: Response) -> bool:
+    repeats = IdempotentRequests(LocalIdempotencyStore())
+
+    async def run() -> Response:
+        return response
+
+    async def run_again() -> Response:
+        return plain(b"again")
+
+    sent = await send_out(await repeats.once("key", "tenant", b"body", run))
+    await repeats.close()
+    second = await repeats.once("key", "tenant", b"body", run_again)
+    repeated = await send_out(second)
+    await repeats.close()
+    assert repeated in {sent, b"again"}
+    assert (repeated == sent) == (second.headers.get(REPLAYED) == "true")
+    return repeated == sent
+
+
+async def test_whole_answers_are_kept() -> None:
+    assert await is_kept(plain(b"{}"))
+    assert await is_kept(streamed(b"data: {}\n\n", b"data: [DONE]\n\n", well=True))
+    assert await is_kept(plain(bytes(MAX_ANSWER_BYTES)))
+
+
+@pytest.mark.parametrize("status", [400, 429, 503])
+async def test_a_failure_is_not_kept(status: int) -> None:
+    assert not await is_kept(plain(b"{}", status))
+
+
+async def test_a_stream_that_ended_in_an_error_is_not_kept() -> None:
+    assert not await is_kept(streamed(b"data: {}\n\n", b'data: {"error":{}}\n\n', well=False))
+
+
+async def test_an_answer_that_is_too_large_is_not_kept() -> None:
+    assert not await is_kept(plain(bytes(MAX_ANSWER_BYTES + 1)))
+    assert not await is_kept(streamed(bytes(MAX_ANSWER_BYTES), b"x", well=True))
+
+
+class Watched(LocalIdempotencyStore):
+    """Says when a lease was renewed for the second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_renewed = 0
+        self.twice = asyncio.Event()
+
+    async def renew(self, key: str, turn: RequestClaim) -> None:
+        await super().renew(key, turn)
+        self.num_renewed += 1
+        if self.num_renewed == 2:
+            self.twice.set()
+
+
+async def test_a_key_is_held_as_long_as_its_request_runs_and_no_longer() -> None:
+    window = Watched()
+    repeats = IdempotentRequests(window, lease_seconds=0.01)
+
+    async def run() -> Response:
+        async with asyncio.timeout(60):
+            await window.twice.wait()
+        return plain(b"{}")
+
+    await send_out(await repeats.once("key", "tenant", b"body", run))
+    await repeats.close()
+    num_renewed = window.num_renewed
+    await asyncio.sleep(0.02)
+    assert window.num_renewed == num_renewed

@@ -87,13 +87,7 @@ def test_a_broken_version_is_seen_before_any_user_meets_it(
     train = Train(1, "demo", 4, 3, "shadow", -1, 1, 0.0, 0.0, None, "", settings, {})
     with httpx.Client(base_url=inference.url, headers=headers) as client:
         asker = SentinelClient(
-            client,
-            policy="demo",
-            concurrency=1,
-            patience_seconds=30.0,
-            engines=list,
-            slot=CANARY,
-            skips=True,
+            client, policy="demo", concurrency=1, patience_seconds=30.0, engines=list, slot=CANARY, skips=True
         )
         shadow = PairedShadow(
             database,

@@ -13,11 +13,10 @@ import pytest
 
 from runtime.database import Database
 from services.inference import app
-from services.inference.app import create_app
 from tests.chat_templates.bundled import EOS, BundledTemplates, make_bundled
-from tests.unit.services.inference.conftest import Inference
-from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog
-from tests.unit.services.serving import make_home, make_key, serve
+from tests.unit.services.inference.conftest import Inference, a_service
+from tests.unit.services.inference.world import FakeEngine, Stage
+from tests.unit.services.serving import make_home
 from tests.worlds.tool_calls import SAMPLES, TOOLS, WEATHER
 
 FIRST_CALL = {
@@ -81,7 +80,7 @@ def serving(tmp_path: Path, database: Database, stage: Stage, monkeypatch: pytes
         template = BundledTemplates()[name]
         monkeypatch.setattr(app, "load_template", lambda _base: template)  # as it would load it again
         [end] = template.tokenizer.encode(EOS).ids
-        stage.engine = engine = FakeEngine("")
+        engine = FakeEngine("")
         engine.end = end
 
         def say(text: str) -> None:
@@ -89,16 +88,9 @@ def serving(tmp_path: Path, database: Database, stage: Stage, monkeypatch: pytes
 
         family, answer = BUNDLED[name]
         sample = next(sample for sample in SAMPLES if sample.name == family)
-        log = StubbornLog(tmp_path / "log")
-        keys = make_key(database), make_key(database, "operator")
-        with serve(create_app(make_home(tmp_path, stage.url), event_log=log, patience_seconds=20)) as url:
-            inference = Inference(engine, log, url, *keys)
+        with a_service(make_home(tmp_path, stage.url), database, stage, engine, patience_seconds=20) as inference:
             opened = "I call.\n</think>\n\n" if answer == THOUGHT else ""
-            try:
-                yield Served(inference, template, say, opened + FIRST_CALL.get(family, sample.calls), answer)
-            finally:
-                inference.client.close()
-                inference.operator.close()
+            yield Served(inference, template, say, opened + FIRST_CALL.get(family, sample.calls), answer)
 
     return served
 

@@ -14,7 +14,7 @@ import pytest
 
 from contracts.records import encode, unpack_floats, unpack_ids
 from contracts.sampling import Span
-from tests.unit.services.inference.conftest import Inference
+from tests.unit.services.inference.conftest import Inference, text_of
 from tests.unit.services.serving import wait_until
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -26,12 +26,7 @@ TEXT = "Tisch für 4: {ok}"
 def test_an_answer_goes_on_where_the_engine_died(inference: Inference, stream: bool, by_event: bool) -> None:
     engine = inference.engine
     engine.die_after, engine.dies_by_event = 4, by_event
-    answer = inference.ask(stream=stream)
-    text = (
-        "".join(chunk.choices[0].delta.content or "" for chunk in answer)
-        if stream
-        else answer.choices[0].message.content
-    )
+    text = text_of(inference.ask(stream=stream))
 
     first, second = engine.requests
     assert text == TEXT
@@ -249,9 +244,7 @@ def test_a_client_that_leaves_a_stream_is_logged_as_cancelled(inference: Inferen
 def test_a_client_that_leaves_a_plain_request_is_logged_as_cancelled(inference: Inference) -> None:
     inference.engine.hold_after = 6
     with pytest.raises(openai.APITimeoutError):
-        inference.client.with_options(timeout=0.5).chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": "hi"}]
-        )
+        inference.ask(inference.client.with_options(timeout=0.5))
 
     wait_until(inference.logged)
     assert [record.finish_reason for record in inference.logged()] == ["cancelled"]
@@ -263,9 +256,7 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing(inference: I
     inference.engine.hold_after = 0
     for stream in (False, True):
         with pytest.raises(openai.APITimeoutError):
-            inference.client.with_options(timeout=1.0).chat.completions.create(
-                model="demo", messages=[{"role": "user", "content": "hi"}], stream=stream
-            )
+            inference.ask(inference.client.with_options(timeout=1.0), stream=stream)
 
     wait_until(lambda: inference.engine.num_closed == 2)
     assert inference.logged() == []
@@ -275,9 +266,7 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing(inference: I
 def test_an_engine_that_has_not_answered_yet_hears_that_the_client_left(inference: Inference, stream: bool) -> None:
     inference.engine.mute = True
     with pytest.raises(openai.APITimeoutError):
-        inference.client.with_options(timeout=0.5).chat.completions.create(
-            model="demo", messages=[{"role": "user", "content": "hi"}], stream=stream
-        )
+        inference.ask(inference.client.with_options(timeout=0.5), stream=stream)
 
     wait_until(lambda: inference.engine.num_closed == 1)
     inference.engine.mute = False

@@ -17,9 +17,9 @@ from contracts.errors import InvalidRequest, VersionNotServed
 from contracts.sampling import Span
 from runtime.database import Database
 from services.inference.idempotency import REPLAYED
-from services.inference.versions import VersionRequirement, version_requirement
+from services.inference.terms import VersionRequirement, version_requirement
 from tests.each_case import each_case
-from tests.unit.services.inference.conftest import Inference
+from tests.unit.services.inference.conftest import Inference, text_of
 from tests.unit.services.inference.world import FakeEngine, event_of
 from tests.unit.services.serving import wait_until
 
@@ -74,12 +74,6 @@ def refused(inference: Inference, **changes: Any) -> openai.ConflictError:
     return error
 
 
-def text_of(answer: Any, stream: bool) -> str:
-    if stream:
-        return "".join(chunk.choices[0].delta.content or "" for chunk in answer)
-    return str(answer.choices[0].message.content)
-
-
 @each_case(
     ("labels", "pinned", "param"),
     [
@@ -128,7 +122,7 @@ def test_a_wish_that_is_met_changes_nothing_about_the_answer(inference: Inferenc
 
     for stream in WAYS:
         for metadata in wishes:
-            assert text_of(inference.ask(metadata=metadata, stream=stream), stream) == TEXT
+            assert text_of(inference.ask(metadata=metadata, stream=stream)) == TEXT
 
     facts = [(record.arm, record.arm_probability, record.spans) for record in inference.logged()]
     assert facts == [("live", 1.0, (Span(0, 3),))] * 6

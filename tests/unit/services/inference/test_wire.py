@@ -19,8 +19,8 @@ from engines.registry import KINDS, kind_of
 from engines.token_route import read_event
 from engines.vllm.wire import vllm_body
 from engines.wire import EngineRequest, Piece, System
-from services.inference.engine.events import Lines
-from services.inference.engine.progress import Progress
+from services.inference.engine.connection import Lines
+from services.inference.engine.state import Progress
 
 SAMPLING = Sampling(temperature=0.7, max_tokens=8)
 REQUEST = EngineRequest("demo", [1, 2], SAMPLING, "one:0")

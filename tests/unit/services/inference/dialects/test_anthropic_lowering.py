@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidRequest
-from services.inference.dialects.anthropic_errors import error_of
 from services.inference.dialects.anthropic_fields import (
     HARMLESS,
     NEUTRAL,
@@ -22,6 +21,7 @@ from services.inference.dialects.anthropic_fields import (
     ToolUseBlock,
     read_message,
 )
+from services.inference.dialects.anthropic_replies import error_of
 from services.inference.dialects.anthropic_requests import lowered
 from services.inference.requests import ChatRequest, parse_chat_request
 from services.inference.template.chat_template import ChatTemplate

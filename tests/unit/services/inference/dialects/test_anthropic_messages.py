@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from contracts.errors import MillraceError, Overloaded, RateLimited, Unauthorized, Unavailable, UnknownModel
-from services.inference.dialects.anthropic_errors import error_of, in_anthropics_shape
+from services.inference.dialects.anthropic_replies import error_of, in_anthropics_shape
 from services.inference.idempotency import REPLAYED
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.dialects.conftest import HELLO, Send, events_of
@@ -281,10 +281,7 @@ def test_a_call_its_result_and_the_answer(serving: Serve, name: str, stream: boo
         messages = [ASKED, {"role": "assistant", "content": called["content"]}, {"role": "user", "content": results}]
         told = ask(served, messages=messages, stream=stream)
         thought = [{"type": "thinking", "thinking": "It says rain.", "signature": told["id"]}]
-        assert told["content"] == [
-            *(thought if "says" in served.answer else []),
-            {"type": "text", "text": "It rains."},
-        ]
+        assert told["content"] == [*(thought if "says" in served.answer else []), {"type": "text", "text": "It rains."}]
         assert told["stop_reason"] == "end_turn"
         assert "rain" in served.prompt.partition("weather?")[2]
         first, second = (generation.open() for generation in served.inference.logged())

@@ -13,6 +13,7 @@ import pytest
 from contracts.ids import completion_id_of
 from runtime.database import Database
 from tests.unit.services.inference.conftest import Inference
+from tests.unit.services.inference.test_prompts import prompts_of
 from tests.unit.services.inference.world import CONTEXT, make_tokenizer
 from tests.unit.services.serving import make_key, wait_until
 
@@ -22,12 +23,6 @@ ASKED = "<|user|>table for 4<|end|><|assistant|>"
 
 def respond(inference: Inference, **changes: Any) -> Any:
     return inference.client.responses.create(**{"model": "demo", "input": "table for 4"} | changes)
-
-
-def prompts_of(inference: Inference) -> list[str]:
-    return [
-        make_tokenizer().decode(asked["token_ids"], skip_special_tokens=False) for asked in inference.engine.requests
-    ]
 
 
 def test_a_whole_response(inference: Inference) -> None:
@@ -329,10 +324,7 @@ def test_the_end_waits_for_the_log(inference: Inference) -> None:
 
 def test_token_ids_and_log_probs_come_back_if_asked_for(inference: Inference) -> None:
     answer = respond(
-        inference,
-        include=["message.output_text.logprobs"],
-        top_logprobs=2,
-        extra_body={"return_token_ids": True},
+        inference, include=["message.output_text.logprobs"], top_logprobs=2, extra_body={"return_token_ids": True}
     )
     assert answer.model_extra["token_ids"] == inference.engine.answer
     assert answer.model_extra["prompt_token_ids"] == make_tokenizer().encode(ASKED).ids

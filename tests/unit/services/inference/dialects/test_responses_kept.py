@@ -31,7 +31,7 @@ async def test_what_was_kept_comes_back_in_its_parts(store: ResponseStore) -> No
     answer = new_completion_id()
     await store.write(Owner("t", "a"), answer, ITEMS, 1, {"id": "r"})
     [kept] = (await store.read(AGENT, [response_id_of(answer)])).values()
-    assert (kept.conversation, kept.input, kept.output) == (ITEMS, ITEMS[:1], ITEMS[1:])
+    assert (kept.input, kept.output) == (ITEMS[:1], ITEMS[1:])
     assert kept.shown() == {"id": "r", "output": ITEMS[1:]}
 
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
-from services.inference.sessions.forecast import next_calls
-from services.inference.sessions.suffixes import keeps_reasoning, suffix_of
+from services.inference.sessions.suffixes import keeps_reasoning, next_calls, suffix_of
 from services.inference.template.chat_template import ChatTemplate
-from tests.chat_templates.bundled import BundledTemplates
 from tests.each_case import each_case
 from tests.unit.services.inference.test_template_tools import TOOLS, WITH_CALLS
 
@@ -47,11 +43,6 @@ def close_of(template: ChatTemplate, name: str, *, is_call: bool) -> int:
     found = template.tokenizer.token_to_id(text)
     assert found is not None
     return int(found)
-
-
-@pytest.fixture(scope="module")
-def templates() -> dict[str, ChatTemplate]:
-    return BundledTemplates()
 
 
 @each_case("name", WITH_CALLS)

@@ -89,11 +89,6 @@ class Agent:
         }
 
 
-@pytest.fixture(scope="module")
-def templates() -> dict[str, ChatTemplate]:
-    return BundledTemplates()
-
-
 @pytest.fixture
 def agent(templates: dict[str, ChatTemplate]) -> Agent:
     return make_agent(templates, "qwen3")
@@ -134,9 +129,7 @@ def test_fifty_turns_with_tools_are_one_row(templates: dict[str, ChatTemplate], 
         messages += [answer, result(number)]
 
 
-def test_a_question_after_reasoning_is_a_branch_where_the_template_drops_it(
-    templates: dict[str, ChatTemplate],
-) -> None:
+def test_a_question_after_reasoning_is_a_branch_where_the_template_drops_it(templates: dict[str, ChatTemplate]) -> None:
     for name, branch in (("qwen3", "reasoning_dropped"), ("qwen3_8", ""), ("qwen2_5", "")):
         agent = make_agent(templates, name)
         reasoning = "" if name == "qwen2_5" else "Hm. "

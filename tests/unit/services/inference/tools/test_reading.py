@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from contracts.answers.parts import AnswerPart
 from contracts.answers.registry import FAMILIES, UNKNOWN, family_of
-from services.inference.tools.parser import MarkedParser, ParserMaker
+from services.inference.tools.parser import MarkedParser, parser_maker
 from tests.chat_templates import byte_tokenizer
 from tests.each_case import each_case
 from tests.worlds.tool_calls import (
@@ -133,7 +133,7 @@ def test_where_the_pieces_end_does_not_matter(sample: Sample, world: ToolCallsWo
 
 
 def fed(world: ToolCallsWorld, pieces: list[str]) -> AnswerPart:
-    parser = ParserMaker(world.family, world.tokenizer, [], TOOLS)()
+    parser = parser_maker(world.family, world.tokenizer, [], TOOLS)()
     assert isinstance(parser, MarkedParser)
     parts = []
     for piece in pieces:
@@ -165,7 +165,7 @@ def test_a_marker_made_of_other_tokens_is_text() -> None:
     spelled = [
         number for letter in '<tool_call>{"name": "ping"}</tool_call>' for number in world.tokenizer.encode(letter).ids
     ]
-    parser = ParserMaker(world.family, world.tokenizer, [], TOOLS)()
+    parser = parser_maker(world.family, world.tokenizer, [], TOOLS)()
     part = whole([*(parser.push(number) for number in spelled), parser.flush()])
     assert part == AnswerPart('<tool_call>{"name": "ping"}</tool_call>')
 
@@ -266,7 +266,7 @@ def test_a_family_is_recognised_by_its_template_and_the_rest_is_unknown() -> Non
 @pytest.mark.parametrize("sample", [HERMES, LLAMA, HARMONY], ids=lambda sample: sample.name)
 def test_a_forced_call_is_shown_as_it_grows(sample: Sample) -> None:
     world = WORLDS[SAMPLES.index(sample), True]
-    parser = ParserMaker(world.family, world.tokenizer, [], TOOLS, is_forced=True)()
+    parser = parser_maker(world.family, world.tokenizer, [], TOOLS, is_forced=True)()
     parts = [parser.push(number) for number in world.tokenizer.encode(sample.calls).ids]
     parts.append(parser.flush())
     calls = [call for part in parts for call in part.calls]
