@@ -170,7 +170,6 @@ class Samples:
                 self.signals[name_of(held.record)] = replace(held, revision=revision)
 
     def _judge_waiting(self, about: Generation, task: Task | None) -> None:
-        """Judge the signals that waited for their generation."""
         is_evidence = False
         for held in self.signals_of((about.completion_id, about.choice), PENDING, "retracted"):
             if reason := join.rejection(held.record, about, task):

@@ -7,7 +7,7 @@ process remembers: a worker that restarts halts again, until an operator redrive
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -135,10 +135,8 @@ def _keep(connection: Connection, group: str, culprit: Culprit, now: float) -> N
 def _open_offsets(connection: Connection, group: str, place: _Partition, after: int) -> Collection[int]:
     columns = dead_letter.c
     here = (columns.consumer_group == group, columns.topic == place[0], columns.partition == place[1])
-    found: Iterable[int] = connection.execute(
-        select(columns.offset).where(*here, columns.offset > after, columns.state == OPEN)
-    ).scalars()
-    return list(found)
+    statement = select(columns.offset).where(*here, columns.offset > after, columns.state == OPEN)
+    return connection.execute(statement).scalars().all()
 
 
 def _too_many(group: str, last: Culprit, problem: str) -> TooManyDeadLetters:

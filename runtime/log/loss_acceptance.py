@@ -1,7 +1,5 @@
 """Accepts a loss of the log: moves positions into the log that exists, and gives a final state to everything in the lost part.
 
-In: what is missing (`loss_detection.losses`). Out: rows and outbox messages, in the caller's transaction. Waits for: nothing.
-
 Everything that the database has is sent again by its usual sender (docs/decisions/0001, "When the log is lost"): signals by feedback's
 outbox, episodes by the join's clock as later revisions, outcomes by the join's outbox. Only answers that the join had not read are
 lost; they are counted.
@@ -9,8 +7,8 @@ lost; they are counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, String, and_, cast, delete, exists, or_, select, update
@@ -122,10 +120,8 @@ def _new_position(offset: int, why: str, state: TopicState | None, partition: in
 
 def _remember(connection: Connection, lost: Sequence[LostRange], found: Mapping[str, TopicState], now: float) -> None:
     for topic in {item.topic for item in lost}:
-        if (state := found.get(topic)) is not None:
-            write_known(connection, topic, state, now)
-        else:  # the next start makes the topic and notes its identity
-            write_known(connection, topic, TopicState("", {}, {}), now)
+        # If it is missing, the next start makes the topic and notes its identity.
+        write_known(connection, topic, found.get(topic, TopicState("", {}, {})), now)
         # A record is lost once, even if several groups had not read it.
         number = sum(max(item.unread.values(), default=0) for item in lost if item.topic == topic)
         columns = {"num_lost": log_topic.c.num_lost + number, "lost_at": now}
@@ -134,22 +130,17 @@ def _remember(connection: Connection, lost: Sequence[LostRange], found: Mapping[
 
 def _send_signals(connection: Connection) -> int:
     """Send acknowledged signals again that were not joined, and retractions that the join has not seen."""
-    joined = and_(signal.c.tenant == received_signal.c.tenant, signal.c.id == received_signal.c.id)
-    waits = and_(waiting_signal.c.tenant == received_signal.c.tenant, waiting_signal.c.id == received_signal.c.id)
-    statement = (
-        select(received_signal.c.record, received_signal.c.retracted_at)
+    columns = received_signal.c
+    joined = and_(signal.c.tenant == columns.tenant, signal.c.id == columns.id)
+    waits = and_(waiting_signal.c.tenant == columns.tenant, waiting_signal.c.id == columns.id)
+    is_unseen = and_(columns.retracted_at.is_not(None), signal.c.state != "retracted")
+    unjoined = (
+        select(columns.record, columns.retracted_at)
         .outerjoin(signal, joined)
-        .where(
-            ~exists().where(waits),
-            or_(
-                signal.c.state.is_(None),
-                and_(received_signal.c.retracted_at.is_not(None), signal.c.state != "retracted"),
-            ),
-        )
-        .order_by(received_signal.c.received_at)
+        .where(~exists().where(waits), or_(signal.c.state.is_(None), is_unseen))
     )
     messages = []
-    for row in connection.execute(statement).all():
+    for row in connection.execute(unjoined.order_by(columns.received_at)).all():
         record = decode(Signal, row.record)
         if not record.completion_id:
             continue
@@ -181,32 +172,21 @@ def _repeat(
             emitted += 1
             continue
         unscored += fate is None
-        fates.append(
-            _outcome_message(
-                sample_key(completion_id, choice), max(1, revision), fate or _Fate("unscored", "log_lost"), now
-            )
-        )
+        sample = sample_key(completion_id, choice)
+        fates.append(_outcome_message(sample, max(1, revision), fate or _Fate("unscored", "log_lost"), now))
     put(connection, _JOIN, fates)
     return emitted, len(fates) - unscored, unscored
 
 
-def _undecided(connection: Connection, partitions: set[int]) -> Iterator[tuple[str, int, int, bytes, str | None]]:
+def _undecided(connection: Connection, partitions: set[int]) -> Sequence[Any]:
     """Generations that would stay as they are: their newest revision is undecided, and no window is open."""
-    key = generation.c.completion_id.concat(":").concat(cast(generation.c.choice, String))
-    decided = exists().where(outcome.c.key == key, outcome.c.revision >= generation.c.revision)
-    statement = select(
-        generation.c.completion_id,
-        generation.c.choice,
-        generation.c.revision,
-        generation.c.record,
-        generation.c.superseded_by,
-    ).where(
-        generation.c.partition.in_(sorted(partitions)),
-        generation.c.closes_at.is_(None),
-        or_(effective_state() == PENDING, and_(generation.c.state == "trained", ~decided)),
-    )
-    for row in connection.execute(statement).all():
-        yield row.completion_id, row.choice, row.revision, row.record, row.superseded_by
+    columns = generation.c
+    key = columns.completion_id.concat(":").concat(cast(columns.choice, String))
+    decided = exists().where(outcome.c.key == key, outcome.c.revision >= columns.revision)
+    is_open = or_(effective_state() == PENDING, and_(columns.state == "trained", ~decided))
+    wanted = columns["completion_id", "choice", "revision", "record", "superseded_by"]
+    here = (columns.partition.in_(sorted(partitions)), columns.closes_at.is_(None), is_open)
+    return connection.execute(select(*wanted).where(*here)).all()
 
 
 def _fate_at_arrival(record: Generation | None, task: Task | None, revision: int) -> _Fate | None:

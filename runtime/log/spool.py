@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 
 from contracts.errors import RecordTooLarge, Unavailable
-from contracts.event_log import Consumer, EventLog, LoadPosition, LogPlace, LogRecord, Message, TopicState, check_sizes
+from contracts.event_log import EventLog, Message, check_sizes
 from runtime.log.spool_slot import SpoolSlot, abandoned_slots
 
 MAX_SPOOL_BYTES = 2 * 2**30
@@ -34,7 +34,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Spool:
-    """An `EventLog` in front of another. Belongs to one process; several processes may share the folder.
+    """Takes messages in front of a log. Belongs to one process; several processes may share the folder.
 
     Args:
         log: receives every message. It is closed with the spool.
@@ -107,34 +107,6 @@ class Spool:
         check_sizes(messages)
         if self.away or not self._reach_log(messages):
             self._keep(messages)
-
-    def create_topics(self) -> None:
-        """See `EventLog.create_topics`."""
-        self._log.create_topics()
-
-    def check_topics(self) -> None:
-        """See `EventLog.check_topics`."""
-        self._log.check_topics()
-
-    def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> Consumer:
-        """See `EventLog.consumer`."""
-        return self._log.consumer(group, topics, load_position)
-
-    def ends(self, topic: str) -> dict[int, int]:
-        """See `EventLog.ends`: without messages that wait on disk."""
-        return self._log.ends(topic)
-
-    def describe(self) -> dict[str, TopicState]:
-        """See `EventLog.describe`: without messages that wait on disk."""
-        return self._log.describe()
-
-    def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
-        """See `EventLog.read`: without messages that wait on disk."""
-        return self._log.read(topic, partition, offset, limit)
-
-    def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
-        """See `EventLog.read_each`: without messages that wait on disk."""
-        return self._log.read_each(topic, places)
 
     def close(self) -> None:
         """Forward messages for two seconds; the others wait on disk for the next start."""

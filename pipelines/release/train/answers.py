@@ -55,6 +55,23 @@ class AnswerRow(NamedTuple):
     """Id of the key that asked; empty in rows of older releases."""
 
 
+class LiftRow(NamedTuple):
+    """One rewarded answer: its reward is the one that was known at the comparing age, however late a first one came."""
+
+    arm: str
+    """`live` or `holdout`."""
+    task: str
+    unit: str
+    unit_kind: str
+    sampling: str
+    at: float
+    """UTC epoch seconds."""
+    reward: float
+    """In [0, 1]."""
+    tenant: str = ""
+    api_key: str = ""
+
+
 class TaskRule(NamedTuple):
     """How the answers of a task are compared."""
 
@@ -152,12 +169,11 @@ class Answers:
 
     def _grow(self) -> None:
         wanted, room = len(self._places), len(self._columns.at)
-        if wanted <= room:
-            return
-        larger = _room(max(wanted, 2 * room))
-        for new, old in zip(larger, self._columns, strict=True):
-            new[:room] = old
-        self._columns = larger
+        if wanted > room:
+            larger = _room(max(wanted, 2 * room))
+            for new, old in zip(larger, self._columns, strict=True):
+                new[:room] = old
+            self._columns = larger
 
 
 def _problem_of(row: AnswerRow) -> str:
@@ -174,14 +190,6 @@ def _problem_of(row: AnswerRow) -> str:
 
 
 def _room(num: int) -> Columns:
-    def codes() -> NDArray[np.int64]:
-        return np.zeros(num, np.int64)
-
-    def numbers() -> NDArray[np.float64]:
-        return np.zeros(num)
-
-    return Columns(
-        numbers(), np.zeros(num, np.bool_), codes(), codes(), codes(), codes(), codes(), codes(),
-        codes(), codes(),
-        np.zeros((num, len(NAMES))), numbers(), codes(),
-    )  # fmt: skip
+    shapes: dict[str, Any] = {"metrics": (num, len(NAMES))}
+    types: dict[str, Any] = {"is_canary": np.bool_, "at": np.float64, "metrics": np.float64, "reward": np.float64}
+    return Columns(*(np.zeros(shapes.get(name, num), types.get(name, np.int64)) for name in Columns._fields))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
-from kafka.errors import InvalidReplicationFactorError, KafkaError, KafkaTimeoutError, TopicAlreadyExistsError
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.errors import InvalidReplicationFactorError, KafkaTimeoutError, TopicAlreadyExistsError
 
 from contracts.errors import Unavailable
 from contracts.event_log import NUM_PARTITIONS, LoadPosition, LogPlace, LogRecord, Message, TopicState
 from contracts.topics import RETENTION_DAYS, TOPICS
 from runtime.log.kafka.access import OPEN, Access
 from runtime.log.kafka.appender import Appender
-from runtime.log.kafka.clients import Cluster, close_consumer
+from runtime.log.kafka.clients import Cluster, Reader, extent_of
 from runtime.log.kafka.consumer import KafkaLogConsumer, record_of
-from runtime.log.kafka.places import PlaceReader
+from runtime.log.kafka.places import FETCH_BYTES, read_places
 from runtime.log.kafka.topics import Wanted, require_as_set
 
 SESSION_SECONDS = 15.0
@@ -61,9 +60,7 @@ class KafkaLog:
         self._cluster = Cluster(servers, timeout, session, max_poll, num_partitions, access)
         self._appender = Appender(self._cluster, prefix, num_partitions)
         self._consumers: list[KafkaLogConsumer] = []
-        self._places = PlaceReader(self._cluster, prefix)
-        self._reader: KafkaConsumer | None = None
-        self._reading = threading.Lock()
+        self._reader, self._reader_of_places = Reader(self._cluster), Reader(self._cluster, FETCH_BYTES)
 
     def create_topics(self) -> None:
         """See `EventLog.create_topics`. New topics get the retention of `topics.py`.
@@ -112,8 +109,8 @@ class KafkaLog:
 
     def ends(self, topic: str) -> dict[int, int]:
         """See `EventLog.ends`."""
-        places = [TopicPartition(self._prefix + topic, partition) for partition in range(self.num_partitions)]
-        with self._reader_of_log() as reader:
+        places = self._partitions_of(topic)
+        with self._reader.turn() as reader:
             ends = reader.end_offsets(places, timeout_ms=self._cluster.timeout_ms)
         return {place.partition: ends[place] for place in places}
 
@@ -125,14 +122,10 @@ class KafkaLog:
         identities = {names[item["name"]]: str(item["topic_id"]) for item in found if not item["error_code"]}
         states = {}
         for topic, identity in identities.items():
-            places = [TopicPartition(self._prefix + topic, partition) for partition in range(self.num_partitions)]
-            with self._reader_of_log() as reader:
-                beginnings = reader.beginning_offsets(places, timeout_ms=self._cluster.timeout_ms)
-                ends = reader.end_offsets(places, timeout_ms=self._cluster.timeout_ms)
+            with self._reader.turn() as reader:
+                extent = extent_of(reader, self._partitions_of(topic), self._cluster.timeout_ms)
             states[topic] = TopicState(
-                identity,
-                {place.partition: beginnings[place] for place in places},
-                {place.partition: ends[place] for place in places},
+                identity, *({place.partition: at for place, at in side.items()} for side in extent)
             )
         return states
 
@@ -141,13 +134,12 @@ class KafkaLog:
         place = TopicPartition(self._prefix + topic, partition)
         deadline = time.monotonic() + self._cluster.timeout
         records: list[LogRecord] = []
-        with self._reader_of_log() as reader:
+        with self._reader.turn() as reader:
             reader.assign([place])
-            end = reader.end_offsets([place], timeout_ms=self._cluster.timeout_ms)[place]
-            first = reader.beginning_offsets([place], timeout_ms=self._cluster.timeout_ms)[place]
-            position = max(offset, first)
+            firsts, ends = extent_of(reader, [place], self._cluster.timeout_ms)
+            position = max(offset, firsts[place])
             reader.seek(place, position)
-            while len(records) < limit and position < end:
+            while len(records) < limit and position < ends[place]:
                 for found in reader.poll(timeout_ms=_SLICE_MS, max_records=limit - len(records)).values():
                     records += [record_of(item, self._prefix) for item in found]
                     position = records[-1].offset + 1
@@ -160,31 +152,18 @@ class KafkaLog:
 
     def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
         """See `EventLog.read_each`."""
-        return self._places.read(topic, places)
+        return read_places(self._reader_of_places, self._cluster, self._prefix, topic, places)
 
     def close(self) -> None:
         """Close producer, reader and consumers. Takes a few seconds at most for each, and never raises."""
         for consumer in self._consumers:
             consumer.close()
         self._appender.close()
-        self._places.close()
-        with self._reading:
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            close_consumer(reader)
+        self._reader_of_places.close()
+        self._reader.close()
 
-    @contextmanager
-    def _reader_of_log(self) -> Iterator[KafkaConsumer]:
-        with self._cluster.explained("read"), self._reading:
-            if self._reader is None:
-                self._reader = self._cluster.consumer(None)
-            try:
-                yield self._reader
-            except KafkaError:
-                # After a broker died, this client may ask the former leaders of its partitions again and again.
-                reader, self._reader = self._reader, None
-                close_consumer(reader)
-                raise
+    def _partitions_of(self, topic: str) -> list[TopicPartition]:
+        return [TopicPartition(self._prefix + topic, partition) for partition in range(self.num_partitions)]
 
     @property
     def _names(self) -> list[str]:

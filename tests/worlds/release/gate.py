@@ -17,7 +17,7 @@ from contracts.tasks import Task
 from pipelines.release.asking import SentinelAnswer, SentinelClient
 from pipelines.release.releaser import Releaser
 from pipelines.release.settings import ReleaseSettings
-from pipelines.release.train.slots import TrainSlots
+from pipelines.release.train.standing import TrainSlots
 from runtime.database import Database
 from runtime.replicas.in_process import LocalBell
 from runtime.train_settings import TrainSettings

@@ -25,10 +25,10 @@ from contracts.tables import (
 )
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.conductor import Conductor
-from pipelines.release.train.ratio import expected_share
 from pipelines.release.train.reading.sampling import LEARNING_RATIO
 from pipelines.release.train.repository import Train
-from pipelines.release.train.slots import TrainSlots
+from pipelines.release.train.sequences import expected_share
+from pipelines.release.train.standing import TrainSlots
 from pipelines.release.train.trip import Shadow
 from runtime.database import Database
 from runtime.replicas.in_process import LocalBell

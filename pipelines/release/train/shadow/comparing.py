@@ -72,16 +72,11 @@ def compare_marks(mine: Sequence[Marks], theirs: Sequence[Marks], level: float) 
         theirs: marks of the blessed version's answers to the same prompts.
         level: the chance that a version which is no worse is refused, over all marks.
     """
-    names = dict.fromkeys(name for marks in [*mine, *theirs] for name in marks)
-    values = {
-        name: pairs
-        for name in names
-        if (
-            pairs := [
-                (new[name], old[name]) for new, old in zip(mine, theirs, strict=True) if name in new and name in old
-            ]
-        )
-    }
+    values: dict[str, list[tuple[float, float]]] = {name: [] for marks in [*mine, *theirs] for name in marks}
+    for new, old in zip(mine, theirs, strict=True):
+        for name in new.keys() & old.keys():
+            values[name].append((new[name], old[name]))
+    values = {name: pairs for name, pairs in values.items() if pairs}
     differing = {name: sum(abs(new - old) > _TIE for new, old in pairs) for name, pairs in values.items()}
     alpha = level / num_testable(list(differing.values()), level)
     return [_compared(name, pairs, alpha) for name, pairs in values.items()]

@@ -11,7 +11,7 @@ from contracts.assignments import CANARY, LIVE
 from contracts.tables import train, webhook_delivery
 from pipelines.release.gauges import ReleaseGauges
 from pipelines.release.webhooks import repository
-from pipelines.release.webhooks.events import make_test_event
+from pipelines.release.webhooks.messages import make_test_event
 from runtime.database import Database
 
 POLICY, URL = "p", "https://hooks.example/x"

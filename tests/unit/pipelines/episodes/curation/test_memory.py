@@ -9,8 +9,7 @@ from contracts.ids import new_completion_id
 from contracts.records import Generation
 from contracts.tasks import Task
 from contracts.tasks.curation import CurationRule
-from pipelines.episodes.curation.curator import Curator
-from pipelines.episodes.curation.memory import PromptFeatures, PromptWindow, digest_of, hash_of
+from pipelines.episodes.curation.curator import Curator, PromptFeatures, PromptWindow, digest_of, hash_of
 from tests.fakes import asking
 
 WORDS = [f"word{number}" for number in range(2_000)]

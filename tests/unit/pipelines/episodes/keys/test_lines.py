@@ -13,8 +13,7 @@ from pydantic import ValidationError
 
 from contracts.tasks import Task
 from contracts.tasks.credit import CreditRule
-from pipelines.episodes.keys.lines import SessionCall, main_line, parts_of
-from pipelines.episodes.keys.rules import AnswerRef
+from pipelines.episodes.keys.rules import AnswerRef, SessionCall, main_line, parts_of
 from tests.unit.pipelines.episodes.bench import a_task
 
 

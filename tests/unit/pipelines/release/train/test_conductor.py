@@ -10,7 +10,7 @@ from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE, SLOTS, TRAI
 from contracts.rollback import promote, roll_back
 from pipelines.release.train import standing, trip
 from pipelines.release.train.rules import PLACE, MoveKind, TrainMove
-from pipelines.release.train.slots import TrainSlots
+from pipelines.release.train.standing import TrainSlots
 from pipelines.release.train.trip import ShadowResult
 from runtime.database import Database
 from tests.worlds.release.track import AGE, POLICY, STOP, Behaviour, Killed, TrackWorld

@@ -10,9 +10,8 @@ from sqlalchemy import insert
 from contracts import assignments, train_points
 from contracts.assignments import HOLDOUT, LIVE
 from contracts.tables import train_answer
-from pipelines.release.train.answers import TaskRule
-from pipelines.release.train.lift import Lift
-from pipelines.release.train.lift_figures import LiftRow, lift_of
+from pipelines.release.train.answers import LiftRow, TaskRule
+from pipelines.release.train.lift import Lift, lift_of
 from runtime.database import Database
 from runtime.train_settings import TrainSettings
 

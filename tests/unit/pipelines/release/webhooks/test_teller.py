@@ -21,7 +21,7 @@ from contracts import assignments, holds
 from contracts.assignments import CANARY, LIVE
 from contracts.tables import train, webhook_delivery
 from pipelines.release.webhooks import repository
-from pipelines.release.webhooks.events import make_test_event
+from pipelines.release.webhooks.messages import make_test_event
 from pipelines.release.webhooks.sending import SignedUrl, make_client, send
 from pipelines.release.webhooks.teller import WebhookTeller, pause_before
 from runtime.database import Database
@@ -272,7 +272,7 @@ from pipelines.release.webhooks.sending import SignedUrl, make_client
 from pipelines.release.webhooks.teller import WebhookTeller
 url, to = sys.argv[1:]
 teller = WebhookTeller(Database(url), policy="p", run="r", to=SignedUrl(to, bytes(range(32)), may_be_private=True), client=make_client())
-teller.run(threading.Event())
+teller.tell(threading.Event())
 """
 
 
@@ -318,7 +318,7 @@ def test_a_database_that_is_away_ends_nothing(
         raise RuntimeError("away")
 
     monkeypatch.setattr(teller, "_queue", broken)
-    teller.run(stop)
+    teller.tell(stop)
     assert num == [1]
 
 

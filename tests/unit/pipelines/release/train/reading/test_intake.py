@@ -23,7 +23,7 @@ from contracts.tables import assignment_change, dead_letter, generation, positio
 from contracts.topics import EXPERIENCES, GENERATIONS
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.release.train.reading import intake as module
-from pipelines.release.train.reading import repository, room
+from pipelines.release.train.reading import repository, sampling
 from pipelines.release.train.reading.intake import TrainIntake, read_evidence
 from runtime.database import Database
 from runtime.log.local import LocalLog
@@ -360,7 +360,7 @@ def test_a_damaged_row_of_the_join_costs_only_its_own_score(world: EvidenceWorld
 def test_a_train_that_is_held_takes_no_more_than_its_room(
     world: EvidenceWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "HELD_ROWS", 5)
+    monkeypatch.setattr(sampling, "HELD_ROWS", 5)
     before = left_out("full")
     with world.database.transaction() as connection:
         holds.freeze(connection, policy=POLICY, until=None, writer="ann", reason="r", now=NOW)
