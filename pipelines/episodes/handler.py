@@ -3,7 +3,7 @@
     generations ──▶ curation/ ──▶╮                  ╭──▶ episodes      (rewards scores them)
     signals ────────────────────▶├─▶ lifecycle.py ──┼──▶ outcomes      (of samples that never become an episode of a user)
     window that closes (tick) ──▶│                  ╰──▶ experiences   (withdrawals of answers that a later try replaced)
-    later try ──▶ retries/ ─────▶╯
+    later try ──▶ retries.py ───▶╯
     outcomes ──▶ epochs/ ──────────▶ the ledger (table `generation`)
     generations with a key ─▶ keys/ ──▶ signals (those that waited for this answer)
 
@@ -38,8 +38,7 @@ from pipelines.episodes.keys import repository as keys_repository
 from pipelines.episodes.keys.repository import FIRST
 from pipelines.episodes.keys.rules import AnswerRef, KeyName, session_of
 from pipelines.episodes.lifecycle import Facts, Key, SampleState, Step
-from pipelines.episodes.retries.repository import lately_repeated, repeated
-from pipelines.episodes.retries.rules import Replacement, received, replacements
+from pipelines.episodes.retries import Replacement, received, replacements
 from pipelines.episodes.samples import Samples, name_of
 from runtime.log.outbox import message
 from runtime.worker import BATCH
@@ -59,7 +58,6 @@ class ReadRecord(NamedTuple):
     partition: int
     offset: int
     prompt: CheckedPrompt | None = None
-    """The prompt of a generation whose task curates."""
 
 
 class EpisodesHandler:
@@ -97,7 +95,7 @@ class EpisodesHandler:
         items, epochs = _valid(connection, [each for item in items for each in _each(item)])
         if not items:
             return []
-        tried = repeated(connection, [item.record for item in items if isinstance(item.record, Generation)])
+        tried = repository.repeated(connection, [item.record for item in items if isinstance(item.record, Generation)])
         judged = {item.key[0] for item in items if item.key and not isinstance(item.record, Outcome)}
         samples = repository.load(
             connection,
@@ -168,7 +166,7 @@ class EpisodesHandler:
 
     def _find_missed_tries(self, connection: Connection, now: float) -> list[Message]:
         """Tries of one request that two replicas joined at once: neither saw the record of the other."""
-        tried = lately_repeated(connection, now)
+        tried = repository.lately_repeated(connection, now)
         if not tried.completion_ids:
             return []
         samples = repository.load(connection, tried.completion_ids, (), judged=tried.completion_ids)

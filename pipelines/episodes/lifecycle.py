@@ -30,9 +30,7 @@ from pipelines.episodes import join
 from pipelines.episodes.epochs.chain import LedgerEntry
 
 Key = tuple[str, int]
-"""Completion id and choice."""
 Fate = tuple[State, str]
-"""State and reason of an outcome."""
 _SCORED_WITHOUT_SIGNALS = frozenset(("rollout", "shadow"))  # the gate grades its sentinels itself
 
 

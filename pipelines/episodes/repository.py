@@ -1,4 +1,4 @@
-"""SQL of the join and of the ledger: a batch is read in four statements and written in at most six.
+"""SQL of the join, of tries and of the ledger: a batch is read in four statements and written in at most six.
 
 Rows that were read stay locked until the transaction ends. They are locked in the order of their keys, so that two replicas
 never deadlock. If another replica added one of the new rows, the whole batch is stale and is read again.
@@ -6,9 +6,9 @@ never deadlock. If another replica added one of the new rows, the whole batch is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Table, select, text
 
@@ -26,6 +26,11 @@ from pipelines.episodes.lifecycle import Key, SampleState
 from pipelines.episodes.samples import HEARD, HeldSignal, Samples, SignalName
 
 _SIGNAL_NAME = (signals.c.completion_id, signals.c.tenant, signals.c.id)
+_LOOK_BACK_SECONDS = 7200.0
+"""Longer than one try and the ten minutes after it."""
+_SWEEP_BACK_SECONDS = 300.0
+_MAX_ROWS = 1000
+_IS_RETRY = text("retry_count > 0")  # written as in the index: with a bound number the index would not be used
 _SMALL_BYTES = 1_024
 """Longer records are not kept decoded."""
 _OWN_STATE = ("closes_at", "revision", "superseded_by")
@@ -42,8 +47,8 @@ def load(
 
     Args:
         connection: its transaction must also save them.
-        completion_ids: completions of all records.
-        sample_keys: samples of all outcomes.
+        completion_ids: of all records.
+        sample_keys: of all outcomes.
         judged: completions whose signals are needed, as far as they take room.
         named: signals that are needed by their names.
     """
@@ -193,3 +198,41 @@ def _signal_state(held: HeldSignal) -> dict[str, Any]:
 
 def _outcome_row(record: Outcome) -> dict[str, Any]:
     return {name: getattr(record, name) for name in epochs.OUTCOME_COLUMNS}
+
+
+class RepeatedRequests(NamedTuple):
+    """Requests that were sent again, and all their stored completions."""
+
+    requests: frozenset[str] = frozenset()
+    completion_ids: frozenset[str] = frozenset()
+
+
+def repeated(connection: Connection, arriving: Iterable[Generation]) -> RepeatedRequests:
+    """The requests of these records that were sent again, by one of the records or by a stored one."""
+    tried = [(record, record.attempt) for record in arriving if record.attempt is not None]
+    if not tried:
+        return RepeatedRequests()
+    again = {attempt.request for _, attempt in tried if attempt.count > 0}
+    others = {attempt.request for _, attempt in tried} - again
+    if others:
+        wanted = among(connection, generations.c.request, others)
+        again |= set(connection.execute(select(generations.c.request).where(wanted, _IS_RETRY)).scalars())
+    return _tries(connection, again, min(record.created_at for record, _ in tried))
+
+
+def lately_repeated(connection: Connection, now: float) -> RepeatedRequests:
+    """Requests whose later tries were joined in the last minutes."""
+    columns = (generations.c.request, generations.c.created_at)
+    lately = generations.c.joined_at >= now - _SWEEP_BACK_SECONDS
+    rows = connection.execute(select(*columns).where(_IS_RETRY, lately).limit(_MAX_ROWS)).all()
+    return _tries(connection, {row.request for row in rows}, min((row.created_at for row in rows), default=now))
+
+
+def _tries(connection: Connection, requests: Collection[str], since: float) -> RepeatedRequests:
+    if not requests:
+        return RepeatedRequests()
+    wanted = among(connection, generations.c.request, requests)
+    fresh = generations.c.created_at >= since - _LOOK_BACK_SECONDS
+    newest = select(generations.c.completion_id).where(wanted, fresh).order_by(generations.c.created_at.desc())
+    found = connection.execute(newest.limit(_MAX_ROWS)).scalars()
+    return RepeatedRequests(frozenset(requests), frozenset(found))

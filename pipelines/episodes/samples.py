@@ -25,7 +25,6 @@ COUNTING = ("joined", "late")
 HEARD = ("", join.SUPERSEDED)
 """Reasons of signals that take room, see `join.crowded_out`: of all that were not rejected."""
 SignalName = tuple[str, str, str]
-"""Completion id, tenant and signal id."""
 Name = TypeVar("Name")
 Row = TypeVar("Row")
 

@@ -23,12 +23,12 @@ from pipelines.release.looping import Companions
 from pipelines.release.releaser import Releaser
 from pipelines.release.renewal import renewal
 from pipelines.release.settings import ReleaseSettings
+from pipelines.release.train.answers import task_rules
 from pipelines.release.train.conductor import Conductor
 from pipelines.release.train.lift import Lift
 from pipelines.release.train.reading.intake import TrainIntake, read_evidence
 from pipelines.release.train.shadow.shadow import PairedShadow
 from pipelines.release.train.standing import TrainSlots
-from pipelines.release.train.task_rules import task_rules
 from pipelines.release.webhooks.settings import WebhookSettings
 from pipelines.release.webhooks.teller import tellers
 from runtime.base_policy import fingerprint

@@ -141,14 +141,8 @@ class SentinelClient:
 
     def _ask(self, item: Sentinel, version: int, deadline: float, stop: threading.Event, seed: int) -> SentinelAnswer:
         # No temperature and no length: the task sets them, as for its users.
-        body = {
-            "model": f"{self.policy}@v{version}",
-            "messages": item.messages,
-            "metadata": {"task": item.task},
-            "seed": seed,
-            "logprobs": True,
-            **item.options,
-        }
+        body = {"model": f"{self.policy}@v{version}", "messages": item.messages, "metadata": {"task": item.task}}
+        body |= {"seed": seed, "logprobs": True, **item.options}
         failure: MillraceError = Unavailable("no time was left")
         pause = _RETRY_SECONDS
         while time.monotonic() < deadline and not stop.is_set():
@@ -164,13 +158,10 @@ class SentinelClient:
             pause = _RETRY_SECONDS if isinstance(answer, VersionNotResident) else min(_LONGEST_RETRY_SECONDS, 2 * pause)
         if stop.is_set():
             raise Unavailable("stopped")
+        waited = f"in {self.patience_seconds:.0f} s"
         if isinstance(failure, VersionNotResident):
-            raise VersionNotResident(
-                f"the engine did not take v{version} in {self.patience_seconds:.0f} s; its log says why"
-            )
-        raise Unavailable(
-            f"v{version} did not answer its sentinels in {self.patience_seconds:.0f} s: {failure.message}"
-        )
+            raise VersionNotResident(f"the engine did not take v{version} {waited}; its log says why")
+        raise Unavailable(f"v{version} did not answer its sentinels {waited}: {failure.message}")
 
     def _post(self, item: Sentinel, body: dict[str, Any], version: int, pause: float) -> SentinelAnswer | MillraceError:
         """The answer, or the error after which the sentinel may be sent again; other errors are raised, see `ask`."""
@@ -202,12 +193,7 @@ class SentinelClient:
         return Unavailable(said)
 
     def _check_coming(self, version: int) -> None:
-        """Check that an engine may still load the version.
-
-        Raises:
-            NoLongerAssigned: it was taken from its arm: by a rollback, or for a newer one.
-            BadVersion: a replica found its bytes wrong at least `_TRIES` times, and none holds it.
-        """
+        """Raise NoLongerAssigned or BadVersion if no engine will load the version any more."""
         try:
             is_assigned = self.is_assigned(version)
             rows = [row for row in self.engines() if row.is_fresh(time.time())]

@@ -31,7 +31,6 @@ class LookLoop(NamedTuple):
     """None: a failure rings no alarm."""
     pause_seconds: float
     fatal: tuple[type[Exception], ...] = ()
-    """Errors that end the loop."""
 
     def run(
         self, look: Callable[[], object], stop: threading.Event, *, done: Callable[[], None] = lambda: None

@@ -60,7 +60,6 @@ class Releaser:
 
     def __post_init__(self) -> None:
         self._unasked: set[int] = set()
-        """Anchors that could not be asked again."""
         self._ask_train_at: dict[int, float] = {}
         """By version on the train that could not be asked: when it is asked again."""
         self._since: float | None = None
@@ -70,11 +69,7 @@ class Releaser:
         )
 
     def run(self, stop: threading.Event) -> None:
-        """Judge until `stop` is set.
-
-        Raises:
-            InvalidSettings: the endpoint refuses a sentinel because of its content.
-        """
+        """Judge until `stop` is set. Raises InvalidSettings: the endpoint refuses a sentinel because of its content."""
 
         def look() -> None:
             self.each_look()
@@ -225,14 +220,9 @@ class Releaser:
 
     def _store(self, candidate: Assignment, live: Assignment, judged: VersionVerdict) -> None:
         with self.database.transaction() as connection:
+            arm, most = self.slots.accepting(connection), self.settings.refusals_before_rollback
             repository.store(
-                connection,
-                self.policy,
-                candidate,
-                judged,
-                live=live,
-                refusals_before_rollback=self.settings.refusals_before_rollback,
-                accepted_arm=self.slots.accepting(connection),
+                connection, self.policy, candidate, judged, live=live, most_refusals=most, accepted_arm=arm
             )
         self.bell.ring(MOVED)
         VERDICTS.labels(str(judged.accepted).lower()).inc()

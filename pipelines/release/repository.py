@@ -119,12 +119,12 @@ def store(
     judged: VersionVerdict,
     *,
     live: Assignment,
-    refusals_before_rollback: int,
+    most_refusals: int,
     accepted_arm: AcceptedArm,
 ) -> None:
     """Store the verdict on a candidate and move the arms, all or nothing. `candidate`, `live`: the arms as they were compared.
 
-    After so many refusals in a row the trainer goes back to the live version. An accepted version gets `accepted_arm`.
+    After `most_refusals` in a row the trainer goes back to the live version. An accepted version gets `accepted_arm`.
 
     Raises:
         Held: an operator froze the arms or pinned a version meanwhile; nothing is stored.
@@ -146,9 +146,9 @@ def store(
         _accept(connection, policy, judged, arms, accepted_arm)
     elif (
         not judged.details.get("revoked")
-        and refused_in_a_row(_history(connection, policy, sentinels_hash)) % refusals_before_rollback == 0
+        and refused_in_a_row(_history(connection, policy, sentinels_hash)) % most_refusals == 0
     ):
-        reason = f"{refusals_before_rollback} refusals in a row"
+        reason = f"{most_refusals} refusals in a row"
         assignments.move_held(connection, arms, TRAINING, arms[LIVE].version, writer=_WRITER, reason=reason)
     holds.refuse(connection, policy, time.time())
 

@@ -30,7 +30,6 @@ BODY_LOST = "body_lost"
 """Reason of a sample whose body nobody has any more."""
 
 _Target = tuple[str, LogPlace]
-"""Sample key, and where its answer was written."""
 
 
 class _Pointer(msgspec.Struct):
@@ -39,11 +38,7 @@ class _Pointer(msgspec.Struct):
 
 
 def with_answers(log: EventLog, database: Database, records: Sequence[LogRecord]) -> list[LogRecord]:
-    """See the module.
-
-    Raises:
-        Unavailable: the log does not answer.
-    """
+    """See the module. Raises Unavailable: the log does not answer."""
     pointers = {number: found for number, record in enumerate(records) if (found := _pointer(record)) is not None}
     if not pointers:
         return list(records)

@@ -67,11 +67,7 @@ def bury(connection: Connection, group: str, record: LogRecord, error: BaseExcep
 def bury_all(connection: Connection, group: str, culprits: Sequence[Culprit], now: float) -> None:
     """Keep records that `group` cannot process. A record that is read twice is kept once.
 
-    Args:
-        connection: the transaction that moves the position past them.
-        group: name of the process.
-        culprits: ordered by offset.
-        now: UTC epoch seconds.
+    `connection`: the transaction that moves the position past them; `culprits`: ordered by offset.
 
     Raises:
         TooManyDeadLetters: a limit was passed; roll back, so that no record is skipped.

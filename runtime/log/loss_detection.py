@@ -25,7 +25,6 @@ from runtime.database import Database
 from runtime.metrics import LOG_LOST_RECORDS
 
 PositionKey = tuple[str, str, int]
-"""Consumer group, topic, partition."""
 READERS = {GENERATIONS: "episodes", SIGNALS: "episodes", OUTCOMES: "episodes", EPISODES: "rewards"}
 """Topic to the group that reads it, if its positions are in the database. The trainer's positions are in its checkpoint."""
 EVIDENCE = "release"
@@ -66,13 +65,7 @@ class LostRange(NamedTuple):
 def find_lost(
     known: Mapping[str, KnownTopic], positions: Mapping[PositionKey, int], found: Mapping[str, TopicState]
 ) -> list[LostRange]:
-    """Compare what the database remembers with the log. Pure.
-
-    Args:
-        known: what the database remembers, by topic; empty if no process ever noted a log in it.
-        positions: the next offset of each worker.
-        found: the extent of the log now.
-    """
+    """Compare what the database remembers with the log, as it is `found`. Pure. `positions`: the next offset of each worker."""
     read: dict[tuple[str, int], dict[str, int]] = {}
     for (group, topic, partition), offset in positions.items():
         read.setdefault((topic, partition), {})[group] = offset

@@ -27,7 +27,6 @@ from runtime.database import Database
 from runtime.log.dead_letters import keep_unsent
 
 _BATCH = 200
-"""Rows that are sent at once."""
 _ROW_BYTES = 1_000_000
 """A row is closed once its messages have so many bytes, so that a batch of rows fits in memory."""
 _MOST_OF_A_ROW = 1_000_000
@@ -91,13 +90,8 @@ def _row(process: str, held: Sequence[Message]) -> dict[str, Any]:
 class Relay:
     """Moves the outbox of one process to the log, in order. A message that the log will never take becomes a dead letter.
 
-    Args:
-        process: owner of the outbox.
-        database: has the outbox.
-        log: receives the messages.
-        fault: fault points for crash tests.
-        partitions: the partitions of this replica, so that no other replica sends the same messages. Default: all. When a
-            partition moves, its new owner sends its messages.
+    `partitions`: those of this replica, so that no other one sends the same messages; None: all. When a partition moves, its new owner
+    sends its messages.
     """
 
     process: str

@@ -26,10 +26,7 @@ _PAGE = 1000
 def recover_signals(connection: Connection, log: EventLog, now: float) -> int:
     """Store signals that the log has and nobody received; returns how many. A second call finds none.
 
-    Args:
-        connection: its transaction holds all of it.
-        log: not one that was lost: see `loss_detection.losses`.
-        now: UTC epoch seconds, for retractions, whose time is not in the log.
+    `log`: not one that was lost, see `loss_detection.losses`; `now`: for retractions, whose time is not in the log.
 
     Raises:
         Unavailable, Damaged: the log cannot be read.

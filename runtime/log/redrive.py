@@ -69,11 +69,7 @@ class DeadLetter(NamedTuple):
 
 
 def parse_place(text: str) -> RecordPlace:
-    """Parse `TOPIC/PARTITION@OFFSET`.
-
-    Raises:
-        InvalidRequest: the text has another form.
-    """
+    """Parse `TOPIC/PARTITION@OFFSET`. Raises InvalidRequest: the text has another form."""
     found = _PLACE(text)
     if found is None or found[1] not in TOPICS:
         raise InvalidRequest(
@@ -102,11 +98,7 @@ def find(
 
 
 def get(connection: Connection, process: str, place: RecordPlace) -> DeadLetter:
-    """One dead letter.
-
-    Raises:
-        NotFound: it does not exist.
-    """
+    """One dead letter. Raises NotFound: it does not exist."""
     found = find(connection, process=process, place=place, states=(OPEN, SKIPPED, REDRIVEN))
     if not found:
         raise NotFound(f"{process} has no dead letter {place}; millrace dead-letters list --all shows all of them")

@@ -36,17 +36,13 @@ _log = structlog.get_logger(__name__)
 class Spool:
     """Takes messages in front of a log. Belongs to one process; several processes may share the folder.
 
-    Args:
-        log: receives every message. It is closed with the spool.
-        folder: has the slots; see `spool_slot`.
-        max_bytes: the most that this process keeps on disk.
-        patience_seconds: how long an append waits for the log.
+    `log` is closed with the spool; `max_bytes`: the most that this process keeps on disk; `patience_seconds`: how long an append waits for
+    the log.
 
     Attributes:
         away: True while messages go to disk.
-        num_spooled: messages written to disk since the start.
-        num_forwarded: messages moved from disk to the log since the start.
-        num_refused: messages from disk that the log will never take, since the start.
+        num_spooled, num_forwarded, num_refused: since the start, messages written to disk, moved from there to the log, and of those that
+            the log will never take.
     """
 
     def __init__(

@@ -32,11 +32,7 @@ _PORT = 6379
 
 
 class RedisConnection:
-    """See the module. Belongs to one event loop.
-
-    Raises:
-        ValueError: the URL is not a Redis URL.
-    """
+    """See the module. Belongs to one event loop. Raises ValueError: the URL is not a Redis URL."""
 
     def __init__(self, url: str, circuit: CircuitBreaker, timeout_seconds: float) -> None:
         self._client = Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=None)
@@ -47,11 +43,7 @@ class RedisConnection:
         self._sending: asyncio.Task[None] | None = None
 
     async def call(self, *command: str | bytes | int) -> Any:
-        """Send a command and return its reply.
-
-        Raises:
-            Unavailable: Redis is away, or refuses.
-        """
+        """Send a command and return its reply. Raises Unavailable: Redis is away, or refuses."""
         self._circuit.check()
         reply = asyncio.get_running_loop().create_future()
         self._waiting.append((command, reply))

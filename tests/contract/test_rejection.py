@@ -40,8 +40,7 @@ def test_a_withdrawn_version_leaves_its_users_and_never_departs_again_by_itself(
     with world.database.snapshot() as connection:
         assert revocations.read(connection, POLICY) == {}
     world.look(2)
-    running = world.running()
-    assert running is not None
+    running = world.on_track()
     assert running.version == 4
     world.point(LIVE, 2)
     withdraw(world, 4)

@@ -30,15 +30,12 @@ def a_train(world: TrackWorld) -> Train:
     dump = SETTINGS.model_dump(mode="json")
     with world.database.transaction() as connection:
         arms = assignments.read(connection, POLICY)
-        moves.depart(connection, POLICY, 3, arms=arms, settings=dump, evidence={}, now=world.wall)
+        moves.depart(connection, 3, arms=arms, settings=dump, evidence={}, now=world.wall)
     for _ in SETTINGS.stages:
-        held = world.running()
-        assert held is not None
+        held = world.on_track()
         with world.database.transaction() as connection:
             moves.make(connection, held, TrainMove("advance", ""), {}, world.wall)
-    held = world.running()
-    assert held is not None
-    return held
+    return world.on_track()
 
 
 def both(*acts: Callable[[], None]) -> list[str]:

@@ -38,9 +38,7 @@ MOST_CALLS = 2_000
 """Of a session: what is said of it reaches the newest ones."""
 
 WaitingId = tuple[str, str]
-"""Tenant and id of a signal that waits."""
 FIRST: WaitingId = ("", "")
-"""Before all of them."""
 
 
 class WaitingSignal(NamedTuple):
@@ -102,12 +100,8 @@ def answered(
 ) -> list[WaitingSignal]:
     """Signals that wait although their key has an answer, the oldest first.
 
-    Args:
-        connection: its transaction must also take them.
-        partitions: those that this process has read to the end; signals about sessions in others keep waiting.
-        sessions: two UTC epoch seconds, between which signals about sessions came; others keep waiting.
-        limit: of these signals.
-        among_these: a page of signals about any key; None: only those about sessions.
+    `partitions`: those that this process has read to the end; `sessions`: two UTC epoch seconds, between which signals about sessions came.
+    Others about sessions keep waiting. `among_these`: a page of signals about any key; None: only those about sessions.
     """
     since, before = sessions
     came, is_of_session = waiting_signal.c.received_at, waiting_signal.c.kind == SESSION
@@ -281,17 +275,14 @@ def _end_wait(connection: Connection, ids: Collection[tuple[str, str]]) -> set[t
 def _call_row(record: Generation, name: KeyName) -> dict[str, Any]:
     parent = record.turn.parent if record.turn else None
     parent_id, parent_choice = parse_sample_key(parent) if parent else (None, None)
-    return {
+    key = {
         "tenant": name.tenant,
         "session_id": name.value,
         "completion_id": record.completion_id,
         "choice": record.choice,
-        "parent_id": parent_id,
-        "parent_choice": parent_choice,
-        "task": record.task,
-        "is_cut": is_cut(record),
-        "at": record.finished_at,
     }
+    went_on = {"parent_id": parent_id, "parent_choice": parent_choice}
+    return {**key, **went_on, "task": record.task, "is_cut": is_cut(record), "at": record.finished_at}
 
 
 def _settled_row(wire: bytes, retracted_at: float | None) -> dict[str, Any]:

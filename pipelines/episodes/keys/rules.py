@@ -192,14 +192,8 @@ def parts_of(
 ) -> list[LinePart]:
     """The calls that a signal reaches, in order; the last one is the one that the signal is about.
 
-    Args:
-        session: its id.
-        calls: all that are known, later ones too.
-        tasks: by name.
-        received_at: when the signal came, UTC epoch seconds: later calls are not reached.
-
-    Returns:
-        Nothing if the task of the main line has no [credit]: the signal is about the newest answer then.
+    `calls`: all that are known; those after `received_at` are not reached. Nothing if the task of the main line has no [credit]: the signal
+    is about the newest answer then.
     """
     before = [call for call in calls if time_of(call.answer.completion_id) <= received_at]
     line = main_line(before)

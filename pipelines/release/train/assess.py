@@ -62,7 +62,9 @@ def assess(
     parts = _parts(seen, tasks)
     metrics = [fact for part in parts for fact in _part_facts(seen, part, allowed)]
     if parts:
-        metrics.append(_answers_fact(seen, parts[-1].name, allowed))
+        # A unit of which only some records are lost is missing in no sample ratio.
+        each = Question(ANSWERS, parts[-1].name, ANSWERS.better, allowed.guardrail, is_required=True)
+        metrics.append(_fact(seen, each, *seen.visits()))
     facts: dict[str, Any] = {
         "at": now,
         "num_canary_units": seen.num_units[0],
@@ -149,12 +151,6 @@ def _reward_facts(seen: Strata, part: _Part, allowed: Levels) -> list[dict[str, 
         _fact(seen, questions[0], seen.plan(spoken), values, missing=missing, trouble=trouble),
         _fact(seen, questions[1], seen.plan(aged), heard, trouble=trouble),
     ]
-
-
-def _answers_fact(seen: Strata, name: str, allowed: Levels) -> dict[str, Any]:
-    """Whether each unit has as many answers in both arms: a unit of which only some records are lost is missing in no sample ratio."""
-    question = Question(ANSWERS, name, ANSWERS.better, allowed.guardrail, is_required=True)
-    return _fact(seen, question, *seen.visits())
 
 
 def _fact(seen: Strata, question: Question, plan: Contrast, values: Floats, **said: Any) -> dict[str, Any]:

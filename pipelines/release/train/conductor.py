@@ -29,14 +29,13 @@ from contracts.rollback import left_behind
 from contracts.version_history import read_live_history
 from pipelines.release.looping import LookLoop
 from pipelines.release.train import moves, repository, standing
-from pipelines.release.train.answers import TaskRule
+from pipelines.release.train.answers import TaskRule, patience_of
 from pipelines.release.train.learning_guard import LearningGuard
 from pipelines.release.train.moves import is_on_track
 from pipelines.release.train.repository import CHANGED_IN, CHANGED_TO, REVOKED, Train
 from pipelines.release.train.rules import TrainMove, better_by
 from pipelines.release.train.shadow.repository import forget_pairs, read_pace
 from pipelines.release.train.standing import TrackView, TrainSlots, ended_by_others, version_of
-from pipelines.release.train.task_rules import patience_of
 from pipelines.release.train.trip import NO_USERS, Shadow, Trip
 from pipelines.release.train.words import PACE, WANTED_LEVEL
 from runtime.database import Database
@@ -64,17 +63,11 @@ class Conductor:
     """See the module.
 
     Args:
-        database: of the home.
-        policy: whose trains these are.
         settings: of the next departures; a running train keeps its own.
         tasks: by name, what is compared.
-        slots: what the engines hold.
-        bell: rings after every move.
         lift_since: by the time, the time before which the comparison with the hold-out needs no answers (UTC epoch seconds).
         shadow: None: the canary begins without one.
         clock: UTC epoch seconds, by the database if this machine's clock is off.
-        monotonic: seconds for timers.
-        fault: for tests.
     """
 
     database: Database
@@ -214,15 +207,7 @@ class Conductor:
                     if version == changed_to:
                         evidence[CHANGED_IN] = sorted({*evidence.get(CHANGED_IN, ()), *ended[0].changed_in})
                     settings["level"] = self._level(connection, f"v{version} against v{live} at {now:.3f}", now)
-                    moves.depart(
-                        connection,
-                        self.policy,
-                        version,
-                        arms=seen.arms,
-                        settings=settings,
-                        evidence=evidence,
-                        now=now,
-                    )
+                    moves.depart(connection, version, arms=seen.arms, settings=settings, evidence=evidence, now=now)
             except NotFound as error:
                 self._without_bytes.add(version)
                 log.warning("version cannot depart", version=version, reason=error.message)

@@ -34,7 +34,6 @@ _MOST_STOPS = 20
 
 def depart(
     connection: Connection,
-    policy: str,
     version: int,
     *,
     arms: Mapping[str, Assignment],
@@ -49,7 +48,7 @@ def depart(
     Raises:
         Held, NotFound, StaleWrite, VersionRevoked: nothing is changed; `NotFound` says that the version's bytes were removed.
     """
-    live = arms[LIVE]
+    live, policy = arms[LIVE], arms[LIVE].policy
     assignments.move_held(connection, arms, CANARY, version, writer=WRITER, reason=f"v{version} departs")
     if assignments.read(connection, policy)[LIVE].epoch != live.epoch:
         raise StaleWrite(f"another version became live before v{version} departed; it is looked at anew")

@@ -20,7 +20,6 @@ from pipelines.release.train.reading.sampling import CONTROL
 SHADOW, CANARY_STAGE, STOPPED = "shadow", "canary", "stopped"
 SHIPPED, WITHDRAWN, REVOKED = "shipped", "withdrawn", "revoked"
 IN_SHADOW = -1
-"""The stage before the first."""
 COUNTED_AT, PAUSED = "counted_at", "paused_seconds"
 """In the evidence: until when the train's times were counted, and how many seconds since its departure do not count."""
 STOPS = "stops"
@@ -55,7 +54,6 @@ class Train(NamedTuple):
     ended_at: float | None
     reason: str
     settings: dict[str, Any]
-    """As they were at departure."""
     evidence: dict[str, Any]
 
     @property
@@ -153,11 +151,7 @@ def add(connection: Connection, values: Mapping[str, Any]) -> int:
 
 
 def change(connection: Connection, held: Train, **values: Any) -> None:
-    """Change a train that nobody changed since it was read.
-
-    Raises:
-        StaleWrite: somebody did; nothing is changed.
-    """
+    """Change a train that nobody changed since it was read. Raises StaleWrite: somebody did; nothing is changed."""
     if connection.execute(_unmoved(held).values(epoch=held.epoch + 1, **values)).rowcount != 1:
         raise StaleWrite(f"another process moved the train of v{held.version}; read it again", version=held.version)
 

@@ -28,7 +28,6 @@ class TrainMove(NamedTuple):
     kind: MoveKind
     reason: str
     to: int | None = None
-    """The version that the train changes over to."""
 
 
 def decide(standing: Standing, facts: Assessment, settings: TrainSettings, now: float) -> TrainMove:

@@ -61,7 +61,9 @@ class TrainSlots:
         if not self.settings.enabled:
             return False
         # The arm has a row from the first departure on; before it, this process remembers the slot.
-        return CANARY in self.declared(connection) or self._was_seen or has_proved(connection, self.policy)
+        return (
+            CANARY in self.declared(connection) or self._was_seen or CANARY in assignments.read(connection, self.policy)
+        )
 
     def accepting(self, connection: Connection) -> AcceptedArm:
         """Where a version goes that just passed the gate."""
@@ -81,11 +83,6 @@ def version_of(arms: Mapping[str, Assignment], name: str) -> int | None:
     return arms[name].version if name in arms else None
 
 
-def has_proved(connection: Connection, policy: str) -> bool:
-    """Whether a train ever departed: from then on the arm `canary` has a row."""
-    return CANARY in assignments.read(connection, policy)
-
-
 class TrackView(NamedTuple):
     """Arms, train, holds and engines at one moment."""
 
@@ -94,14 +91,12 @@ class TrackView(NamedTuple):
     train: Train | None
     hold: Hold | None
     slots: frozenset[str]
-    """Arms that some engine has a slot for."""
     holders: tuple[str, ...]
     """Engines that hold the train's version for the canary."""
     num_engines: int
     waits_for_slot: bool
     """There was a train, and no engine has a canary slot now: versions that pass the gate wait."""
     problem: str
-    """Why an engine could not load it."""
     has_users: bool
     """Whether anybody asks. Without users no train departs, and one that stopped waits for them."""
 

@@ -112,23 +112,13 @@ def fact_of(
     concluded, in words.
     """
     metric, needed = question.metric, needed_units(question, found, settings, others)
-    fact: dict[str, Any] = {
-        "name": metric.name,
-        "task": question.task,
-        "kind": "primary" if metric.name == REWARD else "guardrail",
-        "better": question.better,
-        "blames_version": metric.blames_version,
-        **dict.fromkeys(("canary", "live", "difference", "low", "high")),
-        "margin": margin_of(metric, settings),
-        "num_canary": 0 if found is None else found.canary_units,
-        "num_live": 0 if found is None else found.live_units,
-        "needed_units": needed.to_prove,
-        "found_units": needed.to_find,
-        "required": question.is_required,
-        "trouble": trouble,
-        "verdict": "unknown",
-    }
+    fact: dict[str, Any] = dict.fromkeys(("canary", "live", "difference", "low", "high"))
+    fact |= {"name": metric.name, "task": question.task, "kind": "primary" if metric.name == REWARD else "guardrail"}
+    fact |= {"better": question.better, "margin": margin_of(metric, settings), "required": question.is_required}
+    fact |= {"needed_units": needed.to_prove, "found_units": needed.to_find, "num_canary": 0, "num_live": 0}
+    fact |= {"blames_version": metric.blames_version, "trouble": trouble, "verdict": "unknown"}
     if found is not None:
+        fact |= {"num_canary": found.canary_units, "num_live": found.live_units}
         bounds = bounds_of(question, found, settings)
         fact["verdict"] = _verdict_of(question, [found, *others], settings)
         limit = math.inf if metric.is_log else 1.0

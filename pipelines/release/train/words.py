@@ -131,15 +131,7 @@ def prospect(
     *,
     seconds_left: float,
 ) -> Prospect:
-    """What a proof takes, and whether it comes in time.
-
-    Args:
-        facts: an assessment.
-        train_settings: as they stand in the train's row.
-        settings: the same, read.
-        standing: where the train stands.
-        seconds_left: until it is withdrawn.
-    """
+    """What a proof takes, and whether it comes in time. `train_settings`: as they stand in the train's row; `settings`: the same, read."""
     says = [str(facts["promise"])]
     wanted = float(train_settings.get(WANTED_LEVEL, settings.level))
     if settings.level < wanted:

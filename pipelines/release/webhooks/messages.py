@@ -94,11 +94,8 @@ def signed_headers(secret: bytes, message_id: str, at: float, body: bytes) -> di
     """The headers of one try."""
     timestamp = int(at)
     digest = hmac.new(secret, f"{message_id}.{timestamp}.".encode() + body, hashlib.sha256).digest()
-    return {
-        "webhook-id": message_id,
-        "webhook-timestamp": str(timestamp),
-        "webhook-signature": f"v1,{base64.b64encode(digest).decode()}",
-    }
+    signature = f"v1,{base64.b64encode(digest).decode()}"
+    return {"webhook-id": message_id, "webhook-timestamp": str(timestamp), "webhook-signature": signature}
 
 
 def _decoded(text: str, where: str) -> bytes:

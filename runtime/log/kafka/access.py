@@ -203,4 +203,3 @@ def _no_token(message: str) -> LogRefused:
 
 
 OPEN = Access(KafkaSettings())
-"""Brokers that let everybody in."""

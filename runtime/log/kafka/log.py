@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from kafka import KafkaAdminClient, TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType
 from kafka.errors import InvalidReplicationFactorError, KafkaTimeoutError, TopicAlreadyExistsError
 
-from contracts.errors import Unavailable
+from contracts.errors import InvalidSettings, Unavailable
 from contracts.event_log import NUM_PARTITIONS, LoadPosition, LogPlace, LogRecord, Message, TopicState
 from contracts.topics import RETENTION_DAYS, TOPICS
 from runtime.log.kafka.access import OPEN, Access
@@ -17,11 +19,27 @@ from runtime.log.kafka.appender import Appender
 from runtime.log.kafka.clients import Cluster, Reader, extent_of
 from runtime.log.kafka.consumer import KafkaLogConsumer, record_of
 from runtime.log.kafka.places import FETCH_BYTES, read_places
-from runtime.log.kafka.topics import Wanted, require_as_set
 
 SESSION_SECONDS = 15.0
 _SLICE_MS = 100
 _DAY_MS = 86_400_000
+_MIN_INSYNC = "min.insync.replicas"
+
+
+class Wanted(NamedTuple):
+    """What the settings say; None: whatever the brokers have."""
+
+    partitions: int
+    replication: int | None
+    min_insync: int | None
+
+
+class Found(NamedTuple):
+    """What the brokers say of a topic. `replication`: the least of its partitions."""
+
+    partitions: int
+    replication: int
+    min_insync: int
 
 
 class KafkaLog:
@@ -63,7 +81,7 @@ class KafkaLog:
         self._reader, self._reader_of_places = Reader(self._cluster), Reader(self._cluster, FETCH_BYTES)
 
     def create_topics(self) -> None:
-        """See `EventLog.create_topics`. New topics get the retention of `topics.py`.
+        """See `EventLog.create_topics`. New topics get the retention of `contracts/topics.py`.
 
         Raises:
             InvalidSettings: see `check_topics`; nothing was made.
@@ -98,11 +116,7 @@ class KafkaLog:
         self._appender.append(messages)
 
     def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> KafkaLogConsumer:
-        """See `EventLog.consumer`.
-
-        Raises:
-            Unavailable: no broker answers.
-        """
+        """See `EventLog.consumer`. Raises Unavailable: no broker answers."""
         consumer = KafkaLogConsumer(self._cluster, self._prefix, group, topics, load_position)
         self._consumers.append(consumer)
         return consumer
@@ -191,3 +205,47 @@ class KafkaLog:
         if self._wanted.min_insync is not None:
             configs["min.insync.replicas"] = str(self._wanted.min_insync)
         return options
+
+
+def require_as_set(admin: KafkaAdminClient, names: Sequence[str], wanted: Wanted) -> None:
+    """Check the topics that exist; one that is missing is for its caller.
+
+    Raises:
+        InvalidSettings: names the first topic that differs, the setting, and what to do.
+    """
+    described = [topic for topic in admin.describe_topics(list(names)) if not topic["error_code"]]
+    if not described:
+        return
+    asked = [ConfigResource(ConfigResourceType.TOPIC, topic["name"], {_MIN_INSYNC: None}) for topic in described]
+    [configs] = admin.describe_configs(asked, config_filter="all").values()
+    for topic in described:
+        name = topic["name"]
+        if problem := difference(name, _found(topic, configs[name]), wanted):
+            raise InvalidSettings(problem)
+
+
+def difference(name: str, found: Found, wanted: Wanted) -> str:
+    """What is wrong with a topic and what to do; empty if it is as the settings say. Pure."""
+    if found.partitions != wanted.partitions:
+        return (
+            f"topic {name} has {found.partitions} partitions, not {wanted.partitions}, and this number can never change, because records "
+            f"that belong together meet by it: set partitions = {found.partitions} in [millrace] if that is what this home began with; or "
+            "use another run or policy name, which gives new topics"
+        )
+    if wanted.replication is not None and found.replication < wanted.replication:
+        return (
+            f"topic {name} has {found.replication} replicas, and kafka_replication is {wanted.replication}: add replicas with Kafka's "
+            "own kafka-reassign-partitions.sh, or lower kafka_replication"
+        )
+    if wanted.min_insync is not None and found.min_insync < wanted.min_insync:
+        return (
+            f"topic {name} has {_MIN_INSYNC} = {found.min_insync}, and kafka_min_insync is {wanted.min_insync}: raise it with "
+            f"kafka-configs.sh --alter --topic {name} --add-config {_MIN_INSYNC}={wanted.min_insync}, or lower kafka_min_insync"
+        )
+    return ""
+
+
+def _found(topic: Mapping[str, Any], configs: Mapping[str, Any]) -> Found:
+    partitions = topic["partitions"]
+    replication = min((len(partition["replica_nodes"]) for partition in partitions), default=0)
+    return Found(len(partitions), replication, int(configs[_MIN_INSYNC]["value"]))

@@ -30,9 +30,9 @@ from contracts.gating import MarkAnswer
 from contracts.records import Experience, Generation, GenerationBody, decode, decode_shape
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, GENERATIONS, route_of_key
+from pipelines.release.train.answers import comparing_age
 from pipelines.release.train.reading import repository, sampling
 from pipelines.release.train.reading.sampling import Evidence, Room
-from pipelines.release.train.task_rules import comparing_age
 from runtime.database import Database
 from runtime.log.loss_detection import EVIDENCE
 from runtime.metrics import TRAIN_ANSWERS, TRAIN_LEFT_OUT

@@ -60,7 +60,6 @@ class Evidence(NamedTuple):
     unit: str
     unit_kind: UnitKind
     is_control: bool = False
-    """See `CONTROL`."""
     is_rescued: bool = False
     """Live answered for its arm, wholly or in part."""
 

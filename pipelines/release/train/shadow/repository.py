@@ -41,7 +41,6 @@ class ShadowPair(NamedTuple):
     """The marks of both answers to one prompt, without their text."""
 
     key: str
-    """Of the answer that the user got."""
     unit: str
     canary: dict[str, float]
     live: dict[str, float]

@@ -48,7 +48,6 @@ _MOST_LATE = 0.25
 NOT_GRADED = "not graded"
 _COMPARED = frozenset({"", NOT_GRADED})
 NO_MORE, OUT_OF_TIME, WAITING = "no more prompts", "out of time", "to be asked"
-"""Why wanted prompts were not asked."""
 _NOT_FINITE = "log-probs are not finite"
 
 log = structlog.get_logger()

@@ -126,8 +126,7 @@ def test_a_train_says_so_in_its_row_and_in_the_log(database: Database, monkeypat
     world = TrackWorld(database, TrainSettings(shadow_prompts=0))
     world.begin(1)
     world.look(4)
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert held.settings[PACE]["units"] == 60
     assert "At 61 units an hour" in held.evidence["promise"]
     assert "this version will be withdrawn unproven" in held.evidence["promise"]
@@ -192,8 +191,7 @@ class TestFrozenSettings:
         world = TrackWorld(database)
         world.begin(1)
         world.look(3)
-        held = world.running()
-        assert held is not None
+        held = world.on_track()
         with database.transaction() as connection:
             wider = {**held.settings, "margin": 1.5, "guardrail_margin": 1.5}
             connection.execute(update(train_table).values(settings=wider))
@@ -208,12 +206,10 @@ class TestShadowInPieces:
     def test_a_shadow_that_goes_on_holds_nothing_up_and_is_seen(self, database: Database) -> None:
         world, calls = self.world(database, pieces=4)
         world.look(3)
-        held = world.running()
-        assert held is not None
+        held = world.on_track()
         assert (held.stage, held.evidence["shadow"]["says"]) == (-1, "2 pieces")
         world.look(3)
-        held = world.running()
-        assert held is not None
+        held = world.on_track()
         assert (held.stage, len(calls)) == (0, 4)
 
     @pytest.mark.slow
@@ -227,8 +223,7 @@ class TestShadowInPieces:
         with database.transaction() as connection:
             holds.resume(connection, policy=POLICY, writer="ann", reason="r", now=world.wall)
         world.look(4)
-        held = world.running()
-        assert held is not None
+        held = world.on_track()
         assert (held.stage, len(calls)) == (0, 4)
 
     def world(self, database: Database, *, pieces: int) -> tuple[TrackWorld, list[int]]:

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import select, update
 from standardwebhooks import Webhook
 
-from contracts import assignments, holds
+from contracts import holds
 from contracts.assignments import CANARY, LIVE
 from contracts.tables import train, webhook_delivery
 from pipelines.release.webhooks import repository
@@ -25,6 +25,7 @@ from pipelines.release.webhooks.messages import make_test_event
 from pipelines.release.webhooks.sending import SignedUrl, make_client, send
 from pipelines.release.webhooks.teller import WebhookTeller, pause_before
 from runtime.database import Database
+from tests.worlds.release.arms import point
 from tests.worlds.release.receiver import SECRET_TEXT, WebhookReceiver, receiving
 
 POLICY, RUN = "p", "r"
@@ -53,19 +54,7 @@ def clock() -> Clock:
 
 
 def move(database: Database, arm: str, version: int | None, share: float = 1.0, reason: str = "because") -> None:
-    with database.transaction() as connection:
-        held = assignments.read(connection, POLICY).get(arm)
-        assignments.move(
-            connection,
-            policy=POLICY,
-            arm=arm,
-            version=version,
-            expected_epoch=held.epoch if held else 0,
-            writer="ann",
-            reason=reason,
-            share=share,
-            run=RUN,
-        )
+    point(database, POLICY, arm, version, share=share, reason=reason, run=RUN)
 
 
 def make_teller(database: Database, receiver: WebhookReceiver, clock: Clock) -> WebhookTeller:

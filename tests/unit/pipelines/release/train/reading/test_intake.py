@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from prometheus_client import REGISTRY
 from sqlalchemy import select, update
 
-from contracts import assignments, holds
+from contracts import holds
 from contracts.assignments import CANARY, LIVE
 from contracts.errors import Unavailable
 from contracts.event_log import LogRecord, Message
@@ -34,6 +34,7 @@ from runtime.train_settings import TrainSettings
 from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, Crash, a_draw, a_generation
 from tests.hostile import an_experience
+from tests.worlds.release.arms import point
 
 POLICY = "booking"
 TASKS = {"booking": BOOKING_TASK}
@@ -72,17 +73,8 @@ class EvidenceWorld:
         self.worker = self.restarted()
 
     def move(self, arm: str, version: int | None, share: float, epoch: int, at: float = NOW - 10.0) -> None:
+        point(self.database, POLICY, arm, version, share=share)
         with self.database.transaction() as connection:
-            assignments.move(
-                connection,
-                policy=POLICY,
-                arm=arm,
-                version=version,
-                expected_epoch=epoch,
-                writer="t",
-                reason="t",
-                share=share,
-            )
             changed = assignment_change
             connection.execute(changed.update().where(changed.c.epoch == epoch + 1, changed.c.arm == arm).values(at=at))
 
