@@ -128,7 +128,7 @@ def promises(num: int) -> dict[str, Any]:
     half = DEFAULTS.model_copy(update={"stages": (0.5,), "patience_seconds": 1e6})
     product = Product(loss=0.02, explained=_OBSERVED)
     early = trains(product, half, 1, look=25.0, growth=0.03, most_units=3_000, until="revoked")[0]
-    promised = int(next(fact["found_units"] for fact in early["metrics"] if fact["name"] == "reward"))
+    promised = int(next(fact["found_units"] for fact in early.facts["metrics"] if fact["name"] == "reward"))
     found = trains(product, half, num, look=50.0, growth=0.04, most_units=promised, until="revoked")
     return {"promised_after_3000": promised, **ended(found)}
 

@@ -141,8 +141,8 @@ class SentinelClient:
 
     def _ask(self, item: Sentinel, version: int, deadline: float, stop: threading.Event, seed: int) -> SentinelAnswer:
         # No temperature and no length: the task sets them, as for its users.
-        body = {"model": f"{self.policy}@v{version}", "messages": item.messages, "metadata": {"task": item.task}}
-        body |= {"seed": seed, "logprobs": True, **item.options}
+        body: dict[str, Any] = {"model": f"{self.policy}@v{version}", "messages": item.messages, "seed": seed}
+        body |= {"metadata": {"task": item.task}, "logprobs": True, **item.options}
         failure: MillraceError = Unavailable("no time was left")
         pause = _RETRY_SECONDS
         while time.monotonic() < deadline and not stop.is_set():
