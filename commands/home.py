@@ -193,7 +193,7 @@ def _check_redis(settings: Settings) -> None:
     """Raises InvalidSettings if Redis is there and refuses. A home also runs without it, so later nobody would notice."""
     if settings.redis is None:
         return
-    from runtime.replicas.redis_access import redis_refusal  # noqa: PLC0415 embedded need not load the client
+    from runtime.replicas.redis_connection import redis_refusal  # noqa: PLC0415 embedded need not load the client
 
     try:
         refusal = redis_refusal(settings.redis)

@@ -14,7 +14,7 @@ from commands import api_keys
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
 from contracts.keys import NewKey, Role, create_key, new_text
-from pipelines.release.webhooks import signing as webhook_secret
+from pipelines.release.webhooks import messages as webhook_secret
 from runtime.engine_key import ENGINE_KEY, new_engine_key
 from runtime.operator_key import APP_KEY, OPERATOR_KEY
 from runtime.settings import load_settings

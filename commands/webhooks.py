@@ -7,10 +7,9 @@ import time
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
 from pipelines.release.webhooks import repository
-from pipelines.release.webhooks.events import make_test_event
+from pipelines.release.webhooks.messages import make_test_event, read_secret
 from pipelines.release.webhooks.sending import make_client, send
 from pipelines.release.webhooks.settings import WebhookSettings
-from pipelines.release.webhooks.signing import read_secret
 from runtime.settings import load_section, load_settings
 from runtime.settings_file import settings_file
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from pipelines.release.rules import FALSE_REFUSALS
 from pipelines.release.statistics import compare as compare_sentinels
-from pipelines.release.train.answers import Answers, TaskRule
-from pipelines.release.train.assess import Standing, assess
-from pipelines.release.train.lift_figures import LiftRow, lift_of
+from pipelines.release.train.answers import Answers, LiftRow, TaskRule
+from pipelines.release.train.assess import assess
+from pipelines.release.train.lift import lift_of
 from pipelines.release.train.metrics import canary_level, levels
 from pipelines.release.train.sequences import time_for
+from pipelines.release.train.strata import Standing
 from runtime.train_settings import TrainSettings
 from tests.worlds.trains.journey import TrainEnding, share_of, travel
 from tests.worlds.trains.products import START, Product, TrainWorld

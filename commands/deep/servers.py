@@ -90,7 +90,7 @@ def _log(settings: Settings) -> Finding:
 
 def _redis(settings: Settings) -> Finding:
     """What is written can be read. Its clients never fail, so only this shows that it is away."""
-    from runtime.replicas.redis_access import redis_refusal  # noqa: PLC0415 embedded need not load the client
+    from runtime.replicas.redis_connection import redis_refusal  # noqa: PLC0415 embedded need not load the client
 
     key, value = f"doctor-{secrets.token_hex(8)}", secrets.token_bytes(16)
 

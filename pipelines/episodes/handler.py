@@ -3,19 +3,15 @@
     generations ──▶ curation/ ──▶╮                  ╭──▶ episodes      (rewards scores them)
     signals ────────────────────▶├─▶ lifecycle.py ──┼──▶ outcomes      (of samples that never become an episode of a user)
     window that closes (tick) ──▶│                  ╰──▶ experiences   (withdrawals of answers that a later try replaced)
-    later try ──▶ retries/ ─────▶╯
+    later try ──▶ retries.py ───▶╯
     outcomes ──▶ epochs/ ──────────▶ the ledger (table `generation`)
     generations with a key ─▶ keys/ ──▶ signals (those that waited for this answer)
 
-Who waits for whom:
-- A signal without its generation waits in `signal` (pending) for the generation, at most `ORPHAN_SECONDS`; `tick` rejects it then.
-- A signal about a key waits in `waiting_signal` for the first answer with that key; `keys/exchange.py` sends it on.
-- A sample waits in `generation` until `closes_at`; `tick` closes it.
-- A sample whose outcomes became void with a new epoch waits in `ledger_change`; `tick` judges it again, in pieces.
+Waiting: a signal for its generation, in `signal` (pending), or for the first answer with its key (`keys/exchange.py`); a sample for its
+`closes_at`; a sample whose outcomes became void with a new epoch, in `ledger_change`. `tick` ends each wait, in pieces.
 
 A batch goes one way: read all that it is about, apply record by record in memory, write all changes at once. Signals about one answer
-that follow each other in a batch make one revision of it. All rules are in
-pure modules: `lifecycle.py` (the states of a sample), `join.py` (signals and windows), `retries/rules.py`, `epochs/chain.py`.
+that follow each other in a batch make one revision of it.
 """
 
 from __future__ import annotations
@@ -42,8 +38,7 @@ from pipelines.episodes.keys import repository as keys_repository
 from pipelines.episodes.keys.repository import FIRST
 from pipelines.episodes.keys.rules import AnswerRef, KeyName, session_of
 from pipelines.episodes.lifecycle import Facts, Key, SampleState, Step
-from pipelines.episodes.retries.replacing import Replacement, received, replacements
-from pipelines.episodes.retries.repository import lately_repeated, repeated
+from pipelines.episodes.retries import Replacement, received, replacements
 from pipelines.episodes.samples import Samples, name_of
 from runtime.log.outbox import message
 from runtime.worker import BATCH
@@ -63,7 +58,6 @@ class ReadRecord(NamedTuple):
     partition: int
     offset: int
     prompt: CheckedPrompt | None = None
-    """The prompt of a generation whose task curates."""
 
 
 class EpisodesHandler:
@@ -101,7 +95,7 @@ class EpisodesHandler:
         items, epochs = _valid(connection, [each for item in items for each in _each(item)])
         if not items:
             return []
-        tried = repeated(connection, [item.record for item in items if isinstance(item.record, Generation)])
+        tried = repository.repeated(connection, [item.record for item in items if isinstance(item.record, Generation)])
         judged = {item.key[0] for item in items if item.key and not isinstance(item.record, Outcome)}
         samples = repository.load(
             connection,
@@ -141,18 +135,16 @@ class EpisodesHandler:
         samples = repository.load(connection, completion_ids, (), judged=completion_ids)
         sessions = {key: name for key in keys if (name := self._session(samples.states[key].record))}
         ended_at = keys_repository.last_times(connection, set(sessions.values()))
-        facts = {
-            key: self._facts(
-                samples, samples.states[key], now, ended_at.get(sessions[key]) if key in sessions else None
-            )
-            for key in keys
-        }
+        times = {key: ended_at[name] for key, name in sessions.items() if name in ended_at}
+        facts = {key: self._facts(samples, samples.states[key], now, times.get(key)) for key in keys}
         silent = {
-            key: name for key, name in sessions.items() if lifecycle.closes_silent(samples.states[key], facts[key])
+            AnswerRef(*key): name
+            for key, name in sessions.items()
+            if lifecycle.closes_silent(samples.states[key], facts[key])
         }
-        off_line = exchange.off_line(connection, {AnswerRef(*key): name for key, name in silent.items()})
+        off_line = exchange.off_line(connection, silent)
         for key in keys:
-            known = replace(facts[key], off_line=True) if AnswerRef(*key) in off_line else facts[key]
+            known = replace(facts[key], off_line=AnswerRef(*key) in off_line)
             messages += _take(samples, lifecycle.close(samples.states[key], known))
         repository.save(connection, samples)
         return messages
@@ -174,7 +166,7 @@ class EpisodesHandler:
 
     def _find_missed_tries(self, connection: Connection, now: float) -> list[Message]:
         """Tries of one request that two replicas joined at once: neither saw the record of the other."""
-        tried = lately_repeated(connection, now)
+        tried = repository.lately_repeated(connection, now)
         if not tried.completion_ids:
             return []
         samples = repository.load(connection, tried.completion_ids, (), judged=tried.completion_ids)
@@ -195,10 +187,8 @@ class EpisodesHandler:
         return messages
 
     def _generation(self, samples: Samples, item: ReadRecord, record: Generation) -> list[Message]:
-        task, sample = (
-            self._tasks.get(record.task),
-            SampleState(record, item.partition, self._clock(), offset=item.offset),
-        )
+        task = self._tasks.get(record.task)
+        sample = SampleState(record, item.partition, self._clock(), offset=item.offset)
         if not samples.add_generation(sample, task):
             return []
         fate = lifecycle.fate_of(record, task)
@@ -256,9 +246,7 @@ def _take(samples: Samples, step: Step) -> list[Message]:
         if isinstance(record, Episode):
             if record.signals:
                 samples.sent(sample.key, record.revision)
-            if (
-                sent.num_bytes > MAX_RECORD_BYTES
-            ):  # many long signals: no log would take it, and its sample needs a name
+            if sent.num_bytes > MAX_RECORD_BYTES:  # many long signals: no log takes it, and its sample needs a name
                 named = lifecycle.outcome_of(sample.record, "unscored", "too_large", record.revision, record.closed_at)
                 sent = message(OUTCOMES, named.key, named)
         messages.append(sent)
@@ -277,7 +265,6 @@ def _valid(connection: Connection, items: list[ReadRecord]) -> tuple[list[ReadRe
 
 
 def _each(item: ReadRecord) -> list[ReadRecord]:
-    """An outcome of many samples as one outcome of each."""
     if not isinstance(item.record, Outcome) or not item.record.also:
         return [item]
     return [item._replace(record=alone, key=parse_sample_key(alone.key)) for alone in item.record.each()]

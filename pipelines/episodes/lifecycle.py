@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -30,9 +30,7 @@ from pipelines.episodes import join
 from pipelines.episodes.epochs.chain import LedgerEntry
 
 Key = tuple[str, int]
-"""Completion id and choice."""
 Fate = tuple[State, str]
-"""State and reason of an outcome."""
 _SCORED_WITHOUT_SIGNALS = frozenset(("rollout", "shadow"))  # the gate grades its sentinels itself
 
 
@@ -129,13 +127,8 @@ def arrive(sample: SampleState, facts: Facts, fate: Fate | None) -> Step:
 def hear(sample: SampleState, facts: Facts) -> Step:
     """The signals that count have changed: the first episode may be due, and after it each change is a new revision."""
     record, task, phase = sample.record, facts.task, phase_of(sample, facts.task)
-    if (
-        task is None
-        or record.purpose != "user"
-        or join.is_cut(record)
-        or phase is Phase.NAMED
-        or phase is Phase.SUPERSEDED
-    ):
+    is_closed = phase in {Phase.NAMED, Phase.SUPERSEDED}
+    if task is None or record.purpose != "user" or join.is_cut(record) or is_closed:
         return Step(sample)
     if phase is not Phase.WAITING:
         return _send(sample, facts, "decisive")
@@ -243,21 +236,7 @@ def _as_evidence(signal: Signal) -> Signal:
 def _withdrawal(sample: SampleState, now: float) -> Experience:
     """A later revision without a reward, so that training drops the earlier one."""
     record = sample.record
-    return Experience(
-        key=record.key,
-        revision=sample.revision,
-        policy=record.policy,
-        task=record.task,
-        task_hash=record.task_hash,
-        tenant=record.tenant,
-        purpose=record.purpose,
-        baseline_key=record.task,
-        segments=(),
-        scores=(),
-        reward=None,
-        status="unlabelled",
-        generated_at=record.created_at,
-        scored_at=now,
-        engine=record.engine,
-        dtype=record.dtype,
-    )
+    shared = ("key", "policy", "task", "task_hash", "tenant", "purpose", "engine", "dtype")
+    facts: dict[str, Any] = {name: getattr(record, name) for name in shared}
+    facts |= {"segments": (), "scores": (), "reward": None, "status": "unlabelled", "baseline_key": record.task}
+    return Experience(revision=sample.revision, generated_at=record.created_at, scored_at=now, **facts)

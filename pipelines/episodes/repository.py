@@ -1,4 +1,4 @@
-"""SQL of the join and of the ledger: a batch is read in four statements and written in at most six.
+"""SQL of the join, of tries and of the ledger: a batch is read in four statements and written in at most six.
 
 Rows that were read stay locked until the transaction ends. They are locked in the order of their keys, so that two replicas
 never deadlock. If another replica added one of the new rows, the whole batch is stale and is read again.
@@ -6,9 +6,9 @@ never deadlock. If another replica added one of the new rows, the whole batch is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Table, select, text
 
@@ -25,8 +25,15 @@ from pipelines.episodes.epochs.chain import LedgerEntry
 from pipelines.episodes.lifecycle import Key, SampleState
 from pipelines.episodes.samples import HEARD, HeldSignal, Samples, SignalName
 
+_SIGNAL_NAME = (signals.c.completion_id, signals.c.tenant, signals.c.id)
+_LOOK_BACK_SECONDS = 7200.0
+"""Longer than one try and the ten minutes after it."""
+_SWEEP_BACK_SECONDS = 300.0
+_MAX_ROWS = 1000
+_IS_RETRY = text("retry_count > 0")  # written as in the index: with a bound number the index would not be used
 _SMALL_BYTES = 1_024
 """Longer records are not kept decoded."""
+_OWN_STATE = ("closes_at", "revision", "superseded_by")
 
 
 def load(
@@ -40,8 +47,8 @@ def load(
 
     Args:
         connection: its transaction must also save them.
-        completion_ids: completions of all records.
-        sample_keys: samples of all outcomes.
+        completion_ids: of all records.
+        sample_keys: of all outcomes.
         judged: completions whose signals are needed, as far as they take room.
         named: signals that are needed by their names.
     """
@@ -50,7 +57,7 @@ def load(
         for row in _generations(connection, completion_ids):
             samples.states.read((row.completion_id, row.choice), _sample(row))
     if judged:
-        for held in _signals(connection, judged, named):
+        for held in heard(connection, judged, named):
             samples.read_signal(held)
     if sample_keys:
         for said in epochs.outcomes_of(connection, sample_keys):
@@ -60,27 +67,19 @@ def load(
 
 def due(connection: Connection, now: float, partitions: frozenset[int], limit: int) -> list[Key]:
     """Samples of these partitions whose window has passed, without those that another replica has locked."""
-    statement = (
-        select(generations.c.completion_id, generations.c.choice)
-        .where(generations.c.closes_at <= now, generations.c.partition.in_(partitions))
-        .order_by(generations.c.closes_at)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
+    columns = generations.c
+    passed = select(columns.completion_id, columns.choice).where(
+        columns.closes_at <= now, columns.partition.in_(partitions)
     )
-    return [(row.completion_id, row.choice) for row in connection.execute(statement)]
+    rows = connection.execute(passed.order_by(columns.closes_at).limit(limit).with_for_update(skip_locked=True))
+    return [(row.completion_id, row.choice) for row in rows]
 
 
 def reject_orphans(connection: Connection, received_before: float, limit: int) -> int:
     """Reject signals that waited too long for an answer that was never logged; returns how many."""
-    keys = (signals.c.completion_id, signals.c.tenant, signals.c.id)
-    statement = (
-        select(*keys)
-        .where(text(IS_PENDING), signals.c.received_at < received_before)
-        .order_by(signals.c.received_at)
-        .limit(limit)
-        .with_for_update(skip_locked=True)
-    )
-    rows = [dict(row) for row in connection.execute(statement).mappings()]
+    came = signals.c.received_at
+    old = select(*_SIGNAL_NAME).where(text(IS_PENDING), came < received_before).order_by(came).limit(limit)
+    rows = [dict(row) for row in connection.execute(old.with_for_update(skip_locked=True)).mappings()]
     update_all(connection, signals, [row | {"state": "rejected", "reason": "never_logged"} for row in rows])
     return len(rows)
 
@@ -118,20 +117,17 @@ def _generations(connection: Connection, completion_ids: Collection[str]) -> Seq
     return connection.execute(statement.with_for_update()).all()
 
 
-def heard(connection: Connection, completion_ids: Collection[str]) -> Iterator[HeldSignal]:
-    """The signals about these completions that take room, see `join.crowded_out`. There must be at least one completion."""
-    return _signals(connection, completion_ids, ())
-
-
-def _signals(
-    connection: Connection, completion_ids: Collection[str], named: Collection[SignalName]
+def heard(
+    connection: Connection, completion_ids: Collection[str], named: Collection[SignalName] = ()
 ) -> Iterator[HeldSignal]:
-    """Those that take room, by the index `ix_signal_heard`; and those of these names that do not, by their primary key."""
+    """The signals about these completions that take room, see `join.crowded_out`, by the index `ix_signal_heard`.
+
+    And those of these names that do not, by their primary key. There must be at least one completion.
+    """
     columns = (signals.c.record, signals.c.state, signals.c.reason, signals.c.revision)
     statement: Any = select(*columns).where(among(connection, signals.c.completion_id, completion_ids), text(IS_HEARD))
     if named:
-        name = (signals.c.completion_id, signals.c.tenant, signals.c.id)
-        others = select(*columns).where(among_rows(connection, name, named), signals.c.reason.not_in(HEARD))
+        others = select(*columns).where(among_rows(connection, _SIGNAL_NAME, named), signals.c.reason.not_in(HEARD))
         if connection.dialect.name != "sqlite":  # redundant, see `among`
             firsts = [each[0] for each in named]
             others = others.where(signals.c.completion_id.between(min(firsts), max(firsts)))
@@ -152,16 +148,9 @@ def _insert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]
 
 
 def _sample(row: Row[Any]) -> SampleState:
-    return SampleState(
-        record=decode_shape(Generation, row.record),
-        partition=row.partition,
-        joined_at=row.joined_at,
-        offset=row.offset,
-        closes_at=row.closes_at,
-        revision=row.revision,
-        ledger=LedgerEntry(*(getattr(row, name) for name in LedgerEntry._fields)),
-        superseded_by=row.superseded_by,
-    )
+    own = {name: getattr(row, name) for name in ("partition", "joined_at", "offset", *_OWN_STATE)}
+    ledger = LedgerEntry(*(getattr(row, name) for name in LedgerEntry._fields))
+    return SampleState(decode_shape(Generation, row.record), ledger=ledger, **own)
 
 
 def _first_row(sample: SampleState) -> dict[str, Any]:
@@ -169,16 +158,9 @@ def _first_row(sample: SampleState) -> dict[str, Any]:
     return {
         **_key_row(sample),
         **_state_row(sample),
-        "partition": sample.partition,
-        "offset": sample.offset,
-        "policy": record.policy,
-        "tenant": record.tenant,
-        "task": record.task,
-        "purpose": record.purpose,
-        "arm": record.arm,
+        **{name: getattr(sample, name) for name in ("partition", "offset", "joined_at")},
+        **{name: getattr(record, name) for name in ("policy", "tenant", "task", "purpose", "arm", "created_at")},
         "version": record.spans[0].version if record.spans else -1,
-        "created_at": record.created_at,
-        "joined_at": sample.joined_at,
         "request": record.attempt.request if record.attempt else None,
         "retry_count": record.attempt.count if record.attempt else None,
         "record": encode(record),
@@ -190,21 +172,18 @@ def _key_row(sample: SampleState) -> dict[str, Any]:
 
 
 def _state_row(sample: SampleState) -> dict[str, Any]:
-    own = {"closes_at": sample.closes_at, "revision": sample.revision, "superseded_by": sample.superseded_by}
-    return own | sample.ledger._asdict()
+    return {name: getattr(sample, name) for name in _OWN_STATE} | sample.ledger._asdict()
 
 
 def signal_row(held: HeldSignal) -> dict[str, Any]:
     """The row of a signal that the table does not hold yet."""
     record = held.record
+    own = {name: getattr(record, name) for name in ("choice", "name", "at", "received_at")}
     return {
         **_signal_key(held),
         **_signal_state(held),
-        "choice": record.choice,
-        "name": record.name,
+        **own,
         "submitter": record.submitter.id,
-        "at": record.at,
-        "received_at": record.received_at,
         "record": encode(record),
     }
 
@@ -219,3 +198,41 @@ def _signal_state(held: HeldSignal) -> dict[str, Any]:
 
 def _outcome_row(record: Outcome) -> dict[str, Any]:
     return {name: getattr(record, name) for name in epochs.OUTCOME_COLUMNS}
+
+
+class RepeatedRequests(NamedTuple):
+    """Requests that were sent again, and all their stored completions."""
+
+    requests: frozenset[str] = frozenset()
+    completion_ids: frozenset[str] = frozenset()
+
+
+def repeated(connection: Connection, arriving: Iterable[Generation]) -> RepeatedRequests:
+    """The requests of these records that were sent again, by one of the records or by a stored one."""
+    tried = [(record, record.attempt) for record in arriving if record.attempt is not None]
+    if not tried:
+        return RepeatedRequests()
+    again = {attempt.request for _, attempt in tried if attempt.count > 0}
+    others = {attempt.request for _, attempt in tried} - again
+    if others:
+        wanted = among(connection, generations.c.request, others)
+        again |= set(connection.execute(select(generations.c.request).where(wanted, _IS_RETRY)).scalars())
+    return _tries(connection, again, min(record.created_at for record, _ in tried))
+
+
+def lately_repeated(connection: Connection, now: float) -> RepeatedRequests:
+    """Requests whose later tries were joined in the last minutes."""
+    columns = (generations.c.request, generations.c.created_at)
+    lately = generations.c.joined_at >= now - _SWEEP_BACK_SECONDS
+    rows = connection.execute(select(*columns).where(_IS_RETRY, lately).limit(_MAX_ROWS)).all()
+    return _tries(connection, {row.request for row in rows}, min((row.created_at for row in rows), default=now))
+
+
+def _tries(connection: Connection, requests: Collection[str], since: float) -> RepeatedRequests:
+    if not requests:
+        return RepeatedRequests()
+    wanted = among(connection, generations.c.request, requests)
+    fresh = generations.c.created_at >= since - _LOOK_BACK_SECONDS
+    newest = select(generations.c.completion_id).where(wanted, fresh).order_by(generations.c.created_at.desc())
+    found = connection.execute(newest.limit(_MAX_ROWS)).scalars()
+    return RepeatedRequests(frozenset(requests), frozenset(found))

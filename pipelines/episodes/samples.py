@@ -25,7 +25,6 @@ COUNTING = ("joined", "late")
 HEARD = ("", join.SUPERSEDED)
 """Reasons of signals that take room, see `join.crowded_out`: of all that were not rejected."""
 SignalName = tuple[str, str, str]
-"""Completion id, tenant and signal id."""
 Name = TypeVar("Name")
 Row = TypeVar("Row")
 
@@ -170,7 +169,6 @@ class Samples:
                 self.signals[name_of(held.record)] = replace(held, revision=revision)
 
     def _judge_waiting(self, about: Generation, task: Task | None) -> None:
-        """Judge the signals that waited for their generation."""
         is_evidence = False
         for held in self.signals_of((about.completion_id, about.choice), PENDING, "retracted"):
             if reason := join.rejection(held.record, about, task):

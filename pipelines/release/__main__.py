@@ -18,19 +18,19 @@ from contracts.tasks.gate import without_reference
 from contracts.tasks.loading import load_tasks
 from engines.fitting import fitting
 from pipelines.release.asking import SentinelClient
-from pipelines.release.companions import Companions
 from pipelines.release.gauges import ReleaseGauges
+from pipelines.release.looping import Companions
 from pipelines.release.releaser import Releaser
 from pipelines.release.renewal import renewal
 from pipelines.release.settings import ReleaseSettings
+from pipelines.release.train.answers import task_rules
 from pipelines.release.train.conductor import Conductor
 from pipelines.release.train.lift import Lift
 from pipelines.release.train.reading.intake import TrainIntake, read_evidence
 from pipelines.release.train.shadow.shadow import PairedShadow
-from pipelines.release.train.slots import TrainSlots
-from pipelines.release.train.task_rules import task_rules
+from pipelines.release.train.standing import TrainSlots
 from pipelines.release.webhooks.settings import WebhookSettings
-from pipelines.release.webhooks.threads import tellers
+from pipelines.release.webhooks.teller import tellers
 from runtime.base_policy import fingerprint
 from runtime.clocks import ClockWatch
 from runtime.engine_rows import read_engines
@@ -51,12 +51,8 @@ def main(
 ) -> None:
     """Judge candidates and prove them on users until `stop` is set.
 
-    Args:
-        home: the home folder.
-        stop: ends it.
-        make_grade: builds the graders of the gated tasks.
-        make_shadow_grade: the same, with those graders alone that need no reference.
-        make_marks: builds the fast marks of all tasks.
+    `make_grade` builds the graders of the gated tasks, `make_shadow_grade` those of them that need no reference, and `make_marks` the fast
+    marks of all tasks.
     """
     settings = load_settings(home)
     policy = settings.policy
@@ -79,16 +75,8 @@ def main(
         return httpx.Client(base_url=settings.web_url, headers=headers, timeout=_ANSWER_SECONDS)
 
     def asker(http: httpx.Client, slot: str, *, skips: bool = False) -> SentinelClient:
-        return SentinelClient(
-            http,
-            policy=policy,
-            concurrency=own.concurrency,
-            patience_seconds=own.patience_seconds,
-            engines=engines,
-            slot=slot,
-            skips=skips,
-            is_assigned=is_assigned,
-        )
+        limits = (own.concurrency, own.patience_seconds)
+        return SentinelClient(http, policy, *limits, engines, slot=slot, skips=skips, is_assigned=is_assigned)
 
     clock, bell = ClockWatch(settings.database()), settings.replica_links().bell
     slots = TrainSlots(policy, run=settings.run, base=base, settings=train)
@@ -140,11 +128,14 @@ def main(
             slots=slots,
             each_look=each_look,
         )
-        companions.start("train", conductor.run)
-        companions.start("lift", lift.run)
-        companions.start("gauges", gauges.run)
-        for tell in told:
-            companions.start("webhook", tell)
+        beside = [
+            ("train", conductor.run),
+            ("lift", lift.run),
+            ("gauges", gauges.run),
+            *(("webhook", tell) for tell in told),
+        ]
+        for name, run in beside:
+            companions.start(name, run)
         companions.start(
             "evidence", lambda stop: read_evidence(intake, settings.database(), settings.event_log(), stop)
         )

@@ -54,10 +54,6 @@ class NoLongerAssigned(VersionNotResident):
     """No arm points at the version any more, so no engine will load it."""
 
 
-def _always(_version: int) -> bool:
-    return True
-
-
 class SentinelAnswer(NamedTuple):
     """The answer of a version to one sentinel."""
 
@@ -87,7 +83,7 @@ class SentinelClient:
     `REFUSED` or `LATE`."""
     answer_seconds: float | None = None
     """How long one answer may take. None: as long as `client` waits."""
-    is_assigned: Callable[[int], bool] = _always
+    is_assigned: Callable[[int], bool] = lambda _: True
     """Whether an arm points at the version: asked while no engine has it."""
     _free_at: float = 0.0
     """Shared by all threads: if one is told to wait, all wait."""
@@ -145,14 +141,8 @@ class SentinelClient:
 
     def _ask(self, item: Sentinel, version: int, deadline: float, stop: threading.Event, seed: int) -> SentinelAnswer:
         # No temperature and no length: the task sets them, as for its users.
-        body = {
-            "model": f"{self.policy}@v{version}",
-            "messages": item.messages,
-            "metadata": {"task": item.task},
-            "seed": seed,
-            "logprobs": True,
-            **item.options,
-        }
+        body: dict[str, Any] = {"model": f"{self.policy}@v{version}", "messages": item.messages, "seed": seed}
+        body |= {"metadata": {"task": item.task}, "logprobs": True, **item.options}
         failure: MillraceError = Unavailable("no time was left")
         pause = _RETRY_SECONDS
         while time.monotonic() < deadline and not stop.is_set():
@@ -168,18 +158,17 @@ class SentinelClient:
             pause = _RETRY_SECONDS if isinstance(answer, VersionNotResident) else min(_LONGEST_RETRY_SECONDS, 2 * pause)
         if stop.is_set():
             raise Unavailable("stopped")
+        waited = f"in {self.patience_seconds:.0f} s"
         if isinstance(failure, VersionNotResident):
-            raise VersionNotResident(
-                f"the engine did not take v{version} in {self.patience_seconds:.0f} s; its log says why"
-            )
-        raise Unavailable(
-            f"v{version} did not answer its sentinels in {self.patience_seconds:.0f} s: {failure.message}"
-        )
+            raise VersionNotResident(f"the engine did not take v{version} {waited}; its log says why")
+        raise Unavailable(f"v{version} did not answer its sentinels {waited}: {failure.message}")
 
     def _post(self, item: Sentinel, body: dict[str, Any], version: int, pause: float) -> SentinelAnswer | MillraceError:
         """The answer, or the error after which the sentinel may be sent again; other errors are raised, see `ask`."""
         try:
-            answer = self.client.post("/v1/chat/completions", json=body, timeout=self._timeout)
+            answer = self.client.post(
+                "/v1/chat/completions", json=body, timeout=self.answer_seconds or self.client.timeout
+            )
         except _NEVER_SENT as error:
             return Unavailable(f"{type(error).__name__}: {error}")
         except httpx.TransportError as error:  # the engine may still be answering
@@ -203,17 +192,8 @@ class SentinelClient:
             self._free_at = max(self._free_at, time.monotonic() + _wait_seconds(answer, pause))
         return Unavailable(said)
 
-    @property
-    def _timeout(self) -> httpx.Timeout:
-        return self.client.timeout if self.answer_seconds is None else httpx.Timeout(self.answer_seconds)
-
     def _check_coming(self, version: int) -> None:
-        """Check that an engine may still load the version.
-
-        Raises:
-            NoLongerAssigned: it was taken from its arm: by a rollback, or for a newer one.
-            BadVersion: a replica found its bytes wrong at least `_TRIES` times, and none holds it.
-        """
+        """Raise NoLongerAssigned or BadVersion if no engine will load the version any more."""
         try:
             is_assigned = self.is_assigned(version)
             rows = [row for row in self.engines() if row.is_fresh(time.time())]
@@ -232,7 +212,6 @@ class SentinelClient:
 
 
 def _wait_seconds(response: httpx.Response, least: float) -> float:
-    """How long a busy endpoint asks to wait."""
     told = response.headers.get("retry-after", "")
     return min(_LONGEST_RETRY_SECONDS, max(least, float(told))) if told.isdecimal() else least
 
@@ -242,13 +221,9 @@ def _read(response: httpx.Response) -> SentinelAnswer:
     try:
         choice: Any = response.json()["choices"][0]
         message, reason = choice["message"], str(choice["finish_reason"])
+        said, calls = message["content"] or "", message.get("tool_calls") or []
         body = GenerationBody(
-            messages=[],
-            text=message["content"] or "",
-            prompt_ids=b"",
-            completion_ids=b"",
-            logprobs=b"",
-            tool_calls=message.get("tool_calls") or [],
+            messages=[], text=said, prompt_ids=b"", completion_ids=b"", logprobs=b"", tool_calls=calls
         )
         text = body.text_with_calls
         tokens = (choice.get("logprobs") or {}).get("content") or []

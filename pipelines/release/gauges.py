@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 import structlog
@@ -19,34 +20,26 @@ from contracts.holds import HoldKind
 from pipelines.release.train.repository import STOPPED, read_running
 from pipelines.release.webhooks.repository import count_waiting, forget_old
 from pipelines.release.webhooks.sending import FATES
+from runtime import metrics
 from runtime.database import Database
-from runtime.metrics import (
-    HOLD_ACTIVE,
-    HOLD_SECONDS,
-    TRAIN_SHARE,
-    TRAIN_STOPPED,
-    WEBHOOK_TRIES,
-    WEBHOOKS_OLDEST_SECONDS,
-    WEBHOOKS_WAITING,
-)
 
 _LOOK_SECONDS, _FORGET_SECONDS = 5.0, 600.0
 log = structlog.get_logger()
 
 
+@dataclass(eq=False)
 class ReleaseGauges:
     """See the module. `urls`: of the webhooks; `clock`: UTC epoch seconds."""
 
-    def __init__(
-        self, database: Database, policy: str, urls: Sequence[str], clock: Callable[[], float] = time.time
-    ) -> None:
-        self._database = database
-        self._policy = policy
-        self._urls = urls
-        self._clock = clock
+    database: Database
+    policy: str
+    urls: Sequence[str]
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self._forget_at = 0.0
         for fate in FATES:
-            WEBHOOK_TRIES.labels(fate)
+            metrics.WEBHOOK_TRIES.labels(fate)
 
     def run(self, stop: threading.Event) -> None:
         """Look until `stop` is set."""
@@ -59,27 +52,27 @@ class ReleaseGauges:
 
     def look(self) -> None:
         """Set every gauge. Raises Unavailable."""
-        now = self._clock()
-        with self._database.snapshot() as connection:
-            arms = assignments.read(connection, self._policy)
-            held = holds.read(connection, self._policy, now)
-            since = holds.held_since(connection, self._policy, now)
-            train = read_running(connection, self._policy)
-            waiting = count_waiting(connection, self._policy, self._urls, now)
+        now = self.clock()
+        with self.database.snapshot() as connection:
+            arms = assignments.read(connection, self.policy)
+            held = holds.read(connection, self.policy, now)
+            since = holds.held_since(connection, self.policy, now)
+            train = read_running(connection, self.policy)
+            waiting = count_waiting(connection, self.policy, self.urls, now)
         for name in DRAWN:
             arm = arms.get(name)
-            TRAIN_SHARE.labels(name).set(0.0 if arm is None or arm.version is None else arm.share)
-        TRAIN_STOPPED.set(train is not None and train.state == STOPPED)
+            metrics.TRAIN_SHARE.labels(name).set(0.0 if arm is None or arm.version is None else arm.share)
+        metrics.TRAIN_STOPPED.set(train is not None and train.state == STOPPED)
         for kind in get_args(HoldKind):
-            HOLD_ACTIVE.labels(kind).set(held is not None and held.kind == kind)
-        HOLD_SECONDS.set(0.0 if since is None else max(0.0, now - since))
-        WEBHOOKS_WAITING.set(waiting.num)
-        WEBHOOKS_OLDEST_SECONDS.set(0.0 if waiting.oldest_at is None else max(0.0, now - waiting.oldest_at))
+            metrics.HOLD_ACTIVE.labels(kind).set(held is not None and held.kind == kind)
+        metrics.HOLD_SECONDS.set(0.0 if since is None else max(0.0, now - since))
+        metrics.WEBHOOKS_WAITING.set(waiting.num)
+        metrics.WEBHOOKS_OLDEST_SECONDS.set(0.0 if waiting.oldest_at is None else max(0.0, now - waiting.oldest_at))
         self._forget(now)
 
     def _forget(self, now: float) -> None:
         if now < self._forget_at:
             return
-        with self._database.transaction() as connection:
-            forget_old(connection, self._policy, self._urls, now)
+        with self.database.transaction() as connection:
+            forget_old(connection, self.policy, self.urls, now)
         self._forget_at = now + _FORGET_SECONDS

@@ -1,23 +1,36 @@
-"""Grades the answers of several versions as one blind batch: in random order, without their versions. Pure except for the port.
-
-Equal answers to one sentinel are graded once, so that a grader with random results cannot make equal versions differ.
-"""
+"""Grades the answers of several versions as one blind batch: in random order, without their versions. Pure except for the port."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from contracts.errors import Unavailable
-from contracts.gating import Grade, SentinelFile
+from contracts.gating import GateScore, Grade, Sentinel, SentinelFile
 from pipelines.release.asking import SentinelAnswer
 
+AnswerPlace = tuple[int, int]
+"""The version that answered, and the place of the question."""
 
-class _Place(NamedTuple):
-    place: int
-    text: str
-    finish_reason: str
+
+def grade_blind(
+    grade: Grade, task: str, questions: Sequence[Sentinel], said: Mapping[AnswerPlace, SentinelAnswer]
+) -> dict[AnswerPlace, GateScore]:
+    """The scores of answers to questions of one task, by one call of the port.
+
+    Equal answers to one question are graded once, so that a grader with random results cannot make equal versions differ.
+
+    Raises:
+        Unavailable: the graders gave another number of scores.
+    """
+    given = {name: (name[1], answer.text, answer.finish_reason) for name, answer in said.items()}
+    batch = sorted(set(given.values()))
+    random.shuffle(batch)
+    scores = grade(task, [questions[place].answered(*rest) for place, *rest in batch])
+    if len(scores) != len(batch):
+        raise Unavailable(f"the graders of task {task!r} gave {len(scores)} scores for {len(batch)} answers")
+    found = dict(zip(batch, scores, strict=True))
+    return {name: found[item] for name, item in given.items()}
 
 
 def grade_together(
@@ -25,33 +38,17 @@ def grade_together(
     sentinels: SentinelFile,
     task: str,
     answers: Mapping[int, Mapping[int, SentinelAnswer] | Sequence[SentinelAnswer]],
-    shuffler: random.Random,
 ) -> dict[int, tuple[float, ...]]:
-    """By version: the values of its answers to the sentinels of one task, in order.
-
-    Args:
-        grade: the port; called once.
-        sentinels: the sentinels of all tasks.
-        task: the task to grade.
-        answers: by version, then by the place of the sentinel in the file.
-        shuffler: orders the batch.
+    """By version: the values of its answers to the sentinels of one task, in order. `answers`: by version, then by place.
 
     Raises:
         Unavailable: a grader could not grade an answer. Then there is no verdict on any version.
     """
     places = sentinels.places_of(task)
-    of_version = {
-        version: [_Place(place, said[place].text, said[place].finish_reason) for place in places]
-        for version, said in answers.items()
-    }
-    batch = sorted({item for items in of_version.values() for item in items})
-    shuffler.shuffle(batch)
-    scores = grade(task, [sentinels.items[item.place].answered(item.text, item.finish_reason) for item in batch])
-    if len(scores) != len(batch):
-        raise Unavailable(f"the graders of task {task!r} gave {len(scores)} scores for {len(batch)} answers")
-    values: dict[_Place, float] = {}
-    for item, score in zip(batch, scores, strict=True):
+    said = {(version, place): given[place] for version, given in answers.items() for place in places}
+    values: dict[AnswerPlace, float] = {}
+    for name, score in grade_blind(grade, task, sentinels.items, said).items():
         if score.value is None:
-            raise Unavailable(f"{sentinels.items[item.place].where}: not graded: {score.reason}")
-        values[item] = score.value
-    return {version: tuple(values[item] for item in items) for version, items in of_version.items()}
+            raise Unavailable(f"{sentinels.items[name[1]].where}: not graded: {score.reason}")
+        values[name] = score.value
+    return {version: tuple(values[version, place] for place in places) for version in answers}

@@ -2,18 +2,16 @@
 
 In: the arm `candidate` of the assignments. Out: a stored verdict, and the arm `learning` (without a train: `live`) moved to an accepted
 version; after several refusals in a row the arm `training` sends the trainer back. Waits: for a candidate without a verdict, and while
-an operator holds the arms.
-
-A fault of our own (a grader, the engine, the database, a bug here) gives no verdict: nothing is stored, the process reports that it
-is not ready and why, the age of the candidate rises in the metrics, and it is judged again after a growing pause.
+an operator holds the arms. A fault of our own (a grader, the engine, the database, a bug here) gives no verdict: nothing is stored, the age
+of the candidate rises in the metrics, and it is judged again after a growing pause.
 """
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import structlog
@@ -27,11 +25,11 @@ from contracts.tasks import Task
 from pipelines.release import repository, rules
 from pipelines.release.asking import BadVersion, NoLongerAssigned, SentinelAnswer, SentinelClient
 from pipelines.release.grading import grade_together
-from pipelines.release.looking import LookLoop
+from pipelines.release.looping import LookLoop
 from pipelines.release.repository import VersionVerdict
 from pipelines.release.rules import ANCHOR, TRAIN, Decision, GatedTask
 from pipelines.release.settings import ReleaseSettings
-from pipelines.release.train.slots import TrainSlots
+from pipelines.release.train.standing import TrainSlots, version_of
 from runtime.database import Database
 from runtime.metrics import CANDIDATE_AGE_SECONDS, LIVE_VERSION, NO_VERDICTS, VERDICTS
 from runtime.operations import step_done
@@ -43,52 +41,38 @@ _LOOP = LookLoop("gate", "no verdict", NO_VERDICTS, pause_seconds=0.2, fatal=(In
 log = structlog.get_logger()
 
 
+@dataclass(eq=False)
 class Releaser:
     """Judges the candidates of one policy. `tasks`: all of the home; `grade`: their graders; `clock`: UTC epoch seconds."""
 
-    def __init__(
-        self,
-        database: Database,
-        sentinel_client: SentinelClient,
-        sentinels: SentinelFile,
-        grade: Grade,
-        *,
-        tasks: Mapping[str, Task],
-        policy: str,
-        settings: ReleaseSettings,
-        bell: Bell,
-        slots: TrainSlots,
-        each_look: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._database = database
-        self._sentinel_client = sentinel_client
-        self._sentinels = sentinels
-        self._grade = grade
-        self._tasks = tasks
-        self._policy = policy
-        self._settings = settings
-        self._bell = bell
-        self._slots = slots
+    database: Database
+    sentinel_client: SentinelClient
+    sentinels: SentinelFile
+    grade: Grade
+    _: KW_ONLY
+    tasks: Mapping[str, Task]
+    policy: str
+    settings: ReleaseSettings
+    bell: Bell
+    slots: TrainSlots
+    each_look: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
         self._unasked: set[int] = set()
-        """Anchors that could not be asked again."""
         self._ask_train_at: dict[int, float] = {}
         """By version on the train that could not be asked: when it is asked again."""
-        self._each_look = each_look
-        self._clock = clock
         self._since: float | None = None
         # Computed at each scrape, so that the age rises even while a look hangs.
-        CANDIDATE_AGE_SECONDS.set_function(lambda: max(0.0, clock() - self._since) if self._since is not None else 0.0)
+        CANDIDATE_AGE_SECONDS.set_function(
+            lambda: max(0.0, self.clock() - self._since) if self._since is not None else 0.0
+        )
 
     def run(self, stop: threading.Event) -> None:
-        """Judge until `stop` is set.
-
-        Raises:
-            InvalidSettings: the endpoint refuses a sentinel because of its content.
-        """
+        """Judge until `stop` is set. Raises InvalidSettings: the endpoint refuses a sentinel because of its content."""
 
         def look() -> None:
-            self._each_look()
+            self.each_look()
             self.look(stop)
 
         # A gate that fails in a loop is not healthy: a step is done only after a look that did not fail.
@@ -96,20 +80,20 @@ class Releaser:
 
     def look(self, stop: threading.Event) -> bool:
         """Judge the live version if it has no verdict, else the candidate; False if there is nothing to judge."""
-        with self._database.snapshot() as connection:
-            arms = assignments.read(connection, self._policy)
-            self._since = repository.candidate_since(connection, self._policy)
-            revoked = revocations.read(connection, self._policy)
+        with self.database.snapshot() as connection:
+            arms = assignments.read(connection, self.policy)
+            self._since = repository.candidate_since(connection, self.policy)
+            revoked = revocations.read(connection, self.policy)
             live, candidate = arms.get(LIVE), arms.get(CANDIDATE)
             if live is None or live.version is None:
                 return False
             LIVE_VERSION.set(live.version)
-            if holds.read(connection, self._policy, now := self._clock()) is not None:
+            if holds.read(connection, self.policy, now := self.clock()) is not None:
                 self._since = None  # it waits because somebody wants it to
                 return False
-            if self._since is not None and (ended := holds.read_end(connection, self._policy, now)) is not None:
+            if self._since is not None and (ended := holds.read_end(connection, self.policy, now)) is not None:
                 self._since = max(self._since, ended)
-            is_judged = repository.is_judged(connection, self._policy, self._sentinels.hash, live.version)
+            is_judged = repository.is_judged(connection, self.policy, self.sentinels.hash, live.version)
             draws = self._draws(connection, live.version)
             is_known = self._kept(connection, live.version, draws) is not None
         if candidate is not None and candidate.version in revoked:
@@ -124,34 +108,28 @@ class Releaser:
             self._ask_anchors(live.version, draws, stop)
             if candidate is None or candidate.version is None:
                 return False
-            canary = arms.get(CANARY)
-            self._judge(
-                candidate,
-                live,
-                stop,
-                is_live_revoked=live.version in revoked,
-                train=canary.version if canary is not None else None,
-            )
+            train = version_of(arms, CANARY)
+            self._judge(candidate, live, stop, is_live_revoked=live.version in revoked, train=train)
         self._since = None
         return True
 
     def _judge_live(self, version: int, stop: threading.Event) -> None:
         """Measure the live version, which was never a candidate here. The first one becomes the first anchor."""
-        with self._database.snapshot() as connection:
+        with self.database.snapshot() as connection:
             draws = self._draws(connection, version)
         answers = self._answers_of(version, stop, draws)
-        graded = self._graded({task: {version: answers} for task in self._sentinels.tasks})
-        values = {task: found[version] for task, found in graded.items()}
+        tasks = self.sentinels.tasks
+        values = {task: self._graded(task, {version: answers})[version] for task in tasks}
         says = [f"{task} {rules.mean(found):.3f}" for task, found in values.items()]
-        reason = "; ".join(says) or rules.decide((), version, self._sentinels.ungated).reason
+        reason = "; ".join(says) or rules.decide((), version, self.sentinels.ungated).reason
         judged = VersionVerdict(version, True, reason, _accuracy(values), None, self._details(version, values, ()), {})
-        with self._database.transaction() as connection:
-            repository.store_live(connection, self._policy, judged)
-            held = repository.anchors(connection, self._policy)
-            if version not in revocations.read(connection, self._policy):
-                for task in self._sentinels.tasks:
+        with self.database.transaction() as connection:
+            repository.store_live(connection, self.policy, judged)
+            held = repository.anchors(connection, self.policy)
+            if version not in revocations.read(connection, self.policy):
+                for task in tasks:
                     if task not in held:
-                        repository.set_anchor(connection, self._policy, task, version, "the first judged version")
+                        repository.set_anchor(connection, self.policy, task, version, "the first judged version")
         log.info("measured", version=version, reason=reason)
 
     def _judge(
@@ -165,7 +143,7 @@ class Releaser:
     ) -> None:
         version = _version_of(candidate)
         references, notes = self._references(None if is_live_revoked else _version_of(live))
-        with self._database.snapshot() as connection:
+        with self.database.snapshot() as connection:
             draws = self._draws(connection, _version_of(live))
         try:
             mine = self._answers_of(version, stop, draws)
@@ -182,35 +160,33 @@ class Releaser:
         for task, roles in references.items():
             for number in roles.values():
                 said.setdefault(number, {})
-                if not said[number].keys() >= set(self._sentinels.places_of(task)):
+                if not said[number].keys() >= set(self.sentinels.places_of(task)):
                     said[number] = {**said[number], **self._answers_of(number, stop, draws, (task,))}
         if train not in {None, version} and (theirs := self._answers_of_train(train, stop, draws)):
             said[train] = theirs
             references = {task: {**roles, TRAIN: train} for task, roles in references.items()}
-        values = self._graded(
-            {
-                task: {number: said[number] for number in (version, *roles.values())}
-                for task, roles in references.items()
-            }
-        )
+        values = {
+            task: self._graded(task, {number: said[number] for number in (version, *roles.values())})
+            for task, roles in references.items()
+        }
         tasks = [
-            GatedTask(task, self._tasks[task].gate_graders, self._tasks[task].gate.margin, roles, values[task])
+            GatedTask(task, self.tasks[task].gate_graders, self.tasks[task].gate.margin, roles, values[task])
             for task, roles in references.items()
         ]
-        decision = rules.decide(tasks, version, self._sentinels.ungated)
+        decision = rules.decide(tasks, version, self.sentinels.ungated)
         own = {task: found[version] for task, found in values.items()}
         details = self._details(version, own, decision.comparisons)
         self._store(candidate, live, _verdict(decision, notes, details, own, values))
 
     def _ask_anchors(self, live: int, draws: Mapping[str, int], stop: threading.Event) -> None:
         """Ask an anchor that is not live its sentinels in the draw that it began, while an engine still holds it."""
-        for task in self._sentinels.tasks:
+        for task in self.sentinels.tasks:
             anchor = draws[task]
             if anchor == live or anchor in self._unasked:
                 continue
-            with self._database.snapshot() as connection:
+            with self.database.snapshot() as connection:
                 held = self._kept(connection, anchor, draws, (task,)) is not None
-                if held or not self._slots.holds(connection, anchor):
+                if held or not self.slots.holds(connection, anchor):
                     continue
             try:
                 self._answers_of(anchor, stop, draws, (task,))
@@ -225,47 +201,39 @@ class Releaser:
 
         While an engine holds it, a verdict waits for them as long as for a candidate's; if they do not come, none does for ten minutes.
         """
-        with self._database.snapshot() as connection:
-            is_due = self._clock() >= self._ask_train_at.get(version, 0.0)
-            is_held = is_due and self._slots.holds(connection, version)
+        with self.database.snapshot() as connection:
+            is_due = self.clock() >= self._ask_train_at.get(version, 0.0)
+            is_held = is_due and self.slots.holds(connection, version)
             if self._kept(connection, version, draws) is None and not is_held:
                 return {}
         try:
             return self._answers_of(version, stop, draws)
         except (Unavailable, VersionNotResident, BadVersion) as error:
-            self._ask_train_at[version] = self._clock() + _ASK_TRAIN_SECONDS
+            self._ask_train_at[version] = self.clock() + _ASK_TRAIN_SECONDS
             log.warning("version on the train not compared", version=version, reason=error.message)
             return {}
 
     def _refuse(self, candidate: Assignment, live: Assignment, reason: str, **facts: object) -> None:
-        """Refuse a candidate for this reason, without a comparison."""
         version = _version_of(candidate)
         details = {**self._details(version, {}, ()), **facts}
         self._store(candidate, live, VersionVerdict(version, False, reason, None, None, details, {}))
 
     def _store(self, candidate: Assignment, live: Assignment, judged: VersionVerdict) -> None:
-        compared = [item["version"] for task in judged.details["tasks"].values() for item in task["comparisons"]]
-        with self._database.transaction() as connection:
+        with self.database.transaction() as connection:
+            arm, most = self.slots.accepting(connection), self.settings.refusals_before_rollback
             repository.store(
-                connection,
-                self._policy,
-                candidate,
-                judged,
-                live=live,
-                references=compared,
-                refusals_before_rollback=self._settings.refusals_before_rollback,
-                accepted_arm=self._slots.accepting(connection),
+                connection, self.policy, candidate, judged, live=live, most_refusals=most, accepted_arm=arm
             )
-        self._bell.ring(MOVED)
+        self.bell.ring(MOVED)
         VERDICTS.labels(str(judged.accepted).lower()).inc()
         log.info("judged", version=judged.version, accepted=judged.accepted, reason=judged.reason)
 
     def _references(self, live: int | None) -> tuple[dict[str, dict[str, int]], list[str]]:
         """By task: the versions to compare with, by role; and notes for the verdict. `live`: None if it was revoked."""
         found, notes = dict[str, dict[str, int]](), list[str]()
-        with self._database.transaction() as connection:
-            anchors = repository.anchors(connection, self._policy)
-            for task in self._sentinels.tasks:
+        with self.database.transaction() as connection:
+            anchors = repository.anchors(connection, self.policy)
+            for task in self.sentinels.tasks:
                 anchor = next(iter(anchors.get(task, ())), None)
                 if (
                     anchor is not None
@@ -277,7 +245,7 @@ class Releaser:
                     notes.append(note if live is None else f"{note}: v{live} is from now on")
                     anchor = None
                 if anchor is None and live is not None:
-                    repository.set_anchor(connection, self._policy, task, live, "; ".join(notes) or "no other was left")
+                    repository.set_anchor(connection, self.policy, task, live, "; ".join(notes) or "no other was left")
                 roles = {rules.LIVE: live} if live is not None else {}
                 found[task] = roles if anchor is None else {**roles, ANCHOR: anchor}
                 if not found[task]:
@@ -287,24 +255,17 @@ class Releaser:
         return found, notes
 
     def _draws(self, connection: Connection, live: int) -> dict[str, int]:
-        """By task: the draw of seeds for all versions, named after the anchor.
-
-        A new anchor may owe its values to lucky seeds, so it begins a new draw.
-        """
-        held = repository.anchors(connection, self._policy)
-        return {task: next(iter(held.get(task, ())), live) for task in self._sentinels.tasks}
-
-    def _places(self, tasks: Collection[str] | None) -> set[int]:
-        return {place for task in tasks or self._sentinels.tasks for place in self._sentinels.places_of(task)}
+        """By task: the draw of seeds, named after the anchor: a new one may owe its values to lucky seeds, so it begins a new draw."""
+        held = repository.anchors(connection, self.policy)
+        return {task: next(iter(held.get(task, ())), live) for task in self.sentinels.tasks}
 
     def _kept(
         self, connection: Connection, version: int, draws: Mapping[str, int], tasks: Collection[str] | None = None
     ) -> dict[int, SentinelAnswer] | None:
         """By place: the stored answers of a version to some tasks (None: all) in these draws; None if one is missing."""
-        places = self._places(tasks)
-        wanted = [draws[item.task] if place in places else -1 for place, item in enumerate(self._sentinels.items)]
-        found = repository.read_answers(connection, self._policy, self._sentinels.hash, version, wanted)
-        return found if found.keys() >= places else None
+        wanted = [draws[item.task] if tasks is None or item.task in tasks else -1 for item in self.sentinels.items]
+        found = repository.read_answers(connection, self.policy, self.sentinels.hash, version, wanted)
+        return found if all(place in found or draw < 0 for place, draw in enumerate(wanted)) else None
 
     def _answers_of(
         self, version: int, stop: threading.Event, draws: Mapping[str, int], tasks: Collection[str] | None = None
@@ -313,45 +274,33 @@ class Releaser:
 
         A version can be asked only while it is resident.
         """
-        with self._database.snapshot() as connection:
+        with self.database.snapshot() as connection:
             held = self._kept(connection, version, draws, tasks)
         if held:
             return held
-        answers = self._sentinel_client.ask(self._sentinels, version, stop, draws)
-        of_items = [draws[item.task] for item in self._sentinels.items]
-        with self._database.transaction() as connection:
-            repository.keep_answers(connection, self._policy, self._sentinels.hash, version, answers, draws=of_items)
+        answers = self.sentinel_client.ask(self.sentinels, version, stop, draws)
+        of_items = [draws[item.task] for item in self.sentinels.items]
+        with self.database.transaction() as connection:
+            repository.keep_answers(connection, self.policy, self.sentinels.hash, version, answers, draws=of_items)
         return dict(enumerate(answers))
 
-    def _graded(
-        self, said: Mapping[str, Mapping[int, Mapping[int, SentinelAnswer]]]
-    ) -> dict[str, dict[int, tuple[float, ...]]]:
-        """By task and version: the values of the answers."""
-        shuffler = random.Random()  # noqa: S311 an order that graders cannot know, not a secret
-        return {
-            task: grade_together(self._grade, self._sentinels, task, answers, shuffler)
-            for task, answers in said.items()
-        }
+    def _graded(self, task: str, said: Mapping[int, Mapping[int, SentinelAnswer]]) -> dict[int, tuple[float, ...]]:
+        return grade_together(self.grade, self.sentinels, task, said)
 
     def _details(
         self, version: int, values: Mapping[str, Sequence[float]], comparisons: Sequence[rules.GateComparison]
     ) -> dict[str, Any]:
-        """The facts of a verdict: graders, values and comparisons by task."""
         tasks = {
             task: {
-                "graders": list(self._tasks[task].gate_graders),
+                "graders": list(self.tasks[task].gate_graders),
                 "num": len(found),
                 "value": rules.mean(found),
                 "comparisons": [item.facts for item in comparisons if item.task == task],
             }
             for task, found in values.items()
         }
-        return {
-            "version": version,
-            "sentinels": self._sentinels.hash,
-            "tasks": tasks,
-            "ungated": dict(self._sentinels.ungated),
-        }
+        ungated = dict(self.sentinels.ungated)
+        return {"version": version, "sentinels": self.sentinels.hash, "tasks": tasks, "ungated": ungated}
 
 
 def _verdict(

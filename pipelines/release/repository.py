@@ -15,8 +15,9 @@ from contracts.tables import assignment, gate_anchor, sentinel_answer, verdict
 from contracts.tables.statements import insert_or_update
 from pipelines.release.asking import SentinelAnswer
 from pipelines.release.rules import refused_in_a_row
-from pipelines.release.train.slots import AcceptedArm
+from pipelines.release.train.standing import AcceptedArm
 
+_WRITER = "release"
 ANCHORS_KEPT = 4
 """Anchors of a task whose answers are kept, so that an older one can replace those that are revoked."""
 
@@ -74,10 +75,9 @@ def keep_answers(
     draws: Sequence[int],
 ) -> None:
     """Store all answers of a version and delete its earlier ones. `draws`: see `read_answers`."""
-    now = time.time()
     columns = sentinel_answer.c
     connection.execute(delete(sentinel_answer).where(columns.policy == policy, columns.version == version))
-    head = {"policy": policy, "version": version, "sentinels_hash": sentinels_hash, "at": now}
+    head = {"policy": policy, "version": version, "sentinels_hash": sentinels_hash, "at": time.time()}
     rows = [
         {**head, "position": place, "draw": draw, "answer": answer._asdict()}
         for place, (answer, draw) in enumerate(zip(answers, draws, strict=True))
@@ -89,11 +89,9 @@ def keep_answers(
 def anchors(connection: Connection, policy: str) -> dict[str, list[int]]:
     """By task: its anchors, without revoked versions, the newest first."""
     revoked = revocations.read(connection, policy)
-    rows = connection.execute(
-        select(gate_anchor).where(gate_anchor.c.policy == policy).order_by(gate_anchor.c.at.desc())
-    )
+    newest_first = select(gate_anchor).where(gate_anchor.c.policy == policy).order_by(gate_anchor.c.at.desc())
     found: dict[str, list[int]] = {}
-    for row in rows:
+    for row in connection.execute(newest_first):
         if row.version not in revoked:
             found.setdefault(row.task, []).append(row.version)
     return found
@@ -107,11 +105,8 @@ def set_anchor(connection: Connection, policy: str, task: str, version: int, rea
 
 def store_live(connection: Connection, policy: str, judged: VersionVerdict) -> None:
     """Store the values of the live version, which is not a candidate. An earlier verdict on it keeps its decision and reason."""
-    held = connection.execute(
-        select(verdict.c.accepted, verdict.c.reason).where(
-            verdict.c.policy == policy, verdict.c.version == judged.version
-        )
-    ).one_or_none()
+    same = (verdict.c.policy == policy, verdict.c.version == judged.version)
+    held = connection.execute(select(verdict.c.accepted, verdict.c.reason).where(*same)).one_or_none()
     if held is not None:
         judged = judged._replace(accepted=held.accepted, reason=held.reason)
     _write(connection, policy, judged)
@@ -124,90 +119,54 @@ def store(
     judged: VersionVerdict,
     *,
     live: Assignment,
-    references: Collection[int],
-    refusals_before_rollback: int,
+    most_refusals: int,
     accepted_arm: AcceptedArm,
 ) -> None:
-    """Store the verdict and move the arms, all or nothing.
+    """Store the verdict on a candidate and move the arms, all or nothing. `candidate`, `live`: the arms as they were compared.
 
-    Args:
-        connection: the transaction.
-        policy: of the candidate.
-        candidate: its arm, as it was read.
-        judged: the verdict.
-        live: the arm of the live version, as it was compared with.
-        references: the versions it was compared with.
-        refusals_before_rollback: after so many refusals in a row the trainer goes back to the live version.
-        accepted_arm: the arm that an accepted version gets.
+    After `most_refusals` in a row the trainer goes back to the live version. An accepted version gets `accepted_arm`.
 
     Raises:
         Held: an operator froze the arms or pinned a version meanwhile; nothing is stored.
         StaleWrite: an arm was moved or a compared version was revoked meanwhile; nothing is stored.
     """
-    revoked = revocations.read(connection, policy)
-    if gone := sorted(revoked.keys() & {*references, *([judged.version] if judged.accepted else [])}):
-        raise StaleWrite(f"v{gone[0]} was revoked while v{judged.version} was judged; it is judged anew")
+    version, revoked = judged.version, revocations.read(connection, policy)
+    compared = {item["version"] for task in judged.details["tasks"].values() for item in task["comparisons"]}
+    if gone := sorted(revoked.keys() & (compared | {version} if judged.accepted else compared)):
+        raise StaleWrite(f"v{gone[0]} was revoked while v{version} was judged; it is judged anew")
     if assignments.read(connection, policy)[LIVE].epoch != live.epoch:
-        raise StaleWrite(f"another version became live while v{judged.version} was judged; it is judged anew")
+        raise StaleWrite(f"another version became live while v{version} was judged; it is judged anew")
     _write(connection, policy, judged)
-    assignments.move(
-        connection,
-        policy=policy,
-        arm=CANDIDATE,
-        version=None,
-        expected_epoch=candidate.epoch,
-        writer="release",
-        reason=f"v{judged.version} judged",
-    )
+    was = {LIVE: live, CANDIDATE: candidate}
+    assignments.move_held(connection, was, CANDIDATE, None, writer=_WRITER, reason=f"v{version} judged")
     for task, reason in judged.proven.items():
-        set_anchor(connection, policy, task, judged.version, reason)
-    arms = assignments.read(connection, policy)
+        set_anchor(connection, policy, task, version, reason)
+    arms, sentinels_hash = assignments.read(connection, policy), judged.details["sentinels"]
     if judged.accepted:
         _accept(connection, policy, judged, arms, accepted_arm)
     elif (
         not judged.details.get("revoked")
-        and refused_in_a_row(_history(connection, policy, judged.details["sentinels"])) % refusals_before_rollback == 0
+        and refused_in_a_row(_history(connection, policy, sentinels_hash)) % most_refusals == 0
     ):
-        assignments.move_held(
-            connection,
-            arms,
-            TRAINING,
-            arms[LIVE].version,
-            writer="release",
-            reason=f"{refusals_before_rollback} refusals in a row",
-        )
+        reason = f"{most_refusals} refusals in a row"
+        assignments.move_held(connection, arms, TRAINING, arms[LIVE].version, writer=_WRITER, reason=reason)
     holds.refuse(connection, policy, time.time())
 
 
 def _accept(
-    connection: Connection,
-    policy: str,
-    judged: VersionVerdict,
-    arms: Mapping[str, Assignment],
-    accepted_arm: AcceptedArm,
+    connection: Connection, policy: str, judged: VersionVerdict, arms: Mapping[str, Assignment], accepted: AcceptedArm
 ) -> None:
-    if accepted_arm.arm == LIVE and LEARNING in arms and arms[LEARNING].version is not None:
+    version, arm = judged.version, accepted.arm
+    if arm == LIVE and LEARNING in arms and arms[LEARNING].version is not None:
+        reason = f"v{version} goes live at once: there is no train"
+        assignments.move_held(connection, arms, LEARNING, None, writer=_WRITER, reason=reason)
+    if arm is not None:
         assignments.move_held(
-            connection,
-            arms,
-            LEARNING,
-            None,
-            writer="release",
-            reason=f"v{judged.version} goes live at once: there is no train",
-        )
-    if accepted_arm.arm is not None:
-        assignments.move_held(
-            connection,
-            arms,
-            accepted_arm.arm,
-            judged.version,
-            writer="release",
-            reason=judged.reason,
-            share=accepted_arm.share,
+            connection, arms, arm, version, writer=_WRITER, reason=judged.reason, share=accepted.share
         )
     # Versions on the track are, or may become, live, and are then compared with.
-    on_track = {arms[name].version for name in (LIVE, LEARNING, CANARY) if name in arms and accepted_arm.arm != LIVE}
-    keep = {judged.version, *(version for version in on_track if version is not None)}
+    on_track = [arms[name].version for name in (LIVE, LEARNING, CANARY) if name in arms and arm != LIVE]
+    keep = [found for found in (version, *on_track) if found is not None]
     forget(connection, policy, judged.details["sentinels"], keep)
 
 
@@ -215,12 +174,8 @@ def forget(connection: Connection, policy: str, sentinels_hash: str, keep: Colle
     """Delete answers that no later comparison needs: all but those of `keep` and of the anchors."""
     anchored = {version for versions in anchors(connection, policy).values() for version in versions[:ANCHORS_KEPT]}
     columns = sentinel_answer.c
-    connection.execute(
-        delete(sentinel_answer).where(
-            columns.policy == policy,
-            or_(columns.version.not_in({*keep, *anchored}), columns.sentinels_hash != sentinels_hash),
-        )
-    )
+    is_old = or_(columns.version.not_in({*keep, *anchored}), columns.sentinels_hash != sentinels_hash)
+    connection.execute(delete(sentinel_answer).where(columns.policy == policy, is_old))
 
 
 def _history(connection: Connection, policy: str, sentinels_hash: str) -> list[bool]:
@@ -234,14 +189,6 @@ def _history(connection: Connection, policy: str, sentinels_hash: str) -> list[b
 
 
 def _write(connection: Connection, policy: str, judged: VersionVerdict) -> None:
-    row = {
-        "policy": policy,
-        "version": judged.version,
-        "accepted": judged.accepted,
-        "accuracy": judged.accuracy,
-        "best_accuracy": judged.against,
-        "reason": judged.reason,
-        "details": judged.details,
-        "at": time.time(),
-    }
-    insert_or_update(connection, verdict, row, ["accepted", "accuracy", "best_accuracy", "reason", "details", "at"])
+    values: dict[str, Any] = {"accepted": judged.accepted, "accuracy": judged.accuracy, "best_accuracy": judged.against}
+    values |= {"reason": judged.reason, "details": judged.details, "at": time.time()}
+    insert_or_update(connection, verdict, {"policy": policy, "version": judged.version, **values}, [*values])

@@ -61,21 +61,12 @@ class GateComparison(NamedTuple):
     @property
     def facts(self) -> dict[str, Any]:
         """The form that is stored, and that `millrace gate` prints."""
-        return {
-            "reference": self.role,
-            "version": self.version,
-            "value": self.value,
-            "against": self.against,
-            "num": self.paired.num,
-            "wins": self.paired.wins,
-            "losses": self.paired.losses,
-            "discordant": self.paired.wins + self.paired.losses,
-            "p": self.paired.p_worse,
-            "p_better": self.paired.p_better,
-            "alpha": self.alpha,
-            "least_difference": self.least_difference,
-            "test": "sign" if self.paired.is_binary else "permutation",
-        }
+        paired = self.paired
+        about = {"reference": self.role, "version": self.version, "value": self.value, "against": self.against}
+        seen = {"num": paired.num, "wins": paired.wins, "losses": paired.losses}
+        seen |= {"discordant": paired.wins + paired.losses}
+        test = {"p": paired.p_worse, "p_better": paired.p_better, "test": "sign" if paired.is_binary else "permutation"}
+        return {**about, **seen, **test, "alpha": self.alpha, "least_difference": self.least_difference}
 
     @property
     def words(self) -> str:

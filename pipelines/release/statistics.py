@@ -45,11 +45,6 @@ class Paired(NamedTuple):
     spread: float
     """Root mean square of the differences."""
 
-    @property
-    def discordance(self) -> float:
-        """Share of the pairs that differ."""
-        return (self.wins + self.losses) / self.num
-
 
 def compare(mine: Sequence[float], theirs: Sequence[float], *, margin: float, alpha: float) -> Paired:
     """Compare two versions on the same sentinels. `margin`: smaller differences are ties; `alpha`: the level of the test."""
@@ -105,7 +100,7 @@ def least_difference(found: Paired, alpha: float) -> float | None:
     None: they would not even detect a version that is worse on every sentinel.
     """
     if found.is_binary or found.spread == 0.0:
-        return least_seen(found.num, round(found.discordance, 3), alpha)
+        return least_seen(found.num, round((found.wins + found.losses) / found.num, 3), alpha)
     # For the mean of n differences, taken as normal: (z of the level + z of the power) x deviation / sqrt(n) (Cohen 1988, 2.3).
     quantile = NormalDist().inv_cdf
     least = (quantile(1.0 - alpha) + quantile(POWER)) * found.spread / math.sqrt(found.num)

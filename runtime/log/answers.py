@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from contracts.errors import InvalidRecord
 from contracts.event_log import EventLog, LogPlace, LogRecord, is_damaged
 from contracts.ids import parse_sample_key
-from contracts.record_checks import is_place
+from contracts.record_checks import is_place, is_sample_key
 from contracts.tables import generation
 from contracts.tables.statements import among
 from contracts.topics import GENERATIONS
@@ -29,9 +29,7 @@ from runtime.database import Database
 BODY_LOST = "body_lost"
 """Reason of a sample whose body nobody has any more."""
 
-
 _Target = tuple[str, LogPlace]
-"""Sample key, and where its answer was written."""
 
 
 class _Pointer(msgspec.Struct):
@@ -40,11 +38,7 @@ class _Pointer(msgspec.Struct):
 
 
 def with_answers(log: EventLog, database: Database, records: Sequence[LogRecord]) -> list[LogRecord]:
-    """See the module.
-
-    Raises:
-        Unavailable: the log does not answer.
-    """
+    """See the module. Raises Unavailable: the log does not answer."""
     pointers = {number: found for number, record in enumerate(records) if (found := _pointer(record)) is not None}
     if not pointers:
         return list(records)
@@ -74,22 +68,12 @@ def _from_log(log: EventLog, wanted: set[_Target]) -> dict[_Target, bytes]:
 
 
 def _from_rows(database: Database, keys: set[str]) -> dict[str, bytes]:
-    samples = {key: sample for key in keys if (sample := _sample(key)) is not None}
+    samples = {key: parse_sample_key(key) for key in keys if is_sample_key(key)}
     if not samples:
         return {}
+    columns, ids = generation.c, {completion_id for completion_id, _ in samples.values()}
     with database.snapshot() as connection:
-        rows = _rows(connection, {completion_id for completion_id, _ in samples.values()})
+        wanted = among(connection, columns.completion_id, ids)
+        found = connection.execute(select(columns.completion_id, columns.choice, columns.record).where(wanted))
+        rows = {(row.completion_id, row.choice): row.record for row in found}
     return {key: rows[sample] for key, sample in samples.items() if sample in rows}
-
-
-def _rows(connection: Connection, completion_ids: set[str]) -> dict[tuple[str, int], bytes]:
-    columns = generation.c["completion_id", "choice", "record"]
-    statement = select(*columns).where(among(connection, generation.c.completion_id, completion_ids))
-    return {(row.completion_id, row.choice): row.record for row in connection.execute(statement)}
-
-
-def _sample(key: str) -> tuple[str, int] | None:
-    try:
-        return parse_sample_key(key)
-    except ValueError:
-        return None

@@ -7,7 +7,7 @@ process remembers: a worker that restarts halts again, until an operator redrive
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -67,11 +67,7 @@ def bury(connection: Connection, group: str, record: LogRecord, error: BaseExcep
 def bury_all(connection: Connection, group: str, culprits: Sequence[Culprit], now: float) -> None:
     """Keep records that `group` cannot process. A record that is read twice is kept once.
 
-    Args:
-        connection: the transaction that moves the position past them.
-        group: name of the process.
-        culprits: ordered by offset.
-        now: UTC epoch seconds.
+    `connection`: the transaction that moves the position past them; `culprits`: ordered by offset.
 
     Raises:
         TooManyDeadLetters: a limit was passed; roll back, so that no record is skipped.
@@ -135,10 +131,8 @@ def _keep(connection: Connection, group: str, culprit: Culprit, now: float) -> N
 def _open_offsets(connection: Connection, group: str, place: _Partition, after: int) -> Collection[int]:
     columns = dead_letter.c
     here = (columns.consumer_group == group, columns.topic == place[0], columns.partition == place[1])
-    found: Iterable[int] = connection.execute(
-        select(columns.offset).where(*here, columns.offset > after, columns.state == OPEN)
-    ).scalars()
-    return list(found)
+    statement = select(columns.offset).where(*here, columns.offset > after, columns.state == OPEN)
+    return connection.execute(statement).scalars().all()
 
 
 def _too_many(group: str, last: Culprit, problem: str) -> TooManyDeadLetters:

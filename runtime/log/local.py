@@ -29,7 +29,8 @@ from runtime.log.local_file import checksum, open_topic, state_of
 
 _Row = tuple[int, int, str, bytes, float, int]
 _INSERT = "INSERT INTO record (partition, offset, key, value, appended_at, crc) VALUES (?, ?, ?, ?, ?, ?)"
-_AT = "SELECT partition, offset, CAST(key AS BLOB), value, appended_at, crc FROM record WHERE partition = ? AND offset = ?"
+_OF_PARTITION = "SELECT partition, offset, CAST(key AS BLOB), value, appended_at, crc FROM record WHERE partition = ?"
+_AT, _FROM = f"{_OF_PARTITION} AND offset = ?", f"{_OF_PARTITION} AND offset >= ? ORDER BY offset LIMIT ?"
 _END = "SELECT COALESCE(MAX(offset) + 1, 0) FROM record WHERE partition = ?"
 _OF_THE_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _POLL_SECONDS, _LOOK_SECONDS = 0.02, 1.0
@@ -58,11 +59,12 @@ class LocalLog:
 
     def append(self, messages: Sequence[Message]) -> None:
         """See `EventLog.append`."""
-        by_topic: dict[str, list[Message]] = {}
-        for message in messages:
-            by_topic.setdefault(message.topic, []).append(message)
-        for topic, batch in by_topic.items():
-            self._append_topic(topic, batch)
+        now = time.time()
+        for topic in dict.fromkeys(message.topic for message in messages):
+            batch = [message for message in messages if message.topic == topic]
+            with self._explained("written", topic), self._connection(topic) as connection:  # commits, or rolls back
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany(_INSERT, list(self._placed(connection, batch, now)))
 
     def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> LocalConsumer:
         """See `EventLog.consumer`. In an embedded home, a group has one member: the process of that name."""
@@ -74,19 +76,13 @@ class LocalLog:
         # One lookup per partition; a GROUP BY would read the whole topic.
         with self._explained("read", topic):
             connection = self._connection(topic)
-            return {
-                partition: connection.execute(_END, (partition,)).fetchone()[0]
-                for partition in range(self.num_partitions)
-            }
+            partitions = range(self.num_partitions)
+            return {partition: connection.execute(_END, (partition,)).fetchone()[0] for partition in partitions}
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         """See `EventLog.read`."""
         with self._explained("read", topic):
-            rows = self._connection(topic).execute(
-                "SELECT partition, offset, CAST(key AS BLOB), value, appended_at, crc FROM record"
-                " WHERE partition = ? AND offset >= ? ORDER BY offset LIMIT ?",
-                (partition, offset, limit),
-            )
+            rows = self._connection(topic).execute(_FROM, (partition, offset, limit))
             return [_checked(topic, *row) for row in rows]
 
     def state(self, topic: str) -> tuple[int, int]:
@@ -119,12 +115,6 @@ class LocalLog:
         self._connections.clear()
         self._local = threading.local()
 
-    def _append_topic(self, topic: str, batch: list[Message]) -> None:
-        now = time.time()
-        with self._explained("written", topic), self._connection(topic) as connection:  # commits, or rolls back
-            connection.execute("BEGIN IMMEDIATE")
-            connection.executemany(_INSERT, list(self._placed(connection, batch, now)))
-
     def _placed(self, connection: sqlite3.Connection, batch: list[Message], now: float) -> Iterator[_Row]:
         ends: dict[int, int] = {}
         for message in batch:
@@ -155,13 +145,10 @@ class LocalLog:
             ) from error
 
     def _connection(self, topic: str) -> sqlite3.Connection:
-        held: dict[str, sqlite3.Connection] | None = getattr(self._local, "connections", None)
-        if held is None:
-            held = self._local.connections = {}
+        held: dict[str, sqlite3.Connection] = self._local.__dict__.setdefault("connections", {})
         if topic not in held:
-            connection = open_topic(self._folder / f"{topic}.db", self.num_partitions)
-            held[topic] = connection
-            self._connections.append(connection)
+            held[topic] = open_topic(self._folder / f"{topic}.db", self.num_partitions)
+            self._connections.append(held[topic])
         return held[topic]
 
 

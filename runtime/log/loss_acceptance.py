@@ -1,7 +1,5 @@
 """Accepts a loss of the log: moves positions into the log that exists, and gives a final state to everything in the lost part.
 
-In: what is missing (`loss_detection.losses`). Out: rows and outbox messages, in the caller's transaction. Waits for: nothing.
-
 Everything that the database has is sent again by its usual sender (docs/decisions/0001, "When the log is lost"): signals by feedback's
 outbox, episodes by the join's clock as later revisions, outcomes by the join's outbox. Only answers that the join had not read are
 lost; they are counted.
@@ -9,27 +7,18 @@ lost; they are counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, String, and_, cast, delete, exists, or_, select, update
 
+from contracts import tables
 from contracts.errors import InvalidRecord
 from contracts.event_log import Message, TopicState
 from contracts.ids import sample_key
 from contracts.ledger import PENDING, effective_state
 from contracts.records import Generation, Outcome, Signal, State, decode
-from contracts.tables import (
-    generation,
-    generation_count,
-    log_topic,
-    outcome,
-    position,
-    received_signal,
-    signal,
-    waiting_signal,
-)
 from contracts.tables.statements import add_to_count, insert_or_update
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
@@ -84,7 +73,7 @@ def accept_loss(
 
 def num_written_off(connection: Connection) -> int:
     """Answers that were only in a lost log."""
-    statement = select(log_topic.c.num_lost).where(log_topic.c.topic == GENERATIONS)
+    statement = select(tables.log_topic.c.num_lost).where(tables.log_topic.c.topic == GENERATIONS)
     return connection.execute(statement).scalar_one_or_none() or 0
 
 
@@ -99,8 +88,9 @@ def _move_positions(connection: Connection, lost: Sequence[LostRange], found: Ma
             stored[place] = wanted = _new_position(offset, item.why, state, item.partition)
             _store_position(connection, place, wanted)
             moved += wanted - offset if place[:2] == (_JOIN, GENERATIONS) else 0
-    add_to_count(connection, generation_count, MOVED, moved)
-    connection.execute(delete(position).where(position.c.consumer_group == EVIDENCE))  # it begins at the end
+    add_to_count(connection, tables.generation_count, MOVED, moved)
+    # Who compares answers begins at the end.
+    connection.execute(delete(tables.position).where(tables.position.c.consumer_group == EVIDENCE))
     # The trainer's positions are in its checkpoint. At its next start it begins here or earlier.
     for item in lost:
         if item.topic == EXPERIENCES:
@@ -110,7 +100,7 @@ def _move_positions(connection: Connection, lost: Sequence[LostRange], found: Ma
 
 def _store_position(connection: Connection, place: PositionKey, offset: int) -> None:
     row = dict(zip(("consumer_group", "topic", "partition"), place, strict=True))
-    insert_or_update(connection, position, row | {"next_offset": offset}, ("next_offset",))
+    insert_or_update(connection, tables.position, row | {"next_offset": offset}, ("next_offset",))
 
 
 def _new_position(offset: int, why: str, state: TopicState | None, partition: int) -> int:
@@ -122,34 +112,27 @@ def _new_position(offset: int, why: str, state: TopicState | None, partition: in
 
 def _remember(connection: Connection, lost: Sequence[LostRange], found: Mapping[str, TopicState], now: float) -> None:
     for topic in {item.topic for item in lost}:
-        if (state := found.get(topic)) is not None:
-            write_known(connection, topic, state, now)
-        else:  # the next start makes the topic and notes its identity
-            write_known(connection, topic, TopicState("", {}, {}), now)
+        # If it is missing, the next start makes the topic and notes its identity.
+        write_known(connection, topic, found.get(topic, TopicState("", {}, {})), now)
         # A record is lost once, even if several groups had not read it.
         number = sum(max(item.unread.values(), default=0) for item in lost if item.topic == topic)
-        columns = {"num_lost": log_topic.c.num_lost + number, "lost_at": now}
-        connection.execute(update(log_topic).where(log_topic.c.topic == topic).values(**columns))
+        columns = {"num_lost": tables.log_topic.c.num_lost + number, "lost_at": now}
+        connection.execute(update(tables.log_topic).where(tables.log_topic.c.topic == topic).values(**columns))
 
 
 def _send_signals(connection: Connection) -> int:
     """Send acknowledged signals again that were not joined, and retractions that the join has not seen."""
-    joined = and_(signal.c.tenant == received_signal.c.tenant, signal.c.id == received_signal.c.id)
-    waits = and_(waiting_signal.c.tenant == received_signal.c.tenant, waiting_signal.c.id == received_signal.c.id)
-    statement = (
-        select(received_signal.c.record, received_signal.c.retracted_at)
-        .outerjoin(signal, joined)
-        .where(
-            ~exists().where(waits),
-            or_(
-                signal.c.state.is_(None),
-                and_(received_signal.c.retracted_at.is_not(None), signal.c.state != "retracted"),
-            ),
-        )
-        .order_by(received_signal.c.received_at)
+    columns = tables.received_signal.c
+    joined = and_(tables.signal.c.tenant == columns.tenant, tables.signal.c.id == columns.id)
+    waits = and_(tables.waiting_signal.c.tenant == columns.tenant, tables.waiting_signal.c.id == columns.id)
+    is_unseen = and_(columns.retracted_at.is_not(None), tables.signal.c.state != "retracted")
+    unjoined = (
+        select(columns.record, columns.retracted_at)
+        .outerjoin(tables.signal, joined)
+        .where(~exists().where(waits), or_(tables.signal.c.state.is_(None), is_unseen))
     )
     messages = []
-    for row in connection.execute(statement).all():
+    for row in connection.execute(unjoined.order_by(columns.received_at)).all():
         record = decode(Signal, row.record)
         if not record.completion_id:
             continue
@@ -176,37 +159,26 @@ def _repeat(
         fate = _Fate("filtered", "superseded") if superseded_by else _fate_at_arrival(record, task, revision)
         if fate is None and record is not None and task is not None:
             due = max(now, record.finished_at + task.window_seconds) + _AFTER_THE_WINDOW_SECONDS
-            key = (generation.c.completion_id == completion_id, generation.c.choice == choice)
-            connection.execute(update(generation).where(*key).values(closes_at=due))
+            key = (tables.generation.c.completion_id == completion_id, tables.generation.c.choice == choice)
+            connection.execute(update(tables.generation).where(*key).values(closes_at=due))
             emitted += 1
             continue
         unscored += fate is None
-        fates.append(
-            _outcome_message(
-                sample_key(completion_id, choice), max(1, revision), fate or _Fate("unscored", "log_lost"), now
-            )
-        )
+        sample = sample_key(completion_id, choice)
+        fates.append(_outcome_message(sample, max(1, revision), fate or _Fate("unscored", "log_lost"), now))
     put(connection, _JOIN, fates)
     return emitted, len(fates) - unscored, unscored
 
 
-def _undecided(connection: Connection, partitions: set[int]) -> Iterator[tuple[str, int, int, bytes, str | None]]:
+def _undecided(connection: Connection, partitions: set[int]) -> Sequence[Any]:
     """Generations that would stay as they are: their newest revision is undecided, and no window is open."""
-    key = generation.c.completion_id.concat(":").concat(cast(generation.c.choice, String))
-    decided = exists().where(outcome.c.key == key, outcome.c.revision >= generation.c.revision)
-    statement = select(
-        generation.c.completion_id,
-        generation.c.choice,
-        generation.c.revision,
-        generation.c.record,
-        generation.c.superseded_by,
-    ).where(
-        generation.c.partition.in_(sorted(partitions)),
-        generation.c.closes_at.is_(None),
-        or_(effective_state() == PENDING, and_(generation.c.state == "trained", ~decided)),
-    )
-    for row in connection.execute(statement).all():
-        yield row.completion_id, row.choice, row.revision, row.record, row.superseded_by
+    columns = tables.generation.c
+    key = columns.completion_id.concat(":").concat(cast(columns.choice, String))
+    decided = exists().where(tables.outcome.c.key == key, tables.outcome.c.revision >= columns.revision)
+    is_open = or_(effective_state() == PENDING, and_(columns.state == "trained", ~decided))
+    wanted = columns["completion_id", "choice", "revision", "record", "superseded_by"]
+    here = (columns.partition.in_(sorted(partitions)), columns.closes_at.is_(None), is_open)
+    return connection.execute(select(*wanted).where(*here)).all()
 
 
 def _fate_at_arrival(record: Generation | None, task: Task | None, revision: int) -> _Fate | None:
@@ -232,11 +204,11 @@ def _outcome_message(key: str, revision: int, fate: _Fate, now: float) -> Messag
 
 def begin_no_later(connection: Connection, positions: dict[str, dict[int, int]]) -> None:
     """Move the positions of the trainer's checkpoint back to the log that exists, if the other was lost meanwhile."""
-    for row in connection.execute(select(position).where(position.c.consumer_group == _TRAINING)):
+    for row in connection.execute(select(tables.position).where(tables.position.c.consumer_group == _TRAINING)):
         held = positions.setdefault(row.topic, {})
         held[row.partition] = min(held.get(row.partition, 0), row.next_offset)
 
 
 def forget_training_positions(connection: Connection) -> None:
     """Delete the positions that `begin_no_later` applied, once they are in the trainer's newest checkpoint."""
-    connection.execute(delete(position).where(position.c.consumer_group == _TRAINING))
+    connection.execute(delete(tables.position).where(tables.position.c.consumer_group == _TRAINING))

@@ -25,7 +25,6 @@ from runtime.database import Database
 from runtime.metrics import LOG_LOST_RECORDS
 
 PositionKey = tuple[str, str, int]
-"""Consumer group, topic, partition."""
 READERS = {GENERATIONS: "episodes", SIGNALS: "episodes", OUTCOMES: "episodes", EPISODES: "rewards"}
 """Topic to the group that reads it, if its positions are in the database. The trainer's positions are in its checkpoint."""
 EVIDENCE = "release"
@@ -66,13 +65,7 @@ class LostRange(NamedTuple):
 def find_lost(
     known: Mapping[str, KnownTopic], positions: Mapping[PositionKey, int], found: Mapping[str, TopicState]
 ) -> list[LostRange]:
-    """Compare what the database remembers with the log. Pure.
-
-    Args:
-        known: what the database remembers, by topic; empty if no process ever noted a log in it.
-        positions: the next offset of each worker.
-        found: the extent of the log now.
-    """
+    """Compare what the database remembers with the log, as it is `found`. Pure. `positions`: the next offset of each worker."""
     read: dict[tuple[str, int], dict[str, int]] = {}
     for (group, topic, partition), offset in positions.items():
         read.setdefault((topic, partition), {})[group] = offset
@@ -98,12 +91,8 @@ def _missing(
     if now is None or (known is not None and known.identity != now.identity):
         return [("missing" if now is None else "another", 0, end)] if end else []
     first, after = now.beginnings.get(partition, 0), now.ends.get(partition, 0)
-    ranges = []
-    if after < end:
-        ranges.append(("shorter", after, end))
-    if unread_from is not None and unread_from < first:
-        ranges.append((_EXPIRED, unread_from, first))
-    return [item for item in ranges if item[1] < item[2]]
+    expired_from = first if unread_from is None else unread_from
+    return [item for item in (("shorter", after, end), (_EXPIRED, expired_from, first)) if item[1] < item[2]]
 
 
 def losses(database: Database, event_log: EventLog) -> list[LostRange]:
@@ -185,10 +174,10 @@ def note(database: Database, found: Mapping[str, TopicState], now: float) -> Non
         remembered = read_known(connection)
         for topic, state in found.items():
             known = remembered.get(topic)
-            if known is None or (known.identity == state.identity and _is_further(known, state)):
+            is_same = known is None or known.identity == state.identity
+            # Another topic is noted if the remembered one was empty.
+            if known is None or (_is_further(known, state) if is_same else not any(known.ends.values())):
                 write_known(connection, topic, state, now)
-            elif known.identity != state.identity and not any(known.ends.values()):
-                write_known(connection, topic, state, now)  # the remembered topic was empty
 
 
 def _is_further(known: KnownTopic, state: TopicState) -> bool:

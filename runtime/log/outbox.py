@@ -9,7 +9,8 @@ A crash between append and delete sends a message twice; consumers keep the firs
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -26,7 +27,6 @@ from runtime.database import Database
 from runtime.log.dead_letters import keep_unsent
 
 _BATCH = 200
-"""Rows that are sent at once."""
 _ROW_BYTES = 1_000_000
 """A row is closed once its messages have so many bytes, so that a batch of rows fits in memory."""
 _MOST_OF_A_ROW = 1_000_000
@@ -44,7 +44,10 @@ def put(connection: Connection, process: str, messages: Sequence[Message], num_p
 
     `num_partitions`: of the log, if replicas share the outbox by partition. Else one row has them all.
     """
-    rows = [row for part in _parted(messages, num_partitions) for row in _rows(process, part)]
+    parts: dict[int, list[Message]] = {}
+    for item in messages:
+        parts.setdefault(item.route % num_partitions, []).append(item)
+    rows = [row for part in parts.values() for row in _rows(process, part)]
     if rows:
         insert_all(connection, outbox, rows)
 
@@ -65,13 +68,6 @@ def waiting(connection: Connection, topic: str, process: str | None = None) -> I
         yield from (item for item in messages_of(row) if item.topic == topic)
 
 
-def _parted(messages: Sequence[Message], num_partitions: int) -> Iterable[list[Message]]:
-    parts: dict[int, list[Message]] = {}
-    for item in messages:
-        parts.setdefault(item.route % num_partitions, []).append(item)
-    return parts.values()
-
-
 def _rows(process: str, messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
     held: list[Message] = []
     num_bytes = 0
@@ -90,43 +86,31 @@ def _row(process: str, held: Sequence[Message]) -> dict[str, Any]:
     return {"process": process, "topic": _PACKED, "route": route, "key": "", "value": value, "num_messages": num}
 
 
+@dataclass(eq=False)
 class Relay:
     """Moves the outbox of one process to the log, in order. A message that the log will never take becomes a dead letter.
 
-    Args:
-        process: owner of the outbox.
-        database: has the outbox.
-        log: receives the messages.
-        fault: fault points for crash tests.
-        partitions: the partitions of this replica, so that no other replica sends the same messages. Default: all. When a
-            partition moves, its new owner sends its messages.
+    `partitions`: those of this replica, so that no other one sends the same messages; None: all. When a partition moves, its new owner
+    sends its messages.
     """
 
-    def __init__(
-        self,
-        process: str,
-        database: Database,
-        log: EventLog,
-        fault: FaultPoint = no_fault,
-        partitions: Callable[[], frozenset[int]] | None = None,
-    ) -> None:
-        self._process = process
-        self._database = database
-        self._log = log
-        self._fault = fault
-        self._partitions = partitions
+    process: str
+    database: Database
+    log: EventLog
+    fault: FaultPoint = no_fault
+    partitions: Callable[[], frozenset[int]] | None = None
 
     def flush(self) -> int:
         """Send all waiting messages; returns how many."""
         count, is_full = 0, True
         while is_full and (rows := self._take()):
             refused = self._append([item for row_id, held in rows for item in _numbered(row_id, held)])
-            self._fault("relay: appended, not deleted")
-            with self._database.transaction(gives_way=True) as connection:
+            self.fault("relay: appended, not deleted")
+            with self.database.transaction(gives_way=True) as connection:
                 for record, error in refused:
-                    keep_unsent(connection, self._process, record, error, time.time())
+                    keep_unsent(connection, self.process, record, error, time.time())
                 connection.execute(delete(outbox).where(among(connection, outbox.c.id, [row_id for row_id, _ in rows])))
-            self._fault("relay: deleted")
+            self.fault("relay: deleted")
             count += sum(len(held) for _, held in rows)
             is_full = len(rows) == _BATCH
         return count
@@ -134,20 +118,20 @@ class Relay:
     def _append(self, batch: Sequence[tuple[int, Message]]) -> list[tuple[LogRecord, RecordTooLarge]]:
         """Append in order; returns messages that the log will never take, so that they do not block the ones behind them."""
         try:
-            self._log.append([item for _, item in batch])
+            self.log.append([item for _, item in batch])
         except RecordTooLarge as error:
             if len(batch) > 1:
                 half = len(batch) // 2
                 return self._append(batch[:half]) + self._append(batch[half:])
             [(number, (topic, route, key, value))] = batch
-            return [(LogRecord(topic, route % self._log.num_partitions, -number, key, value, 0.0), error)]
+            return [(LogRecord(topic, route % self.log.num_partitions, -number, key, value, 0.0), error)]
         return []
 
     def _take(self) -> list[tuple[int, list[Message]]]:
-        statement = select(outbox).where(outbox.c.process == self._process).order_by(outbox.c.id).limit(_BATCH)
-        if self._partitions is not None:
-            statement = statement.where((outbox.c.route % self._log.num_partitions).in_(self._partitions()))
-        with self._database.snapshot() as connection:
+        statement = select(outbox).where(outbox.c.process == self.process).order_by(outbox.c.id).limit(_BATCH)
+        if self.partitions is not None:
+            statement = statement.where((outbox.c.route % self.log.num_partitions).in_(self.partitions()))
+        with self.database.snapshot() as connection:
             return [(row.id, messages_of(row)) for row in connection.execute(statement)]
 
 

@@ -14,7 +14,7 @@ from contracts.errors import InvalidRecord
 from contracts.event_log import EventLog
 from contracts.records import Signal, decode_shape, encode
 from contracts.tables import position, received_signal
-from contracts.tables.statements import insert_all_new
+from contracts.tables.statements import insert_new
 from contracts.topics import SIGNALS
 
 ANY_BODY = ""
@@ -26,24 +26,15 @@ _PAGE = 1000
 def recover_signals(connection: Connection, log: EventLog, now: float) -> int:
     """Store signals that the log has and nobody received; returns how many. A second call finds none.
 
-    Args:
-        connection: its transaction holds all of it.
-        log: not one that was lost: see `loss_detection.losses`.
-        now: UTC epoch seconds, for retractions, whose time is not in the log.
+    `log`: not one that was lost, see `loss_detection.losses`; `now`: for retractions, whose time is not in the log.
 
     Raises:
         Unavailable, Damaged: the log cannot be read.
     """
     num_new = 0
     for record in _unread(connection, log):
-        row = {
-            "tenant": record.tenant,
-            "id": record.id,
-            "body_hash": ANY_BODY,
-            "received_at": record.received_at,
-            "record": encode(record),
-        }
-        num_new += insert_all_new(connection, received_signal, [row])
+        row = {"tenant": record.tenant, "id": record.id, "body_hash": ANY_BODY, "received_at": record.received_at}
+        num_new += insert_new(connection, received_signal, {**row, "record": encode(record)})
         if record.retracted:
             mine = (received_signal.c.tenant == record.tenant, received_signal.c.id == record.id)
             stands = received_signal.c.retracted_at.is_(None)

@@ -2,10 +2,8 @@
 
 In: rows of `dead_letter`. Out: their new state, and messages to the log, through an outbox. Waits for: nothing.
 
-Redriving appends the original bytes to the end of the same partition, under the same key. Stored positions do not change. Every consumer
-recognizes a record by its own key: a generation and an episode's revision by key, a signal by id, an outcome by (key, revision, epoch,
-state). So a record that was handled meanwhile is handled once, however often it is redriven. Redriving cannot repair bytes, or put a
-record before the ones that came after it. A record that fails again is buried again, at its new position.
+Redriving appends the original bytes to the end of the same partition, under the same key. Every consumer recognizes a record by its own
+key, so one that was handled meanwhile is handled once. Redriving cannot repair bytes, or put a record before the ones that came after it.
 
 Skipping accepts the loss. A sample that waits for the record becomes `unscored(dead_letter)`, a signal `rejected(dead_letter)`; a
 generation is counted as `dead_letter`. Outcomes of the trainer stay as they are: they are in its checkpoint.
@@ -71,11 +69,7 @@ class DeadLetter(NamedTuple):
 
 
 def parse_place(text: str) -> RecordPlace:
-    """Parse `TOPIC/PARTITION@OFFSET`.
-
-    Raises:
-        InvalidRequest: the text has another form.
-    """
+    """Parse `TOPIC/PARTITION@OFFSET`. Raises InvalidRequest: the text has another form."""
     found = _PLACE(text)
     if found is None or found[1] not in TOPICS:
         raise InvalidRequest(
@@ -99,16 +93,12 @@ def find(
     which += [columns.consumer_group == process] if process is not None else []
     which += [columns.topic == topic] if topic is not None else []
     which += [_is_at(place)] if place is not None else []
-    order = (columns.at, columns.topic, columns.partition, columns.offset)
-    return [_letter(row) for row in connection.execute(select(dead_letter).where(*which).order_by(*order))]
+    wanted = select(dead_letter).where(*which).order_by(columns.at, columns.topic, columns.partition, columns.offset)
+    return [_letter(row) for row in connection.execute(wanted)]
 
 
 def get(connection: Connection, process: str, place: RecordPlace) -> DeadLetter:
-    """One dead letter.
-
-    Raises:
-        NotFound: it does not exist.
-    """
+    """One dead letter. Raises NotFound: it does not exist."""
     found = find(connection, process=process, place=place, states=(OPEN, SKIPPED, REDRIVEN))
     if not found:
         raise NotFound(f"{process} has no dead letter {place}; millrace dead-letters list --all shows all of them")
@@ -199,17 +189,13 @@ def _final_words(connection: Connection, letter: DeadLetter, record: Record | No
     if not is_sample_key(key):
         return []
     completion_id, choice = parse_sample_key(key)
-    row = connection.execute(
-        select(generation.c.revision, effective_state().label("state")).where(
-            generation.c.completion_id == completion_id, generation.c.choice == choice
-        )
-    ).one_or_none()
+    here = (generation.c.completion_id == completion_id, generation.c.choice == choice)
+    state = select(generation.c.revision, effective_state().label("state")).where(*here)
+    row = connection.execute(state).one_or_none()
     if row is None or row.state != PENDING:
         return []
-    revision = getattr(record, "revision", row.revision)
-    outcome = Outcome(
-        key=key, revision=revision, epoch=0, state="unscored", reason=DEAD_LETTER, writer="rewards", at=now
-    )
+    why: dict[str, Any] = {"state": "unscored", "reason": DEAD_LETTER, "writer": "rewards"}
+    outcome = Outcome(key=key, revision=getattr(record, "revision", row.revision), epoch=0, at=now, **why)
     return [] if problem_of(outcome) else [message(OUTCOMES, key, outcome)]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 
 from contracts.errors import RecordTooLarge, Unavailable
-from contracts.event_log import Consumer, EventLog, LoadPosition, LogPlace, LogRecord, Message, TopicState, check_sizes
+from contracts.event_log import EventLog, Message, check_sizes
 from runtime.log.spool_slot import SpoolSlot, abandoned_slots
 
 MAX_SPOOL_BYTES = 2 * 2**30
@@ -34,19 +34,15 @@ _log = structlog.get_logger(__name__)
 
 
 class Spool:
-    """An `EventLog` in front of another. Belongs to one process; several processes may share the folder.
+    """Takes messages in front of a log. Belongs to one process; several processes may share the folder.
 
-    Args:
-        log: receives every message. It is closed with the spool.
-        folder: has the slots; see `spool_slot`.
-        max_bytes: the most that this process keeps on disk.
-        patience_seconds: how long an append waits for the log.
+    `log` is closed with the spool; `max_bytes`: the most that this process keeps on disk; `patience_seconds`: how long an append waits for
+    the log.
 
     Attributes:
         away: True while messages go to disk.
-        num_spooled: messages written to disk since the start.
-        num_forwarded: messages moved from disk to the log since the start.
-        num_refused: messages from disk that the log will never take, since the start.
+        num_spooled, num_forwarded, num_refused: since the start, messages written to disk, moved from there to the log, and of those that
+            the log will never take.
     """
 
     def __init__(
@@ -107,34 +103,6 @@ class Spool:
         check_sizes(messages)
         if self.away or not self._reach_log(messages):
             self._keep(messages)
-
-    def create_topics(self) -> None:
-        """See `EventLog.create_topics`."""
-        self._log.create_topics()
-
-    def check_topics(self) -> None:
-        """See `EventLog.check_topics`."""
-        self._log.check_topics()
-
-    def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> Consumer:
-        """See `EventLog.consumer`."""
-        return self._log.consumer(group, topics, load_position)
-
-    def ends(self, topic: str) -> dict[int, int]:
-        """See `EventLog.ends`: without messages that wait on disk."""
-        return self._log.ends(topic)
-
-    def describe(self) -> dict[str, TopicState]:
-        """See `EventLog.describe`: without messages that wait on disk."""
-        return self._log.describe()
-
-    def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
-        """See `EventLog.read`: without messages that wait on disk."""
-        return self._log.read(topic, partition, offset, limit)
-
-    def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
-        """See `EventLog.read_each`: without messages that wait on disk."""
-        return self._log.read_each(topic, places)
 
     def close(self) -> None:
         """Forward messages for two seconds; the others wait on disk for the next start."""

@@ -53,11 +53,7 @@ class SpoolBatch(NamedTuple):
 class SpoolSlot:
     """See the module. Safe for threads.
 
-    Attributes:
-        number: number of the slot.
-        num_records: messages that wait.
-        num_bytes: size of their keys and values.
-        oldest_at: when the oldest was added, UTC epoch seconds; None if no message waits.
+    `num_records` messages wait, with `num_bytes` of keys and values; `oldest_at`: when the oldest was added, UTC epoch seconds.
     """
 
     def __init__(self, folder: Path, number: int, lock: int, max_bytes: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from runtime.replicas.ports import (
+from runtime.replicas import (
     ANSWER_SECONDS,
     LEASE_SECONDS,
     Allowance,
@@ -109,8 +109,8 @@ class LocalSessionStore:
     async def read(self, names: Sequence[str]) -> list[bytes | None]:
         """See the port."""
         now = self._clock()
-        held = (self._values.get(name) for name in names)
-        return [value[1] if value is not None and value[0] > now else None for value in held]
+        held = (self._values.get(name, (0.0, None)) for name in names)
+        return [value if until > now else None for until, value in held]
 
     async def write(self, values: Mapping[str, bytes], seconds: float) -> None:
         """See the port."""

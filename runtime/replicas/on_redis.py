@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,8 +17,8 @@ import redis
 
 from contracts.errors import InvalidSettings, Unavailable
 from runtime.circuit import CircuitBreaker
+from runtime.replicas import ANSWER_SECONDS, LEASE_SECONDS, Allowance, ReplicaLinks, RequestClaim, allowance_of
 from runtime.replicas.in_process import LocalLimiter
-from runtime.replicas.ports import ANSWER_SECONDS, LEASE_SECONDS, Allowance, ReplicaLinks, RequestClaim, allowance_of
 from runtime.replicas.redis_bell import RedisBell
 from runtime.replicas.redis_connection import RedisConnection, with_password
 
@@ -51,31 +52,31 @@ class RedisLimiter:
     """A `RateLimiter` for all replicas; while Redis is away, each replica counts alone."""
 
     def __init__(self, redis: RedisConnection, prefix: str) -> None:
-        self._redis = redis
-        self._prefix = prefix
+        self.redis = redis
+        self.prefix = prefix
         self._own = LocalLimiter()
 
     async def allow(self, key: str, limit: int, num: int = 1) -> Allowance:
         """See the port."""
         try:
-            debt, wait = await self._redis.call("EVAL", _TAKE, 1, self._prefix + key, limit, num)
+            debt, wait = await self.redis.call("EVAL", _TAKE, 1, self.prefix + key, limit, num)
         except Unavailable:
             return await self._own.allow(key, limit, num)
         return allowance_of(limit, debt / _MICROSECONDS, wait / _MICROSECONDS)
 
 
+@dataclass(eq=False)
 class RedisIdempotencyStore:
     """An `IdempotencyStore` for all replicas; while Redis is away, requests run again."""
 
-    def __init__(self, redis: RedisConnection, prefix: str) -> None:
-        self._redis = redis
-        self._prefix = prefix
+    redis: RedisConnection
+    prefix: str
 
     async def claim(self, key: str, mine: RequestClaim) -> RequestClaim:
         """See the port."""
         lease = _milliseconds(LEASE_SECONDS)
         try:
-            held = await self._redis.call("SET", self._prefix + key, _packed(mine), "NX", "GET", "PX", lease)
+            held = await self.redis.call("SET", self.prefix + key, _packed(mine), "NX", "GET", "PX", lease)
         except Unavailable:
             return mine
         return mine if held is None else msgspec.msgpack.decode(held, type=RequestClaim)
@@ -95,22 +96,22 @@ class RedisIdempotencyStore:
     async def _put(self, key: str, mine: RequestClaim, value: bytes, seconds: float) -> None:
         # While Redis is away the lease ends by itself, and the next request runs again.
         with suppress(Unavailable):
-            await self._redis.call("EVAL", _PUT, 1, self._prefix + key, _packed(mine), value, _milliseconds(seconds))
+            await self.redis.call("EVAL", _PUT, 1, self.prefix + key, _packed(mine), value, _milliseconds(seconds))
 
 
+@dataclass(eq=False)
 class RedisSessionStore:
     """A `SessionStore` for all replicas; while Redis is away, nothing is found and nothing kept."""
 
-    def __init__(self, redis: RedisConnection, prefix: str) -> None:
-        self._redis = redis
-        self._prefix = prefix
+    redis: RedisConnection
+    prefix: str
 
     async def read(self, names: Sequence[str]) -> list[bytes | None]:
         """See the port."""
         if not names:
             return []
         try:
-            found: list[bytes | None] = await self._redis.call("MGET", *(self._prefix + name for name in names))
+            found: list[bytes | None] = await self.redis.call("MGET", *(self.prefix + name for name in names))
         except Unavailable:
             return [None] * len(names)
         return found
@@ -118,19 +119,19 @@ class RedisSessionStore:
     async def write(self, values: Mapping[str, bytes], seconds: float) -> None:
         """See the port."""
         # Commands that are called together share a round trip.
-        commands = [("SET", self._prefix + name, value, "PX", _milliseconds(seconds)) for name, value in values.items()]
+        commands = [("SET", self.prefix + name, value, "PX", _milliseconds(seconds)) for name, value in values.items()]
         await self._send(commands)
 
     async def shorten(self, names: Sequence[str], seconds: float) -> None:
         """See the port."""
-        await self._send([("PEXPIRE", self._prefix + name, _milliseconds(seconds), "LT") for name in names])
+        await self._send([("PEXPIRE", self.prefix + name, _milliseconds(seconds), "LT") for name in names])
 
     def close(self) -> None:
         """See the port; the connection is closed with the links."""
 
     async def _send(self, commands: Sequence[tuple[str | bytes | int, ...]]) -> None:
         with suppress(Unavailable):
-            await asyncio.gather(*(self._redis.call(*command) for command in commands))
+            await asyncio.gather(*(self.redis.call(*command) for command in commands))
 
 
 def connect(url: str, prefix: str, timeout_seconds: float = TIMEOUT_SECONDS) -> ReplicaLinks:

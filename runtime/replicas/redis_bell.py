@@ -29,12 +29,9 @@ class RedisBell:
     """See the module."""
 
     def __init__(self, url: str, circuit: CircuitBreaker, prefix: str, timeout_seconds: float) -> None:
+        seconds, retry = timeout_seconds, Retry(NoBackoff(), 0)
         self._client = redis.Redis.from_url(
-            url,
-            socket_timeout=timeout_seconds,
-            socket_connect_timeout=timeout_seconds,
-            retry=Retry(NoBackoff(), 0),
-            health_check_interval=10,
+            url, socket_timeout=seconds, socket_connect_timeout=seconds, retry=retry, health_check_interval=10
         )
         self._circuit = circuit
         self._channel = f"{prefix}bell"

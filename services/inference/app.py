@@ -126,7 +126,7 @@ def create_app(
     return service
 
 
-def _durable_log(settings: Settings) -> EventLog:
+def _durable_log(settings: Settings) -> EventLog | Spool:
     """The home's log. While Kafka is unreachable, records wait on this machine's disk."""
     log = settings.event_log()
     return log if settings.kafka is None else Spool(log, settings.home / "spool")

@@ -19,8 +19,7 @@ from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from contracts.errors import Conflict, StillRunning
-from runtime.replicas import IdempotencyStore, RequestClaim
-from runtime.replicas.ports import LEASE_SECONDS
+from runtime.replicas import LEASE_SECONDS, IdempotencyStore, RequestClaim
 
 REPLAYED = "x-millrace-replayed"
 MAX_ANSWER_BYTES = 2**20

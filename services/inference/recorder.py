@@ -25,6 +25,7 @@ from contracts.support import pack_support
 from contracts.topics import GENERATIONS
 from engines.wire import RecordedExperts
 from runtime.log.outbox import message
+from runtime.log.spool import Spool
 from runtime.metrics import CACHED_TOKENS, NOT_LOGGED, SAMPLED, TOKENS
 from runtime.metrics import GENERATIONS as GENERATIONS_ENDED
 from services.inference.answer import Choice
@@ -39,7 +40,7 @@ _log = structlog.get_logger(__name__)
 class Recorder:
     """See the module. Belongs to one event loop. `num_lost`: generations that were served but could not be logged."""
 
-    def __init__(self, event_log: EventLog) -> None:
+    def __init__(self, event_log: EventLog | Spool) -> None:
         self.num_lost = 0
         self._event_log = event_log
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")

@@ -25,8 +25,9 @@ import numpy as np
 from benchmarks.report import end_with, print_table
 from contracts.arms import control_fraction
 from pipelines.release.train.answers import AnswerRow, Answers, TaskRule, grace_seconds
-from pipelines.release.train.assess import Standing, assess
+from pipelines.release.train.assess import assess
 from pipelines.release.train.rules import decide
+from pipelines.release.train.strata import Standing
 from runtime.train_settings import TrainSettings
 from tests.worlds.trains.journey import ENDS, share_of
 from tests.worlds.trains.products import FAST, LEARNING_SHARE, START, Product, TrainWorld

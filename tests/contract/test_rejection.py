@@ -8,6 +8,7 @@ from contracts import holds, rejection, revocations
 from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, TRAINING
 from contracts.errors import Conflict, InvalidValue, MillraceError, StaleWrite
 from pipelines.release.train import moves
+from pipelines.release.train.rules import TrainMove
 from runtime.database import Database
 from tests.contract.test_train import a_train, both, check
 from tests.worlds.release.track import POLICY, TrackWorld
@@ -39,8 +40,7 @@ def test_a_withdrawn_version_leaves_its_users_and_never_departs_again_by_itself(
     with world.database.snapshot() as connection:
         assert revocations.read(connection, POLICY) == {}
     world.look(2)
-    running = world.running()
-    assert running is not None
+    running = world.on_track()
     assert running.version == 4
     world.point(LIVE, 2)
     withdraw(world, 4)
@@ -110,7 +110,7 @@ def test_an_arrival_and_a_withdrawal(world: TrackWorld, attempt: int) -> None:
 
     def arrive() -> None:
         with world.database.transaction() as connection:
-            moves.arrive(connection, held, reason="", evidence={}, now=world.wall)
+            moves.make(connection, held, TrainMove("arrive", ""), {}, world.wall)
 
     def reject() -> None:
         try:

@@ -13,14 +13,14 @@ from contracts.ledger import generation_counts, rejection_counts
 from contracts.records import Generation, Outcome, decode, encode
 from contracts.tables import generation
 from contracts.topics import GENERATIONS, OUTCOMES
+from pipelines.episodes import repository
 from pipelines.episodes.handler import EpisodesHandler
-from pipelines.episodes.retries import repository
 from runtime.database import Database
 from services.feedback import repository as feedback
 from services.feedback.requests import read_item
 from tests.fakes import a_generation, a_signal
 from tests.unit.pipelines.episodes.bench import Join
-from tests.unit.pipelines.episodes.retries.test_replacing import TASK, a_try, states
+from tests.unit.pipelines.episodes.test_retries import TASK, a_try, states
 
 
 def test_tries_are_named_and_taken_up(any_database: Database) -> None:

@@ -16,6 +16,7 @@ from contracts.retreat import revoke_unproven
 from contracts.rollback import roll_back
 from pipelines.release.train import moves, repository
 from pipelines.release.train.repository import Train
+from pipelines.release.train.rules import TrainMove
 from runtime.database import Database
 from tests.unit.pipelines.release.train.test_changing_over import BETTER, against
 from tests.worlds.release.track import POLICY, SETTINGS, TrackWorld
@@ -29,15 +30,12 @@ def a_train(world: TrackWorld) -> Train:
     dump = SETTINGS.model_dump(mode="json")
     with world.database.transaction() as connection:
         arms = assignments.read(connection, POLICY)
-        moves.depart(connection, POLICY, 3, arms=arms, settings=dump, evidence={}, now=world.wall)
+        moves.depart(connection, 3, arms=arms, settings=dump, evidence={}, now=world.wall)
     for _ in SETTINGS.stages:
-        held = world.running()
-        assert held is not None
+        held = world.on_track()
         with world.database.transaction() as connection:
-            moves.advance(connection, held, reason="", evidence={}, now=world.wall)
-    held = world.running()
-    assert held is not None
-    return held
+            moves.make(connection, held, TrainMove("advance", ""), {}, world.wall)
+    return world.on_track()
 
 
 def both(*acts: Callable[[], None]) -> list[str]:
@@ -81,7 +79,7 @@ def test_of_two_conductors_one_moves(world: TrackWorld, attempt: int) -> None:
 
     def arrive() -> None:
         with world.database.transaction() as connection:
-            moves.arrive(connection, held, reason="", evidence={}, now=world.wall)
+            moves.make(connection, held, TrainMove("arrive", ""), {}, world.wall)
 
     assert sorted(both(arrive, arrive)) == ["", "StaleWrite"]
     assert world.versions()[LIVE] == 3
@@ -95,7 +93,7 @@ def test_an_arrival_and_an_operators_rollback(world: TrackWorld, attempt: int) -
 
     def arrive() -> None:
         with world.database.transaction() as connection:
-            moves.arrive(connection, held, reason="", evidence={}, now=world.wall)
+            moves.make(connection, held, TrainMove("arrive", ""), {}, world.wall)
 
     def roll() -> None:
         with world.database.transaction() as connection:
@@ -118,7 +116,7 @@ def test_a_revocation_and_the_gate_that_accepts_a_descendant(world: TrackWorld, 
 
     def revoke() -> None:
         with world.database.transaction() as connection:
-            moves.revoke(connection, held, reason="worse", evidence={}, now=world.wall)
+            moves.make(connection, held, TrainMove("revoke", "worse"), {}, world.wall)
 
     def accept() -> None:
         with world.database.transaction() as connection:
@@ -156,7 +154,7 @@ def test_a_move_and_a_freeze(world: TrackWorld, attempt: int) -> None:
 
     def arrive() -> None:
         with world.database.transaction() as connection:
-            moves.arrive(connection, held, reason="", evidence={}, now=world.wall)
+            moves.make(connection, held, TrainMove("arrive", ""), {}, world.wall)
 
     def freeze() -> None:
         with world.database.transaction() as connection:
@@ -171,9 +169,9 @@ def test_a_move_and_a_freeze(world: TrackWorld, attempt: int) -> None:
 def test_what_is_live_is_not_revoked_by_a_train(world: TrackWorld) -> None:
     held = a_train(world)
     with world.database.transaction() as connection:
-        moves.arrive(connection, held, reason="", evidence={}, now=world.wall)
+        moves.make(connection, held, TrainMove("arrive", ""), {}, world.wall)
     with pytest.raises(StaleWrite), world.database.transaction() as connection:
-        moves.revoke(connection, held, reason="", evidence={}, now=world.wall)
+        moves.make(connection, held, TrainMove("revoke", ""), {}, world.wall)
     with world.database.snapshot() as connection:
         assert revocations.read(connection, POLICY) == {}
 

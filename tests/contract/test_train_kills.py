@@ -14,7 +14,7 @@ from contracts.assignments import CANARY, LIVE
 from pipelines.release.train import moves
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.conductor import Conductor
-from pipelines.release.train.slots import TrainSlots
+from pipelines.release.train.standing import TrainSlots
 from runtime.database import Database
 from runtime.replicas.in_process import LocalBell
 from tests.worlds.release.track import POLICY, SETTINGS, STOP, Behaviour, TrackWorld

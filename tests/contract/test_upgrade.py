@@ -28,7 +28,7 @@ from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNA
 from contracts.wire import unpacked
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.release.train.reading.intake import TrainIntake
-from pipelines.release.train.slots import TrainSlots
+from pipelines.release.train.standing import TrainSlots
 from rewards.replay.queries import stored_scores
 from rewards.worker import RewardsHandler
 from runtime.database import Database

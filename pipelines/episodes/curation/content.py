@@ -1,18 +1,47 @@
-"""Checks of a single prompt: secrets, personal data, language, length, repetition. Pure."""
+"""Checks of a single prompt: secrets, personal data, language, length, repetition. Pure: no network.
+
+Secrets are found by patterns. Of personal data a pattern proposes a candidate; a number with check digits (card, IBAN, Bitcoin address)
+counts only if they are right, an address only if it can be parsed, a phone number only if the numbering plan of its region has it.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
 
-from contracts.tasks.curation import CurationRule
-from pipelines.episodes.curation.personal import find_personal_data
-from pipelines.episodes.curation.secrets import find_secret
+import phonenumbers
+from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
+from stdnum import bitcoin, iban, luhn
+from stdnum.us import ssn
 
+from contracts.tasks.curation import CurationRule, PersonalData
+
+_MAX_CHARACTERS = 100_000
 _WORD = re.compile(r"\w+")
 _RUN = 3
 _MAX_IDENTIFIED_CHARACTERS = 1_000
 UNKNOWN_LANGUAGE = "unknown"
+# High entropy alone matches every id and hash. IP addresses are personal data, which has its own rule.
+_TOO_EAGER = frozenset(("Base64 High Entropy String", "Hex High Entropy String", "Public IP (ipv4)"))
+_PHONE_REGIONS = ("US", "GB", "DE", "FR", "IL", "IN", "CA", "BR")
+"""Whose numbers are found without a country code; with one, those of all countries are."""
+_EMAIL = re.compile(r"[\w!#$%&'*+\-/=?^`{|}~.]+@\w+(?:-+\w+)*(?:\.\w+(?:-+\w+)*)*\.(?:[^\W\d_]{2,}|xn--[\w-]+)\b")
+# Thirteen digits that begin with 1 are a time in milliseconds.
+_CARD = re.compile(r"\b(?!1\d{12}(?!\d))(?:[1346]\d{3}|5[0-5]\d{2})[- ]?\d{3,4}[- ]?\d{3,4}[- ]?\d{3,5}\b")
+# The last groups may be a word or number that follows the IBAN.
+_IBAN = re.compile(
+    r"(?<![A-Z0-9])([A-Z]{2}\d{2}(?:[ -]?[A-Z0-9]{4}){2,6})((?:[ -]?[A-Z0-9]{4})?)((?:[ -]?[A-Z0-9]{1,3})?)(?![A-Z0-9])"
+)
+_IPV4 = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
+_IPV6 = re.compile(
+    r"(?<![\w:])[\dA-Fa-f]{0,4}:[\dA-Fa-f:]*(?::|:[\dA-Fa-f]{1,4}|:(?:\d{1,3}\.){3}\d{1,3})(?![\w:]|\.\d)"
+)
+_SSN = re.compile(r"\b(\d{3})([- .])(\d{2})\2(\d{4})\b")
+_BITCOIN = re.compile(r"\b(?:bc1|[13])[a-zA-HJ-NP-Z0-9]{25,59}\b")
+_TAPROOT = re.compile(r"bc1p[02-9ac-hj-np-z]{58}")  # its checksum is newer than python-stdnum
 
 
 def language_of(text: str) -> str:
@@ -45,3 +74,57 @@ def refusal(rule: CurationRule, text: str, language: str) -> str | None:
         ("repetitive", lambda: rule.max_repetition < 1.0 and repetition(text) > rule.max_repetition),
     )
     return next((name for name, is_broken in rules if is_broken()), None)
+
+
+def find_secret(text: str) -> str | None:
+    """The kind of the first secret found, such as `AWS Access Key`; None if there is none."""
+    for line in text[:_MAX_CHARACTERS].splitlines():
+        for kind, plugin in _plugins():
+            if any(plugin.analyze_string(line)):
+                return kind
+    return None
+
+
+@cache
+def _plugins() -> tuple[tuple[str, Any], ...]:
+    kinds: dict[str, Any] = get_mapping_from_secret_type_to_class()
+    return tuple((kind, plugin()) for kind, plugin in sorted(kinds.items()) if kind not in _TOO_EAGER)
+
+
+def find_personal_data(text: str, entities: Iterable[PersonalData]) -> PersonalData | None:
+    """The first of `entities` that the text contains."""
+    return next((entity for entity in entities if _FINDERS[entity](text[:_MAX_CHARACTERS])), None)
+
+
+def _has_iban(text: str) -> bool:
+    ends = (text[found.start() : found.end(group)] for found in _IBAN.finditer(text) for group in (3, 2, 1))
+    return any(iban.is_valid(candidate) for candidate in ends)
+
+
+def _has_ip_address(text: str) -> bool:
+    return any(_is_ip_address(found[0]) for pattern in (_IPV4, _IPV6) for found in pattern.finditer(text))
+
+
+def _is_ip_address(candidate: str) -> bool:
+    try:
+        return not ipaddress.ip_address(candidate).is_unspecified
+    except ValueError:
+        return False
+
+
+def _has_phone_number(text: str) -> bool:
+    leniency = phonenumbers.Leniency.VALID
+    return any(phonenumbers.PhoneNumberMatcher(text, region, leniency=leniency).has_next() for region in _PHONE_REGIONS)
+
+
+_FINDERS: dict[PersonalData, Callable[[str], bool]] = {
+    "EMAIL_ADDRESS": lambda text: bool(_EMAIL.search(text)),
+    "CREDIT_CARD": lambda text: any(luhn.is_valid(re.sub("[- ]", "", found)) for found in _CARD.findall(text)),
+    "IBAN_CODE": _has_iban,
+    "IP_ADDRESS": _has_ip_address,
+    "PHONE_NUMBER": _has_phone_number,
+    "US_SSN": lambda text: any(ssn.is_valid(area + group + serial) for area, _, group, serial in _SSN.findall(text)),
+    "CRYPTO": lambda text: any(
+        bitcoin.is_valid(found) or _TAPROOT.fullmatch(found) for found in _BITCOIN.findall(text)
+    ),
+}

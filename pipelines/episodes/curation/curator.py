@@ -1,24 +1,137 @@
 """Curation: which prompts a task does not want to learn from.
 
 In: generations as they arrive. Out: the reason why one is filtered, or None. Decisions are remembered by completion, so that a
-batch that is delivered again gets the same ones.
+batch that is delivered again gets the same ones. The prompts that a task kept lately are in memory only: a restart forgets them, and a
+replica knows only the partitions that it reads.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import hashlib
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from rensa import RMinHash
 
 from contracts.clusters import Clusters, words_of
 from contracts.errors import InvalidRecord
 from contracts.records import Generation
 from contracts.tasks import Task
+from contracts.tasks.curation import CurationRule
 from pipelines.episodes.curation import content
-from pipelines.episodes.curation.memory import PromptFeatures, PromptWindow, digest_of, hash_of
 from runtime.metrics import CURATED
 
 _MAX_DECISIONS = 200_000
+_NUM_PERMUTATIONS = 128
+_NUM_BANDS = 16
+_ROWS = _NUM_PERMUTATIONS // _NUM_BANDS
+_SHINGLE = 5
+_SEED = 20
+_MAX_HASHED_CHARACTERS = 20_000
+_MAX_REMEMBERED = 100_000
+_MIN_FOR_A_SHARE = 100
+"""Shares of fewer prompts are too noisy to refuse anything."""
+
+Digest = tuple[int, ...]
+Name = TypeVar("Name", str, bytes)
+
+
+class PromptFeatures(NamedTuple):
+    """A prompt without its text. `text_hash` and `digest` are empty if the task does not ask for them."""
+
+    at: float
+    text_hash: bytes
+    digest: Digest
+    topic: str
+    language: str
+    user: str
+
+
+def hash_of(text: str) -> bytes:
+    """Hash of a text; upper case and white space do not count."""
+    return hashlib.blake2b(" ".join(text.lower().split()).encode(), digest_size=16).digest()
+
+
+def digest_of(text: str) -> Digest:
+    """MinHash of the 5-character shingles: the share of places at which two digests agree estimates their Jaccard similarity."""
+    folded = " ".join(text[:_MAX_HASHED_CHARACTERS].lower().split())
+    sketch = RMinHash(num_perm=_NUM_PERMUTATIONS, seed=_SEED)
+    sketch.update([folded[start : start + _SHINGLE] for start in range(max(1, len(folded) - _SHINGLE + 1))])
+    return tuple(sketch.digest())
+
+
+@dataclass
+class PromptWindow:
+    """The memory of one task."""
+
+    rule: CurationRule
+    _kept: deque[PromptFeatures] = field(default_factory=deque)
+    _texts: Counter[bytes] = field(default_factory=Counter)
+    _topics: Counter[str] = field(default_factory=Counter)
+    _languages: Counter[str] = field(default_factory=Counter)
+    _users: Counter[str] = field(default_factory=Counter)
+    _bands: dict[tuple[int, Digest], list[Digest]] = field(default_factory=dict)
+
+    def admit(self, prompt: PromptFeatures) -> str | None:
+        """Remember a prompt, or return why it is refused."""
+        self._forget(prompt.at - self.rule.window_seconds)
+        reason = self._refusal(prompt)
+        if reason is None:
+            self._count(prompt, 1)
+            self._kept.append(prompt)
+            for band in _bands_of(prompt.digest):
+                self._bands.setdefault(band, []).append(prompt.digest)
+        return reason
+
+    def _refusal(self, prompt: PromptFeatures) -> str | None:
+        rule, num = self.rule, len(self._kept)
+        if rule.duplicates is not None and self._texts[prompt.text_hash] >= rule.duplicates:
+            return "duplicate"
+        if rule.near_duplicates is not None and self._num_similar(prompt.digest) >= rule.near_duplicates:
+            return "near_duplicate"
+        if rule.max_per_user is not None and self._users[prompt.user] >= rule.max_per_user:
+            return "user_quota"
+        if num >= _MIN_FOR_A_SHARE and self._topics[prompt.topic] + 1 > rule.max_topic_share * (num + 1):
+            return "topic_quota"
+        if num >= _MIN_FOR_A_SHARE and self._languages[prompt.language] + 1 > rule.max_language_share * (num + 1):
+            return "language_quota"
+        return None
+
+    def _num_similar(self, digest: Digest) -> int:
+        # A shared band only makes a candidate: its eight places may agree by chance.
+        near = [other for band in _bands_of(digest) for other in self._bands.get(band, ())]
+        distinct = {id(other): other for other in near}.values()
+        agreeing = (sum(a == b for a, b in zip(digest, other, strict=True)) for other in distinct)
+        return sum(num >= self.rule.similarity * _NUM_PERMUTATIONS for num in agreeing)
+
+    def _forget(self, before: float) -> None:
+        while self._kept and (self._kept[0].at < before or len(self._kept) > _MAX_REMEMBERED):
+            old = self._kept.popleft()
+            self._count(old, -1)
+            for band in _bands_of(old.digest):
+                others = [digest for digest in self._bands[band] if digest is not old.digest]
+                if others:
+                    self._bands[band] = others
+                else:
+                    del self._bands[band]
+
+    def _count(self, prompt: PromptFeatures, sign: int) -> None:
+        _add(self._texts, prompt.text_hash, sign)
+        _add(self._topics, prompt.topic, sign)
+        _add(self._languages, prompt.language, sign)
+        _add(self._users, prompt.user, sign)
+
+
+def _add(counter: Counter[Name], name: Name, sign: int) -> None:
+    counter[name] += sign
+    if not counter[name]:
+        del counter[name]
+
+
+def _bands_of(digest: Digest) -> list[tuple[int, Digest]]:
+    return [(place, digest[place : place + _ROWS]) for place in range(0, len(digest), _ROWS)]
 
 
 class CheckedPrompt(NamedTuple):

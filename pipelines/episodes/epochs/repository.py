@@ -22,7 +22,6 @@ from pipelines.episodes.epochs.chain import Epochs, EpochStart, LedgerEntry, cha
 from runtime.metrics import LEDGER_IGNORED
 
 REPAIRED_AT_ONCE = 1000
-"""Outcomes that are judged again in one transaction."""
 _ADVISORY_LOCK = 0x6C656467  # no outcome is judged while an epoch begins
 
 log = structlog.get_logger()

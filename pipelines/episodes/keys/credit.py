@@ -1,6 +1,6 @@
 """A signal about a session becomes one signal about each call that led to the session's last answer.
 
-The client's own signal is about the last call of the main line (`lines.py`). For each earlier call that the task's [credit] gives a part,
+The client's own signal is about the last call of the main line (`rules.py`). For each earlier call that the task's [credit] gives a part,
 the join makes a *derived* signal, stored and sent like any other: so each call keeps its own state, windows, revisions and
 corrections, and each signal has one state. Taking back the client's signal takes back those that were made from it.
 """
@@ -20,8 +20,7 @@ from contracts.tasks import Task
 from pipelines.episodes import join
 from pipelines.episodes import repository as repository_of_join
 from pipelines.episodes.keys import repository
-from pipelines.episodes.keys.lines import LinePart, parts_of
-from pipelines.episodes.keys.rules import SESSION, AnswerRef, KeyName
+from pipelines.episodes.keys.rules import SESSION, AnswerRef, KeyName, LinePart, parts_of
 
 MOST_SHARES = 2_000
 """Calls that a transaction looks at for signals about sessions, unless a single session has more."""
@@ -38,7 +37,7 @@ def shared(
     calls = repository.calls_of(connection, {item.name for item in about})
     lines = {item[:2]: parts_of(item.name.value, calls.get(item.name, ()), tasks, item.received_at) for item in about}
     parts = {name: line for name, line in lines.items() if line}
-    aimed = [_aimed(item, parts[item[:2]][-1]) if item[:2] in parts else item for item in found]
+    aimed = [item._replace(**parts[item[:2]][-1]._asdict()) if item[:2] in parts else item for item in found]
     taken = repository.take(connection, aimed)
     derived = [
         _derived(said, part)
@@ -62,8 +61,8 @@ def take_back(connection: Connection, retracted: Sequence[Signal], now: float) -
 
 def affordable(connection: Connection, found: Sequence[repository.WaitingSignal]) -> Sequence[repository.WaitingSignal]:
     """These signals, of those about sessions the first, as many as a short transaction can share; the others keep waiting."""
-    nums = repository.num_calls(connection, {item.name for item in found if item.name.kind == SESSION})
-    first = next((item for item in found if item.name.kind == SESSION), None)
+    about = [item for item in found if item.name.kind == SESSION]
+    nums, first = repository.num_calls(connection, {item.name for item in about}), next(iter(about), None)
     totals = accumulate(nums.get(item.name, 0) for item in found)
     return [
         item
@@ -80,18 +79,13 @@ def _with_room(connection: Connection, taken: Sequence[Signal]) -> list[Signal]:
     counted = []
     for said in taken:
         room = held.setdefault((said.tenant, said.key), [])
-        crowded_out = join.crowded_out(said, room)
-        if crowded_out is said:
+        if (crowded_out := join.crowded_out(said, room)) is said:
             continue
         if crowded_out is not None:
             room.remove(crowded_out)
         room.append(said)
         counted.append(said)
     return counted
-
-
-def _aimed(item: repository.WaitingSignal, last: LinePart) -> repository.WaitingSignal:
-    return item._replace(answer=last.answer, share=last.share)
 
 
 def _derived(said: Signal, part: LinePart) -> Signal:

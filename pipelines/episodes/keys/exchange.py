@@ -1,12 +1,10 @@
 """Finds the answers of signals about keys, inside the transaction of the join.
 
-In: generations that were just joined. Out: signals about them, sent to the log: those that waited for their keys, and a user's
-next message as a signal about the answer before it. Waits: a signal waits for an answer with its key, seven days at most.
-
     feedback ── signal whose key has no answer ──▶ waiting_signal ──▶ register (the answer arrives), sweep, settle_sessions ──▶ signals
 
-Feedback looks for the answer, and the join looks for waiting signals. Each may look before the other has committed, so `sweep`
-looks again each minute, at a page of them in each transaction.
+In: generations that were just joined. Out: signals about them, sent to the log: those that waited for their keys, and a user's
+next message as a signal about the answer before it. Waits: a signal waits for an answer with its key, seven days at most. Feedback looks for
+the answer, and the join looks for waiting signals; each may look before the other has committed, so `sweep` looks again each minute.
 
 A signal about a session always waits: it means the last answer that existed when it came, or all calls that led to it (`credit.py`).
 That is known when a later answer arrives, or when the join has been at the end of the log at least `SETTLE_SECONDS` later.
@@ -25,7 +23,7 @@ from contracts.tasks import Task
 from contracts.topics import SIGNALS
 from pipelines.episodes.join import ORPHAN_SECONDS
 from pipelines.episodes.keys import credit, repository, rules
-from pipelines.episodes.keys.lines import main_line
+from pipelines.episodes.keys.rules import main_line
 from runtime.log.outbox import message
 
 KEY_SECONDS = 30 * 86_400.0
@@ -56,10 +54,9 @@ def register(
     for record in arrived:
         for name in rules.names_of(record):
             known.setdefault(name, set()).add(rules.AnswerRef(record.completion_id, record.choice))
-    aimed = [_aimed(item, known[item.name]) for item in repository.waiting(connection, meant, _MAX_SIGNALS)]
-    waiting = [item for item in aimed if item is not None]
-    shared = credit.shared(connection, tasks, credit.affordable(connection, waiting))
-    return [_sent(signal) for signal in [*followed, *shared]]
+    waiting = repository.waiting(connection, meant, _MAX_SIGNALS)
+    aimed = [found for item in waiting if (found := _aimed(item, known[item.name])) is not None]
+    return _sent([*followed, *credit.shared(connection, tasks, credit.affordable(connection, aimed))])
 
 
 def settle_sessions(
@@ -68,7 +65,7 @@ def settle_sessions(
     """Send signals about sessions that came a moment ago. Call it at the end of the log: then the last answers have been read."""
     came = (now - RECENT_SECONDS, now - SETTLE_SECONDS)
     found = repository.answered(connection, partitions, came, _MAX_SIGNALS)
-    return [_sent(signal) for signal in credit.shared(connection, tasks, credit.affordable(connection, found))]
+    return _sent(credit.shared(connection, tasks, credit.affordable(connection, found)))
 
 
 def off_line(connection: Connection, calls: Mapping[rules.AnswerRef, rules.KeyName]) -> set[rules.AnswerRef]:
@@ -80,7 +77,7 @@ def off_line(connection: Connection, calls: Mapping[rules.AnswerRef, rules.KeyNa
 
 def take_back(connection: Connection, retracted: Sequence[Signal], now: float) -> list[Message]:
     """Send what was made from signals about sessions that were taken back."""
-    return [_sent(signal) for signal in credit.take_back(connection, retracted, now)]
+    return _sent(credit.take_back(connection, retracted, now))
 
 
 class Sweep(NamedTuple):
@@ -106,11 +103,10 @@ def sweep(
         return Sweep([], None)
     found = repository.answered(connection, partitions, (0.0, now - SETTLE_SECONDS), _MAX_SIGNALS, these)
     now_shared = credit.affordable(connection, found)
-    sent = [_sent(signal) for signal in credit.shared(connection, tasks, now_shared)]
+    sent = _sent(credit.shared(connection, tasks, now_shared))
     repository.settle(connection, these, now - ORPHAN_SECONDS, now - RETRACTED_SECONDS)
-    if len(now_shared) < len(found):
-        return Sweep(sent, after)
-    return Sweep(sent, these[-1] if len(these) == _MAX_SIGNALS else None)
+    following = these[-1] if len(these) == _MAX_SIGNALS else None
+    return Sweep(sent, after if len(now_shared) < len(found) else following)
 
 
 def forget(connection: Connection, now: float) -> bool:
@@ -137,13 +133,10 @@ def _follow_ups(
         return []
     records = {rules.AnswerRef(record.completion_id, record.choice): record for record in arrived}
     records |= repository.records(connection, {item.before for item in replies} - records.keys())
-    said = (
-        rules.follow_up(item, records[item.before], tasks[item.record.task])
-        for item in replies
-        if item.before in records
-    )
+    known = ((item, records[item.before]) for item in replies if item.before in records)
+    said = (rules.follow_up(item, before, tasks[item.record.task]) for item, before in known)
     return repository.receive(connection, [signal for signal in said if signal is not None])
 
 
-def _sent(signal: Signal) -> Message:
-    return message(SIGNALS, signal.key, signal)
+def _sent(signals: Iterable[Signal]) -> list[Message]:
+    return [message(SIGNALS, signal.key, signal) for signal in signals]

@@ -10,21 +10,8 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Connection,
-    Row,
-    Select,
-    collate,
-    delete,
-    func,
-    or_,
-    select,
-    tuple_,
-    update,
-)
+from msgspec.structs import replace
+from sqlalchemy import Column, ColumnElement, Connection, Row, and_, collate, delete, func, or_, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from contracts.errors import StaleWrite
@@ -34,8 +21,7 @@ from contracts.tables import generation, join_key, received_signal, session_call
 from contracts.tables.statements import among, among_rows, delete_free, insert_all_new, update_all
 from contracts.turns import SessionShare
 from pipelines.episodes.join import is_cut
-from pipelines.episodes.keys.lines import SessionCall
-from pipelines.episodes.keys.rules import SESSION, AnswerRef, KeyName, session_of
+from pipelines.episodes.keys.rules import SESSION, AnswerRef, KeyName, SessionCall, session_of
 from pipelines.episodes.repository import signal_row
 from pipelines.episodes.samples import HeldSignal
 
@@ -46,17 +32,13 @@ _RECEIVED_ID = (received_signal.c.tenant, received_signal.c.id)
 _WAITING = (*_WAITING_ID, waiting_signal.c.record)
 _IN_ORDER = (waiting_signal.c.received_at, *_WAITING_ID)
 
-
 _ROWS_AT_ONCE = 1_000
 """Databases limit the parameters of a statement; a crowd that judges long sessions makes many signals at once."""
 MOST_CALLS = 2_000
 """Of a session: what is said of it reaches the newest ones."""
 
-
 WaitingId = tuple[str, str]
-"""Tenant and id of a signal that waits."""
 FIRST: WaitingId = ("", "")
-"""Before all of them."""
 
 
 class WaitingSignal(NamedTuple):
@@ -88,23 +70,17 @@ def save_answers(
         StaleWrite: another worker stored one of the new keys first.
     """
     changed = {name: answer for name, answer in meant.items() if held.get(name) != answer}
-    rows = [name._asdict() | answer._asdict() | {"at": now} for name, answer in changed.items() if name not in held]
-    if insert_all_new(connection, join_key, rows) != len(rows):
+    rows = {name: name._asdict() | answer._asdict() | {"at": now} for name, answer in changed.items()}
+    new = [row for name, row in rows.items() if name not in held]
+    if insert_all_new(connection, join_key, new) != len(new):
         raise StaleWrite("another worker wrote rows of join_key first", table="join_key")
-    update_all(
-        connection,
-        join_key,
-        [name._asdict() | answer._asdict() | {"at": now} for name, answer in changed.items() if name in held],
-    )
+    update_all(connection, join_key, [row for name, row in rows.items() if name in held])
 
 
 def waiting(connection: Connection, meant: Mapping[KeyName, AnswerRef], limit: int) -> list[WaitingSignal]:
     """Signals that wait for one of these keys, the oldest first; those beyond the limit are left for later looks."""
     name = (waiting_signal.c.tenant, waiting_signal.c.kind, waiting_signal.c.value)
-    columns = (*_WAITING, *name[1:], waiting_signal.c.received_at)
-    statement: Select[Any] = (
-        select(*columns).where(among_rows(connection, name, meant)).order_by(*_IN_ORDER).limit(limit)
-    )
+    statement = select(waiting_signal).where(among_rows(connection, name, meant)).order_by(*_IN_ORDER).limit(limit)
     rows = connection.execute(statement)
     return [_waiting(row, meant[KeyName(row.tenant, row.kind, row.value)]) for row in rows]
 
@@ -124,12 +100,8 @@ def answered(
 ) -> list[WaitingSignal]:
     """Signals that wait although their key has an answer, the oldest first.
 
-    Args:
-        connection: its transaction must also take them.
-        partitions: those that this process has read to the end; signals about sessions in others keep waiting.
-        sessions: two UTC epoch seconds, between which signals about sessions came; others keep waiting.
-        limit: of these signals.
-        among_these: a page of signals about any key; None: only those about sessions.
+    `partitions`: those that this process has read to the end; `sessions`: two UTC epoch seconds, between which signals about sessions came.
+    Others about sessions keep waiting. `among_these`: a page of signals about any key; None: only those about sessions.
     """
     since, before = sessions
     came, is_of_session = waiting_signal.c.received_at, waiting_signal.c.kind == SESSION
@@ -139,15 +111,10 @@ def answered(
     which = recent if among_these is None else among_rows(connection, _WAITING_ID, among_these)
     same = [getattr(waiting_signal.c, column.name) == column for column in _NAME]
     own = (generation.c.completion_id == join_key.c.completion_id) & (generation.c.choice == join_key.c.choice)
-    columns = (*_WAITING, waiting_signal.c.received_at, *_NAME[1:], join_key.c.completion_id, join_key.c.choice)
     is_read = generation.c.partition.in_(sorted(partitions)) & is_between
-    statement: Select[Any] = (
-        select(*columns)
-        .join(join_key, same[0] & same[1] & same[2])
-        .outerjoin(generation, own)
-        .where(which, or_(~is_of_session, is_read))
-    )
-    rows = connection.execute(statement.order_by(*_IN_ORDER).limit(limit))
+    statement = select(waiting_signal, join_key.c.completion_id, join_key.c.choice).join(join_key, and_(*same))
+    wanted = statement.outerjoin(generation, own).where(which, or_(~is_of_session, is_read))
+    rows = connection.execute(wanted.order_by(*_IN_ORDER).limit(limit))
     return [_waiting(row, AnswerRef(row.completion_id, row.choice)) for row in rows]
 
 
@@ -160,15 +127,14 @@ def take(connection: Connection, found: Sequence[WaitingSignal]) -> list[Signal]
         return []
     retracted_at = _lock_received(connection, [item[:2] for item in found])
     free = _end_wait(connection, retracted_at)
-    taken = []
+    taken, rows = [], []
     for item in found:
         if item[:2] in free:
-            aimed = item.answer._asdict() | {"retracted": retracted_at[item[:2]] is not None, "share": item.share}
-            taken.append(msgspec.structs.replace(decode_shape(Signal, item.record), **aimed))
-    rows = [
-        {"tenant": said.tenant, "id": said.id, "record": encode(msgspec.structs.replace(said, retracted=False))}
-        for said in taken
-    ]
+            aimed = replace(
+                decode_shape(Signal, item.record), **item.answer._asdict(), retracted=False, share=item.share
+            )
+            rows.append({"tenant": item.tenant, "id": item.id, "record": encode(aimed)})
+            taken.append(replace(aimed, retracted=retracted_at[item[:2]] is not None))
     update_all(connection, received_signal, rows)
     return taken
 
@@ -213,8 +179,7 @@ def calls_of(connection: Connection, names: Collection[KeyName]) -> dict[KeyName
     newest = func.row_number().over(
         partition_by=_SESSION, order_by=[columns.completion_id.desc(), columns.choice.desc()]
     )
-    wanted = among_rows(connection, _SESSION, {(name.tenant, name.value) for name in names})
-    ranked = select(session_call, newest.label("place")).where(wanted).subquery()
+    ranked = select(session_call, newest.label("place")).where(_about(connection, names)).subquery()
     found: dict[KeyName, list[SessionCall]] = {}
     for row in connection.execute(select(ranked).where(ranked.c.place <= MOST_CALLS)):
         parent = None if row.parent_id is None else AnswerRef(row.parent_id, row.parent_choice)
@@ -225,21 +190,23 @@ def calls_of(connection: Connection, names: Collection[KeyName]) -> dict[KeyName
 
 def num_calls(connection: Connection, names: Collection[KeyName]) -> Mapping[KeyName, int]:
     """How many calls `calls_of` gives for each session."""
-    if not names:
-        return {}
-    wanted = among_rows(connection, _SESSION, {(name.tenant, name.value) for name in names})
-    statement = select(*_SESSION, func.count().label("num")).where(wanted).group_by(*_SESSION)
-    rows = connection.execute(statement)
-    return {KeyName(row.tenant, SESSION, row.session_id): min(row.num, MOST_CALLS) for row in rows}
+    return {name: min(num, MOST_CALLS) for name, num in _of_each(connection, names, func.count()).items()}
 
 
 def last_times(connection: Connection, names: Collection[KeyName]) -> Mapping[KeyName, float]:
     """When the newest answer of each session ended, UTC epoch seconds."""
+    return _of_each(connection, names, func.max(session_call.c.at))
+
+
+def _of_each(connection: Connection, names: Collection[KeyName], what: ColumnElement[Any]) -> dict[KeyName, Any]:
     if not names:
         return {}
-    wanted = among_rows(connection, _SESSION, {(name.tenant, name.value) for name in names})
-    statement = select(*_SESSION, func.max(session_call.c.at).label("at")).where(wanted).group_by(*_SESSION)
-    return {KeyName(row.tenant, SESSION, row.session_id): row.at for row in connection.execute(statement)}
+    statement = select(*_SESSION, what.label("found")).where(_about(connection, names)).group_by(*_SESSION)
+    return {KeyName(row.tenant, SESSION, row.session_id): row.found for row in connection.execute(statement)}
+
+
+def _about(connection: Connection, names: Collection[KeyName]) -> ColumnElement[bool]:
+    return among_rows(connection, _SESSION, {(name.tenant, name.value) for name in names})
 
 
 def retract(connection: Connection, tenant: str, ids: Collection[str], now: float) -> list[Signal]:
@@ -249,7 +216,7 @@ def retract(connection: Connection, tenant: str, ids: Collection[str], now: floa
         table.tenant == tenant, table.id.in_(sorted(ids)), table.retracted_at.is_(None)
     )
     wires = connection.execute(stands.values(retracted_at=now).returning(table.record)).scalars().all()
-    return [msgspec.structs.replace(decode_shape(Signal, wire), retracted=True) for wire in wires]
+    return [replace(decode_shape(Signal, wire), retracted=True) for wire in wires]
 
 
 def records(connection: Connection, wanted: Collection[AnswerRef]) -> dict[AnswerRef, Generation]:
@@ -266,16 +233,11 @@ def receive(connection: Connection, said: Sequence[Signal]) -> list[Signal]:
     """Store signals of this process as received, as feedback does; returns those whose ids were not taken."""
     if not said:
         return []
-    rows = [
-        {
-            "tenant": item.tenant,
-            "id": item.id,
-            "body_hash": hashlib.blake2b(encode(item), digest_size=32).hexdigest(),
-            "received_at": item.received_at,
-            "record": encode(item),
-        }
-        for item in sorted(said, key=lambda item: (item.tenant, item.id))
-    ]
+    rows = []
+    for item in sorted(said, key=lambda item: (item.tenant, item.id)):
+        record = encode(item)
+        head = {"tenant": item.tenant, "id": item.id, "received_at": item.received_at, "record": record}
+        rows.append(head | {"body_hash": hashlib.blake2b(record, digest_size=32).hexdigest()})
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     inserted: set[tuple[str, str]] = set()
     for start in range(0, len(rows), _ROWS_AT_ONCE):
@@ -313,21 +275,16 @@ def _end_wait(connection: Connection, ids: Collection[tuple[str, str]]) -> set[t
 def _call_row(record: Generation, name: KeyName) -> dict[str, Any]:
     parent = record.turn.parent if record.turn else None
     parent_id, parent_choice = parse_sample_key(parent) if parent else (None, None)
-    return {
+    key = {
         "tenant": name.tenant,
         "session_id": name.value,
         "completion_id": record.completion_id,
         "choice": record.choice,
-        "parent_id": parent_id,
-        "parent_choice": parent_choice,
-        "task": record.task,
-        "is_cut": is_cut(record),
-        "at": record.finished_at,
     }
+    went_on = {"parent_id": parent_id, "parent_choice": parent_choice}
+    return {**key, **went_on, "task": record.task, "is_cut": is_cut(record), "at": record.finished_at}
 
 
 def _settled_row(wire: bytes, retracted_at: float | None) -> dict[str, Any]:
-    record = decode_shape(Signal, wire)
-    if retracted_at is not None:
-        return signal_row(HeldSignal(record, "retracted"))
-    return signal_row(HeldSignal(record, "rejected", "never_logged"))
+    why = ("rejected", "never_logged") if retracted_at is None else ("retracted",)
+    return signal_row(HeldSignal(decode_shape(Signal, wire), *why))

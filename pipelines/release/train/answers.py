@@ -1,4 +1,4 @@
-"""What a train knows of its answers, as columns. Pure.
+"""What a train knows of its answers, as columns; and how those of each task are compared. Pure.
 
     log worker ──▶ train_answer ──▶ Answers.put ──▶ assess ──▶ decide
 
@@ -16,11 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from contracts.tasks import Task
 from pipelines.release.train.metrics import NAMES
+from runtime.train_settings import TrainSettings
 
 CANARY, LIVE = "canary", "live"
 _ARMS = {CANARY, LIVE}
 _LEAST_GRACE, _MOST_GRACE, _GRACE_SHARE = 2.0, 60.0, 0.1
+_AGES = 4.0
+"""A train gets at least so many times the age of its slowest task: else hardly an answer would be old enough before it ends."""
 _FIRST_ROWS = 256
 _DIGITS = 12
 """Of a probability: two that differ by rounding are one."""
@@ -55,13 +59,28 @@ class AnswerRow(NamedTuple):
     """Id of the key that asked; empty in rows of older releases."""
 
 
+class LiftRow(NamedTuple):
+    """One rewarded answer: its reward is the one that was known at the comparing age, however late a first one came."""
+
+    arm: str
+    """`live` or `holdout`."""
+    task: str
+    unit: str
+    unit_kind: str
+    sampling: str
+    at: float
+    """UTC epoch seconds."""
+    reward: float
+    tenant: str = ""
+    api_key: str = ""
+
+
 class TaskRule(NamedTuple):
     """How the answers of a task are compared."""
 
     has_primary: bool
     """False: users and verifiers give no reward, so guardrails alone decide, and the page says so."""
     age_seconds: float
-    """The age at which the rewards of both arms are compared."""
 
 
 class Columns(NamedTuple):
@@ -95,6 +114,37 @@ def grace_seconds(age_seconds: float) -> float:
 def known_until(at: float, age_seconds: float) -> float:
     """Until when a reward of an answer at `at` counts. Later knowledge is ignored in both arms."""
     return at + age_seconds + grace_seconds(age_seconds)
+
+
+def task_rules(tasks: Mapping[str, Task], settings: TrainSettings) -> dict[str, TaskRule]:
+    """The rule of each task, by name."""
+    return {name: TaskRule(has_primary(task), comparing_age(task, settings)) for name, task in tasks.items()}
+
+
+def has_primary(task: Task) -> bool:
+    """Whether its answers can get a reward: from signals that are worth something, or from graders that count."""
+    heard = task.signals_weight > 0 and (
+        any(rule.worths for rule in task.signals.values()) or any(rule.role == "signal" for rule in task.grader_rules)
+    )
+    return heard or task.components_weight > 0
+
+
+def comparing_age(task: Task, settings: TrainSettings) -> float:
+    """The age in seconds at which answers are compared: `age_seconds`, or the longest window of the task.
+
+    Both arms are compared at the same age, so any age is fair at which answers have their rewards: the task's own window. Signals with a
+    longer window count as far as they came within `longest_age_seconds`.
+    """
+    if settings.age_seconds is not None:
+        return settings.age_seconds
+    longest = max([task.window_seconds, *(rule.window_seconds or 0.0 for rule in task.signals.values())])
+    return max(task.window_seconds, min(longest, settings.longest_age_seconds))
+
+
+def patience_of(rules: Mapping[str, TaskRule], settings: TrainSettings) -> float:
+    """How many seconds a train gets: `patience_seconds`, or four times the age at which its slowest task is compared."""
+    slowest = max((rule.age_seconds for rule in rules.values() if rule.has_primary), default=0.0)
+    return max(settings.patience_seconds, _AGES * slowest)
 
 
 class Answers:
@@ -152,12 +202,11 @@ class Answers:
 
     def _grow(self) -> None:
         wanted, room = len(self._places), len(self._columns.at)
-        if wanted <= room:
-            return
-        larger = _room(max(wanted, 2 * room))
-        for new, old in zip(larger, self._columns, strict=True):
-            new[:room] = old
-        self._columns = larger
+        if wanted > room:
+            larger = _room(max(wanted, 2 * room))
+            for new, old in zip(larger, self._columns, strict=True):
+                new[:room] = old
+            self._columns = larger
 
 
 def _problem_of(row: AnswerRow) -> str:
@@ -174,14 +223,6 @@ def _problem_of(row: AnswerRow) -> str:
 
 
 def _room(num: int) -> Columns:
-    def codes() -> NDArray[np.int64]:
-        return np.zeros(num, np.int64)
-
-    def numbers() -> NDArray[np.float64]:
-        return np.zeros(num)
-
-    return Columns(
-        numbers(), np.zeros(num, np.bool_), codes(), codes(), codes(), codes(), codes(), codes(),
-        codes(), codes(),
-        np.zeros((num, len(NAMES))), numbers(), codes(),
-    )  # fmt: skip
+    shapes: dict[str, Any] = {"metrics": (num, len(NAMES))}
+    types: dict[str, Any] = {"is_canary": np.bool_, "at": np.float64, "metrics": np.float64, "reward": np.float64}
+    return Columns(*(np.zeros(shapes.get(name, num), types.get(name, np.int64)) for name in Columns._fields))

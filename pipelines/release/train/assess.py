@@ -17,23 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.release.train.answers import SCORED, UNSCORED, Answers, TaskRule, known_until
+from pipelines.release.train.answers import UNSCORED, Answers, TaskRule, known_until
 from pipelines.release.train.compare import Contrast, Floats, adjusted
-from pipelines.release.train.metrics import (
-    ANSWERS,
-    GUARDRAILS,
-    HEARD,
-    NAMES,
-    PRIMARY,
-    RESPONSE,
-    Levels,
-    canary_level,
-    levels,
-)
+from pipelines.release.train.metrics import ANSWERS, GUARDRAILS, PRIMARY, RESPONSE, TOKENS, Levels, canary_level, levels
 from pipelines.release.train.parties import others_of
-from pipelines.release.train.ratio import UnitRatio, expected_share, units_for_ratio
-from pipelines.release.train.strangers import leave_out_strangers
-from pipelines.release.train.strata import Mask, Strata
+from pipelines.release.train.sequences import UnitRatio, expected_share, units_for_ratio
+from pipelines.release.train.strata import Mask, Standing, Strata
 from pipelines.release.train.verdicts import LEAST_UNITS, POWER, Question, fact_of, needed_units
 from pipelines.release.train.words import in_words, promise
 from runtime.train_settings import TrainSettings
@@ -45,25 +34,8 @@ OUTAGE_SHARE, _OUTAGE_ANSWERS = 0.2, 4
 """Graders fail: on more than this share of an arm's answers in one stratum of time, and on at least so many."""
 _NO_CHANCE = 1e-4
 
-
-class Standing(NamedTuple):
-    """Where a train stands. Times are UTC epoch seconds."""
-
-    stage: int
-    """Index into the settings' stages; -1 in shadow."""
-    stage_at: float
-    started_at: float
-    state: str
-    """shadow, canary or stopped."""
-    harmed_since: float = 0.0
-    """When it began to seem worse for somebody alone, or now."""
-
-
-class Assessment(NamedTuple):
-    """What the answers say."""
-
-    facts: Mapping[str, Any]
-    """JSON: stored in the train's row, read by the page."""
+Assessment = Mapping[str, Any]
+"""What the answers say, as JSON: stored in the train's row, read by the page."""
 
 
 class _Part(NamedTuple):
@@ -79,8 +51,8 @@ def assess(
     answers: Answers, tasks: Mapping[str, TaskRule], settings: TrainSettings, now: float, standing: Standing
 ) -> Assessment:
     """Compare canary and live. Answers from before `standing.started_at` or from the future are left out, by name."""
-    seen = Strata(answers, tasks, settings, now, started_at=standing.started_at, stage=standing.stage)
-    harmed = leave_out_strangers(seen)
+    seen = Strata(answers, tasks, settings, now, standing)
+    harmed = seen.leave_out_strangers()
     num_primaries, pooled = sum(rule.has_primary for rule in tasks.values()), len(tasks) > 1
     allowed = levels(
         canary_level(settings),
@@ -90,7 +62,9 @@ def assess(
     parts = _parts(seen, tasks)
     metrics = [fact for part in parts for fact in _part_facts(seen, part, allowed)]
     if parts:
-        metrics.append(_answers_fact(seen, parts[-1].name, allowed))
+        # A unit of which only some records are lost is missing in no sample ratio.
+        each = Question(ANSWERS, parts[-1].name, ANSWERS.better, allowed.guardrail, is_required=True)
+        metrics.append(_fact(seen, each, *seen.visits()))
     facts: dict[str, Any] = {
         "at": now,
         "num_canary_units": seen.num_units[0],
@@ -112,7 +86,7 @@ def assess(
         ),
     }
     facts["stage_ready_at"] = _ready_at(standing, settings, facts)
-    return Assessment(facts | {"says": in_words(facts, settings), "promise": promise(facts, settings)})
+    return facts | {"says": in_words(facts, settings), "promise": promise(facts, settings)}
 
 
 def _ratio_fact(ratio: UnitRatio, settings: TrainSettings) -> dict[str, Any]:
@@ -150,25 +124,16 @@ def _parts(seen: Strata, tasks: Mapping[str, TaskRule]) -> list[_Part]:
 
 
 def _part_facts(seen: Strata, part: _Part, allowed: Levels) -> list[dict[str, Any]]:
-    rows = part.rows
-    plan = seen.plan(rows)
     facts = []
-    for place, metric in enumerate(GUARDRAILS.values()):
-        values = seen.all.metrics[rows, place]
-        present = ~np.isnan(values)
-        if not present.any():
-            continue
+    for metric, present, plan, values in seen.guardrails(part.rows):
         # A task without a reward: an answer that became much shorter is as suspicious as a longer one.
-        better = "same" if metric.name == "tokens" and not part.has_primary else metric.better
+        better = "same" if metric.name == TOKENS and not part.has_primary else metric.better
         question = Question(metric, part.name, better, allowed.guardrail, part.is_required)
-        chosen, found = (plan, values) if present.all() else (seen.plan(rows[present]), values[present])
-        missing = _is_missing(seen, rows, present)
-        facts.append(_fact(seen, question, chosen, found, missing=missing))
+        facts.append(_fact(seen, question, plan, values, missing=_is_missing(seen, part.rows, present)))
     return [*_reward_facts(seen, part, allowed), *facts] if part.has_primary else facts
 
 
 def _reward_facts(seen: Strata, part: _Part, allowed: Levels) -> list[dict[str, Any]]:
-    """The reward, and whether users spoke of as many answers."""
     questions = (
         Question(PRIMARY, part.name, PRIMARY.better, allowed.primary, part.is_required),
         Question(RESPONSE, part.name, RESPONSE.better, allowed.guardrail, part.is_required),
@@ -177,9 +142,7 @@ def _reward_facts(seen: Strata, part: _Part, allowed: Levels) -> list[dict[str, 
     failed = seen.all.status[aged] == UNSCORED
     trouble = _trouble(seen, aged, failed)
     aged = aged[~failed & ~_outages(seen, aged, failed)]
-    known = (seen.all.status[aged] == SCORED) & ~np.isnan(seen.all.reward[aged])
-    told = seen.all.metrics[aged, NAMES.index(HEARD)]
-    heard = np.where(np.isnan(told), known, told)
+    known, heard = seen.known(aged)
     spoken = aged[known]
     rewards = seen.all.reward[spoken]
     values = adjusted(rewards, seen.clusters()[spoken], seen.all.unit[spoken]) if len(spoken) else rewards
@@ -188,14 +151,6 @@ def _reward_facts(seen: Strata, part: _Part, allowed: Levels) -> list[dict[str, 
         _fact(seen, questions[0], seen.plan(spoken), values, missing=missing, trouble=trouble),
         _fact(seen, questions[1], seen.plan(aged), heard, trouble=trouble),
     ]
-
-
-def _answers_fact(seen: Strata, name: str, allowed: Levels) -> dict[str, Any]:
-    """Whether each unit has as many answers in both arms: a unit of which only some records are lost is missing in no sample ratio."""
-    visits = seen.visits()
-    question = Question(ANSWERS, name, ANSWERS.better, allowed.guardrail, is_required=True)
-    plan = Contrast(visits.is_canary, seen.strata_of(visits), visits.unit, visits.party)
-    return _fact(seen, question, plan, visits.log_answers)
 
 
 def _fact(seen: Strata, question: Question, plan: Contrast, values: Floats, **said: Any) -> dict[str, Any]:

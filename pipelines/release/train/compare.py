@@ -68,7 +68,6 @@ class _Sums(NamedTuple):
     """Of squared influences; `clustered`: of those of units."""
     clustered: Any
     squares: Any
-    """Of residuals."""
     total: Any
     num: Any
     units: Any

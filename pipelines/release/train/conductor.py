@@ -8,8 +8,7 @@ the arms canary, live, learning and training (`moves.py`). Waits for: nothing, e
                           │          ▼  │ evidence again
                           └──────▶ stopped ──nothing for as long again, or nothing proven in time──▶ withdrawn
 
-Each look reads the standing from the database, so a new conductor goes on where the last one was. A fault of our own gives no verdict:
-nothing moves, the process says that it is not ready and why, and looks again after a growing pause.
+Each look reads the standing from the database, so a new conductor goes on where the last one was. A fault of our own moves nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass
 
 import structlog
 from sqlalchemy import Connection
@@ -27,19 +27,17 @@ from contracts.errors import Held, NotFound, StaleWrite, Unavailable
 from contracts.faults import FaultPoint, no_fault
 from contracts.rollback import left_behind
 from contracts.version_history import read_live_history
-from pipelines.release.looking import LookLoop
+from pipelines.release.looping import LookLoop
 from pipelines.release.train import moves, repository, standing
-from pipelines.release.train.answers import TaskRule
+from pipelines.release.train.answers import TaskRule, patience_of
 from pipelines.release.train.learning_guard import LearningGuard
 from pipelines.release.train.moves import is_on_track
-from pipelines.release.train.promise import PACE, WANTED_LEVEL
 from pipelines.release.train.repository import CHANGED_IN, CHANGED_TO, REVOKED, Train
 from pipelines.release.train.rules import TrainMove, better_by
 from pipelines.release.train.shadow.repository import forget_pairs, read_pace
-from pipelines.release.train.slots import TrainSlots
-from pipelines.release.train.standing import TrackView, ended_by_others
-from pipelines.release.train.task_rules import patience_of
+from pipelines.release.train.standing import TrackView, TrainSlots, ended_by_others, version_of
 from pipelines.release.train.trip import NO_USERS, Shadow, Trip
+from pipelines.release.train.words import PACE, WANTED_LEVEL
 from runtime.database import Database
 from runtime.metrics import TRAIN_FAILURES, TRAIN_MOVES, TRAIN_STAGE, TRAIN_WITHOUT_SLOT
 from runtime.operations import LONGEST_WORK_SECONDS
@@ -60,63 +58,49 @@ WAITING_FOR_SLOT = (
 log = structlog.get_logger()
 
 
+@dataclass(eq=False)
 class Conductor:
     """See the module.
 
     Args:
-        database: of the home.
-        policy: whose trains these are.
         settings: of the next departures; a running train keeps its own.
         tasks: by name, what is compared.
-        slots: what the engines hold.
-        bell: rings after every move.
         lift_since: by the time, the time before which the comparison with the hold-out needs no answers (UTC epoch seconds).
         shadow: None: the canary begins without one.
         clock: UTC epoch seconds, by the database if this machine's clock is off.
-        monotonic: seconds for timers.
-        fault: for tests.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        policy: str,
-        settings: TrainSettings,
-        tasks: Mapping[str, TaskRule],
-        slots: TrainSlots,
-        bell: Bell,
-        lift_since: Callable[[float], float],
-        shadow: Shadow | None = None,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-        fault: FaultPoint = no_fault,
-    ) -> None:
-        self._database = database
-        self._policy = policy
-        self._settings = settings
-        self._tasks = tasks
-        self._slots = slots
-        self._bell = bell
-        self._lift_since = lift_since
-        self._shadow = shadow
-        self._clock, self._monotonic = clock, monotonic
-        self._fault = fault
-        self._guard = LearningGuard(database, policy=policy, tasks=tasks, settings=settings, monotonic=monotonic)
+    database: Database
+    _: KW_ONLY
+    policy: str
+    settings: TrainSettings
+    tasks: Mapping[str, TaskRule]
+    slots: TrainSlots
+    bell: Bell
+    lift_since: Callable[[float], float]
+    shadow: Shadow | None = None
+    clock: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    fault: FaultPoint = no_fault
+
+    def __post_init__(self) -> None:
+        self._guard = LearningGuard(
+            self.database, policy=self.policy, tasks=self.tasks, settings=self.settings, monotonic=self.monotonic
+        )
         self._trip: Trip | None = None
         self._better = dict[int, str | None]()
         """By waiting version: how it beats the one on the trip."""
         self._users_told = False
         self._clean_at = float("-inf")
         self._without_bytes: set[int] = set()
-        self._looked_at = monotonic()
+        self._looked_at = self.monotonic()
         self._slots_told: frozenset[str] | None = None
         for kind in _COUNTED.values():
             TRAIN_MOVES.labels(kind)
 
     def check(self) -> None:
         """Raise Unavailable if a look has hung for so long that the process should be restarted."""
-        seconds = self._monotonic() - self._looked_at
+        seconds = self.monotonic() - self._looked_at
         if seconds > LONGEST_WORK_SECONDS:
             raise Unavailable(f"the train has hung in one look for {seconds:.0f} s")
 
@@ -124,7 +108,7 @@ class Conductor:
         """Conduct until `stop` is set."""
 
         def look() -> None:
-            self._looked_at = self._monotonic()
+            self._looked_at = self.monotonic()
             self.look(stop)
 
         LookLoop("train", "the train does not move", TRAIN_FAILURES, LOOK_SECONDS).run(look, stop)
@@ -135,10 +119,10 @@ class Conductor:
         Raises:
             MillraceError: the database or an engine is away; nothing is lost.
         """
-        now = self._clock()
+        now = self.clock()
         try:
-            with self._database.snapshot() as connection:
-                seen = standing.look(connection, self._policy, self._slots, now)
+            with self.database.snapshot() as connection:
+                seen = standing.look(connection, self.policy, self.slots, now)
             self._tell_slots(seen)
             TRAIN_WITHOUT_SLOT.set(seen.waits_for_slot and bool(seen.slots))
             TRAIN_STAGE.set(float("nan") if seen.train is None else seen.train.stage)
@@ -169,140 +153,116 @@ class Conductor:
 
     def _tidy(self, seen: TrackView, now: float) -> bool:
         """Empty the learning arm if its version was revoked, or is older than the live one; True if it was."""
-        learning, live = seen.arms.get(LEARNING), seen.arms.get(LIVE)
-        if learning is None or learning.version is None or live is None or live.version is None:
+        learning, live = version_of(seen.arms, LEARNING), version_of(seen.arms, LIVE)
+        if learning is None or live is None:
             return False
-        is_revoked = learning.version in seen.revoked
-        if not is_revoked and (learning.version >= live.version or seen.hold is not None):
+        is_revoked = learning in seen.revoked
+        if not is_revoked and (learning >= live or seen.hold is not None):
             return False
-        reason = f"v{learning.version} was revoked" if is_revoked else f"v{live.version} is live and newer"
-        with self._database.transaction() as connection:
+        reason = f"v{learning} was revoked" if is_revoked else f"v{live} is live and newer"
+        with self.database.transaction() as connection:
             moves.empty(connection, seen.arms, LEARNING, reason)
             if not is_revoked:
-                holds.refuse(connection, self._policy, now)
-        self._moved("learning arm emptied", reason, version=learning.version)
+                holds.refuse(connection, self.policy, now)
+        self._moved("learning arm emptied", reason, learning)
         return True
 
     def _guards(self, seen: TrackView, now: float) -> bool:
         """Take the version of the learning arm from its users if it harms them; True if it was."""
-        move = self._guard.look(seen, now)
-        version = seen.arms[LEARNING].version if move is not None else None
+        move, version = self._guard.look(seen, now), version_of(seen.arms, LEARNING)
         if move is None or version is None:
             return False
         what = "learning version revoked" if move.kind == "revoke" else "learning arm emptied"
-        self._moved(what, move.reason, version=version)
+        self._moved(what, move.reason, version)
         return True
 
     def _depart(self, seen: TrackView, now: float) -> None:
-        live = seen.arms.get(LIVE)
-        if live is None or live.version is None or seen.hold is not None:
+        live = version_of(seen.arms, LIVE)
+        if live is None or seen.hold is not None:
             return
         self._users_told = self._users_told and not seen.has_users
-        if not self._settings.enabled or CANARY not in seen.slots or self._users_told:
+        if not self.settings.enabled or CANARY not in seen.slots or self._users_told:
             return
-        with self._database.snapshot() as connection:
-            waiting = self._waiting(connection, live.version, seen.revoked)
+        with self.database.snapshot() as connection:
+            waiting = self._waiting(connection, live, seen.revoked)
         if not waiting:
             return
         if not seen.has_users:
             self._users_told = True
             log.info("versions wait for users", reason=NO_USERS, versions=waiting)
             return
-        settings = self._settings.model_dump(mode="json") | {"slots": sorted(seen.slots)}
-        settings["patience_seconds"] = patience_of(self._tasks, self._settings)
-        settings[WANTED_LEVEL] = self._settings.level
-        with self._database.snapshot() as connection:
-            pace = read_pace(connection, self._policy, self._settings, now)
-            ended = repository.read_ended(connection, self._policy, 1)
+        settings = self.settings.model_dump(mode="json") | {"slots": sorted(seen.slots)}
+        settings["patience_seconds"] = patience_of(self.tasks, self.settings)
+        settings[WANTED_LEVEL] = self.settings.level
+        with self.database.snapshot() as connection:
+            pace = read_pace(connection, self.policy, self.settings, now)
+            ended = repository.read_ended(connection, self.policy, 1)
         changed_to = ended[0].evidence.get(CHANGED_TO) if ended else None
         waiting.sort(key=lambda version: version != changed_to)  # else the newest first
         settings[PACE] = None if pace is None else pace._asdict()
         for version in waiting:
             try:
-                with self._database.transaction() as connection:
-                    evidence = repository.read_kept(connection, self._policy, version, live.version, settings)
+                with self.database.transaction() as connection:
+                    evidence = repository.read_kept(connection, self.policy, version, live, settings)
                     if version == changed_to:
                         evidence[CHANGED_IN] = sorted({*evidence.get(CHANGED_IN, ()), *ended[0].changed_in})
-                    level = self._level(connection, f"v{version} against v{live.version} at {now:.3f}", now)
-                    settings |= {"level": level}
-                    moves.depart(
-                        connection,
-                        self._policy,
-                        version,
-                        arms=seen.arms,
-                        settings=settings,
-                        evidence=evidence,
-                        now=now,
-                    )
+                    settings["level"] = self._level(connection, f"v{version} against v{live} at {now:.3f}", now)
+                    moves.depart(connection, version, arms=seen.arms, settings=settings, evidence=evidence, now=now)
             except NotFound as error:
                 self._without_bytes.add(version)
                 log.warning("version cannot depart", version=version, reason=error.message)
                 continue
-            self._moved("train departed", f"v{version} is proven against v{live.version}", version=version)
+            self._moved("train departed", f"v{version} is proven against v{live}", version)
             return
 
     def _level(self, connection: Connection, name: str, now: float) -> float:
         """What one more train may spend of the year's budget of false verdicts."""
-        return error_budget.spend(
-            connection,
-            self._policy,
-            error_budget.TRAINS,
-            name,
-            wanted=self._settings.level,
-            per_year=self._settings.false_verdicts_per_year,
-            now=now,
-        )
+        wanted, per_year = self.settings.level, self.settings.false_verdicts_per_year
+        budget = error_budget.TRAINS
+        return error_budget.spend(connection, self.policy, budget, name, wanted=wanted, per_year=per_year, now=now)
 
     def _waiting(
         self, connection: Connection, live: int, revoked: Collection[int], *, above: int | None = None
     ) -> list[int]:
         """Versions that may depart against `live` and are newer than it, or than `above`; the newest first."""
-        accepted = repository.read_accepted_above(connection, self._policy, live if above is None else above)
+        accepted = repository.read_accepted_above(connection, self.policy, live if above is None else above)
         if not accepted:
             return []
-        refused = left_behind(read_live_history(connection, self._policy)) | self._without_bytes
-        refused |= repository.read_tried(connection, self._policy, live)
+        refused = left_behind(read_live_history(connection, self.policy)) | self._without_bytes
+        refused |= repository.read_tried(connection, self.policy, live)
         return [version for version in accepted if version not in refused and version not in revoked]
 
     def _conduct(self, seen: TrackView, train: Train, now: float, stop: threading.Event) -> None:
         if (ended := ended_by_others(seen, train)) is not None:
             if seen.hold is not None and ended.state != REVOKED and is_on_track(train, seen.arms):
                 return  # the canary stays as it is until somebody resumes
-            with self._database.transaction() as connection:
+            with self.database.transaction() as connection:
                 moves.end(connection, train, state=ended.state, reason=ended.reason, now=now)
-            self._moved(f"train {ended.state}", ended.reason, version=train.version, state=ended.state)
+            self._moved(f"train {ended.state}", ended.reason, train.version, ended.state)
             return
         if self._trip is None or self._trip.train_id != train.id:
             self._better.clear()
-            self._trip = Trip(
-                train,
-                self._database,
-                self._tasks,
-                shadow=self._shadow,
-                tell=self._moved,
-                clock=self._clock,
-                monotonic=self._monotonic,
-            )
+            parts = (self.shadow, self._moved, self.clock, self.monotonic)
+            self._trip = Trip(train, self.database, self.tasks, *parts)
         self._trip.look(seen, train, now, stop, change=self._change(seen, train))
 
     def _change(self, seen: TrackView, train: Train) -> TrainMove | None:
         """To the newest waiting version that beats the one on the train; at most once in each stage."""
-        if train.stage in train.changed_in or not seen.has_users or not self._settings.enabled:
+        if train.stage in train.changed_in or not seen.has_users or not self.settings.enabled:
             return None
-        with self._database.snapshot() as connection:
+        with self.database.snapshot() as connection:
             for version in self._waiting(connection, train.blessed, seen.revoked, above=train.version):
                 if version not in self._better:
-                    verdict = repository.read_verdict(connection, self._policy, version)
+                    verdict = repository.read_verdict(connection, self.policy, version)
                     self._better[version] = better_by(verdict, train.version)
                 says = self._better[version]
                 if says is not None and not repository.read_vetoes(connection, version, train.blessed):
                     return TrainMove("change_over", f"v{version} is better by the gate: {says}", version)
         return None
 
-    def _moved(self, what: str, reason: str, *, version: int, state: str | None = None) -> None:
-        """A move was committed."""
-        self._fault(f"conductor: {what}")
-        self._bell.ring(MOVED)
+    def _moved(self, what: str, reason: str, version: int, state: str | None = None) -> None:
+        self.fault(f"conductor: {what}")
+        self.bell.ring(MOVED)
         if what in _COUNTED:
             TRAIN_MOVES.labels(_COUNTED[what]).inc()
         if state is not None:
@@ -311,24 +271,23 @@ class Conductor:
 
     def _clean(self, now: float) -> None:
         """Delete a piece of the answers that nobody needs any more."""
-        if self._monotonic() < self._clean_at:
+        if self.monotonic() < self._clean_at:
             return
-        with self._database.transaction() as connection:
-            running = repository.read_running(connection, self._policy)
+        with self.database.transaction() as connection:
+            running = repository.read_running(connection, self.policy)
             needed = {running.version} if running is not None else set[int]()
-            arms = assignments.read(connection, self._policy)
-            holdout, learning = arms.get(assignments.HOLDOUT), arms.get(LEARNING)
-            if (live := arms[LIVE].version if LIVE in arms else None) is not None:
-                needed |= set(self._waiting(connection, live, revocations.read(connection, self._policy)))
+            arms = assignments.read(connection, self.policy)
+            if (live := version_of(arms, LIVE)) is not None:
+                needed |= set(self._waiting(connection, live, revocations.read(connection, self.policy)))
             num = repository.forget_answers(
                 connection,
-                self._policy,
+                self.policy,
                 needed=needed,
-                learning=learning.version if learning else None,
-                holdout=holdout.version if holdout else None,
-                lift_since=self._lift_since(now),
+                learning=version_of(arms, LEARNING),
+                holdout=version_of(arms, assignments.HOLDOUT),
+                lift_since=self.lift_since(now),
                 limit=_PIECE,
             )
-            forget_pairs(connection, self._policy)
-            train_points.forget_primaries(connection, self._policy)
-        self._clean_at = self._monotonic() + (0.0 if num == _PIECE else _CLEAN_SECONDS)
+            forget_pairs(connection, self.policy)
+            train_points.forget_primaries(connection, self.policy)
+        self._clean_at = self.monotonic() + (0.0 if num == _PIECE else _CLEAN_SECONDS)

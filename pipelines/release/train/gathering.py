@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,8 +18,9 @@ from sqlalchemy import Connection
 
 from pipelines.release.train import repository
 from pipelines.release.train.answers import AnswerRow, Answers, TaskRule
-from pipelines.release.train.assess import Assessment, Standing, assess
+from pipelines.release.train.assess import Assessment, assess
 from pipelines.release.train.repository import Train
+from pipelines.release.train.strata import Standing
 from runtime.train_settings import TrainSettings
 
 _AGAIN_MS, _LONG_AGAIN_MS = 10_000, 120_000
@@ -30,25 +32,21 @@ ReadChanged = Callable[[Connection, int], list[tuple[AnswerRow, int]]]
 """The answers that were written from a time on (UTC epoch milliseconds), with the time at which they were."""
 
 
+@dataclass(eq=False)
 class TrainEvidence:
     """See the module. `monotonic`: seconds for timers."""
 
-    def __init__(
-        self,
-        read_changed: ReadChanged,
-        tasks: Mapping[str, TaskRule],
-        settings: TrainSettings,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self.settings = settings
-        self._read_changed = read_changed
-        self._tasks = tasks
-        self._monotonic = monotonic
+    read_changed: ReadChanged
+    tasks: Mapping[str, TaskRule]
+    settings: TrainSettings
+    monotonic: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._answers = Answers()
         self._last_ms = 0
         self._seen: dict[str, int] = {}
         """Key to the time of its change, of the rows that may be read again."""
-        self._long_at = monotonic()
+        self._long_at = self.monotonic()
         self._assess_at = float("-inf")
         self._found: Assessment | None = None
         self._standing: Standing | None = None
@@ -58,13 +56,13 @@ class TrainEvidence:
 
     def read(self, connection: Connection, now: float) -> None:
         """Take in what changed."""
-        is_long = self._monotonic() >= self._long_at
+        is_long = self.monotonic() >= self._long_at
         # If the clock was set back, rows are older from now on than those that were read.
         last = min(self._last_ms, int(now * 1000))
         since = max(0, last - (_LONG_AGAIN_MS if is_long else _AGAIN_MS))
         if is_long:
-            self._long_at = self._monotonic() + _LONG_SECONDS
-        found = self._read_changed(connection, since)
+            self._long_at = self.monotonic() + _LONG_SECONDS
+        found = self.read_changed(connection, since)
         self._answers.put([row for row, changed in found if self._seen.get(row.key) != changed])
         self._last_ms = max([last, *(changed for _, changed in found)])
         if is_long:
@@ -73,12 +71,12 @@ class TrainEvidence:
 
     def assess(self, now: float, standing: Standing) -> Assessment:
         """What all answers say."""
-        if self._found is not None and self._monotonic() < self._assess_at and standing == self._standing:
+        if self._found is not None and self.monotonic() < self._assess_at and standing == self._standing:
             return self._found
         began = time.perf_counter()
-        self._found = assess(self._answers, self._tasks, self.settings, now, standing)
+        self._found = assess(self._answers, self.tasks, self.settings, now, standing)
         self._standing = standing
-        self._assess_at = self._monotonic() + _IDLE * (time.perf_counter() - began)
+        self._assess_at = self.monotonic() + _IDLE * (time.perf_counter() - began)
         return self._found
 
 

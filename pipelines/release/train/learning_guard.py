@@ -1,19 +1,17 @@
 """Guards the users of the learning arm: they get each version that passed the gate at once, before any shadow or stage proved it.
 
-    answers of the arm learning ─┐
-                                 ├─▶ fast facts, compared as a train compares them ──worse──▶ the version is revoked
-    4 times as many units of live┘                                                └─doubt──▶ the arm is emptied
+In: rows of `train_answer`, of the learning arm and of four times as many units of live. Out: at most one move: a version that is worse is
+revoked, on doubt the arm is emptied. Waits for: the database.
 
-In: rows of `train_answer`. Out: at most one move. Waits for: the database.
-
-Only fast facts are compared (refusals, errors, cut off, empty, misshapen, broken calls, lengths): rewards come later, and the train compares
-them. So the learning arm's share is all that ever sees such a version, and it leaves within a minute where a hundred people come in it.
+Only fast facts are compared, as a train compares them (refusals, errors, cut off, empty, misshapen, broken calls, lengths): rewards come
+later. So the learning arm's share is all that ever sees such a version, and it leaves within a minute where a hundred people come in it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -26,12 +24,12 @@ from contracts.errors import StaleWrite
 from contracts.retreat import revoke_unproven
 from pipelines.release.train import moves, repository
 from pipelines.release.train.answers import CANARY, AnswerRow, TaskRule
-from pipelines.release.train.assess import ALL_TASKS, Standing
+from pipelines.release.train.assess import ALL_TASKS
 from pipelines.release.train.gathering import TrainEvidence
-from pipelines.release.train.reading.room import LEARNING_ROWS
-from pipelines.release.train.reading.sampling import LEARNING_RATIO
+from pipelines.release.train.reading.sampling import LEARNING_RATIO, LEARNING_ROWS
 from pipelines.release.train.rules import TrainMove, decide_by_fast_facts
-from pipelines.release.train.standing import TrackView
+from pipelines.release.train.standing import TrackView, version_of
+from pipelines.release.train.strata import Standing
 from runtime.database import Database
 from runtime.train_settings import TrainSettings
 
@@ -49,26 +47,22 @@ class Guarded(NamedTuple):
     share: float
 
 
+@dataclass(eq=False)
 class LearningGuard:
     """See the module. `monotonic`: seconds for timers."""
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        policy: str,
-        tasks: Mapping[str, TaskRule],
-        settings: TrainSettings,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._database = database
-        self._policy = policy
+    database: Database
+    _: KW_ONLY
+    policy: str
+    tasks: Mapping[str, TaskRule]
+    settings: TrainSettings
+    monotonic: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         # Without their rewards.
-        self._tasks = {name: rule._replace(has_primary=False) for name, rule in tasks.items()}
-        primary = {name for name, rule in tasks.items() if rule.has_primary}
+        self._tasks = {name: rule._replace(has_primary=False) for name, rule in self.tasks.items()}
+        primary = {name for name, rule in self.tasks.items() if rule.has_primary}
         self._with_primary = primary | ({ALL_TASKS} if primary else set())
-        self._settings = settings
-        self._monotonic = monotonic
         self._secret = b""
         self._guarded: Guarded | None = None
         self._evidence: TrainEvidence | None = None
@@ -87,11 +81,11 @@ class LearningGuard:
         if guarded != self._guarded or self._evidence is None:
             self._evidence = self._begin(guarded, now)
             self._guarded = guarded
-        elif self._monotonic() < self._look_at:
+        elif self.monotonic() < self._look_at:
             return None
-        self._look_at = self._monotonic() + _LOOK_SECONDS
+        self._look_at = self.monotonic() + _LOOK_SECONDS
         if len(self._evidence) < 2 * LEARNING_ROWS:
-            with self._database.snapshot() as connection:
+            with self.database.snapshot() as connection:
                 self._evidence.read(connection, now)
         move = decide_by_fast_facts(self._evidence.assess(now, _WHERE), self._with_primary)
         if move.kind == "stay" or seen.hold is not None:
@@ -105,55 +99,48 @@ class LearningGuard:
             "control_ratio": LEARNING_RATIO,
             "level": self._spend(guarded, now),
             "shadow_prompts": 0,
-            "stratum_seconds": min(_STRATUM_SECONDS, self._settings.stratum_seconds),
+            "stratum_seconds": min(_STRATUM_SECONDS, self.settings.stratum_seconds),
         }
 
         def read(connection: Connection, since_ms: int) -> list[tuple[AnswerRow, int]]:
-            rows = repository.read_learning(connection, self._policy, guarded.version, guarded.blessed, since_ms)
-            return [
-                (_as_compared(row, guarded), changed)
-                for row, changed in rows
-                if _is_compared(row, guarded, self._secret)
-            ]
+            rows = repository.read_learning(connection, self.policy, guarded.version, guarded.blessed, since_ms)
+            compared = ((row, changed) for row, changed in rows if _is_compared(row, guarded, self._secret))
+            return [(_as_compared(row, guarded), changed) for row, changed in compared]
 
-        return TrainEvidence(read, self._tasks, self._settings.model_copy(update=changes), self._monotonic)
+        return TrainEvidence(read, self._tasks, self.settings.model_copy(update=changes), self.monotonic)
 
     def _spend(self, guarded: Guarded, now: float) -> float:
-        """The level of this comparison, with whose start the secret of the sample is read: less than `learning_level` if little is left of the year's budget."""
-        settings = self._settings
-        with self._database.transaction() as connection:
+        """The level of this comparison: less than `learning_level` if little is left of the year's budget."""
+        name = f"v{guarded.version} against v{guarded.blessed} at {guarded.share:g}"
+        wanted, per_year, budget = (
+            self.settings.learning_level,
+            self.settings.false_verdicts_per_year,
+            error_budget.LEARNING,
+        )
+        with self.database.transaction() as connection:
             self._secret = read_arm_secret(connection)
-            return error_budget.spend(
-                connection,
-                self._policy,
-                error_budget.LEARNING,
-                f"v{guarded.version} against v{guarded.blessed} at {guarded.share:g}",
-                wanted=settings.learning_level,
-                per_year=settings.false_verdicts_per_year,
-                now=now,
-            )
+            return error_budget.spend(connection, self.policy, budget, name, wanted=wanted, per_year=per_year, now=now)
 
     def _make(self, guarded: Guarded, move: TrainMove, now: float) -> None:
         reason = f"in the learning arm, before its train proved it: {move.reason}"
-        with self._database.transaction() as connection:
-            arms = assignments.lock(connection, self._policy)
+        with self.database.transaction() as connection:
+            arms = assignments.lock(connection, self.policy)
             if (arms[LEARNING].version, arms[LIVE].version) != (guarded.version, guarded.blessed):
                 raise StaleWrite(f"another writer moved the arm {LEARNING}; it is looked at anew")
             if move.kind == "revoke":
-                revoke_unproven(connection, self._policy, guarded.version, writer=moves.WRITER, reason=reason)
+                revoke_unproven(connection, self.policy, guarded.version, writer=moves.WRITER, reason=reason)
             else:
                 moves.empty(connection, arms, LEARNING, reason)
-            holds.refuse(connection, self._policy, now)
+            holds.refuse(connection, self.policy, now)
 
 
 def guarded_of(seen: TrackView) -> Guarded | None:
     """The version that the learning arm gives to users; None if there is none, or everybody has it."""
-    learning, live = seen.arms.get(LEARNING), seen.arms.get(LIVE)
-    if learning is None or learning.version is None or learning.share <= 0.0 or live is None or live.version is None:
+    learning, live = version_of(seen.arms, LEARNING), version_of(seen.arms, LIVE)
+    if learning is None or live is None or learning <= live or learning in seen.revoked:
         return None
-    if learning.version <= live.version or learning.version in seen.revoked:
-        return None
-    return Guarded(learning.version, live.version, learning.share)
+    share = seen.arms[LEARNING].share
+    return Guarded(learning, live, share) if share > 0.0 else None
 
 
 def _is_compared(row: AnswerRow, guarded: Guarded, secret: bytes) -> bool:

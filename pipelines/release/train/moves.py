@@ -18,23 +18,22 @@ from contracts.assignments import CANARY, LIVE, Assignment
 from contracts.errors import StaleWrite
 from contracts.retreat import revoke_unproven
 from pipelines.release.train import repository
-from pipelines.release.train.repository import (
-    CANARY_STAGE,
-    IN_SHADOW,
-    REVOKED,
-    SHADOW,
-    SHIPPED,
-    STOPPED,
-    WITHDRAWN,
-    Train,
-)
+from pipelines.release.train.repository import Train
+from pipelines.release.train.rules import TrainMove
 
 WRITER = "release"
+ENDED = {
+    "arrive": repository.SHIPPED,
+    "revoke": repository.REVOKED,
+    "withdraw": repository.WITHDRAWN,
+    "change_over": repository.WITHDRAWN,
+}
+"""By the kind of a move that ends a train: the state that it gets."""
+_MOST_STOPS = 20
 
 
 def depart(
     connection: Connection,
-    policy: str,
     version: int,
     *,
     arms: Mapping[str, Assignment],
@@ -49,7 +48,7 @@ def depart(
     Raises:
         Held, NotFound, StaleWrite, VersionRevoked: nothing is changed; `NotFound` says that the version's bytes were removed.
     """
-    live = arms[LIVE]
+    live, policy = arms[LIVE], arms[LIVE].policy
     assignments.move_held(connection, arms, CANARY, version, writer=WRITER, reason=f"v{version} departs")
     if assignments.read(connection, policy)[LIVE].epoch != live.epoch:
         raise StaleWrite(f"another version became live before v{version} departed; it is looked at anew")
@@ -57,8 +56,8 @@ def depart(
         "policy": policy,
         "version": version,
         "blessed": live.version,
-        "state": SHADOW,
-        "stage": IN_SHADOW,
+        "state": repository.SHADOW,
+        "stage": repository.IN_SHADOW,
         "epoch": 1,
     }
     row |= {"started_at": now, "stage_at": now, "ended_at": None, "reason": f"v{version} departed"}
@@ -66,65 +65,35 @@ def depart(
     holds.refuse(connection, policy, now)
 
 
-def advance(connection: Connection, train: Train, *, reason: str, evidence: Mapping[str, Any], now: float) -> None:
-    """Give the canary the share of the next stage."""
-    arms = _standing(connection, train)
-    stage = train.stage + 1
-    share = train.settings["stages"][stage]
-    values = {"state": CANARY_STAGE, "stage": stage, "stage_at": now, "reason": reason, "evidence": dict(evidence)}
+def make(connection: Connection, train: Train, move: TrainMove, evidence: Mapping[str, Any], now: float) -> None:
+    """Make a move of a running train, of any kind but `stay`. `evidence`: what its row then holds.
+
+    Raises:
+        Held, NotFound, StaleWrite, VersionRevoked: nothing is changed.
+    """
+    arms, kind, reason = _standing(connection, train), move.kind, move.reason
+    values: dict[str, Any] = {"reason": reason, "evidence": dict(evidence)}
+    if kind == "advance":
+        values |= {"state": repository.CANARY_STAGE, "stage": train.stage + 1, "stage_at": now}
+    elif kind in ENDED:
+        values |= {"state": ENDED[kind], "ended_at": now}
+    else:
+        resumed = repository.SHADOW if train.stage == repository.IN_SHADOW else repository.CANARY_STAGE
+        values["state"] = repository.STOPPED if kind == "stop" else resumed
+        values["evidence"] = _with_stop(train, values["state"], reason, now)
+    if kind == "change_over":  # to a better version, which departs next; this one may depart again
+        changed = {repository.CHANGED_IN: [*train.changed_in, train.stage], repository.CHANGED_TO: move.to}
+        values["evidence"] |= changed | {repository.BY_OTHERS: True}
     repository.change(connection, train, **values)
-    assignments.move_held(connection, arms, CANARY, train.version, writer=WRITER, reason=reason, share=share)
-    holds.refuse(connection, train.policy, now)
-
-
-def stop(connection: Connection, train: Train, *, reason: str, now: float) -> None:
-    """Keep the share, and advance no further."""
-    _standing(connection, train)
-    evidence = repository.with_stop(train, STOPPED, reason, now)
-    repository.change(connection, train, state=STOPPED, reason=reason, evidence=evidence)
-    holds.refuse(connection, train.policy, now)
-
-
-def go_on(connection: Connection, train: Train, *, reason: str, now: float) -> None:
-    """Leave the state `stopped`."""
-    _standing(connection, train)
-    state = SHADOW if train.stage == IN_SHADOW else CANARY_STAGE
-    evidence = repository.with_stop(train, state, reason, now)
-    repository.change(connection, train, state=state, reason=reason, evidence=evidence)
-    holds.refuse(connection, train.policy, now)
-
-
-def arrive(connection: Connection, train: Train, *, reason: str, evidence: Mapping[str, Any], now: float) -> None:
-    """Make the version live: everybody gets it."""
-    arms = _standing(connection, train)
-    repository.change(connection, train, state=SHIPPED, ended_at=now, reason=reason, evidence=dict(evidence))
-    assignments.move_held(connection, arms, CANARY, None, writer=WRITER, reason=reason)
-    assignments.move_held(connection, arms, LIVE, train.version, writer=WRITER, reason=reason, share=1.0)
-    holds.refuse(connection, train.policy, now)
-
-
-def change_over(
-    connection: Connection, train: Train, to: int | None, *, reason: str, evidence: Mapping[str, Any], now: float
-) -> None:
-    """Take the version off the track for a better one, which departs next. This one may depart again."""
-    changed = {repository.CHANGED_IN: [*train.changed_in, train.stage], repository.CHANGED_TO: to}
-    kept = {**evidence, **changed, repository.BY_OTHERS: True}
-    withdraw(connection, train, reason=reason, evidence=kept, now=now)
-
-
-def withdraw(connection: Connection, train: Train, *, reason: str, evidence: Mapping[str, Any], now: float) -> None:
-    """Take the version off the track without revoking it."""
-    arms = _standing(connection, train)
-    repository.change(connection, train, state=WITHDRAWN, ended_at=now, reason=reason, evidence=dict(evidence))
-    assignments.move_held(connection, arms, CANARY, None, writer=WRITER, reason=reason)
-    holds.refuse(connection, train.policy, now)
-
-
-def revoke(connection: Connection, train: Train, *, reason: str, evidence: Mapping[str, Any], now: float) -> None:
-    """Revoke the version and its descendants permanently; the trainer goes back to the live version."""
-    _standing(connection, train)
-    repository.change(connection, train, state=REVOKED, ended_at=now, reason=reason, evidence=dict(evidence))
-    revoke_unproven(connection, train.policy, train.version, writer=WRITER, reason=reason)
+    if kind == "revoke":  # with its descendants, permanently; the trainer goes back to the live version
+        revoke_unproven(connection, train.policy, train.version, writer=WRITER, reason=reason)
+    elif kind in ENDED:
+        empty(connection, arms, CANARY, reason)
+    elif kind == "advance":
+        share = train.settings["stages"][train.stage + 1]
+        assignments.move_held(connection, arms, CANARY, train.version, writer=WRITER, reason=reason, share=share)
+    if kind == "arrive":
+        assignments.move_held(connection, arms, LIVE, train.version, writer=WRITER, reason=reason, share=1.0)
     holds.refuse(connection, train.policy, now)
 
 
@@ -140,8 +109,8 @@ def end(connection: Connection, train: Train, *, state: str, reason: str, now: f
     canary = arms.get(CANARY)
     if canary is None or canary.version != train.version:
         return
-    assignments.move_held(connection, arms, CANARY, None, writer=WRITER, reason=reason)
-    if state != REVOKED:
+    empty(connection, arms, CANARY, reason)
+    if state != repository.REVOKED:
         holds.refuse(connection, train.policy, now)
 
 
@@ -163,7 +132,7 @@ def empty(connection: Connection, arms: Mapping[str, Assignment], arm: str, reas
 
 def share_of(train: Train) -> float:
     """The share that the canary has in the train's stage."""
-    return 0.0 if train.stage == IN_SHADOW else float(train.settings["stages"][train.stage])
+    return 0.0 if train.stage == repository.IN_SHADOW else float(train.settings["stages"][train.stage])
 
 
 def is_on_track(train: Train, arms: Mapping[str, Assignment]) -> bool:
@@ -178,3 +147,8 @@ def _standing(connection: Connection, train: Train) -> dict[str, Assignment]:
     if arms[LIVE].version != train.blessed or not is_on_track(train, arms):
         raise StaleWrite(f"another writer moved an arm of the train of v{train.version}; it is looked at anew")
     return arms
+
+
+def _with_stop(train: Train, state: str, reason: str, now: float) -> dict[str, Any]:
+    stop = {"at": now, "state": state, "stage": train.stage, "reason": reason, "epoch": train.epoch + 1}
+    return {**train.evidence, repository.STOPS: [*train.evidence.get(repository.STOPS, ()), stop][-_MOST_STOPS:]}

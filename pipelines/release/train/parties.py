@@ -41,10 +41,8 @@ class Parties(NamedTuple):
     """Who asked for each answer."""
 
     of: Codes
-    """The party of each answer."""
     names: list[str]
     share: NDArray[np.float64]
-    """Of live's answers, by party."""
 
 
 class Compared(NamedTuple):
@@ -73,11 +71,8 @@ def parties_of(
 ) -> Parties:
     """The parties of some answers.
 
-    Args:
-        asked_by: tenant and key of each answer, as codes.
-        names: of the tenants and of the keys, by code.
-        counts: the answers that are compared.
-        live: those of them that live gave.
+    `asked_by`: tenant and key of each answer, as codes; `names`: of both, by code; `counts`: the answers that are compared; `live`: those
+    of them that live gave.
     """
     tenants, keys = asked_by
     if len(names[0]) < 2 and len(names[1]) < 2:  # noqa: PLR2004 the usual home, of which nothing else is to be computed
@@ -102,12 +97,7 @@ def oddest(
 ) -> Stranger | None:
     """The party of `may_go` that stands out most; None if none does.
 
-    Args:
-        plan: how all answers are compared.
-        compared: what is looked at; not read if a few units outweigh all others.
-        may_go: see `may_leave`.
-        num_tests: how many numbers of parties are looked at, at most.
-        tuned_units: of the settings.
+    `compared` is not read if a few units outweigh all others; `num_tests`: how many numbers of parties are looked at, at most.
     """
     if not may_go:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, and_, delete, insert, not_, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Update, and_, delete, insert, not_, or_, select, update
 
 from contracts import train_points
 from contracts.assignments import LEARNING
@@ -14,19 +14,16 @@ from contracts.ids import first_id_at
 from contracts.rejection import WITHDRAWN_BY
 from contracts.tables import alarm, generation, train, train_answer, train_point, verdict
 from contracts.tables.statements import delete_free
-from pipelines.release.train.answers import AnswerRow
-from pipelines.release.train.lift_figures import LiftRow
+from pipelines.release.train.answers import AnswerRow, LiftRow
 from pipelines.release.train.reading.sampling import CONTROL
 
 SHADOW, CANARY_STAGE, STOPPED = "shadow", "canary", "stopped"
 SHIPPED, WITHDRAWN, REVOKED = "shipped", "withdrawn", "revoked"
 IN_SHADOW = -1
-"""The stage before the first."""
 COUNTED_AT, PAUSED = "counted_at", "paused_seconds"
 """In the evidence: until when the train's times were counted, and how many seconds since its departure do not count."""
 STOPS = "stops"
 """In the evidence: when the train stopped and went on, the newest last: {"at", "state", "stage", "reason", "epoch"}."""
-_MOST_STOPS = 20
 _LATELY_SECONDS, _LONGEST_ANSWER_SECONDS = 30.0, 600.0
 BY_OTHERS = "by_others"
 """In the evidence of a train whose end says nothing about its version, which may depart again: others, or a better version, ended it."""
@@ -57,7 +54,6 @@ class Train(NamedTuple):
     ended_at: float | None
     reason: str
     settings: dict[str, Any]
-    """As they were at departure."""
     evidence: dict[str, Any]
 
     @property
@@ -85,24 +81,16 @@ def read_running(connection: Connection, policy: str) -> Train | None:
 
 def read_ended(connection: Connection, policy: str, limit: int) -> list[Train]:
     """The trains that ended last, the newest first."""
-    statement = (
-        select(train)
-        .where(train.c.policy == policy, train.c.ended_at.is_not(None))
-        .order_by(train.c.id.desc())
-        .limit(limit)
-    )
-    return [Train(**row) for row in connection.execute(statement).mappings()]
+    ended = select(train).where(train.c.policy == policy, train.c.ended_at.is_not(None))
+    rows = connection.execute(ended.order_by(train.c.id.desc()).limit(limit))
+    return [Train(**row) for row in rows.mappings()]
 
 
 def read_accepted_above(connection: Connection, policy: str, live: int) -> list[int]:
     """Versions above `live` that the gate accepted, the newest first."""
     columns = verdict.c
-    statement = (
-        select(columns.version)
-        .where(columns.policy == policy, columns.accepted.is_(True), columns.version > live)
-        .order_by(columns.version.desc())
-    )
-    return list(connection.execute(statement).scalars())
+    wanted = (columns.policy == policy, columns.accepted.is_(True), columns.version > live)
+    return list(connection.execute(select(columns.version).where(*wanted).order_by(columns.version.desc())).scalars())
 
 
 def read_kept(
@@ -112,14 +100,9 @@ def read_kept(
 
     Nothing is kept of trains that were compared with another version than `blessed`, and no answers from before `settings` changed.
     """
-    columns = train.c
-    statement = (
-        select(columns.blessed, columns.started_at, columns.settings, columns.evidence)
-        .where(columns.policy == policy, columns.version == version)
-        .order_by(columns.id.desc())
-    )
+    newest_first = select(train).where(train.c.policy == policy, train.c.version == version).order_by(train.c.id.desc())
     kept = dict[str, Any]()
-    for row in connection.execute(statement):
+    for row in connection.execute(newest_first):
         if row.blessed != blessed:
             break
         kept.setdefault(CHANGED_IN, row.evidence.get(CHANGED_IN, []))
@@ -168,33 +151,18 @@ def add(connection: Connection, values: Mapping[str, Any]) -> int:
 
 
 def change(connection: Connection, held: Train, **values: Any) -> None:
-    """Change a train that nobody changed since it was read.
-
-    Raises:
-        StaleWrite: somebody did; nothing is changed.
-    """
-    statement = (
-        update(train)
-        .where(train.c.id == held.id, train.c.epoch == held.epoch, train.c.ended_at.is_(None))
-        .values(epoch=held.epoch + 1, **values)
-    )
-    if connection.execute(statement).rowcount != 1:
+    """Change a train that nobody changed since it was read. Raises StaleWrite: somebody did; nothing is changed."""
+    if connection.execute(_unmoved(held).values(epoch=held.epoch + 1, **values)).rowcount != 1:
         raise StaleWrite(f"another process moved the train of v{held.version}; read it again", version=held.version)
-
-
-def with_stop(held: Train, state: str, reason: str, now: float) -> dict[str, Any]:
-    """The evidence of a train that stops, or goes on, by its next change."""
-    stop = {"at": now, "state": state, "stage": held.stage, "reason": reason, "epoch": held.epoch + 1}
-    return {**held.evidence, STOPS: [*held.evidence.get(STOPS, ()), stop][-_MOST_STOPS:]}
 
 
 def note_evidence(connection: Connection, held: Train, evidence: Mapping[str, Any]) -> None:
     """Store what the last look found, unless the train moved meanwhile."""
-    connection.execute(
-        update(train)
-        .where(train.c.id == held.id, train.c.epoch == held.epoch, train.c.ended_at.is_(None))
-        .values(evidence=dict(evidence))
-    )
+    connection.execute(_unmoved(held).values(evidence=dict(evidence)))
+
+
+def _unmoved(held: Train) -> Update:
+    return update(train).where(train.c.id == held.id, train.c.epoch == held.epoch, train.c.ended_at.is_(None))
 
 
 def read_changed(connection: Connection, held: Train, since_ms: int) -> list[tuple[AnswerRow, int]]:
@@ -202,12 +170,7 @@ def read_changed(connection: Connection, held: Train, since_ms: int) -> list[tup
     columns = train_answer.c
     canary = and_(columns.arm == "canary", columns.version == held.version)
     live = and_(columns.arm == "live", columns.version == held.blessed, columns.compared_with == held.version)
-    statement = (
-        select(train_answer)
-        .where(columns.policy == held.policy, columns.changed >= since_ms, or_(canary, live))
-        .order_by(columns.changed)
-    )
-    return [(_answer_of(row), row.changed) for row in connection.execute(statement)]
+    return _changed(connection, held.policy, since_ms, or_(canary, live))
 
 
 def read_learning(
@@ -217,12 +180,18 @@ def read_learning(
     columns = train_answer.c
     learning = and_(columns.arm == LEARNING, columns.version == version)
     live = and_(columns.arm.in_(("live", CONTROL)), columns.version == blessed)
-    statement = (
-        select(train_answer)
-        .where(columns.policy == policy, columns.changed >= since_ms, or_(learning, live))
-        .order_by(columns.changed)
+    return _changed(connection, policy, since_ms, or_(learning, live))
+
+
+def _changed(
+    connection: Connection, policy: str, since_ms: int, wanted: ColumnElement[bool]
+) -> list[tuple[AnswerRow, int]]:
+    columns = train_answer.c
+    changed = select(*(columns[name] for name in AnswerRow._fields), columns.changed)
+    rows = connection.execute(
+        changed.where(columns.policy == policy, columns.changed >= since_ms, wanted).order_by(columns.changed)
     )
-    return [(_answer_of(row), row.changed) for row in connection.execute(statement)]
+    return [(AnswerRow(*row), changed_at) for *row, changed_at in rows]
 
 
 def read_lift_answers(connection: Connection, policy: str, holdout: int, since: float, limit: int) -> list[LiftRow]:
@@ -260,9 +229,8 @@ def forget_answers(
         columns.arm.not_in((LEARNING, CONTROL)), or_(columns.version.in_(needed), columns.compared_with.in_(needed))
     )
     in_learning = and_(columns.arm.in_((LEARNING, CONTROL)), columns.compared_with == learning)
-    kept = [in_train] if needed else []
-    kept += [in_learning] if learning is not None else []
-    kept += [in_lift] if holdout is not None else []
+    known = ((in_train, needed or None), (in_learning, learning), (in_lift, holdout))
+    kept = [condition for condition, whose in known if whose is not None]
     unneeded = [not_(or_(*kept))] if kept else []
     return delete_free(connection, train_answer, columns.policy == policy, *unneeded, limit=limit)
 
@@ -272,12 +240,12 @@ def read_vetoes(connection: Connection, version: int, blessed: int) -> list[str]
     columns = alarm.c
     rows = connection.execute(select(alarm).where(columns.version.in_((version, blessed)))).all()
     known = {(row.task, row.name, row.cluster) for row in rows if row.version == blessed}
-    found = [
-        row
+    found = {
+        (row.task, row.name, row.cluster): _alarm_in_words(row)
         for row in rows
-        if row.version == version and row.details.get("vetoes") and (row.task, row.name, row.cluster) not in known
-    ]
-    return [_alarm_in_words(row) for row in sorted(found, key=lambda row: (row.task, row.name, row.cluster))]
+        if row.version == version and row.details.get("vetoes")
+    }
+    return [found[name] for name in sorted(found.keys() - known)]
 
 
 def _alarm_in_words(row: Row[Any]) -> str:
@@ -303,7 +271,3 @@ def add_point(
     train_points.put(connection, policy, subject, at, values)
     if len(times) >= most:
         connection.execute(delete(train_point).where(*own, columns.at.in_(times[1 : len(times) // 2 : 2])))
-
-
-def _answer_of(row: Row[Any]) -> AnswerRow:
-    return AnswerRow(**{name: getattr(row, name) for name in AnswerRow._fields})

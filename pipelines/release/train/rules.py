@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
-from pipelines.release.train.assess import Assessment, Standing
+from pipelines.release.train.assess import Assessment
 from pipelines.release.train.metrics import GUARDRAILS, TOKENS, margin_of
+from pipelines.release.train.strata import Standing
 from pipelines.release.train.words import ratio_in_words
 from runtime.train_settings import TrainSettings
 
 PLACE = "The place of the canary's slots may be the cause, so the version is withdrawn and not revoked."
 MoveKind = Literal["stay", "advance", "arrive", "withdraw", "revoke", "stop", "go_on", "change_over"]
-
-
 _EARLY = 0.5
 """Of a margin: a canary that lost so much by its place gets no share that is too large for its engines."""
 
@@ -29,12 +28,10 @@ class TrainMove(NamedTuple):
     kind: MoveKind
     reason: str
     to: int | None = None
-    """The version that the train changes over to."""
 
 
-def decide(standing: Standing, assessment: Assessment, settings: TrainSettings, now: float) -> TrainMove:
+def decide(standing: Standing, facts: Assessment, settings: TrainSettings, now: float) -> TrainMove:
     """The next move of a train."""
-    facts = assessment.facts
     if standing.stage < 0:
         return TrainMove("stay", "Both versions answer the same prompts, unseen by users.")
     return (
@@ -47,14 +44,14 @@ def decide(standing: Standing, assessment: Assessment, settings: TrainSettings, 
     )
 
 
-def decide_by_fast_facts(assessment: Assessment, with_primary: Collection[str]) -> TrainMove:
+def decide_by_fast_facts(facts: Assessment, with_primary: Collection[str]) -> TrainMove:
     """Whether the learning arm's version stays with its users, is revoked, or leaves them without being revoked.
 
     Its rewards are not compared, so lengths are compared in both directions. `with_primary`: the tasks with a reward; there, as in a
     train, shorter answers are no fault, and longer ones are a harm. What the place of the slot may cause is only a doubt.
     """
     harms, doubts = list[str](), list[str]()
-    for fact in assessment.facts["metrics"]:
+    for fact in facts["metrics"]:
         is_length = fact["name"] == TOKENS and fact["task"] in with_primary
         if fact["verdict"] == "missing":
             doubts.append(fact["says"])
@@ -66,7 +63,7 @@ def decide_by_fast_facts(assessment: Assessment, with_primary: Collection[str]) 
             doubts.append(fact["says"])
     if harms:
         return TrainMove("revoke", " ".join(harms))
-    return TrainMove("withdraw", " ".join(doubts)) if doubts else TrainMove("stay", str(assessment.facts["says"]))
+    return TrainMove("withdraw", " ".join(doubts)) if doubts else TrainMove("stay", str(facts["says"]))
 
 
 def _harm(facts: Mapping[str, Any]) -> TrainMove | None:
@@ -112,10 +109,8 @@ def _end_of_stage(
     if facts["num_aged_units"] is not None and facts["num_aged_units"] < settings.stage_units:
         return None
     if standing.stage < len(settings.stages) - 1:
-        return TrainMove(
-            "advance",
-            f"{facts['num_stage_units']:,} units of the canary at {settings.stages[standing.stage]:.0%}, no harm seen.",
-        )
+        share = settings.stages[standing.stage]
+        return TrainMove("advance", f"{facts['num_stage_units']:,} units of the canary at {share:.0%}, no harm seen.")
     required = [fact for fact in facts["metrics"] if fact["required"]]
     is_complete = facts["sample_ratio"]["verdict"] == "fine"
     if facts.get("harmed") and now < facts["harmed_until"]:
@@ -136,21 +131,15 @@ def better_by(verdict: Mapping[str, Any], version: int) -> str | None:
 
     It must be better on some task, and worse beyond chance on none.
     """
-    found = [
-        (task, item)
-        for task, judged in verdict.get("tasks", {}).items()
-        for item in judged.get("comparisons", ())
-        if item["version"] == version
-    ]
+    compared = ((task, item) for task, of in verdict.get("tasks", {}).items() for item in of.get("comparisons", ()))
+    found = [(task, item) for task, item in compared if item["version"] == version]
     if any(item["p"] <= item["alpha"] for _, item in found):
         return None
     won = [(task, item) for task, item in found if item["p_better"] <= item["alpha"]]
     return "; ".join(f"{task} {item['value']:.3f} against {item['against']:.3f}" for task, item in won) or None
 
 
-def no_room(
-    share: float, num_holders: int, num_engines: int, assessment: Assessment, settings: TrainSettings
-) -> str | None:
+def no_room(share: float, num_holders: int, num_engines: int, facts: Assessment, settings: TrainSettings) -> str | None:
     """Why the engines that hold the canary may not be able to take a share; None if nothing says so.
 
     What a machine can take is not known. So a share is only refused if it is more than those engines' part of all engines, and if answers
@@ -161,7 +150,7 @@ def no_room(
     margins = {name: margin_of(metric, settings) for name, metric in GUARDRAILS.items() if not metric.blames_version}
     says = [
         fact["says"]
-        for fact in assessment.facts["metrics"]
+        for fact in facts["metrics"]
         if fact["name"] in margins
         and fact["verdict"] != "unknown"
         and fact["low"] is not None

@@ -1,18 +1,86 @@
-"""What a look of the conductor finds, in one consistent view of the database."""
+"""What a look of the conductor finds in one view of the database, and which arms the engines hold, as their rows say.
+
+With a canary slot there is a train; without one a version that passed the gate goes live. A row is missing while its engine restarts,
+and a large model loads for minutes. So once there was a train, a missing slot blesses nobody, however long it is missing: versions that
+pass the gate wait for the slot. Only an operator ends that, by `[train] enabled = false`.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from contracts import assignments, holds, revocations
-from contracts.assignments import CANARY, LIVE, Assignment
+from contracts import assignments, engines, holds, revocations
+from contracts.assignments import CANARY, LEARNING, LIVE, Assignment
+from contracts.engines import EngineReplica
 from contracts.holds import Hold
 from contracts.revocations import Revocation
+from engines.fitting import fitting
 from pipelines.release.train import moves, repository
 from pipelines.release.train.repository import REVOKED, WITHDRAWN, Train
-from pipelines.release.train.slots import TrainSlots
+from runtime.train_settings import TrainSettings
+
+
+class AcceptedArm(NamedTuple):
+    """The arm that a version gets when it passed the gate. `arm` None: it waits for the train alone."""
+
+    arm: str | None
+    share: float
+
+
+@dataclass(eq=False)
+class TrainSlots:
+    """The slots of the engines. `clock`: UTC epoch seconds."""
+
+    policy: str
+    _: KW_ONLY
+    run: str
+    base: str
+    settings: TrainSettings
+    clock: Callable[[], float] = time.time
+    _was_seen: bool = field(default=False, init=False)
+
+    def rows(self, connection: Connection) -> list[EngineReplica]:
+        """The replicas that announced themselves lately and may answer for this home."""
+        now = self.clock()
+        found = engines.read_replicas(connection, self.policy)
+        return [fitting(row, self.run, self.base) for row in found if row.is_fresh(now)]
+
+    def declared(self, connection: Connection) -> frozenset[str]:
+        """Arms that some replica has a slot for."""
+        found = frozenset(arm for row in self.rows(connection) for arm in row.slots)
+        self._was_seen = self._was_seen or CANARY in found
+        return found
+
+    def has_train(self, connection: Connection) -> bool:
+        """Whether a version that passed the gate has to be proven on users before everybody gets it."""
+        if not self.settings.enabled:
+            return False
+        # The arm has a row from the first departure on; before it, this process remembers the slot.
+        return (
+            CANARY in self.declared(connection) or self._was_seen or CANARY in assignments.read(connection, self.policy)
+        )
+
+    def accepting(self, connection: Connection) -> AcceptedArm:
+        """Where a version goes that just passed the gate."""
+        if not self.has_train(connection):
+            return AcceptedArm(LIVE, 1.0)
+        if LEARNING in self.declared(connection):
+            return AcceptedArm(LEARNING, self.settings.learning_share)
+        return AcceptedArm(None, 0.0)
+
+    def holds(self, connection: Connection, version: int) -> bool:
+        """Whether some engine can answer with a version now."""
+        return any(version in row.slots.values() for row in self.rows(connection))
+
+
+def version_of(arms: Mapping[str, Assignment], name: str) -> int | None:
+    """The version of an arm; None if it is empty, or has never had one."""
+    return arms[name].version if name in arms else None
 
 
 class TrackView(NamedTuple):
@@ -23,14 +91,12 @@ class TrackView(NamedTuple):
     train: Train | None
     hold: Hold | None
     slots: frozenset[str]
-    """Arms that some engine has a slot for."""
     holders: tuple[str, ...]
     """Engines that hold the train's version for the canary."""
     num_engines: int
     waits_for_slot: bool
     """There was a train, and no engine has a canary slot now: versions that pass the gate wait."""
     problem: str
-    """Why an engine could not load it."""
     has_users: bool
     """Whether anybody asks. Without users no train departs, and one that stopped waits for them."""
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.release.train.answers import Answers, TaskRule, grace_seconds
-from pipelines.release.train.compare import Contrast
-from pipelines.release.train.parties import PRODUCT, parties_of
-from pipelines.release.train.ratio import LEVEL, UnitRatio, expected_share, sample_ratio, share_groups, units_of
+from pipelines.release.train.answers import SCORED, UNSCORED, Answers, TaskRule, grace_seconds
+from pipelines.release.train.compare import Codes, Contrast, Floats
+from pipelines.release.train.metrics import ANSWERS, GUARDRAILS, HEARD, NAMES, PRIMARY, RESPONSE, Metric
+from pipelines.release.train.parties import PRODUCT, Compared, Stranger, may_leave, oddest, parties_of
+from pipelines.release.train.sequences import LEVEL, UnitRatio, expected_share, sample_ratio, share_groups, units_of
 from runtime.train_settings import TrainSettings
 
 SKEW_SECONDS = 5.0
@@ -25,18 +26,22 @@ SKEW_SECONDS = 5.0
 SETTLE_SECONDS = 30.0
 """An answer reaches us within this time, or within a shorter stage: until then its absence says nothing."""
 
+_NUM_COMPARISONS = len(GUARDRAILS) + 4
+
 Mask = NDArray[np.bool_]
 
 
-class UnitVisits(NamedTuple):
-    """A unit at one share of the canary, each in the same place of all."""
+class Standing(NamedTuple):
+    """Where a train stands. Times are UTC epoch seconds."""
 
-    is_canary: Mask
-    share: NDArray[np.int64]
-    unit: NDArray[np.int64]
-    party: NDArray[np.int64]
-    log_answers: NDArray[np.float64]
-    """Logarithm of the number of its answers, so that no single unit outweighs the others."""
+    stage: int
+    """Index into the settings' stages; -1 in shadow."""
+    stage_at: float
+    started_at: float
+    state: str
+    """shadow, canary or stopped."""
+    harmed_since: float = 0.0
+    """When it began to seem worse for somebody alone, or now."""
 
 
 class Strata:
@@ -48,20 +53,18 @@ class Strata:
         tasks: Mapping[str, TaskRule],
         settings: TrainSettings,
         now: float,
-        *,
-        started_at: float,
-        stage: int,
+        standing: Standing,
     ) -> None:
-        self.settings, self.now = settings, now
-        self._share = settings.stages[max(stage, 0)]
-        self._settle_seconds = min(SETTLE_SECONDS, settings.stage_seconds)
+        self.settings = settings
+        self._share = settings.stages[max(standing.stage, 0)]
+        self._settled_at = now - min(SETTLE_SECONDS, settings.stage_seconds)
         self.all = answers.columns()
         names = answers.names("task")
         self.tasks = [(code, name) for code, name in enumerate(names) if name in tasks]
         has_rule = np.array([name in tasks for name in names], np.bool_)
         self._probabilities = answers.names("probability")
         self._no_cluster = next((code for code, name in enumerate(answers.names("cluster")) if not name), -1)
-        future, early = self.all.at > now + SKEW_SECONDS, self.all.at < started_at
+        future, early = self.all.at > now + SKEW_SECONDS, self.all.at < standing.started_at
         strange = ~has_rule[self.all.task] if len(self.all.task) else future
         self._valid: Mask = ~(future | early | strange)
         groups = self._share_groups()
@@ -90,32 +93,63 @@ class Strata:
             )
             if num
         }
-        self._count(answers.names("unit_kind"))
+        self._kinds = answers.names("unit_kind")
+        self._count()
 
-    def _count(self, kinds: list[str]) -> None:
+    def _count(self) -> None:
         valid = self._valid
         self.num_units = units_of(self.all.unit[valid], self.all.is_canary[valid])
-        self._kind_names, self.unit_kinds = kinds, self._kinds(kinds)
+        kind_of = np.full(int(self.all.unit.max(initial=-1)) + 1, -1, np.int64)
+        kind_of[self.all.unit[valid]] = self.all.unit_kind[valid]
+        num_of_kind = np.bincount(kind_of[kind_of >= 0], minlength=len(self._kinds))
+        self.unit_kinds = {name: int(num) for name, num in zip(self._kinds, num_of_kind, strict=True) if num}
         self.newest_at = float(self.all.at[valid].max()) if valid.any() else None
 
-    def leave_out(self, party: int, why: str) -> None:
+    def leave_out_strangers(self) -> list[str]:
+        """Leave out those who stand out; returns the names of those for whom the canary is worse, by what they say themselves.
+
+        The one that stands out most goes first, and the rest is looked at again, until nobody does, or those who went asked for `PRODUCT`
+        of live's answers: what more of them say is no exception.
+        """
+        harmed, out = list[str](), set[int]()
+        while len(self.parties.names) > 1 and self.counts.any() and (found := self._oddest(out)) is not None:
+            self._leave_out(found.party, found.why)
+            out.add(found.party)
+            if found.is_harmed:
+                harmed.append(self.parties.names[found.party])
+        return harmed
+
+    def _oddest(self, out: set[int]) -> Stranger | None:
+        may_go = may_leave(self.parties, out)
+        if (broken := next((party for party in self._broken_parties() if party in may_go), None)) is not None:
+            return Stranger(broken, "whose units of one arm come back or are lost")
+        rows, num_tests = np.flatnonzero(self.counts), len(self.parties.names) * _NUM_COMPARISONS
+        return oddest(self.plan(rows), self._compared(rows), may_go, num_tests, self.settings.tuned_units)
+
+    def _compared(self, rows: Codes) -> Iterator[Compared]:
+        for metric, _, plan, values in self.guardrails(rows):
+            yield Compared(metric.label, metric.better, plan, values, metric.is_log)
+        yield Compared(ANSWERS.label, ANSWERS.better, *self.visits(), is_log=True)
+        aged = np.flatnonzero(self.is_aged)
+        failed = self.all.status[aged] == UNSCORED
+        if failed.any():
+            yield Compared("answers that graders fail on", "same", self.plan(aged), failed.astype(float))
+        graded = aged[~failed]
+        known, heard = self.known(graded)
+        if len(graded):
+            yield Compared(RESPONSE.label, RESPONSE.better, self.plan(graded), heard)
+        if len(spoken := graded[known]):
+            yield Compared(PRIMARY.label, PRIMARY.better, self.plan(spoken), self.all.reward[spoken])
+
+    def _leave_out(self, party: int, why: str) -> None:
         """No answer of a party counts any more. `why`: after its name."""
         gone = self._valid & (self.parties.of == party)
         self.left_out[f"of {self.parties.names[party]}, {why}"] = int(gone.sum())
-        self._valid &= ~gone
-        self.counts &= ~gone
-        self.is_aged &= ~gone
-        self._unpaired &= ~gone
-        self._count(self._kind_names)
+        for mask in (self._valid, self.counts, self.is_aged, self._unpaired):
+            mask[gone] = False
+        self._count()
 
-    def _kinds(self, names: list[str]) -> dict[str, int]:
-        """How many units there are of each kind."""
-        kind_of = np.full(int(self.all.unit.max(initial=-1)) + 1, -1, np.int64)
-        kind_of[self.all.unit[self._valid]] = self.all.unit_kind[self._valid]
-        num = np.bincount(kind_of[kind_of >= 0], minlength=len(names))
-        return {name: int(found) for name, found in zip(names, num, strict=True) if found}
-
-    def _share_groups(self) -> NDArray[np.int64]:
+    def _share_groups(self) -> Codes:
         """For each answer the number of its group of probabilities, -1 if the other arm has none that fits."""
         codes, valid, arm = self.all.probability, self._valid, self.all.is_canary
         used = [np.flatnonzero(np.bincount(codes[valid & mine])) for mine in (arm, ~arm)]
@@ -144,26 +178,40 @@ class Strata:
         """Units of the canary with an answer of the comparing age."""
         return int(np.count_nonzero(np.bincount(self.all.unit[self.is_aged & self.all.is_canary])))
 
-    def visits(self) -> UnitVisits:
-        """How many answers of each unit have reached us."""
-        settled = np.flatnonzero(self.counts & (self.all.at <= self.now - self._settle_seconds))
+    def visits(self) -> tuple[Contrast, Floats]:
+        """How units at one share of the canary are compared, those of one party with each other; and how many answers of each reached us.
+
+        The numbers are logarithms, so that no single unit outweighs the others.
+        """
+        settled, num_parties = np.flatnonzero(self._settled), len(self.parties.names)
         places = self.all.unit[settled] * (len(self.shares) + 1) + self._stage_of[settled]
-        places = places * len(self.parties.names) + self.parties.of[settled]
-        _, first, num = np.unique(places, return_index=True, return_counts=True)
-        rows = settled[first]
-        return UnitVisits(
-            self.all.is_canary[rows], self._stage_of[rows], self.all.unit[rows], self.parties.of[rows], np.log(num)
+        _, first, num = np.unique(
+            places * num_parties + self.parties.of[settled], return_index=True, return_counts=True
         )
+        rows = settled[first]
+        party, unit = self.parties.of[rows], self.all.unit[rows]
+        return Contrast(self.all.is_canary[rows], self._stage_of[rows] * num_parties + party, unit, party), np.log(num)
 
-    def strata_of(self, visits: UnitVisits) -> NDArray[np.int64]:
-        """Units are compared with those of the same party at the same share."""
-        return visits.share * len(self.parties.names) + visits.party
+    def guardrails(self, rows: Codes) -> Iterator[tuple[Metric, Mask, Contrast, Floats]]:
+        """By guardrail: which of some answers have it, how these are compared, and their values."""
+        whole = self.plan(rows)
+        for place, metric in enumerate(GUARDRAILS.values()):
+            values = self.all.metrics[rows, place]
+            present = ~np.isnan(values)
+            if present.any():
+                yield metric, present, whole if present.all() else self.plan(rows[present]), values[present]
 
-    def plan(self, rows: NDArray[np.int64]) -> Contrast:
+    def known(self, rows: Codes) -> tuple[Mask, Floats]:
+        """Which of some answers have a reward, and which users spoke of."""
+        known = (self.all.status[rows] == SCORED) & ~np.isnan(self.all.reward[rows])
+        told = self.all.metrics[rows, NAMES.index(HEARD)]
+        return known, np.where(np.isnan(told), known, told)
+
+    def plan(self, rows: Codes) -> Contrast:
         """How some answers are compared."""
         return Contrast(self.all.is_canary[rows], self.strata[rows], self.all.unit[rows], self.parties.of[rows])
 
-    def clusters(self) -> NDArray[np.int64]:
+    def clusters(self) -> Codes:
         """The codes of the clusters of each task, -1 for none."""
         codes = self.all.cluster * (int(self.all.task.max(initial=0)) + 1) + self.all.task
         return np.where(self.all.cluster == self._no_cluster, -1, codes)
@@ -178,7 +226,7 @@ class Strata:
 
     def _worst_ratio(self, kept: Mask) -> UnitRatio:
         """Each stage is tested alone, because people of an earlier one come back."""
-        settled = self.counts & kept & (self.all.at <= self.now - self._settle_seconds)
+        settled = self._settled & kept
         found = list[UnitRatio]()
         for number, share in enumerate(self.shares):
             mine = settled & (self._stage_of == number)
@@ -186,10 +234,9 @@ class Strata:
         found += self._arms_without_the_other(kept)
         return max(found, key=lambda ratio: (ratio.is_broken, ratio.num), default=self._ratio((0, 0), self._share))
 
-    def broken_parties(self) -> list[int]:
+    def _broken_parties(self) -> list[int]:
         """The parties whose own units break the ratio of some stage."""
-        settled = self.counts & (self.all.at <= self.now - self._settle_seconds)
-        num, found = len(self.parties.names), set[int]()
+        settled, num, found = self._settled, len(self.parties.names), set[int]()
         for number, share in enumerate(self.shares):
             mine = settled & (self._stage_of == number)
             canary, live = (
@@ -203,9 +250,14 @@ class Strata:
             }
         return sorted(found)
 
+    @property
+    def _settled(self) -> Mask:
+        """The answers that count and whose absence would say something."""
+        return self.counts & (self.all.at <= self._settled_at)
+
     def _arms_without_the_other(self, kept: Mask) -> list[UnitRatio]:
         """Broken ratios of answers that were drawn by a share at which nothing of the other arm reached us."""
-        settled = self._unpaired & kept & (self.all.at <= self.now - self._settle_seconds)
+        settled = self._unpaired & kept & (self.all.at <= self._settled_at)
         found = list[UnitRatio]()
         for code in np.flatnonzero(np.bincount(self.all.probability[settled])):
             mine = settled & (self.all.probability == code)
@@ -222,7 +274,7 @@ class Strata:
         )
 
 
-def _dense(codes: tuple[NDArray[np.int64], ...], counts: Mask) -> NDArray[np.int64]:
+def _dense(codes: tuple[Codes, ...], counts: Mask) -> Codes:
     """One small number for each combination of codes; 0 for answers that do not count."""
     combined = np.zeros(len(counts), np.int64)
     for code in codes:

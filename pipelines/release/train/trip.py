@@ -1,8 +1,5 @@
 """One train while this process conducts it: its evidence, its timers, and its next move.
 
-In: what a look found, and the answers. Out: at most one move, what the answers say now, a point of the chart. Waits for: nothing,
-except for the shadow's answers.
-
 All that decides is read from the database; only patience is kept here, so a new process begins it anew. Silence and absence are timed
 by a clock that never jumps. Times in which nobody looked, by which the clock jumped, or in which the arms were held are not counted.
 """
@@ -11,31 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from dataclasses import InitVar, dataclass
+from typing import Any, NamedTuple
 
 import structlog
 
 from contracts import train_points
 from pipelines.release.train import moves, repository
 from pipelines.release.train.answers import TaskRule
-from pipelines.release.train.assess import Assessment, Standing
+from pipelines.release.train.assess import Assessment
 from pipelines.release.train.gathering import evidence_of_train
-from pipelines.release.train.promise import prospect
-from pipelines.release.train.repository import (
-    CHANGED_IN,
-    COUNTED_AT,
-    IN_SHADOW,
-    PAUSED,
-    REVOKED,
-    SHIPPED,
-    SINCE,
-    STOPPED,
-    STOPS,
-    WITHDRAWN,
-    Train,
-)
+from pipelines.release.train.repository import Train
 from pipelines.release.train.rules import PLACE, TrainMove, decide, no_room
 from pipelines.release.train.standing import TrackView
+from pipelines.release.train.strata import Standing
+from pipelines.release.train.words import prospect
 from runtime.database import Database
 
 _NOTE_SECONDS, _POINT_SECONDS, _MOST_POINTS = 2.0, 10.0, 300
@@ -46,7 +33,6 @@ ABSENT_SECONDS = 30.0
 NO_USERS = "No answer of a user was joined in the last 30 s: the train waits for users, or for episodes."
 _HARMED = "their answers are left out; the last stage lasts harmed_seconds from now or from its begin, so that somebody can withdraw the version"
 _VETO = "Nobody else gets it by itself; who wants the habit promotes the version by hand."
-_ENDED = {"arrive": SHIPPED, "revoke": REVOKED, "withdraw": WITHDRAWN, "change_over": WITHDRAWN}
 _TOLD = {"advance": "train advanced", "stop": "train stopped", "go_on": "train goes on"}
 
 log = structlog.get_logger()
@@ -67,44 +53,34 @@ class ShadowResult(NamedTuple):
 Shadow = Callable[[Train, threading.Event], ShadowResult]
 """Compares both versions of a train on recent prompts, unseen by users, a piece at each call. Raises MillraceError: a fault of ours, to be
 tried again."""
+Tell = Callable[[str, str, int, str | None], None]
+"""Is told of every move after it is committed: what, why, of which version, and how the train ended, if it did."""
 
 
-class Tell(Protocol):
-    """Is told of every move, after it is committed. `state`: how the train ended, if it did."""
-
-    def __call__(self, what: str, reason: str, *, version: int, state: str | None = None) -> None:
-        """Ring and log."""
-
-
+@dataclass(eq=False)
 class Trip:
     """See the module. `clock`: UTC epoch seconds; `monotonic`: seconds for timers."""
 
-    def __init__(
-        self,
-        train: Train,
-        database: Database,
-        tasks: Mapping[str, TaskRule],
-        *,
-        shadow: Shadow | None,
-        tell: Tell,
-        clock: Callable[[], float],
-        monotonic: Callable[[], float],
-    ) -> None:
+    train: InitVar[Train]
+    database: Database
+    tasks: Mapping[str, TaskRule]
+    shadow: Shadow | None
+    tell: Tell
+    clock: Callable[[], float]
+    monotonic: Callable[[], float]
+
+    def __post_init__(self, train: Train) -> None:
         self.train_id = train.id
-        self._database = database
-        self._tasks = tasks
-        self._shadow = shadow
-        self._tell = tell
-        self._clock, self._monotonic = clock, monotonic
-        self._evidence = evidence_of_train(train, tasks, monotonic)
+        self._evidence = evidence_of_train(train, self.tasks, self.monotonic)
         self._settings = self._evidence.settings
-        self._began = monotonic()
+        self._began = self.monotonic()
         self._looked: tuple[float, float] | None = None
         """Both clocks at the last look that was counted."""
         self._absent_since: float | None = None
         self._stopped_since: float | None = None
         self._noted_at = float("-inf")
-        self._has_promised = self._is_hopeless = False
+        self._is_hopeless: bool | None = None
+        """Whether there was too little time for a proof; None: nothing was said of it yet."""
         self._harmed = frozenset[str]()
 
     def look(
@@ -113,7 +89,7 @@ class Trip:
         """Make at most one move. Raises as the moves do. `change`: to a better version, if the train would go on."""
         if self._count(seen, train, now):
             return
-        with self._database.snapshot() as connection:
+        with self.database.snapshot() as connection:
             self._evidence.read(connection, now)
         since = train.evidence.get("harmed_since") or now
         where = Standing(train.stage, train.stage_at, train.since, train.state, since)
@@ -130,18 +106,18 @@ class Trip:
         if change is not None and move.kind in {"stay", "advance"}:
             move = change
         said = self._promise(train, found, where, now)
-        facts = self._facts(seen, train, {**found.facts, "promise": said}, move, now)
+        facts = self._facts(seen, train, {**found, "promise": said}, move, now)
         self._note(train, facts, now)
         if seen.hold is not None:
             return
-        if move.kind == "advance" and train.stage == IN_SHADOW:
+        if move.kind == "advance" and train.stage == repository.IN_SHADOW:
             move, facts = self._cast_shadow(train, facts, stop)
         if move.kind != "stay":
             self._make(train, move, facts)
 
     def _tell_harmed(self, train: Train, found: Assessment) -> None:
-        """Log it when the version begins to seem worse for somebody alone: an operator knows whether that is so, or is said."""
-        harmed = frozenset(found.facts["harmed"])
+        """An operator knows whether that is so, or is said."""
+        harmed = frozenset(found["harmed"])
         if new := sorted(harmed - self._harmed):
             log.warning("worse for one alone", version=train.version, harmed=new, effect=_HARMED)
         self._harmed |= harmed
@@ -149,10 +125,10 @@ class Trip:
     def _promise(self, train: Train, found: Assessment, where: Standing, now: float) -> str:
         """What a proof takes; logged when it becomes known whether there is time for it."""
         left = train.started_at + train.paused_seconds + self._settings.patience_seconds - now
-        promised = prospect(found.facts, train.settings, self._settings, where, seconds_left=left)
-        if (promised.is_in_time is False) != self._is_hopeless or not self._has_promised:
-            self._has_promised, self._is_hopeless = True, promised.is_in_time is False
-            tell = log.warning if self._is_hopeless else log.info
+        promised = prospect(found, train.settings, self._settings, where, seconds_left=left)
+        if (is_hopeless := promised.is_in_time is False) != self._is_hopeless:
+            self._is_hopeless = is_hopeless
+            tell = log.warning if is_hopeless else log.info
             tell("what a proof takes", version=train.version, says=promised.says)
         return promised.says
 
@@ -161,13 +137,13 @@ class Trip:
         if not _is_counted(seen, train):
             self._looked = None
             return False
-        tick = self._monotonic()
-        then, then_tick = self._looked or (train.evidence.get(COUNTED_AT, now), tick)
+        tick = self.monotonic()
+        then, then_tick = self._looked or (train.evidence.get(repository.COUNTED_AT, now), tick)
         gap = (now - then) - (tick - then_tick)
         if abs(gap) > _GAP_SECONDS:
-            with self._database.transaction() as connection:
+            with self.database.transaction() as connection:
                 moves.shift(connection, train, gap, now)
-            self._evidence = evidence_of_train(train, self._tasks, self._monotonic)  # and read everything anew
+            self._evidence = evidence_of_train(train, self.tasks, self.monotonic)  # and read everything anew
             log.warning("time not counted", version=train.version, seconds=round(gap, 1))
         self._looked = now, tick
         return abs(gap) > _GAP_SECONDS
@@ -178,7 +154,7 @@ class Trip:
             return decided
         if (absent := self._absence(seen, train)) is not None:
             return absent
-        if train.stage == IN_SHADOW:
+        if train.stage == repository.IN_SHADOW:
             return self._next_in_shadow(seen, train, now)
         if self._is_too_early(train, decided):
             return TrainMove("stay", f"not yet: {decided.reason}")
@@ -194,7 +170,7 @@ class Trip:
     def _next_in_shadow(self, seen: TrackView, train: Train, now: float) -> TrainMove:
         if (why := self._veto(train)) is not None:
             return TrainMove("withdraw", why)  # it has no users yet, and waiting would change nothing
-        if train.state == STOPPED:
+        if train.state == repository.STOPPED:
             return TrainMove("go_on", f"{', '.join(seen.holders)} holds v{train.version}")
         if self._is_late(train, now):
             return TrainMove("withdraw", f"the shadow did not end in {self._settings.patience_seconds:.0f} s")
@@ -202,7 +178,7 @@ class Trip:
 
     def _veto(self, train: Train) -> str | None:
         """Why the behaviour monitors keep the version from more users; None if they do not."""
-        with self._database.snapshot() as connection:
+        with self.database.snapshot() as connection:
             says = repository.read_vetoes(connection, train.version, train.blessed)
         return f"{' '.join(says)} {_VETO}" if says else None
 
@@ -211,13 +187,13 @@ class Trip:
 
     def _absence(self, seen: TrackView, train: Train) -> TrainMove | None:
         """What to do about a version that no engine holds; None if one does."""
-        now = self._monotonic()
+        now = self.monotonic()
         if seen.holders:
             self._absent_since = None
             return None
         self._absent_since = now if self._absent_since is None else self._absent_since
         seconds = now - self._absent_since
-        if train.state != STOPPED:
+        if train.state != repository.STOPPED:
             return TrainMove("stop" if seconds >= ABSENT_SECONDS else "stay", seen.why_absent)
         # While no engine runs at all, nothing speaks against the version.
         if seconds >= ABSENT_SECONDS + self._settings.silence_seconds and seen.num_engines:
@@ -226,8 +202,8 @@ class Trip:
 
     def _is_too_early(self, train: Train, move: TrainMove) -> bool:
         """Silence ends nothing before it was listened to for as long: this process may have just begun to read the log."""
-        now, silence = self._monotonic(), self._settings.silence_seconds
-        if train.state != STOPPED:
+        now, silence = self.monotonic(), self._settings.silence_seconds
+        if train.state != repository.STOPPED:
             self._stopped_since = None
             return move.kind == "stop" and now - self._began < silence
         self._stopped_since = now if self._stopped_since is None else self._stopped_since
@@ -236,13 +212,13 @@ class Trip:
     def _cast_shadow(
         self, train: Train, facts: Mapping[str, Any], stop: threading.Event
     ) -> tuple[TrainMove, dict[str, Any]]:
-        """Compare on prompts without users; the move that follows, and the facts with what was found."""
+        """The move that follows, and the facts with what was found."""
         said = ShadowResult(False, "no shadow", {"says": "no shadow"})
-        if self._shadow is not None and self._settings.shadow_prompts > 0:
-            said = self._shadow(train, stop)
-        noted = {**facts, "shadow": said.facts, COUNTED_AT: self._clock()}
+        if self.shadow is not None and self._settings.shadow_prompts > 0:
+            said = self.shadow(train, stop)
+        noted = {**facts, "shadow": said.facts, repository.COUNTED_AT: self.clock()}
         if not said.is_over:
-            with self._database.transaction() as connection:
+            with self.database.transaction() as connection:
                 repository.note_evidence(connection, train, noted)
             return TrainMove("stay", said.says), noted
         if said.refused and not said.blames_version:
@@ -250,36 +226,17 @@ class Trip:
         return TrainMove("revoke" if said.refused else "advance", said.says), noted
 
     def _make(self, train: Train, move: TrainMove, facts: Mapping[str, Any]) -> None:
-        now = self._clock()
-        with self._database.transaction() as connection:
-            match move.kind:
-                case "advance":
-                    moves.advance(connection, train, reason=move.reason, evidence=facts, now=now)
-                case "arrive":
-                    moves.arrive(connection, train, reason=move.reason, evidence=facts, now=now)
-                case "revoke":
-                    moves.revoke(connection, train, reason=move.reason, evidence=facts, now=now)
-                case "withdraw":
-                    moves.withdraw(connection, train, reason=move.reason, evidence=facts, now=now)
-                case "change_over":
-                    moves.change_over(connection, train, move.to, reason=move.reason, evidence=facts, now=now)
-                case "stop":
-                    moves.stop(connection, train, reason=move.reason, now=now)
-                case "go_on":
-                    moves.go_on(connection, train, reason=move.reason, now=now)
-                case "stay":
-                    return
-        state = _ENDED.get(move.kind)
-        what = f"train {state}" if state is not None else _TOLD[move.kind]
-        self._tell(what, move.reason, version=train.version, state=state)
+        with self.database.transaction() as connection:
+            moves.make(connection, train, move, facts, self.clock())
+        state = moves.ENDED.get(move.kind)
+        self.tell(_TOLD.get(move.kind) or f"train {state}", move.reason, train.version, state)
 
     def _note(self, train: Train, facts: Mapping[str, Any], now: float) -> None:
-        """Store what was found, for the page and for the next conductor."""
-        if self._monotonic() - self._noted_at < _NOTE_SECONDS:
+        if self.monotonic() - self._noted_at < _NOTE_SECONDS:
             return
-        self._noted_at = self._monotonic()
+        self._noted_at = self.monotonic()
         point, subject = _point(train, facts), train_points.primary_of(train.version)
-        with self._database.transaction() as connection:
+        with self.database.transaction() as connection:
             repository.note_evidence(connection, train, facts)
             if point is not None:
                 repository.add_point(
@@ -290,18 +247,18 @@ class Trip:
         self, seen: TrackView, train: Train, found: Mapping[str, Any], move: TrainMove, now: float
     ) -> dict[str, Any]:
         """What is stored: the assessment, what happens next and why, and what the train must remember."""
-        facts = {**found, "next": {"kind": move.kind, "reason": move.reason}, COUNTED_AT: now}
-        kept = ("shadow", PAUSED, STOPS, SINCE, CHANGED_IN)
+        facts = {**found, "next": {"kind": move.kind, "reason": move.reason}, repository.COUNTED_AT: now}
+        kept = ("shadow", repository.PAUSED, repository.STOPS, repository.SINCE, repository.CHANGED_IN)
         facts |= {name: train.evidence[name] for name in kept if name in train.evidence}
         if seen.hold is not None:
-            facts |= {"held": seen.hold.words}
+            facts["held"] = seen.hold.words
         if not _is_counted(seen, train):
-            facts |= {COUNTED_AT: train.evidence.get(COUNTED_AT, now)}
+            facts[repository.COUNTED_AT] = train.evidence.get(repository.COUNTED_AT, now)
         return facts
 
 
 def _waits_for_users(seen: TrackView, train: Train) -> bool:
-    return train.state == STOPPED and not seen.has_users
+    return train.state == repository.STOPPED and not seen.has_users
 
 
 def _is_counted(seen: TrackView, train: Train) -> bool:

@@ -90,12 +90,11 @@ def needed_units(
     per_time = 1.0
     if found is not None:
         per_time = found.canary_units / min(one.time for one in (found, *others) if one is not None)
-    return NeededUnits(
-        *(
-            math.ceil(per_time * time_for(margin, spread, level=level, tuned=tuned, power=POWER))
-            for level in (settings.proof_level, question.level)
-        )
+    times = (
+        time_for(margin, spread, level=level, tuned=tuned, power=POWER)
+        for level in (settings.proof_level, question.level)
     )
+    return NeededUnits(*(math.ceil(per_time * time) for time in times))
 
 
 def fact_of(
@@ -113,27 +112,13 @@ def fact_of(
     concluded, in words.
     """
     metric, needed = question.metric, needed_units(question, found, settings, others)
-    fact: dict[str, Any] = {
-        "name": metric.name,
-        "task": question.task,
-        "kind": "primary" if metric.name == REWARD else "guardrail",
-        "better": question.better,
-        "blames_version": metric.blames_version,
-        "canary": None,
-        "live": None,
-        "difference": None,
-        "low": None,
-        "high": None,
-        "margin": margin_of(metric, settings),
-        "num_canary": 0 if found is None else found.canary_units,
-        "num_live": 0 if found is None else found.live_units,
-        "needed_units": needed.to_prove,
-        "found_units": needed.to_find,
-        "required": question.is_required,
-        "trouble": trouble,
-        "verdict": "unknown",
-    }
+    fact: dict[str, Any] = dict.fromkeys(("canary", "live", "difference", "low", "high"))
+    fact |= {"name": metric.name, "task": question.task, "kind": "primary" if metric.name == REWARD else "guardrail"}
+    fact |= {"better": question.better, "margin": margin_of(metric, settings), "required": question.is_required}
+    fact |= {"needed_units": needed.to_prove, "found_units": needed.to_find, "num_canary": 0, "num_live": 0}
+    fact |= {"blames_version": metric.blames_version, "trouble": trouble, "verdict": "unknown"}
     if found is not None:
+        fact |= {"num_canary": found.canary_units, "num_live": found.live_units}
         bounds = bounds_of(question, found, settings)
         fact["verdict"] = _verdict_of(question, [found, *others], settings)
         limit = math.inf if metric.is_log else 1.0
@@ -167,14 +152,12 @@ def _sentence(question: Question, fact: Mapping[str, Any], trouble: str) -> str:
     unit, scale = ("%", _PERCENT) if metric.is_log else (" points", _PERCENT)
     low, middle, high = (f"{scale * fact[name]:+.1f}" for name in ("low", "difference", "high"))
     margin = f"{scale * fact['margin']:g}{unit}"
+    harmless = "no harm seen, not proven yet" if fact["required"] else "no harm seen; too rare to wait for a proof"
+    seems_worse = fact["name"] == REWARD and fact["high"] < 0.0
     end = {
         "worse": "worse beyond chance",
         "proven": f"not worse by more than {margin}" if fact["better"] != "same" else f"the same within {margin}",
-        "fine": "it seems worse, but that may still be chance"
-        if _seems_worse(fact)
-        else "no harm seen, not proven yet"
-        if fact["required"]
-        else "no harm seen; too rare to wait for a proof",
+        "fine": "it seems worse, but that may still be chance" if seems_worse else harmless,
     }[fact["verdict"]]
     if fact["verdict"] == "worse" and fact["low"] <= 0.0 <= fact["high"]:
         # The interval has the spread as seen; the verdict has that of equal versions, behind which few faults cannot hide.
@@ -185,10 +168,6 @@ def _sentence(question: Question, fact: Mapping[str, Any], trouble: str) -> str:
 def _tuned(metric: Metric, settings: TrainSettings) -> float:
     part = 1.0 if metric.name in {REWARD, HEARD} else _FAST_PART
     return max(_LEAST_TUNED, settings.tuned_units / part)
-
-
-def _seems_worse(fact: Mapping[str, Any]) -> bool:
-    return bool(fact["name"] == REWARD and fact["high"] < 0.0)
 
 
 def _own_scale(metric: Metric, natural: float) -> float:

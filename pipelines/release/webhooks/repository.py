@@ -15,11 +15,17 @@ from sqlalchemy.orm import aliased
 from contracts.tables import assignment, assignment_change, train, train_hold, webhook_delivery
 from contracts.tables.statements import insert_all_new, insert_new
 from pipelines.release.train.repository import STOPPED, STOPS
-from pipelines.release.webhooks.events import WebhookEvent, make_event, message_id
+from pipelines.release.webhooks.messages import EventKind, WebhookEvent, make_event, message_id
 
 GIVEN_UP_SECONDS = 86_400.0
 """A message that was not accepted for so long is not sent again."""
 KEPT_SECONDS = 3 * 86_400.0
+_OF_MOVE = (
+    "policy", "run", "arm", "epoch", "version", "share", "previous_version", "previous_share", "writer", "reason",
+)  # fmt: skip
+_OF_HOLD = ("policy", "epoch", "kind", "version", "until", "writer", "reason")
+_OF_TRAIN = ("policy", "version", "blessed", "state", "stage", "reason", "started_at", "ended_at")
+"""Columns that receivers are told."""
 _MOST = 1000
 _NEWEST_TRAINS = 20
 _NEXT_SECONDS = 1e-6
@@ -68,16 +74,8 @@ def find_moves(connection: Connection, policy: str, arm: str, after: int, since:
         .order_by(change.epoch.desc())
         .limit(_MOST)
     )
-    names = (
-        "policy", "run", "arm", "epoch", "version", "share", "previous_version", "previous_share", "writer", "reason",
-    )  # fmt: skip
     return [
-        make_event(
-            "arm.moved",
-            (row.policy, row.run, row.arm, row.epoch),
-            row.at,
-            {name: getattr(row, name) for name in names},
-        )
+        make_event("arm.moved", (row.policy, row.run, row.arm, row.epoch), row.at, _facts(row, _OF_MOVE))
         for row in reversed(connection.execute(statement).all())
     ]
 
@@ -85,20 +83,10 @@ def find_moves(connection: Connection, policy: str, arm: str, after: int, since:
 def find_holds(connection: Connection, policy: str, run: str, after: int, since: float) -> list[WebhookEvent]:
     """Freezes, pins and resumes after an epoch and a time, oldest first."""
     columns = train_hold.c
-    statement = (
-        select(train_hold)
-        .where(columns.policy == policy, columns.epoch > after, columns.at >= since)
-        .order_by(columns.epoch.desc())
-        .limit(_MOST)
-    )
-    names = ("policy", "epoch", "kind", "version", "until", "writer", "reason")
+    newer = (columns.policy == policy, columns.epoch > after, columns.at >= since)
+    statement = select(train_hold).where(*newer).order_by(columns.epoch.desc()).limit(_MOST)
     return [
-        make_event(
-            "hold.changed",
-            (policy, run, row.epoch),
-            row.at,
-            {"run": run, **{name: getattr(row, name) for name in names}},
-        )
+        make_event("hold.changed", (policy, run, row.epoch), row.at, _facts(row, _OF_HOLD, run=run))
         for row in reversed(connection.execute(statement).all())
     ]
 
@@ -106,36 +94,19 @@ def find_holds(connection: Connection, policy: str, run: str, after: int, since:
 def find_train_events(connection: Connection, policy: str, run: str, since: float) -> list[WebhookEvent]:
     """Of the newest trains: those that ended after a time, and when they stopped and went on; each train's together, oldest first."""
     newest = select(train).where(train.c.policy == policy).order_by(train.c.id.desc()).limit(_NEWEST_TRAINS)
-    names = ("policy", "version", "blessed", "state", "stage", "reason", "started_at", "ended_at")
     found = list[WebhookEvent]()
     for row in reversed(connection.execute(newest).all()):
-        found += _stops_of(row, run, since)
+        about = {"run": run, "train": row.id}
+        for stop in row.evidence.get(STOPS, ()):
+            if stop["at"] >= since:
+                kind: EventKind = "train.stopped" if stop["state"] == STOPPED else "train.went_on"
+                why = {name: stop[name] for name in ("state", "stage", "reason")}
+                facts = _facts(row, ("policy", "version", "blessed"), **about, **why)
+                found.append(make_event(kind, (policy, run, row.id, stop["epoch"]), stop["at"], facts))
         if row.ended_at is not None and row.ended_at >= since:
-            facts = {name: getattr(row, name) for name in names}
-            facts |= {"run": run, "train": row.id, "says": str(row.evidence.get("says", ""))}
+            facts = _facts(row, _OF_TRAIN, **about, says=str(row.evidence.get("says", "")))
             found.append(make_event("train.ended", (policy, run, row.id), row.ended_at, facts))
     return found
-
-
-def _stops_of(row: Row[Any], run: str, since: float) -> list[WebhookEvent]:
-    """When a train stopped and went on."""
-    return [
-        make_event(
-            "train.stopped" if stop["state"] == STOPPED else "train.went_on",
-            (row.policy, run, row.id, stop["epoch"]),
-            stop["at"],
-            {
-                "run": run,
-                "train": row.id,
-                "policy": row.policy,
-                "version": row.version,
-                "blessed": row.blessed,
-                **{name: stop[name] for name in ("state", "stage", "reason")},
-            },
-        )
-        for stop in row.evidence.get(STOPS, ())
-        if stop["at"] >= since
-    ]
 
 
 def receiver(connection: Connection, policy: str, url: str) -> KnownUrl | None:
@@ -158,16 +129,9 @@ def set_receiver_problem(connection: Connection, policy: str, url: str, problem:
 def add(connection: Connection, policy: str, url: str, events: Sequence[WebhookEvent], now: float) -> int:
     """Queue events for a URL, in the order of their times, unless they were queued before; returns how many are new."""
     ordered = sorted(events, key=lambda event: str(event.content["timestamp"]))
+    head = {"url": url, "policy": policy, "num_tries": 0, "next_at": now}
     rows = [
-        {
-            "id": event.id,
-            "url": url,
-            "policy": policy,
-            "content": dict(event.content),
-            "at": now + place * _NEXT_SECONDS,
-            "num_tries": 0,
-            "next_at": now,
-        }
+        {**head, "id": event.id, "content": dict(event.content), "at": now + place * _NEXT_SECONDS}
         for place, event in enumerate(ordered)
     ]
     return insert_all_new(connection, webhook_delivery, rows)
@@ -176,13 +140,9 @@ def add(connection: Connection, policy: str, url: str, events: Sequence[WebhookE
 def find_due(connection: Connection, policy: str, url: str, now: float, limit: int) -> list[Delivery]:
     """Messages to send now, the longest waiting first."""
     columns = webhook_delivery.c
-    statement = (
-        select(webhook_delivery)
-        .where(columns.url == url, columns.next_at <= now, *_waiting(policy, now))
-        .order_by(columns.at, columns.id)
-        .limit(limit)
-    )
-    return [_delivery_of(row) for row in connection.execute(statement)]
+    due = select(webhook_delivery).where(columns.url == url, columns.next_at <= now, *_waiting(policy, now))
+    rows = connection.execute(due.order_by(columns.at, columns.id).limit(limit))
+    return [Delivery(WebhookEvent(row.id, row.content), row.url, row.at, row.num_tries) for row in rows]
 
 
 def claim(connection: Connection, held: Delivery, next_at: float) -> bool:
@@ -203,34 +163,25 @@ def note_delivered(connection: Connection, held: Delivery, now: float) -> None:
 
 def note_failed(connection: Connection, held: Delivery, problem: str, next_at: float) -> None:
     """The receiver did not accept it."""
-    columns = webhook_delivery.c
-    connection.execute(
-        update(webhook_delivery)
-        .where(*_same(held), columns.delivered_at.is_(None))
-        .values(problem=problem, next_at=next_at)
-    )
+    is_open = webhook_delivery.c.delivered_at.is_(None)
+    statement = update(webhook_delivery).where(*_same(held), is_open).values(problem=problem, next_at=next_at)
+    connection.execute(statement)
 
 
 def count_waiting(connection: Connection, policy: str, urls: Collection[str], now: float) -> Waiting:
     """Messages of all URLs that are still sent."""
     columns = webhook_delivery.c
     stopped = select(columns.url).where(columns.id == _start_id(policy), columns.problem != "")
-    statement = select(func.count(), func.min(columns.at)).where(
-        columns.url.in_(urls), columns.url.not_in(stopped), *_waiting(policy, now)
-    )
-    num, oldest = connection.execute(statement).one()
-    return Waiting(num, oldest)
+    told = (columns.url.in_(urls), columns.url.not_in(stopped), *_waiting(policy, now))
+    return Waiting(*connection.execute(select(func.count(), func.min(columns.at)).where(*told)).one())
 
 
 def forget_old(connection: Connection, policy: str, urls: Collection[str], now: float) -> None:
     """Delete rows that nobody needs: old messages, and URLs that were taken out of the settings."""
     columns = webhook_delivery.c
-    is_old = columns.at < now - KEPT_SECONDS
-    connection.execute(
-        delete(webhook_delivery).where(
-            columns.policy == policy, is_old, or_(columns.id != _start_id(policy), columns.url.not_in(urls))
-        )
-    )
+    is_old = (columns.policy == policy, columns.at < now - KEPT_SECONDS)
+    is_needless = or_(columns.id != _start_id(policy), columns.url.not_in(urls))
+    connection.execute(delete(webhook_delivery).where(*is_old, is_needless))
 
 
 def _waiting(policy: str, now: float) -> tuple[ColumnElement[bool], ...]:
@@ -250,5 +201,5 @@ def _start_id(policy: str) -> str:
     return message_id("start", policy)
 
 
-def _delivery_of(row: Any) -> Delivery:
-    return Delivery(WebhookEvent(row.id, row.content), row.url, row.at, row.num_tries)
+def _facts(row: Row[Any], names: Sequence[str], **more: object) -> dict[str, Any]:
+    return {**more, **{name: getattr(row, name) for name in names}}

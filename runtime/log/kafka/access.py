@@ -1,23 +1,35 @@
 """How the client reaches brokers: TLS, and who it is. Made from the settings; secrets come from the environment or from files.
 
-Files are read when a client is made; certificates and tokens once more for each connection, so a renewed one needs no restart.
+Files are read when a client is made; certificates and tokens once more for each connection, so a renewed one needs no restart. A token is
+in a file that something else renews, or comes from a server that gives them to clients: that one is waited for, on the thread that connects.
 """
 
 from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import httpx
 from cryptography import x509
+from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from contracts.errors import InvalidSettings
+from contracts.errors import InvalidSettings, LogRefused
 from runtime.certificates import days_left
 from runtime.kafka_settings import OAUTHBEARER, KafkaSettings
-from runtime.log.kafka.tokens import FetchedTokens, FileTokens
 from runtime.secret_values import KAFKA_PASSWORD, secret_value
+
+_NO_PASSWORD = ""
+"""With none, the password of a key would be asked for on the terminal."""
+SECONDS = 5.0
+_USED_SHARE = 0.8
+"""Of a token's life: a new one is fetched then, so that none expires on its way."""
+_UNKNOWN_LIFE = 60.0
+_SHOWN = 300
 
 
 class Access:
@@ -43,7 +55,10 @@ class Access:
         """
         found: dict[str, Any] = {"security_protocol": self._protocol()}
         if self.uses_tls:
-            found["ssl_context"] = _Context.of(self._settings)
+            self.context()  # reads the files once, to name one that cannot be used
+            settings = self._settings
+            found |= {"ssl_cafile": settings.kafka_ca, "ssl_certfile": settings.kafka_certificate}
+            found |= {"ssl_keyfile": settings.kafka_key, "ssl_password": _NO_PASSWORD}
         if self.mechanism == OAUTHBEARER:
             found |= {"sasl_mechanism": self.mechanism, "sasl_oauth_token_provider": self._provider()}
         elif self.mechanism is not None:
@@ -53,6 +68,36 @@ class Access:
                 "sasl_plain_password": self._password(),
             }
         return found
+
+    def context(self) -> ssl.SSLContext:
+        """Checks brokers, and shows this client's certificate if it has one, as the client's own context does. Raises InvalidSettings."""
+        settings, context = self._settings, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        for name in ("kafka_ca", "kafka_certificate", "kafka_key"):
+            path: Path | None = getattr(settings, name)
+            try:
+                _ = None if path is None else path.stat()
+            except OSError as error:
+                raise InvalidSettings(f"{name}: {path} cannot be read ({error.strerror}): put it there") from error
+        if settings.kafka_ca is None:
+            context.load_default_certs()
+        else:
+            try:
+                context.load_verify_locations(settings.kafka_ca)
+            except (OSError, ValueError) as error:  # SSLError is an OSError
+                raise InvalidSettings(
+                    f"kafka_ca: {settings.kafka_ca} holds no certificate in PEM form ({error})"
+                ) from error
+        if settings.kafka_certificate is not None:
+            certificate, key = settings.kafka_certificate, settings.kafka_key
+            try:
+                context.load_cert_chain(certificate, key, password=_NO_PASSWORD)
+            except (OSError, ValueError) as error:
+                raise InvalidSettings(
+                    f"kafka_certificate: {certificate} and kafka_key: {key} are no pair of a certificate and its key without a password, "
+                    f"in PEM form ({error})"
+                ) from error
+        return context
 
     def own_certificate_problem(self) -> str:
         """Why a broker may have refused this client's certificate, as far as it can be seen here; empty if it cannot."""
@@ -72,17 +117,12 @@ class Access:
 
     def _provider(self) -> FileTokens | FetchedTokens:
         # One for all clients of a process: they share its token.
-        if self._tokens is None:
-            settings = self._settings
-            if settings.kafka_token_file is not None:
-                self._tokens = FileTokens(settings.kafka_token_file)
-            else:
-                self._tokens = FetchedTokens(
-                    settings.kafka_token_url or "",
-                    settings.kafka_user or "",
-                    self._password(),
-                    settings.kafka_token_scope,
-                )
+        settings = self._settings
+        if self._tokens is None and settings.kafka_token_file is not None:
+            self._tokens = FileTokens(settings.kafka_token_file)
+        elif self._tokens is None:
+            url, client = settings.kafka_token_url or "", settings.kafka_user or ""
+            self._tokens = FetchedTokens(url, client, self._password(), settings.kafka_token_scope)
         return self._tokens
 
     def _password(self) -> str:
@@ -95,66 +135,71 @@ class Access:
         return found
 
 
-class _File(NamedTuple):
-    """A file, and the setting that names it."""
+class FileTokens(AbstractTokenProvider):  # type: ignore[misc] # kafka-python has no types
+    """Reads the file each time: a projected token of Kubernetes is replaced before it expires."""
 
-    setting: str
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
-    @property
-    def changed_at(self) -> int:
+    def token(self) -> str:
+        """See `AbstractTokenProvider`. Raises LogRefused."""
         try:
-            return self.path.stat().st_mtime_ns
-        except OSError as error:
-            raise InvalidSettings(
-                f"{self.setting}: {self.path} cannot be read ({error.strerror}): put it there"
+            found = self._path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise _no_token(
+                f"kafka_token_file: {self._path} cannot be read ({error}): mount the token there"
             ) from error
+        if not found:
+            raise _no_token(f"kafka_token_file: {self._path} is empty: mount the token there")
+        return found
 
 
-class _Context(ssl.SSLContext):
-    """Checks brokers, and shows this client's certificate if it has one."""
+class FetchedTokens(AbstractTokenProvider):  # type: ignore[misc] # as above
+    """Asks for a token as a client with a secret (RFC 6749, section 4.4), and again when most of its life is over."""
 
-    _files: tuple[_File, ...] = ()
-    _seen: tuple[int, ...] = ()
+    def __init__(
+        self, url: str, client: str, secret: str, scope: str | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._url = url
+        self._login = (client, secret)
+        self._form = {"grant_type": "client_credentials", **({"scope": scope} if scope else {})}
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._token, self._until = "", 0.0
 
-    @classmethod
-    def of(cls, settings: KafkaSettings) -> _Context:
-        """A context with the files of the settings. Raises InvalidSettings."""
-        context = cls(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        named = [(name, getattr(settings, name)) for name in ("kafka_ca", "kafka_certificate", "kafka_key")]
-        context._files = tuple(_File(name, path) for name, path in named if path is not None)
-        if settings.kafka_ca is None:
-            context.load_default_certs()
-        context._renew()
-        return context
+    def token(self) -> str:
+        """See `AbstractTokenProvider`. Raises LogRefused."""
+        with self._lock:
+            if self._clock() >= self._until:
+                self._fetch()
+            return self._token
 
-    def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
-        """See `ssl.SSLContext`. Files that changed since the last connection are read first."""
-        self._renew()
-        return super().wrap_socket(*args, **kwargs)
+    def _fetch(self) -> None:
+        asked_at = self._clock()
+        try:
+            answer = httpx.post(self._url, data=self._form, auth=self._login, timeout=SECONDS)
+        except httpx.HTTPError as error:
+            raise _no_token(
+                f"kafka_token_url: {self._url} does not answer ({error}): see that it runs and that this machine trusts its "
+                "certificate (SSL_CERT_FILE)"
+            ) from error
+        if not answer.is_success:
+            raise _no_token(
+                f"kafka_token_url: {self._url} refuses {self._login[0]} ({answer.status_code} {answer.text[:_SHOWN]}): check "
+                "kafka_user, its secret in MILLRACE_KAFKA_PASSWORD, and kafka_token_scope"
+            )
+        try:
+            found = answer.json()
+            token, life = str(found["access_token"]), float(found.get("expires_in", _UNKNOWN_LIFE))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise _no_token(
+                f"kafka_token_url: {self._url} answers without an access_token: name the token endpoint of the issuer"
+            ) from error
+        self._token, self._until = token, asked_at + life * _USED_SHARE
 
-    def _renew(self) -> None:
-        seen = tuple(file.changed_at for file in self._files)
-        if seen == self._seen:
-            return
-        paths = {file.setting: file.path for file in self._files}
-        if (authority := paths.get("kafka_ca")) is not None:
-            try:
-                self.load_verify_locations(authority)
-            except (OSError, ValueError) as error:  # SSLError is an OSError
-                raise InvalidSettings(f"kafka_ca: {authority} holds no certificate in PEM form ({error})") from error
-        if (certificate := paths.get("kafka_certificate")) is not None:
-            try:
-                # A key with a password would be asked for on the terminal.
-                self.load_cert_chain(certificate, paths["kafka_key"], password=lambda: "")
-            except (OSError, ValueError) as error:
-                raise InvalidSettings(
-                    f"kafka_certificate: {certificate} and kafka_key: {paths['kafka_key']} are no pair of a certificate and its "
-                    f"key without a password, in PEM form ({error})"
-                ) from error
-        self._seen = seen
+
+def _no_token(message: str) -> LogRefused:
+    return LogRefused(message, reason="no_token")
 
 
 OPEN = Access(KafkaSettings())
-"""Brokers that let everybody in."""

@@ -21,12 +21,38 @@ from kafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
 from contracts.errors import InvalidSettings, LogRefused, Unavailable
 from contracts.event_log import Message, check_sizes
 from runtime.log.kafka.clients import Cluster, close_producer
-from runtime.log.kafka.in_flight import InFlight
 
 MAX_IN_FLIGHT_RECORDS = 10_000
 MAX_IN_FLIGHT_BYTES = 16 * 1024 * 1024
 _CHUNK_RECORDS = 1000
 _CHUNK_BYTES = 4 * 1024 * 1024
+
+
+class InFlight:
+    """A bound on records in flight, that is sent but not acknowledged, which threads share. A caller must give back all that it took, also after a failure."""
+
+    def __init__(self, max_records: int, max_bytes: int) -> None:
+        self._records = max_records
+        self._bytes = max_bytes
+        self._room = threading.Condition()
+
+    def take(self, num_records: int, num_bytes: int, deadline: float) -> bool:
+        """Wait for room until `deadline` (of `time.monotonic`); False if it passed."""
+        with self._room:
+            enough = self._room.wait_for(
+                lambda: num_records <= self._records and num_bytes <= self._bytes, deadline - time.monotonic()
+            )
+            if enough:
+                self._records -= num_records
+                self._bytes -= num_bytes
+            return enough
+
+    def give_back(self, num_records: int, num_bytes: int) -> None:
+        """Free room."""
+        with self._room:
+            self._records += num_records
+            self._bytes += num_bytes
+            self._room.notify_all()
 
 
 class Appender:

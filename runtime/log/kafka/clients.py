@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.errors import KafkaError, KafkaTimeoutError
 from kafka.net.compat import KafkaNetClient
@@ -124,7 +124,7 @@ class Cluster:
     def _make(self, kind: Callable[..., Any], **settings: Any) -> Any:
         made: list[KafkaNetClient] = []
         if not self.access.is_open:  # the client alone would try until its time is up, and not say why
-            require_sign_in(self._places, self.access, self.timeout / 3)
+            self._require_sign_in()
 
         def make_client(**configs: Any) -> KafkaNetClient:
             made.append(KafkaNetClient(**configs))
@@ -152,12 +152,53 @@ class Cluster:
                     reason="old_broker",
                 ) from error
             if self.access.is_open:  # perhaps the broker does not let everybody in
-                require_sign_in(self._places, self.access, self.timeout / 3)
+                self._require_sign_in()
             raise
 
-    @property
-    def _places(self) -> list[tuple[str, int]]:
-        return [host_and_port(server) for server in self.servers.split(",")]
+    def _require_sign_in(self) -> None:
+        places = [host_and_port(server) for server in self.servers.split(",")]
+        require_sign_in(places, self.access, self.timeout / 3)
+
+
+class Reader:
+    """A client without a group, made at its first use. Threads take turns. `partition_bytes`: see `Cluster.consumer`."""
+
+    def __init__(self, cluster: Cluster, partition_bytes: int = _PARTITION_BYTES) -> None:
+        self._cluster = cluster
+        self._partition_bytes = partition_bytes
+        self._client: KafkaConsumer | None = None
+        self._turn = threading.Lock()
+
+    @contextmanager
+    def turn(self) -> Iterator[KafkaConsumer]:
+        """Use the client."""
+        with self._cluster.explained("read"), self._turn:
+            if self._client is None:
+                self._client = self._cluster.consumer(None, self._partition_bytes)
+            try:
+                yield self._client
+            except KafkaError:
+                # After a broker died, this client may ask the former leaders of its partitions again and again.
+                self._end()
+                raise
+
+    def close(self) -> None:
+        """Close the client. Never raises."""
+        with self._turn:
+            self._end()
+
+    def _end(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            close_consumer(client)
+
+
+def extent_of(
+    client: KafkaConsumer, places: Sequence[TopicPartition], timeout_ms: int
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """The first offset of each partition that the log still has, and the one that its next record will get."""
+    firsts = client.beginning_offsets(places, timeout_ms=timeout_ms)
+    return firsts, client.end_offsets(places, timeout_ms=timeout_ms)
 
 
 def close_producer(producer: KafkaProducer) -> None:

@@ -15,7 +15,7 @@ from kafka.errors import LogTruncationError, OffsetOutOfRangeError
 
 from contracts.errors import MillraceError, PositionLost
 from contracts.event_log import LoadPosition, LogRecord, position_lost
-from runtime.log.kafka.clients import Cluster, close_consumer
+from runtime.log.kafka.clients import Cluster, close_consumer, extent_of
 
 _SLICE_SECONDS = 0.1
 
@@ -97,10 +97,9 @@ class KafkaLogConsumer:
 
     def _lost(self, places: Iterable[TopicPartition]) -> PositionLost:
         place = min(places)
-        first = self._consumer.beginning_offsets([place], timeout_ms=self._cluster.timeout_ms)[place]
-        end = self._consumer.end_offsets([place], timeout_ms=self._cluster.timeout_ms)[place]
+        firsts, ends = extent_of(self._consumer, [place], self._cluster.timeout_ms)
         stored = self._consumer.position(place)
-        return position_lost(place.topic, place.partition, stored, first, end)
+        return position_lost(place.topic, place.partition, stored, firsts[place], ends[place])
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc] # kafka-python has no types

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
-from kafka.errors import InvalidReplicationFactorError, KafkaError, KafkaTimeoutError, TopicAlreadyExistsError
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType
+from kafka.errors import InvalidReplicationFactorError, KafkaTimeoutError, TopicAlreadyExistsError
 
-from contracts.errors import Unavailable
+from contracts.errors import InvalidSettings, Unavailable
 from contracts.event_log import NUM_PARTITIONS, LoadPosition, LogPlace, LogRecord, Message, TopicState
 from contracts.topics import RETENTION_DAYS, TOPICS
 from runtime.log.kafka.access import OPEN, Access
 from runtime.log.kafka.appender import Appender
-from runtime.log.kafka.clients import Cluster, close_consumer
+from runtime.log.kafka.clients import Cluster, Reader, extent_of
 from runtime.log.kafka.consumer import KafkaLogConsumer, record_of
-from runtime.log.kafka.places import PlaceReader
-from runtime.log.kafka.topics import Wanted, require_as_set
+from runtime.log.kafka.places import FETCH_BYTES, read_places
 
 SESSION_SECONDS = 15.0
 _SLICE_MS = 100
 _DAY_MS = 86_400_000
+_MIN_INSYNC = "min.insync.replicas"
+
+
+class Wanted(NamedTuple):
+    """What the settings say; None: whatever the brokers have."""
+
+    partitions: int
+    replication: int | None
+    min_insync: int | None
+
+
+class Found(NamedTuple):
+    """What the brokers say of a topic. `replication`: the least of its partitions."""
+
+    partitions: int
+    replication: int
+    min_insync: int
 
 
 class KafkaLog:
@@ -61,12 +78,10 @@ class KafkaLog:
         self._cluster = Cluster(servers, timeout, session, max_poll, num_partitions, access)
         self._appender = Appender(self._cluster, prefix, num_partitions)
         self._consumers: list[KafkaLogConsumer] = []
-        self._places = PlaceReader(self._cluster, prefix)
-        self._reader: KafkaConsumer | None = None
-        self._reading = threading.Lock()
+        self._reader, self._reader_of_places = Reader(self._cluster), Reader(self._cluster, FETCH_BYTES)
 
     def create_topics(self) -> None:
-        """See `EventLog.create_topics`. New topics get the retention of `topics.py`.
+        """See `EventLog.create_topics`. New topics get the retention of `contracts/topics.py`.
 
         Raises:
             InvalidSettings: see `check_topics`; nothing was made.
@@ -101,19 +116,15 @@ class KafkaLog:
         self._appender.append(messages)
 
     def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> KafkaLogConsumer:
-        """See `EventLog.consumer`.
-
-        Raises:
-            Unavailable: no broker answers.
-        """
+        """See `EventLog.consumer`. Raises Unavailable: no broker answers."""
         consumer = KafkaLogConsumer(self._cluster, self._prefix, group, topics, load_position)
         self._consumers.append(consumer)
         return consumer
 
     def ends(self, topic: str) -> dict[int, int]:
         """See `EventLog.ends`."""
-        places = [TopicPartition(self._prefix + topic, partition) for partition in range(self.num_partitions)]
-        with self._reader_of_log() as reader:
+        places = self._partitions_of(topic)
+        with self._reader.turn() as reader:
             ends = reader.end_offsets(places, timeout_ms=self._cluster.timeout_ms)
         return {place.partition: ends[place] for place in places}
 
@@ -125,14 +136,10 @@ class KafkaLog:
         identities = {names[item["name"]]: str(item["topic_id"]) for item in found if not item["error_code"]}
         states = {}
         for topic, identity in identities.items():
-            places = [TopicPartition(self._prefix + topic, partition) for partition in range(self.num_partitions)]
-            with self._reader_of_log() as reader:
-                beginnings = reader.beginning_offsets(places, timeout_ms=self._cluster.timeout_ms)
-                ends = reader.end_offsets(places, timeout_ms=self._cluster.timeout_ms)
+            with self._reader.turn() as reader:
+                extent = extent_of(reader, self._partitions_of(topic), self._cluster.timeout_ms)
             states[topic] = TopicState(
-                identity,
-                {place.partition: beginnings[place] for place in places},
-                {place.partition: ends[place] for place in places},
+                identity, *({place.partition: at for place, at in side.items()} for side in extent)
             )
         return states
 
@@ -141,13 +148,12 @@ class KafkaLog:
         place = TopicPartition(self._prefix + topic, partition)
         deadline = time.monotonic() + self._cluster.timeout
         records: list[LogRecord] = []
-        with self._reader_of_log() as reader:
+        with self._reader.turn() as reader:
             reader.assign([place])
-            end = reader.end_offsets([place], timeout_ms=self._cluster.timeout_ms)[place]
-            first = reader.beginning_offsets([place], timeout_ms=self._cluster.timeout_ms)[place]
-            position = max(offset, first)
+            firsts, ends = extent_of(reader, [place], self._cluster.timeout_ms)
+            position = max(offset, firsts[place])
             reader.seek(place, position)
-            while len(records) < limit and position < end:
+            while len(records) < limit and position < ends[place]:
                 for found in reader.poll(timeout_ms=_SLICE_MS, max_records=limit - len(records)).values():
                     records += [record_of(item, self._prefix) for item in found]
                     position = records[-1].offset + 1
@@ -160,31 +166,18 @@ class KafkaLog:
 
     def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
         """See `EventLog.read_each`."""
-        return self._places.read(topic, places)
+        return read_places(self._reader_of_places, self._cluster, self._prefix, topic, places)
 
     def close(self) -> None:
         """Close producer, reader and consumers. Takes a few seconds at most for each, and never raises."""
         for consumer in self._consumers:
             consumer.close()
         self._appender.close()
-        self._places.close()
-        with self._reading:
-            reader, self._reader = self._reader, None
-        if reader is not None:
-            close_consumer(reader)
+        self._reader_of_places.close()
+        self._reader.close()
 
-    @contextmanager
-    def _reader_of_log(self) -> Iterator[KafkaConsumer]:
-        with self._cluster.explained("read"), self._reading:
-            if self._reader is None:
-                self._reader = self._cluster.consumer(None)
-            try:
-                yield self._reader
-            except KafkaError:
-                # After a broker died, this client may ask the former leaders of its partitions again and again.
-                reader, self._reader = self._reader, None
-                close_consumer(reader)
-                raise
+    def _partitions_of(self, topic: str) -> list[TopicPartition]:
+        return [TopicPartition(self._prefix + topic, partition) for partition in range(self.num_partitions)]
 
     @property
     def _names(self) -> list[str]:
@@ -212,3 +205,47 @@ class KafkaLog:
         if self._wanted.min_insync is not None:
             configs["min.insync.replicas"] = str(self._wanted.min_insync)
         return options
+
+
+def require_as_set(admin: KafkaAdminClient, names: Sequence[str], wanted: Wanted) -> None:
+    """Check the topics that exist; one that is missing is for its caller.
+
+    Raises:
+        InvalidSettings: names the first topic that differs, the setting, and what to do.
+    """
+    described = [topic for topic in admin.describe_topics(list(names)) if not topic["error_code"]]
+    if not described:
+        return
+    asked = [ConfigResource(ConfigResourceType.TOPIC, topic["name"], {_MIN_INSYNC: None}) for topic in described]
+    [configs] = admin.describe_configs(asked, config_filter="all").values()
+    for topic in described:
+        name = topic["name"]
+        if problem := difference(name, _found(topic, configs[name]), wanted):
+            raise InvalidSettings(problem)
+
+
+def difference(name: str, found: Found, wanted: Wanted) -> str:
+    """What is wrong with a topic and what to do; empty if it is as the settings say. Pure."""
+    if found.partitions != wanted.partitions:
+        return (
+            f"topic {name} has {found.partitions} partitions, not {wanted.partitions}, and this number can never change, because records "
+            f"that belong together meet by it: set partitions = {found.partitions} in [millrace] if that is what this home began with; or "
+            "use another run or policy name, which gives new topics"
+        )
+    if wanted.replication is not None and found.replication < wanted.replication:
+        return (
+            f"topic {name} has {found.replication} replicas, and kafka_replication is {wanted.replication}: add replicas with Kafka's "
+            "own kafka-reassign-partitions.sh, or lower kafka_replication"
+        )
+    if wanted.min_insync is not None and found.min_insync < wanted.min_insync:
+        return (
+            f"topic {name} has {_MIN_INSYNC} = {found.min_insync}, and kafka_min_insync is {wanted.min_insync}: raise it with "
+            f"kafka-configs.sh --alter --topic {name} --add-config {_MIN_INSYNC}={wanted.min_insync}, or lower kafka_min_insync"
+        )
+    return ""
+
+
+def _found(topic: Mapping[str, Any], configs: Mapping[str, Any]) -> Found:
+    partitions = topic["partitions"]
+    replication = min((len(partition["replica_nodes"]) for partition in partitions), default=0)
+    return Found(len(partitions), replication, int(configs[_MIN_INSYNC]["value"]))

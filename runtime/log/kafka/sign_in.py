@@ -52,7 +52,7 @@ def _sign_in(place: tuple[str, int], access: Access, configs: dict[str, Any], se
     """Raises LogRefused, or OSError: it cannot be reached."""
     host, port = place
     server = f"Kafka at {host}:{port}"
-    context: ssl.SSLContext | None = configs.get("ssl_context")
+    context = access.context() if access.uses_tls else None
     with socket.create_connection(place, seconds) as plain:
         try:
             stream = plain if context is None else context.wrap_socket(plain, server_hostname=host)

@@ -16,7 +16,7 @@ from pathlib import Path
 from commands.template_check import template_findings
 from contracts.errors import MillraceError
 from contracts.tasks.loading import load_tasks
-from pipelines.release.webhooks.events import make_test_event
+from pipelines.release.webhooks.messages import make_test_event
 from pipelines.release.webhooks.sending import SignedUrl, make_client, send
 from runtime.backup.archive import CONTENTS, HEADER, read_header, unpack
 from tests.adversary.attacks.attack import Attack

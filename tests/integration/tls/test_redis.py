@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtime.replicas.on_redis import connect
-from runtime.replicas.redis_access import redis_refusal
+from runtime.replicas.redis_connection import redis_refusal
 from runtime.secret_values import REDIS_PASSWORD
 from tests.unit.services.serving import wait_until
 from tests.worlds.processes import free_port

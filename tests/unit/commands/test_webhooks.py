@@ -9,8 +9,8 @@ from standardwebhooks import Webhook
 
 from commands.home import Home
 from pipelines.release.webhooks import repository
+from pipelines.release.webhooks.messages import FILE_NAME
 from pipelines.release.webhooks.settings import WebhookSettings
-from pipelines.release.webhooks.signing import FILE_NAME
 from runtime.settings import write_settings
 from tests.command_line import run_here
 from tests.worlds.release.receiver import receiving

@@ -11,7 +11,7 @@ from commands.deep.encryption import encryption_findings
 from commands.options import chosen_settings
 from contracts.errors import InvalidSettings
 from runtime.kafka_settings import KafkaSettings
-from runtime.log.kafka.topics import Found, Wanted, difference
+from runtime.log.kafka.log import Found, Wanted, difference
 from runtime.passwords import check_passwords
 from runtime.secret_values import KAFKA_PASSWORD, secret_value
 from runtime.settings import Settings, make_section

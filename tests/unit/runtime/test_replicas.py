@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from contracts.errors import InvalidSettings, Unavailable
 from runtime.circuit import RETRY_SECONDS, CircuitBreaker
-from runtime.replicas import RequestClaim
+from runtime.replicas import ANSWER_SECONDS, LEASE_SECONDS, MINUTE, RequestClaim
 from runtime.replicas.in_process import LocalIdempotencyStore, LocalLimiter
 from runtime.replicas.on_redis import connect
-from runtime.replicas.ports import ANSWER_SECONDS, LEASE_SECONDS, MINUTE
 from tests.worlds.passing import Clock
 
 

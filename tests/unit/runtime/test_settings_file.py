@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import InvalidSettings
-from pipelines.release.webhooks.signing import read_secret
+from pipelines.release.webhooks.messages import read_secret
 from runtime.engine_key import ENGINE_KEY, engine_key
 from runtime.operator_key import OPERATOR_KEY, operator_key
 from runtime.sentinels import sentinels_of_home

@@ -17,10 +17,11 @@ from contracts.tasks import Task
 from pipelines.release.asking import SentinelAnswer, SentinelClient
 from pipelines.release.releaser import Releaser
 from pipelines.release.settings import ReleaseSettings
-from pipelines.release.train.slots import TrainSlots
+from pipelines.release.train.standing import TrainSlots
 from runtime.database import Database
 from runtime.replicas.in_process import LocalBell
 from runtime.train_settings import TrainSettings
+from tests.worlds.release.arms import point
 
 NUM = 100
 SIGNALS = {"accepted": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}}}
@@ -125,12 +126,7 @@ class GateWorld:
         return [GateScore(float(answer.text == "right")) for answer in answers]
 
     def point(self, arm: str, version: int | None) -> None:
-        with self.database.transaction() as connection:
-            held = assignments.read(connection, self.policy).get(arm)
-            epoch = held.epoch if held else 0
-            assignments.move(
-                connection, policy=self.policy, arm=arm, version=version, expected_epoch=epoch, writer="t", reason=""
-            )
+        point(self.database, self.policy, arm, version)
 
     def begin(self, right: int = 70) -> None:
         self.right[0] = right

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 
 from pipelines.release.train.answers import AnswerRow, TaskRule
-from pipelines.release.train.assess import Standing
-from pipelines.release.train.ratio import expected_share
+from pipelines.release.train.sequences import expected_share
+from pipelines.release.train.strata import Standing
 from runtime.train_settings import TrainSettings
 
 NOON = 1_800_000_000.0

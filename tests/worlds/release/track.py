@@ -25,14 +25,15 @@ from contracts.tables import (
 )
 from pipelines.release.train.answers import TaskRule
 from pipelines.release.train.conductor import Conductor
-from pipelines.release.train.ratio import expected_share
 from pipelines.release.train.reading.sampling import LEARNING_RATIO
 from pipelines.release.train.repository import Train
-from pipelines.release.train.slots import TrainSlots
+from pipelines.release.train.sequences import expected_share
+from pipelines.release.train.standing import TrainSlots
 from pipelines.release.train.trip import Shadow
 from runtime.database import Database
 from runtime.replicas.in_process import LocalBell
 from runtime.train_settings import TrainSettings
+from tests.worlds.release.arms import point
 
 POLICY = "p"
 STOP = threading.Event()
@@ -163,32 +164,14 @@ class TrackWorld:
 
     def point(self, arm: str, version: int | None, share: float = 0.0) -> None:
         """Move an arm, as an operator or the gate does."""
-        with self.database.transaction() as connection:
-            held = assignments.read(connection, POLICY).get(arm)
-            assignments.move(
-                connection,
-                policy=POLICY,
-                arm=arm,
-                version=version,
-                expected_epoch=held.epoch if held else 0,
-                writer="ann",
-                reason="r",
-                share=1.0 if arm == LIVE else share,
-            )
+        point(self.database, POLICY, arm, version, share=1.0 if arm == LIVE else share)
 
     def accept(self, *versions: int, parent: int | None = None, details: Mapping[str, Any] = NOTHING) -> None:
         """The gate accepted versions, each the child of the one before. `details`: of the verdict."""
         with self.database.transaction() as connection:
             for version in versions:
-                row = {
-                    "policy": POLICY,
-                    "version": version,
-                    "accepted": True,
-                    "reason": "",
-                    "details": dict(details),
-                    "at": self.wall,
-                }
-                connection.execute(insert(verdict).values(**row))
+                row = {"policy": POLICY, "version": version, "accepted": True, "reason": "", "at": self.wall}
+                connection.execute(insert(verdict).values(**row, details=dict(details)))
                 claim = {"policy": POLICY, "version": version, "epoch": 1, "claimed_at": 0.0}
                 claim["parent"] = version - 1 if parent is None else parent
                 connection.execute(insert(version_claim).values(**claim))
@@ -309,6 +292,12 @@ class TrackWorld:
     def running(self) -> Train | None:
         """The train on the track."""
         return next((held for held in self.trains() if held.ended_at is None), None)
+
+    def on_track(self) -> Train:
+        """The train on the track, which there is."""
+        found = self.running()
+        assert found is not None
+        return found
 
     def trains(self) -> list[Train]:
         """All of them, in order."""

@@ -14,8 +14,9 @@ import numpy as np
 
 from contracts.intervals import share_interval
 from pipelines.release.train.answers import Answers, TaskRule
-from pipelines.release.train.assess import Standing, assess
+from pipelines.release.train.assess import assess
 from pipelines.release.train.rules import decide
+from pipelines.release.train.strata import Standing
 from runtime.train_settings import TrainSettings
 from tests.worlds.trains.products import START, Product, SessionBatch, TrainWorld
 
@@ -115,7 +116,7 @@ def travel(
         looks += 1
         standing = Standing(stage, START + stage_at, START, state)
         found = assess(answers, tasks, settings, START + now, standing)
-        facts = dict(found.facts)
+        facts = dict(found)
         naive.look(batch, now, is_last=stage == len(settings.stages) - 1)
         move = decide(standing, found, settings, START + now)
         if move.kind in ENDS and not (until == "revoked" and move.kind == "arrive"):

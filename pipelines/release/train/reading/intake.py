@@ -1,12 +1,8 @@
 """Reads the answers that are compared, and their scores, from the log into `train_answer`.
 
-    generations ──read, prepare: is it compared? facts and marks of its text──▶╮
-                                                                               ├──▶ train_answer ──▶ what the train looks at
-    experiences ──▶ reward, status ─────────────────────────────────────────▶──╯
-                        ╰── its answer was not read yet: the join's table has it
-
 In: answers of users and their experiences. Out: rows, exactly once, because the positions move in the same transaction. Waits for:
-records; nobody waits for it. It starts at the end of the log: a home of an older release has a month of answers that nothing compares.
+records; nobody waits for it. A score whose answer was not read here yet finds it in the join's table. It starts at the end of the log: a
+home of an older release has a month of answers that nothing compares.
 
 It buries no record: who owns a record does that. One that it cannot read is counted, and is evidence of nothing. A position that the log
 no longer has is given up for the end of the log: the train then sees fewer answers, and says so by its sample ratio and its silence.
@@ -18,6 +14,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import structlog
@@ -33,19 +30,9 @@ from contracts.gating import MarkAnswer
 from contracts.records import Experience, Generation, GenerationBody, decode, decode_shape
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, GENERATIONS, route_of_key
-from pipelines.release.train.reading import repository
-from pipelines.release.train.reading.room import Room
-from pipelines.release.train.reading.sampling import (
-    CONTROL,
-    RESCUED,
-    Evidence,
-    LeftOut,
-    evidence_of,
-    facts_of,
-    heard_row,
-    sampling_hash,
-)
-from pipelines.release.train.task_rules import comparing_age
+from pipelines.release.train.answers import comparing_age
+from pipelines.release.train.reading import repository, sampling
+from pipelines.release.train.reading.sampling import Evidence, Room
 from runtime.database import Database
 from runtime.log.loss_detection import EVIDENCE
 from runtime.metrics import TRAIN_ANSWERS, TRAIN_LEFT_OUT
@@ -68,6 +55,7 @@ class ReadEvidence(NamedTuple):
     row: dict[str, Any] | None = None
 
 
+@dataclass(eq=False)
 class TrainIntake:
     """See the module. `mark`: the fast marks of `rewards`; `clock`: UTC epoch seconds."""
 
@@ -75,23 +63,16 @@ class TrainIntake:
     topics = (GENERATIONS, EXPERIENCES)
     batch_size = BATCH
 
-    def __init__(
-        self,
-        database: Database,
-        tasks: Mapping[str, Task],
-        mark: MarkAnswer,
-        *,
-        policy: str,
-        settings: TrainSettings,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._database = database
-        self._tasks = tasks
-        self._mark = mark
-        self._policy = policy
-        self._settings = settings
-        self._clock = clock
-        self._clusters = {name: Clusters(task.curation.topics) for name, task in tasks.items()}
+    database: Database
+    tasks: Mapping[str, Task]
+    mark: MarkAnswer
+    _: KW_ONLY
+    policy: str
+    settings: TrainSettings
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        self._clusters = {name: Clusters(task.curation.topics) for name, task in self.tasks.items()}
         self._arm_secret = b""
         self._compared, self._read_at = frozenset[int](), float("-inf")
         """The versions that answers are compared with now, and when that was read."""
@@ -110,7 +91,7 @@ class TrainIntake:
         except (InvalidRecord, InvalidRequest, ValueError):
             TRAIN_LEFT_OUT.labels("unreadable").inc()
             return ReadEvidence(None)
-        return ReadEvidence(found if found.policy == self._policy and found.purpose == "user" else None)
+        return ReadEvidence(found if found.policy == self.policy and found.purpose == "user" else None)
 
     def prepare(self, items: Sequence[ReadEvidence]) -> Sequence[ReadEvidence]:
         """Choose the answers that are compared, and mark their texts."""
@@ -127,9 +108,7 @@ class TrainIntake:
     def handle(self, connection: Connection, items: Sequence[ReadEvidence]) -> list[Message]:
         """See `Handler.handle`. Answers go first: a batch may hold one behind its score."""
         self._add(connection, [item.row for item in items if item.row is not None])
-        said = [
-            item.record for item in items if isinstance(item.record, Experience) and item.record.task in self._tasks
-        ]
+        said = [item.record for item in items if isinstance(item.record, Experience) and item.record.task in self.tasks]
         if said:
             self._hear(connection, said)
         return []
@@ -143,11 +122,11 @@ class TrainIntake:
 
     def _look(self) -> None:
         if time.monotonic() - self._read_at >= _LOOK_SECONDS:
-            with self._database.snapshot() as connection:
+            with self.database.snapshot() as connection:
                 self._arm_secret = self._arm_secret or read_arm_secret(connection)
-                arms = assignments.read(connection, self._policy)
-                self._is_held = holds.read(connection, self._policy, self._clock()) is not None
-                self._room.look(lambda: repository.count(connection, self._policy))
+                arms = assignments.read(connection, self.policy)
+                self._is_held = holds.read(connection, self.policy, self.clock()) is not None
+                self._room.look(lambda: repository.count(connection, self.policy))
             held = (arms[name].version for name in (CANARY, HOLDOUT, LEARNING) if name in arms)
             self._compared = frozenset(version for version in held if version is not None)
             self._read_at = time.monotonic()
@@ -169,8 +148,8 @@ class TrainIntake:
         for record in said:
             if (row := known.get(record.key)) is None:
                 continue
-            task = self._tasks[record.task]
-            if (change := heard_row(row, record, task, comparing_age(task, self._settings))) is not None:
+            task = self.tasks[record.task]
+            if (change := sampling.heard_row(row, record, task, comparing_age(task, self.settings))) is not None:
                 changes[record.key] = change
                 known[record.key] = {**row, **change}
         repository.write(connection, changes, self._now_ms())
@@ -189,14 +168,14 @@ class TrainIntake:
             except InvalidRecord:
                 _leave_out("unreadable")
                 continue
-            row = self._row(record, again=True) if record.policy == self._policy else None
+            row = self._row(record, again=True) if record.policy == self.policy else None
             if row is not None and row["compared_with"] in self._compared:
                 rows.append(row)
         return rows
 
     def _row(self, record: Generation, *, again: bool = False) -> dict[str, Any] | None:
         """The row of an answer; None if it is not compared. `again`: it was counted or will be."""
-        found = evidence_of(record, self._tasks, self._settings.control_ratio, self._arm_secret)
+        found = sampling.evidence_of(record, self.tasks, self.settings.control_ratio, self._arm_secret)
         if found is None or isinstance(found, str):
             if found is not None and not again:
                 _leave_out(found)
@@ -219,32 +198,22 @@ class TrainIntake:
             # The first message alone: later ones follow answers, which the arms gave.
             cluster = self._clusters[record.task].of(words_of(body.messages[:2]))
             if record.finish_reason not in _UNTOLD:
-                marks = self._mark(record.task, body, record.finish_reason)
+                marks = self.mark(record.task, body, record.finish_reason)
         return {
-            "key": record.key,
-            "policy": record.policy,
+            **{name: getattr(record, name) for name in ("key", "policy", "task", "tenant")},
+            **{name: getattr(found, name) for name in ("version", "compared_with", "unit", "unit_kind")},
             "arm": _arm_of(record, found),
-            "version": found.version,
-            "compared_with": found.compared_with,
-            "task": record.task,
-            "unit": found.unit,
-            "unit_kind": found.unit_kind,
+            "api_key": record.draw.api_key if record.draw is not None else "",
             "cluster": cluster,
-            "sampling": sampling_hash(record.sampling),
+            "sampling": sampling.sampling_hash(record.sampling),
             "probability": record.arm_probability,
             "at": record.finished_at,
-            "metrics": {**facts_of(record, body), **marks} if not found.is_rescued else dict(RESCUED),
-            "reward": None,
-            "status": "",
-            "scored_at": None,
-            "revision": 0,
+            "metrics": {**sampling.facts_of(record, body), **marks} if not found.is_rescued else dict(sampling.RESCUED),
             "changed": self._now_ms(),
-            "tenant": record.tenant,
-            "api_key": record.draw.api_key if record.draw is not None else "",
-        }
+        } | {"reward": None, "status": "", "scored_at": None, "revision": 0}
 
     def _now_ms(self) -> int:
-        return round(self._clock() * 1000)
+        return round(self.clock() * 1000)
 
 
 def read_evidence(intake: TrainIntake, database: Database, event_log: EventLog, stop: threading.Event) -> None:
@@ -260,9 +229,8 @@ def read_evidence(intake: TrainIntake, database: Database, event_log: EventLog, 
 
 
 def _arm_of(record: Generation, found: Evidence) -> str:
-    """The column `arm`."""
-    return CONTROL if found.is_control else record.arm
+    return sampling.CONTROL if found.is_control else record.arm
 
 
-def _leave_out(reason: LeftOut) -> None:
+def _leave_out(reason: sampling.LeftOut) -> None:
     TRAIN_LEFT_OUT.labels(reason).inc()

@@ -6,11 +6,10 @@
     learning  all of them                  compared_with: its own version
     control   of live, of sampled units    compared_with: the version of the learning arm; these are compared with nothing else
 
-Units of `live` are sampled by a hash that is keyed with the home's secret, never by what was answered: `control_ratio` times as many as the canary has, and while there is no
-canary as many as the hold-out has. A reader of the lift takes every row of `live`, whatever it is compared with. The learning arm has
-four times as many units of `live` as its own: rows of `control`, and those among the rows of `live` that its hash chooses. All of this is
-in the logged draw, so neither clocks nor a late reader change the sample. What is hashed is the column `unit`: whoever has the secret can check the sample
-by the table.
+Units of `live` are sampled by a hash of the column `unit` that is keyed with the home's secret, never by what was answered: `control_ratio`
+times as many as the canary has, without a canary as many as the hold-out has, and four times as many as the learning arm has, among the
+rows of `live` and in those of `control`. The lift takes every row of `live`. All of this is in the logged draw, so neither clocks nor a late
+reader change the sample.
 
 A drawn arm that did not answer counts as failed, whoever helped its user: an answer without tokens is an error, and one with tokens of
 another version, because live answered for the arm. Left out, with a reason: an answer that was not drawn (its request named a version),
@@ -21,7 +20,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -44,6 +45,10 @@ LEARNING_RATIO = 4.0
 
 RESCUED: Mapping[str, float] = MappingProxyType({"errors": 1.0})
 """All that an answer says of an arm for which live answered."""
+LEARNING_ROWS = 50_000
+HELD_ROWS = 200_000
+_COUNT_SECONDS = 30.0
+_TOGETHER = {LEARNING: LEARNING, CONTROL: LEARNING, CANARY: CANARY, LIVE: CANARY}
 
 
 class Evidence(NamedTuple):
@@ -55,7 +60,6 @@ class Evidence(NamedTuple):
     unit: str
     unit_kind: UnitKind
     is_control: bool = False
-    """See `CONTROL`."""
     is_rescued: bool = False
     """Live answered for its arm, wholly or in part."""
 
@@ -148,3 +152,35 @@ def _compared_with(arm: str, draw: LoggedDraw, control_ratio: float, secret: byt
 
 def _is_sampled(draw: LoggedDraw, other: DrawnVersion | None, ratio: float, secret: bytes) -> bool:
     return other is not None and is_control(draw.unit, other.version, other.share, ratio, secret)
+
+
+class Room:
+    """How many answers each comparison may still get, so that neither its table nor its memory grows without end.
+
+    The learning arm gets the first `LEARNING_ROWS` of a version: by then it was seen by enough users to be known. A train gets as many as
+    come in its patience, and while operators hold the arms, so that nothing can move, up to `HELD_ROWS`. What is full takes no answer of
+    either arm any more, so the arms stay comparable. Rows are counted now and then, so a little more may come.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._taken: Counter[tuple[str, int]] = Counter()
+        self._count_at = float("-inf")
+
+    def look(self, count: Callable[[], Mapping[tuple[str, int], int]]) -> None:
+        """Count anew if it is time. `count`: rows by arm and by the version that they are compared with."""
+        if self._monotonic() < self._count_at:
+            return
+        self._count_at = self._monotonic() + _COUNT_SECONDS
+        self._taken = Counter()
+        for (arm, version), num in count().items():
+            self._taken[_TOGETHER.get(arm, arm), version] += num
+
+    def take(self, arm: str, compared_with: int, *, is_held: bool) -> bool:
+        """Whether one more answer may come; it counts then. `is_held`: operators hold the arms."""
+        which = _TOGETHER.get(arm, arm)
+        most = LEARNING_ROWS if which == LEARNING else HELD_ROWS if which == CANARY and is_held else None
+        if most is not None and self._taken[which, compared_with] >= most:
+            return False
+        self._taken[which, compared_with] += 1
+        return True

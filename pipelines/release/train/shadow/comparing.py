@@ -49,39 +49,20 @@ class ShadowComparison(NamedTuple):
     @property
     def facts(self) -> dict[str, Any]:
         """The form that is stored."""
-        return {
-            "name": self.name,
-            "canary": self.mine,
-            "live": self.theirs,
-            "difference": self.mine - self.theirs,
-            "num": self.paired.num,
-            "wins": self.paired.wins,
-            "losses": self.paired.losses,
-            "p": self.paired.p_worse,
-            "alpha": self.alpha,
-            "least_difference": least_difference(self.paired, self.alpha),
-            "verdict": "worse" if self.is_worse else "fine",
-        }
+        paired, least = self.paired, least_difference(self.paired, self.alpha)
+        means = {"canary": self.mine, "live": self.theirs, "difference": self.mine - self.theirs}
+        seen = {"num": paired.num, "wins": paired.wins, "losses": paired.losses}
+        test = {"p": paired.p_worse, "alpha": self.alpha, "least_difference": least}
+        return {"name": self.name, **means, **seen, **test, "verdict": "worse" if self.is_worse else "fine"}
 
 
 def compare_marks(mine: Sequence[Marks], theirs: Sequence[Marks], level: float) -> list[ShadowComparison]:
-    """Every mark that both answers of a pair have.
-
-    Args:
-        mine: marks of the new version's answers, by prompt.
-        theirs: marks of the blessed version's answers to the same prompts.
-        level: the chance that a version which is no worse is refused, over all marks.
-    """
-    names = dict.fromkeys(name for marks in [*mine, *theirs] for name in marks)
-    values = {
-        name: pairs
-        for name in names
-        if (
-            pairs := [
-                (new[name], old[name]) for new, old in zip(mine, theirs, strict=True) if name in new and name in old
-            ]
-        )
-    }
+    """Every mark that both answers of a pair have. `level`: the chance that a version which is no worse is refused, over all marks."""
+    values: dict[str, list[tuple[float, float]]] = {name: [] for marks in [*mine, *theirs] for name in marks}
+    for new, old in zip(mine, theirs, strict=True):
+        for name in new.keys() & old.keys():
+            values[name].append((new[name], old[name]))
+    values = {name: pairs for name, pairs in values.items() if pairs}
     differing = {name: sum(abs(new - old) > _TIE for new, old in pairs) for name, pairs in values.items()}
     alpha = level / num_testable(list(differing.values()), level)
     return [_compared(name, pairs, alpha) for name, pairs in values.items()]

@@ -15,7 +15,7 @@ from contracts.gating import Sentinel, seed_from
 from contracts.records import Generation, GenerationBody, decode_shape
 from contracts.tables import generation, shadow_pair, train
 from contracts.tables.statements import insert_all_new
-from pipelines.release.train.promise import UnitPace
+from pipelines.release.train.words import UnitPace
 from runtime.train_settings import TrainSettings
 
 PER_UNIT = 3
@@ -41,7 +41,6 @@ class ShadowPair(NamedTuple):
     """The marks of both answers to one prompt, without their text."""
 
     key: str
-    """Of the answer that the user got."""
     unit: str
     canary: dict[str, float]
     live: dict[str, float]
@@ -127,21 +126,15 @@ def _prompt_of(record: Generation) -> ShadowPrompt | None:
     if not body.messages:  # a prompt that is no chat
         return None
     # What the app says about its answer would name a session or join a signal: only the task is sent.
-    question = Sentinel(
-        record.task, body.messages, body.metadata, seed_from(record.key.encode()), record.key, _options(body)
-    )
+    seed = seed_from(record.key.encode())
+    question = Sentinel(record.task, body.messages, body.metadata, seed, record.key, _options(body))
     seconds = max(0.0, record.finished_at - record.created_at)
     return ShadowPrompt(question, hash_of(_unit_of(record, "user").name), body.tools, seconds)
 
 
 def _unit_of(record: Generation, wanted: UnitKind) -> Unit:
-    return unit_of(
-        wanted,
-        tenant=record.tenant,
-        person=record.person,
-        session_id=record.session_id,
-        completion_id=record.completion_id,
-    )
+    named = {name: getattr(record, name) for name in ("tenant", "person", "session_id", "completion_id")}
+    return unit_of(wanted, **named)
 
 
 def _options(body: GenerationBody) -> dict[str, Any]:

@@ -1,27 +1,24 @@
-"""The shadow of a train: both versions answer recent prompts of users, and no user sees it.
+"""The shadow of a train: both versions answer recent prompts of users with the same seed, and no user sees it.
 
-    generation ─prompts─▶ both versions, same seed, as background requests ─▶ fast marks, graders without reference ─▶ shadow_pair
-                                                                                  all pairs, or out of time ─▶ paired tests
+In: a version and the blessed one. Out: a refusal with a reason, what it saw, or that it goes on; `shadow_pair`. Waits: until the engine has
+loaded the version; for answers, which wait behind those of users; for graders that need no reference.
 
-In: a version and the blessed one. Out: a refusal with a reason, what it saw, or that it goes on. Waits: until the engine has loaded the
-version; for answers, which wait behind those of users; for graders.
-
-Each call takes a few seconds and asks a piece of the prompts at a time. A piece is stored once both versions have answered it: a process
-that is killed, or arms that are frozen, lose at most one. A piece grows while it takes a short time. If the live version answers too late,
-the next piece is smaller and has more time, so the deadline fits any engine. The pairs are compared once, at the end: when all are there, or
-`shadow_seconds` have passed. How many there are then depends on the engine's speed, not on who won.
+Each call takes a few seconds and asks a piece of the prompts at a time. A piece is stored once both versions have answered it. It grows
+while it takes a short time; if the live version answers too late, the next one is smaller and has more time, so the deadline fits any
+engine. The pairs are compared once, at the end: when all are there, or `shadow_seconds` have passed. How many there are then depends on the
+engine's speed, not on who won.
 
 Nothing is logged, trained on or counted as a user's: the requests say so (`x-millrace-purpose: shadow`, `store: false`).
 """
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -30,6 +27,7 @@ from contracts.gating import Grade, MarkAnswer, SentinelFile
 from contracts.records import FinishReason, GenerationBody
 from contracts.tasks import Task
 from pipelines.release.asking import LATE, REFUSED, BadVersion, SentinelAnswer, SentinelClient
+from pipelines.release.grading import grade_blind
 from pipelines.release.train.gathering import settings_of
 from pipelines.release.train.metrics import shadow_level
 from pipelines.release.train.repository import Train
@@ -50,7 +48,6 @@ _MOST_LATE = 0.25
 NOT_GRADED = "not graded"
 _COMPARED = frozenset({"", NOT_GRADED})
 NO_MORE, OUT_OF_TIME, WAITING = "no more prompts", "out of time", "to be asked"
-"""Why wanted prompts were not asked."""
 _NOT_FINITE = "log-probs are not finite"
 
 log = structlog.get_logger()
@@ -63,33 +60,25 @@ class _WorkPiece(NamedTuple):
     seconds: float
 
 
+@dataclass(eq=False)
 class PairedShadow:
     """See the module.
 
     `grade`: graders that need no reference; `graded`: the tasks that have some; `clock`: UTC epoch seconds; `monotonic`: seconds for timers.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        client: SentinelClient,
-        mark: MarkAnswer,
-        grade: Grade,
-        *,
-        policy: str,
-        tasks: Mapping[str, Task],
-        graded: frozenset[str],
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._database = database
-        self._client = client
-        self._mark = mark
-        self._grade = grade
-        self._policy = policy
-        self._tasks = tasks
-        self._graded = graded
-        self._clock, self._monotonic = clock, monotonic
+    database: Database
+    client: SentinelClient
+    mark: MarkAnswer
+    grade: Grade
+    _: KW_ONLY
+    policy: str
+    tasks: Mapping[str, Task]
+    graded: frozenset[str]
+    clock: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._train_id: int | None = None
         self._waiting: list[ShadowPrompt] = []
         self._num_unasked = 0
@@ -103,10 +92,10 @@ class PairedShadow:
             VersionNotResident: no engine loaded one of the versions within the patience.
             Unavailable: too few answers came in time, or `stop` was set. It may be called again.
         """
-        until = self._monotonic() + _LOOK_SECONDS
+        until = self.monotonic() + _LOOK_SECONDS
         pairs = self._begin(train)
         try:
-            while self._waiting and self._monotonic() < until and not (pairs and self._is_out_of_time(train)):
+            while self._waiting and self.monotonic() < until and not (pairs and self._is_out_of_time(train)):
                 pairs += self._ask_piece(train, stop)
         except BadVersion as error:
             return self._found(train, error.message, pairs=pairs, refused=True)
@@ -122,11 +111,11 @@ class PairedShadow:
 
     def _begin(self, train: Train) -> list[ShadowPair]:
         """The pairs so far; the first time also choose the prompts that are still to be asked."""
-        with self._database.snapshot() as connection:
+        with self.database.snapshot() as connection:
             done = read_pairs(connection, train.id)
             if self._train_id != train.id:
                 missing = max(0, settings_of(train).shadow_prompts - len(done))
-                self._waiting = read_prompts(connection, self._policy, missing, self._tasks.keys(), done)
+                self._waiting = read_prompts(connection, self.policy, missing, self.tasks.keys(), done)
                 self._train_id, self._num_unasked = train.id, 0
                 slowest = max((prompt.seconds for prompt in self._waiting), default=0.0)
                 self._piece = _WorkPiece(_FIRST, min(_MOST_SECONDS, max(_LEAST_SECONDS, _SLACK * slowest)))
@@ -135,14 +124,14 @@ class PairedShadow:
         return done
 
     def _is_out_of_time(self, train: Train) -> bool:
-        passed = self._clock() - train.started_at - train.paused_seconds
+        passed = self.clock() - train.started_at - train.paused_seconds
         return passed > settings_of(train).shadow_seconds
 
     def _ask_piece(self, train: Train, stop: threading.Event) -> list[ShadowPair]:
         """Have both versions answer the next prompts; returns the pairs, which are stored. Nothing is stored of a piece that fails."""
-        began, prompts = self._monotonic(), self._waiting[: self._piece.num]
+        began, prompts = self.monotonic(), self._waiting[: self._piece.num]
         questions = SentinelFile(tuple(prompt.question for prompt in prompts), "", {})
-        client, draws = self._client.patient(self._piece.seconds), dict.fromkeys(questions.tasks, 0)
+        client, draws = self.client.patient(self._piece.seconds), dict.fromkeys(questions.tasks, 0)
         try:
             mine, theirs = (client.ask(questions, number, stop, draws) for number in (train.version, train.blessed))
             self._check_late(train, theirs)
@@ -152,17 +141,13 @@ class PairedShadow:
         if not all(answer.finite for answer in mine if answer.finish_reason != REFUSED):
             raise BadVersion(_NOT_FINITE)
         pairs = self._marked(prompts, mine, theirs)
-        with self._database.transaction() as connection:
+        with self.database.transaction() as connection:
             add_pairs(connection, train.id, pairs)
         del self._waiting[: len(prompts)]
-        took = self._monotonic() - began
-        self._piece = self._next(took)
-        return pairs
-
-    def _next(self, took: float) -> _WorkPiece:
-        num, seconds = self._piece
+        took, (num, seconds) = self.monotonic() - began, self._piece
         num = 2 * num if took <= _SHORT * seconds else num // 2 if took > _LONG * seconds else num
-        return _WorkPiece(min(_MOST_AT_ONCE, max(1, num)), seconds)
+        self._piece = _WorkPiece(min(_MOST_AT_ONCE, max(1, num)), seconds)
+        return pairs
 
     def _calmer(self) -> _WorkPiece:
         return _WorkPiece(max(1, self._piece.num // 2), min(_MOST_SECONDS, 2.0 * self._piece.seconds))
@@ -192,19 +177,17 @@ class PairedShadow:
         return pairs
 
     def _judged(self, train: Train, pairs: Sequence[ShadowPair]) -> ShadowResult:
-        kept = [pair for pair in pairs if pair.left_out in _COMPARED]
-        level = shadow_level(settings_of(train))
-        compared = compare_marks([pair.canary for pair in kept], [pair.live for pair in kept], level)
+        kept, settings = [pair for pair in pairs if pair.left_out in _COMPARED], settings_of(train)
+        compared = compare_marks([pair.canary for pair in kept], [pair.live for pair in kept], shadow_level(settings))
         asked = f"{len(kept)} prompts of {len({pair.unit for pair in kept})} people"
         if worse := [item for item in compared if item.is_worse]:
             says = f"worse than v{train.blessed} on {asked}: {'; '.join(item.words for item in worse)}"
             found = self._found(train, says, pairs=pairs, compared=compared, refused=True)
             return found._replace(blames_version=any(item.name != LATE for item in worse))
-        wanted = settings_of(train).shadow_prompts
-        few = ""
+        wanted, few = settings.shadow_prompts, ""
         if self._num_unasked:
-            seconds = settings_of(train).shadow_seconds
-            few = f", ended by time after {seconds:,.0f} s with {len(pairs)} of {len(pairs) + self._num_unasked} pairs"
+            num, seconds = len(pairs) + self._num_unasked, settings.shadow_seconds
+            few = f", ended by time after {seconds:,.0f} s with {len(pairs)} of {num} pairs"
         elif len(pairs) < wanted:
             few = f", of {wanted} wanted: there are no more"
         says = f"no worse than v{train.blessed} on {asked}{few}; {sees(compared)}"
@@ -215,17 +198,11 @@ class PairedShadow:
             return {}
         if answer.finish_reason == LATE:
             return {LATE: 1.0}
-        question = prompt.question
-        body = GenerationBody(
-            messages=question.messages,
-            text=answer.text,
-            prompt_ids=b"",
-            completion_ids=b"",
-            logprobs=b"",
-            metadata=dict(question.metadata),
-        )
+        question, metadata = prompt.question, dict(prompt.question.metadata)
+        no_tokens: dict[str, Any] = dict.fromkeys(("prompt_ids", "completion_ids", "logprobs"), b"")
+        body = GenerationBody(messages=question.messages, text=answer.text, metadata=metadata, **no_tokens)
         reason: FinishReason = "length" if answer.finish_reason == "length" else "stop"
-        return {LATE: 0.0, "truncated": float(reason == "length"), **self._mark(question.task, body, reason)}
+        return {LATE: 0.0, "truncated": float(reason == "length"), **self.mark(question.task, body, reason)}
 
     def _add_grades(
         self,
@@ -233,28 +210,20 @@ class PairedShadow:
         answers: Sequence[Sequence[SentinelAnswer]],
         marks: Sequence[Sequence[dict[str, float]]],
     ) -> set[int]:
-        """Grade all answers of a task as one blind batch: in random order, equal answers once. Returns the places without grades."""
-        ungraded = set[int]()
-        for task in self._graded:
+        """Grade all answers of a task together. Returns the places without grades."""
+        ungraded, questions = set[int](), [prompt.question for prompt in prompts]
+        for task in self.graded:
             said = {
-                (version, place): (place, answer.text, answer.finish_reason)
+                (version, place): answer
                 for version, given in enumerate(answers)
                 for place, answer in enumerate(given)
-                if prompts[place].question.task == task and answer.finish_reason not in {LATE, REFUSED}
+                if questions[place].task == task and answer.finish_reason not in {LATE, REFUSED}
             }
-            batch = sorted(set(said.values()))
-            if not batch:
-                continue
-            random.shuffle(batch)
-            scores = self._grade(task, [prompts[place].question.answered(*rest) for place, *rest in batch])
-            if len(scores) != len(batch):
-                raise Unavailable(f"the graders of task {task!r} gave {len(scores)} scores for {len(batch)} answers")
-            values = {item: score.value for item, score in zip(batch, scores, strict=True)}
-            for (version, place), item in said.items():
-                if (value := values[item]) is None:
+            for (version, place), score in (grade_blind(self.grade, task, questions, said) if said else {}).items():
+                if score.value is None:
                     ungraded.add(place)
                 else:
-                    marks[version][place][GRADED] = value
+                    marks[version][place][GRADED] = score.value
         return ungraded
 
     def _found(
@@ -267,21 +236,14 @@ class PairedShadow:
         refused: bool = False,
         is_over: bool = True,
     ) -> ShadowResult:
-        log.info(
-            "shadow" if is_over else "shadow goes on",
-            version=train.version,
-            blessed=train.blessed,
-            refused=refused,
-            reason=says,
-        )
+        about = {"version": train.version, "blessed": train.blessed, "refused": refused}
+        log.info("shadow" if is_over else "shadow goes on", **about, reason=says)
         wanted = settings_of(train).shadow_prompts
         no_more = wanted - len(pairs) - len(self._waiting) - self._num_unasked
         not_asked = {NO_MORE: no_more, OUT_OF_TIME: self._num_unasked, WAITING: len(self._waiting)}
         facts = {
-            "at": self._clock(),
-            "version": train.version,
-            "blessed": train.blessed,
-            "refused": refused,
+            "at": self.clock(),
+            **about,
             "says": says,
             "num_wanted": max(wanted, wanted - no_more),
             "num_prompts": len(pairs),

@@ -147,7 +147,7 @@ def test_what_did_not_count_may_be_taken_back_and_still_takes_no_room(join: Join
 def rows_read() -> Iterator[list[int]]:
     """How many rows of signals each look of the join gives."""
     found: list[int] = []
-    looked = repository._signals
+    looked = repository.heard
 
     def count(*arguments: object) -> Iterator[object]:
         held = list(looked(*arguments))  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def rows_read() -> Iterator[list[int]]:
         return iter(held)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repository, "_signals", count)
+        patch.setattr(repository, "heard", count)
         yield found
 
 

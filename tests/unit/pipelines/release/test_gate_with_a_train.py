@@ -12,7 +12,7 @@ from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE, TRAINING
 from contracts.errors import Held, MillraceError, Unavailable
 from contracts.tables import engine_replica
 from pipelines.release.rules import FALSE_REFUSALS
-from pipelines.release.train.slots import TrainSlots
+from pipelines.release.train.standing import TrainSlots
 from runtime.database import Database
 from runtime.train_settings import TrainSettings
 from tests.worlds.release.gate import STOP, GateWorld

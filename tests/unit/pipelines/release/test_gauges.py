@@ -6,13 +6,14 @@ import time
 
 from prometheus_client import REGISTRY
 
-from contracts import assignments, holds
+from contracts import holds
 from contracts.assignments import CANARY, LIVE
 from contracts.tables import train, webhook_delivery
 from pipelines.release.gauges import ReleaseGauges
 from pipelines.release.webhooks import repository
-from pipelines.release.webhooks.events import make_test_event
+from pipelines.release.webhooks.messages import make_test_event
 from runtime.database import Database
+from tests.worlds.release.arms import point
 
 POLICY, URL = "p", "https://hooks.example/x"
 
@@ -30,11 +31,9 @@ def test_the_gauges_say_what_the_database_says(database: Database) -> None:
     assert (value("millrace_webhooks_waiting"), value("millrace_webhooks_oldest_seconds")) == (0.0, 0.0)
     assert all(value("millrace_webhook_tries_total", fate=fate) is not None for fate in ("accepted", "gone", "failed"))
     now = time.time()
+    for arm, share in ((LIVE, 1.0), (CANARY, 0.2)):
+        point(database, POLICY, arm, 3, share=share)
     with database.transaction() as connection:
-        for arm, share in ((LIVE, 1.0), (CANARY, 0.2)):
-            assignments.move(
-                connection, policy=POLICY, arm=arm, version=3, expected_epoch=0, writer="t", reason="t", share=share
-            )
         holds.freeze(connection, policy=POLICY, until=None, writer="t", reason="t", now=now - 3600.0)
         holds.freeze(connection, policy=POLICY, until=now + 7200.0, writer="t", reason="t", now=now)
         times = {"started_at": now, "stage_at": now}

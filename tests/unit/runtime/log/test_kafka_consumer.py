@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import pytest
-from kafka import ConsumerRebalanceListener, TopicPartition
+from kafka import ConsumerRebalanceListener, KafkaProducer, TopicPartition
 
-from contracts.errors import Unavailable
+from contracts.errors import LogRefused, Unavailable
+from runtime.log.kafka import clients
 from runtime.log.kafka.clients import Cluster
 from runtime.log.kafka.consumer import KafkaLogConsumer
 
@@ -112,3 +115,13 @@ def test_a_position_that_could_not_be_loaded_is_loaded_in_the_next_poll() -> Non
     away.append(False)
     consumer.poll(0.0, 10)
     assert (client.offsets[PLACE], client.paused) == (7, set())
+
+
+def test_a_broker_that_is_too_old_for_our_batches_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client is told that the broker is Kafka 2.0, so it asks none."""
+    monkeypatch.setattr(clients, "KafkaProducer", partial(KafkaProducer, api_version=(2, 0)))
+    before = threading.active_count()
+    with pytest.raises(LogRefused, match=r"127\.0\.0\.1:9 cannot be used.*2\.1 or newer.*zstd") as raised:
+        Cluster("127.0.0.1:9", timeout=1.0, session=10.0, max_poll=60.0, num_partitions=4).producer()
+    assert raised.value.facts == {"reason": "old_broker"}
+    assert threading.active_count() == before

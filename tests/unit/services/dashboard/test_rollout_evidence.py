@@ -14,7 +14,7 @@ from tests.worlds.release.product import LATER, RULES, SETTINGS, product, standi
 def test_every_fact_of_a_real_assessment_is_shown(small: Settings, reader_of: ReaderOf) -> None:
     answers = Answers()
     answers.put(product(0, 2_000))
-    facts = json.loads(json.dumps(assess(answers, RULES, SETTINGS, LATER, standing(1)).facts))
+    facts = json.loads(json.dumps(assess(answers, RULES, SETTINGS, LATER, standing(1))))
     now = time.time()
     database = small.database()
     with database.transaction() as connection:

@@ -15,7 +15,7 @@ from runtime.database import Database
 from services.inference.app import create_app
 from services.inference.responder import attempt_of
 from tests.unit.pipelines.episodes.bench import Join
-from tests.unit.pipelines.episodes.retries.test_replacing import states
+from tests.unit.pipelines.episodes.test_retries import states
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import Stage, StubbornLog
 from tests.unit.services.serving import make_home, serve, wait_until

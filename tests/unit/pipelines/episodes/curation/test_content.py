@@ -7,9 +7,7 @@ from pydantic import ValidationError
 
 from contracts.clusters import Clusters, words_of
 from contracts.tasks.curation import CurationRule, PersonalData
-from pipelines.episodes.curation.content import language_of, refusal, repetition
-from pipelines.episodes.curation.personal import find_personal_data
-from pipelines.episodes.curation.secrets import find_secret
+from pipelines.episodes.curation.content import find_personal_data, find_secret, language_of, refusal, repetition
 from tests.each_case import each_case
 
 ALL: tuple[PersonalData, ...] = get_args(PersonalData)

@@ -12,8 +12,7 @@ from contracts.records import Episode, Generation, Signal, decode
 from contracts.tables import session_call, signal
 from contracts.turns import SessionTurn
 from pipelines.episodes.keys.exchange import KEY_SECONDS
-from pipelines.episodes.keys.lines import SessionCall, parts_of
-from pipelines.episodes.keys.rules import AnswerRef
+from pipelines.episodes.keys.rules import AnswerRef, SessionCall, parts_of
 from runtime.database import Database
 from tests.fakes import a_generation
 from tests.unit.pipelines.episodes.bench import Join, a_task

@@ -19,7 +19,7 @@ from tests.worlds.release.product import LATER, NOON, RULES, SETTINGS, answer, p
 def facts_of(rows: list[AnswerRow]) -> dict[str, object]:
     answers = Answers()
     answers.put(rows)
-    return dict(assess(answers, RULES, SETTINGS, LATER, standing()).facts)
+    return dict(assess(answers, RULES, SETTINGS, LATER, standing()))
 
 
 def same(one: object, other: object) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipelines.release.train.answers import AnswerRow, Answers, TaskRule
-from pipelines.release.train.assess import Assessment, assess
+from pipelines.release.train.assess import assess
 from pipelines.release.train.rules import decide
 from runtime.train_settings import TrainSettings
 from tests.worlds.release.product import LATER, NOON, RULES, SETTINGS, answer, product, regulars, standing
@@ -26,7 +26,7 @@ def facts_of(
 ) -> dict[str, Any]:
     answers = Answers()
     answers.put(rows)
-    facts = assess(answers, rules, settings, now, standing(stage)).facts
+    facts = assess(answers, rules, settings, now, standing(stage))
     return dict(json.loads(json.dumps(facts, allow_nan=False)))
 
 
@@ -77,7 +77,7 @@ def test_a_version_that_fails_three_of_ten_requests_is_withdrawn_although_everyb
     facts = facts_of(regulars(fails=0.3, share=share), stage=stage)
     assert verdict(facts, "errors") == "worse"
     assert verdict(facts, "answers") in {"fine", "proven"}, "a failure is a record"
-    move = decide(standing(stage), Assessment(facts), SETTINGS, LATER)
+    move = decide(standing(stage), facts, SETTINGS, LATER)
     assert move.kind == "withdraw"
     assert "Answers that failed (chat)" in move.reason
     assert "may be the cause" in move.reason
@@ -88,7 +88,7 @@ def test_lost_records_of_people_who_come_back_are_seen_although_no_person_is_mis
     assert facts["sample_ratio"]["verdict"] != "broken"
     assert verdict(facts, "answers") == "worse"
     assert fact(facts, "answers")["difference"] == pytest.approx(-0.3, abs=0.1)
-    assert decide(standing(), Assessment(facts), SETTINGS, LATER).kind == "withdraw"
+    assert decide(standing(), facts, SETTINGS, LATER).kind == "withdraw"
 
 
 @pytest.mark.slow

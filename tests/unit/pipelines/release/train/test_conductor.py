@@ -10,7 +10,7 @@ from contracts.assignments import CANARY, CANDIDATE, LEARNING, LIVE, SLOTS, TRAI
 from contracts.rollback import promote, roll_back
 from pipelines.release.train import standing, trip
 from pipelines.release.train.rules import PLACE, MoveKind, TrainMove
-from pipelines.release.train.slots import TrainSlots
+from pipelines.release.train.standing import TrainSlots
 from pipelines.release.train.trip import ShadowResult
 from runtime.database import Database
 from tests.worlds.release.track import AGE, POLICY, STOP, Behaviour, Killed, TrackWorld
@@ -43,21 +43,18 @@ def on_the_way(world: TrackWorld, *, stage: int = 0) -> None:
     """v3 departs, and has its first users."""
     world.begin(1, 2, 3)
     world.look(3)
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert (held.version, held.stage) == (3, stage)
 
 
 def test_the_newest_gated_version_departs_without_users_and_then_gets_its_first(world: TrackWorld) -> None:
     world.begin(1, 2, 3)
     world.look()
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert (held.version, held.blessed, held.state, held.stage) == (3, 0, "shadow", -1)
     assert (world.arms()[CANARY].version, world.arms()[CANARY].share) == (3, 0.0)
     world.look()
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert (held.state, held.stage, world.arms()[CANARY].share) == ("canary", 0, 0.05)
     assert world.versions()[LIVE] == 0
 
@@ -98,8 +95,7 @@ def test_a_worse_version_is_revoked_with_its_descendants_and_the_trainer_goes_ba
     )
     script.kind = "stay"
     world.look()
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert held.version == 6
 
 
@@ -121,13 +117,11 @@ def test_a_stopped_train_keeps_its_share_and_goes_on(world: TrackWorld, script: 
     world.look(70)
     script.kind = "stop"
     world.look()
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert (held.state, held.stage, world.arms()[CANARY].share) == ("stopped", 0, 0.05)
     script.kind = "go_on"
     world.look()
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert (held.state, held.stage) == ("canary", 0)
 
 
@@ -419,23 +413,20 @@ def test_of_two_conductors_at_once_one_moves(
 
 def test_while_the_arms_are_frozen_nothing_moves_and_the_time_does_not_count(world: TrackWorld, script: Script) -> None:
     on_the_way(world)
-    before = world.running()
-    assert before is not None
+    before = world.on_track()
     with world.database.transaction() as connection:
         holds.freeze(connection, policy=POLICY, until=None, writer="ann", reason="a launch", now=world.wall)
     kinds: tuple[MoveKind, ...] = ("advance", "arrive", "revoke", "withdraw")
     for script.kind in kinds:
         world.look(2, seconds=50.0)
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert (held.stage, held.state, held.epoch) == (0, "canary", before.epoch)
     assert "frozen" in held.evidence["held"]
     script.kind = "stay"
     with world.database.transaction() as connection:
         holds.resume(connection, policy=POLICY, writer="ann", reason="done", now=world.wall)
     world.look(2)
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert held.paused_seconds == pytest.approx(401, abs=5)
     assert held.started_at == before.started_at
 
@@ -499,12 +490,10 @@ def test_an_operators_promotion_of_the_version_itself_ends_its_train(world: Trac
 @pytest.mark.parametrize("seconds", [36_000.0, -36_000.0])
 def test_a_clock_that_jumps_ends_nothing(world: TrackWorld, script: Script, seconds: float) -> None:
     on_the_way(world)
-    before = world.running()
-    assert before is not None
+    before = world.on_track()
     world.wall += seconds
     world.look(3)
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert held.stage_at - before.stage_at == pytest.approx(seconds, abs=2)
     assert held.paused_seconds == pytest.approx(max(0.0, seconds), abs=2)
     assert held.state == "canary"
@@ -515,13 +504,11 @@ def test_a_clock_that_jumps_ends_nothing(world: TrackWorld, script: Script, seco
 
 def test_the_hours_in_which_nobody_looked_do_not_count(world: TrackWorld) -> None:
     on_the_way(world)
-    before = world.running()
-    assert before is not None
+    before = world.on_track()
     world.pass_time(7_200.0)
     world.restarted()
     world.look(2)
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert held.paused_seconds == pytest.approx(7_200.0, abs=5)
     assert held.stage_at - before.stage_at == pytest.approx(7_200.0, abs=5)
 
@@ -578,8 +565,7 @@ def test_when_a_train_stopped_and_went_on_is_kept_for_whoever_has_to_be_told(wor
     kinds: tuple[MoveKind, ...] = ("stay", "stop", "stay", "go_on", "stay")
     for script.kind in kinds:
         world.look(1 if script.kind != "stay" else 70)
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert [(stop["state"], stop["reason"]) for stop in held.evidence["stops"]] == [
         ("stopped", "script: stop"), ("canary", "script: go_on"),
     ]  # fmt: skip

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from contracts import assignments, train_points
+from contracts import train_points
 from contracts.assignments import HOLDOUT, LIVE
 from contracts.tables import train_answer
-from pipelines.release.train.answers import TaskRule
-from pipelines.release.train.lift import Lift
-from pipelines.release.train.lift_figures import LiftRow, lift_of
+from pipelines.release.train.answers import LiftRow, TaskRule
+from pipelines.release.train.lift import Lift, lift_of
 from runtime.database import Database
 from runtime.train_settings import TrainSettings
+from tests.worlds.release.arms import point
 
 TASKS = {"chat": TaskRule(has_primary=True, age_seconds=10.0)}
 SETTINGS = TrainSettings()
@@ -72,11 +72,8 @@ def stored(place: int, row: LiftRow, **more: object) -> dict[str, object]:
 @pytest.fixture
 def held_out(database: Database) -> Database:
     """v3 is live, and v1 is held out."""
-    with database.transaction() as connection:
-        for arm, version, share in ((LIVE, 3, 1.0), (HOLDOUT, 1, 0.05)):
-            assignments.move(
-                connection, policy="p", arm=arm, version=version, expected_epoch=0, writer="t", reason="", share=share
-            )
+    point(database, "p", LIVE, 3, share=1.0)
+    point(database, "p", HOLDOUT, 1, share=0.05)
     return database
 
 

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.release.train.answers import AnswerRow, Answers, TaskRule
-from pipelines.release.train.assess import Assessment, Standing, assess
+from pipelines.release.train.answers import AnswerRow, Answers, LiftRow, TaskRule
+from pipelines.release.train.assess import Assessment, assess
 from pipelines.release.train.compare import Contrast
-from pipelines.release.train.lift_figures import LiftRow, lift_of
+from pipelines.release.train.lift import lift_of
 from pipelines.release.train.parties import PRODUCT, SEVERAL, parties_of
 from pipelines.release.train.rules import TrainMove, decide, decide_by_fast_facts
+from pipelines.release.train.strata import Standing
 from tests.worlds.release.product import NOON, RULES, SETTINGS, answer, product, standing
 
 Parts = dict[str, float]
@@ -68,7 +69,7 @@ def move_of(rows: Iterable[AnswerRow], where: Standing | None = None) -> TrainMo
 
 
 def out_of(rows: Iterable[AnswerRow]) -> set[str]:
-    return {name.split(",")[0] for name in found_in(rows).facts["left_out"]}
+    return {name.split(",")[0] for name in found_in(rows)["left_out"]}
 
 
 def without_parties(rows: Iterable[AnswerRow]) -> Iterator[AnswerRow]:
@@ -79,7 +80,7 @@ def without_parties(rows: Iterable[AnswerRow]) -> Iterator[AnswerRow]:
 def test_one_party_is_compared_as_if_nobody_knew_who_asked() -> None:
     rows = list(product(0, 2000, reward=(0.8, 0.7)))
     for named in ({"tenant": "acme", "api_key": "k"}, {"tenant": "acme"}):
-        assert found_in(row._replace(**named) for row in rows).facts == found_in(rows).facts  # type: ignore[arg-type] # texts
+        assert found_in(row._replace(**named) for row in rows) == found_in(rows)  # type: ignore[arg-type] # texts
 
 
 ATTACKS = {
@@ -140,13 +141,13 @@ def test_the_learning_arm_is_not_emptied_by_one_tenant() -> None:
 def test_who_seems_harmed_alone_delays_the_arrival_and_is_named() -> None:
     rows = [*asked_by(product(0, 16_000), THREE), *attacker()]
     assert move_of(rows).kind == "stay"
-    facts = found_in(rows).facts
+    facts = found_in(rows)
     assert (facts["harmed"], facts["harmed_until"]) == (["x"], NOON + SETTINGS.harmed_seconds)
     assert "for x alone it seems worse" in facts["says"]
     assert "unless somebody withdraws it" in facts["says"]
     late = found_in(rows, LATE)
     assert "nobody withdrew it" in decide(LATE, late, SETTINGS, NOW).reason
-    likes = found_in([*asked_by(product(0, 16_000), THREE), *attacker(rewards=(0.0, 1.0))]).facts
+    likes = found_in([*asked_by(product(0, 16_000), THREE), *attacker(rewards=(0.0, 1.0))])
     assert likes["harmed"] == []
     assert any(name.startswith("of x, which contradicts") for name in likes["left_out"])
 
@@ -155,7 +156,7 @@ def test_a_loss_for_everybody_is_no_exception() -> None:
     for tenants in (THREE, {"a": 1.0, "b": 1.0}, {str(number): 0.1 for number in range(10)}):
         rows = list(asked_by(product(0, 16_000, reward=(0.8, 0.7)), tenants))
         assert move_of(rows).kind == "revoke"
-        assert found_in(rows).facts["harmed"] == []
+        assert found_in(rows)["harmed"] == []
 
 
 def test_records_that_everybody_loses_withdraw_the_version() -> None:
@@ -175,7 +176,7 @@ def test_a_ratio_that_one_party_breaks_before_its_own_is_broken_is_nobodys_loss(
         answer(100 + number, "canary", share=0.05)._replace(tenant="x", api_key="key of x") for number in range(12)
     ]
     early = standing(stage=1)
-    seen = [found_in(rows, early).facts for rows in (without_parties([*honest, *attack]), [*honest, *attack])]
+    seen = [found_in(rows, early) for rows in (without_parties([*honest, *attack]), [*honest, *attack])]
     assert [facts["sample_ratio"]["verdict"] for facts in seen] == ["broken", "unknown"]
     assert seen[1]["left_out"] == {}
 
@@ -186,7 +187,7 @@ def test_what_more_than_a_part_of_the_product_says_is_no_exception() -> None:
     good = (row._replace(key=f"b{row.key}") for row in product(1, 8000))
     rows = [*asked_by(bad, {"a": 1.0}), *asked_by(good, {"b": 1.0})]
     assert move_of(rows).kind == "revoke"
-    assert found_in(rows).facts["left_out"] == {}
+    assert found_in(rows)["left_out"] == {}
 
 
 def test_a_verdict_must_hold_without_each_tenant() -> None:
@@ -194,9 +195,9 @@ def test_a_verdict_must_hold_without_each_tenant() -> None:
     hit, rest = product(0, 1100, reward=(0.8, 0.68)), product(1, 2200, reward=(0.8, 0.74))
     others = (row._replace(key=f"b{row.key}", unit=f"b{row.unit}") for row in rest)
     rows = [*asked_by(hit, {"a": 1.0}), *asked_by(others, {"b": 0.5, "c": 0.5})]
-    facts = found_in(rows).facts
+    facts = found_in(rows)
     reward = next(fact for fact in facts["metrics"] if fact["name"] == "reward")
-    pooled = next(fact for fact in found_in(without_parties(rows)).facts["metrics"] if fact["name"] == "reward")
+    pooled = next(fact for fact in found_in(without_parties(rows))["metrics"] if fact["name"] == "reward")
     assert facts["left_out"] == {}
     assert reward["needed_units"] > 1.3 * pooled["needed_units"], "it says so: a proof takes more units"
 

@@ -13,15 +13,16 @@ from contracts.assignments import LEARNING
 from contracts.tables import train as train_table
 from pipelines.release.train import trip
 from pipelines.release.train.answers import Answers, TaskRule
-from pipelines.release.train.assess import Standing, assess
+from pipelines.release.train.assess import assess
 from pipelines.release.train.gathering import settings_of
 from pipelines.release.train.metrics import SHADOW_PART, canary_level, shadow_level
-from pipelines.release.train.promise import PACE, WANTED_LEVEL, UnitPace, prospect, seconds_needed
-from pipelines.release.train.ratio import sample_ratio, units_for_ratio
 from pipelines.release.train.repository import Train
 from pipelines.release.train.rules import TrainMove
+from pipelines.release.train.sequences import sample_ratio, units_for_ratio
 from pipelines.release.train.shadow.repository import read_pace
+from pipelines.release.train.strata import Standing
 from pipelines.release.train.trip import ShadowResult
+from pipelines.release.train.words import PACE, WANTED_LEVEL, UnitPace, prospect, seconds_needed
 from runtime.database import Database
 from runtime.train_settings import TrainSettings
 from tests.unit.pipelines.release.train.shadow.test_shadow import a_prompt, store
@@ -35,7 +36,7 @@ SHADOW = Standing(stage=-1, stage_at=NOON, started_at=NOON, state="shadow")
 def facts_of(*answers: Any, settings: TrainSettings = DEFAULTS, where: Standing = SHADOW, now: float = NOON) -> Any:
     found = Answers()
     found.put(answers)
-    return assess(found, RULES, settings, now, where).facts
+    return assess(found, RULES, settings, now, where)
 
 
 @pytest.mark.parametrize("expected", [0.2, 0.5])
@@ -64,7 +65,7 @@ def test_the_promise_is_there_before_any_answer_and_holds_the_units_that_no_trai
 
 def test_without_rewards_the_floor_is_said_too() -> None:
     found = assess(Answers(), {"chat": TaskRule(has_primary=False, age_seconds=60.0)}, DEFAULTS, NOON, SHADOW)
-    assert "a loss of reward would not be found. Besides, it takes about 4,544 units" in found.facts["promise"]
+    assert "a loss of reward would not be found. Besides, it takes about 4,544 units" in found["promise"]
 
 
 @pytest.mark.parametrize(
@@ -125,8 +126,7 @@ def test_a_train_says_so_in_its_row_and_in_the_log(database: Database, monkeypat
     world = TrackWorld(database, TrainSettings(shadow_prompts=0))
     world.begin(1)
     world.look(4)
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert held.settings[PACE]["units"] == 60
     assert "At 61 units an hour" in held.evidence["promise"]
     assert "this version will be withdrawn unproven" in held.evidence["promise"]
@@ -191,8 +191,7 @@ class TestFrozenSettings:
         world = TrackWorld(database)
         world.begin(1)
         world.look(3)
-        held = world.running()
-        assert held is not None
+        held = world.on_track()
         with database.transaction() as connection:
             wider = {**held.settings, "margin": 1.5, "guardrail_margin": 1.5}
             connection.execute(update(train_table).values(settings=wider))
@@ -207,12 +206,10 @@ class TestShadowInPieces:
     def test_a_shadow_that_goes_on_holds_nothing_up_and_is_seen(self, database: Database) -> None:
         world, calls = self.world(database, pieces=4)
         world.look(3)
-        held = world.running()
-        assert held is not None
+        held = world.on_track()
         assert (held.stage, held.evidence["shadow"]["says"]) == (-1, "2 pieces")
         world.look(3)
-        held = world.running()
-        assert held is not None
+        held = world.on_track()
         assert (held.stage, len(calls)) == (0, 4)
 
     @pytest.mark.slow
@@ -226,8 +223,7 @@ class TestShadowInPieces:
         with database.transaction() as connection:
             holds.resume(connection, policy=POLICY, writer="ann", reason="r", now=world.wall)
         world.look(4)
-        held = world.running()
-        assert held is not None
+        held = world.on_track()
         assert (held.stage, len(calls)) == (0, 4)
 
     def world(self, database: Database, *, pieces: int) -> tuple[TrackWorld, list[int]]:

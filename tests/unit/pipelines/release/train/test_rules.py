@@ -27,7 +27,7 @@ def metric(verdict: str, **changes: Any) -> dict[str, Any]:
 
 
 def known(*metrics: dict[str, Any], **changes: Any) -> Assessment:
-    facts = {
+    return {
         "metrics": list(metrics or [metric("proven")]),
         "sample_ratio": {"verdict": "fine", "seen": 0.2, "expected": 0.2, "num": 10},
         "newest_at": NOW - 1.0,
@@ -37,7 +37,6 @@ def known(*metrics: dict[str, Any], **changes: Any) -> Assessment:
         "says": "In words.",
         **changes,
     }
-    return Assessment(facts)
 
 
 UNKNOWN = {"verdict": "unknown", "seen": 0.2, "expected": 0.2, "num": 10}
@@ -164,4 +163,4 @@ def test_what_fast_facts_do_to_the_learning_arm(changes: dict[str, object], with
         "says": "s",
         **changes,
     }
-    assert decide_by_fast_facts(Assessment({"metrics": [fact], "says": "fine"}), with_primary).kind == kind
+    assert decide_by_fast_facts({"metrics": [fact], "says": "fine"}, with_primary).kind == kind

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from contracts.tasks import Task
-from pipelines.release.train.task_rules import comparing_age, has_primary, patience_of, task_rules
+from pipelines.release.train.answers import comparing_age, has_primary, patience_of, task_rules
+from pipelines.release.train.metrics import GUARDRAILS, PRIMARY, RESPONSE, levels, margin_of
 from runtime.train_settings import TrainSettings
 from tests.fakes import BOOKING_TASK
 
@@ -40,3 +43,20 @@ def test_a_task_of_which_nothing_is_worth_anything_has_no_primary_reward() -> No
     assert not has_primary(a_task(verifiers=[{**grader, "role": "watch"}]))
     rules = task_rules({"booking": BOOKING_TASK, "t": a_task()}, TrainSettings())
     assert {name: rule.has_primary for name, rule in rules.items()} == {"booking": True, "t": False}
+
+
+@pytest.mark.parametrize(("num_tasks", "num_primaries"), [(1, 1), (1, 0), (4, 2), (21, 21)])
+def test_all_comparisons_together_spend_the_level(num_tasks: int, num_primaries: int) -> None:
+    allowed = levels(0.002, num_tasks=num_tasks, num_primaries=num_primaries)
+    num_guardrails = (
+        num_tasks * len(GUARDRAILS) + num_primaries + 1
+    )  # responses of each task, and the answers of each unit
+    spent = num_primaries * allowed.primary + num_guardrails * allowed.guardrail
+    assert spent == pytest.approx(0.002)
+    assert num_primaries == 0 or allowed.primary > allowed.guardrail
+
+
+def test_margins_are_those_of_the_settings() -> None:
+    settings = TrainSettings(margin=0.01, guardrail_margin=0.02, length_margin=0.3)
+    metrics = (PRIMARY, RESPONSE, GUARDRAILS["refuses"], GUARDRAILS["tokens"], GUARDRAILS["seconds"])
+    assert [margin_of(metric, settings) for metric in metrics] == [0.01, 0.02, 0.02, 0.3, 0.3]

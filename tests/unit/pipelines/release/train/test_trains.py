@@ -67,14 +67,12 @@ def test_evidence_that_stops_stops_the_train_and_evidence_that_comes_again_moves
         world.look()
         world.answer(age=AGE + 1.0)
     world.look(80)
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert held.state == "stopped"
     assert held.reason.startswith("No new evidence")
     world.answer(age=AGE + 1.0)
     world.look(2)
-    held = world.running()
-    assert held is not None
+    held = world.on_track()
     assert held.state == "canary"
     world.look(150)
     assert world.trains()[0].state == "withdrawn"
@@ -87,12 +85,10 @@ def test_a_restart_in_any_stage_goes_on_where_it_was(world: TrackWorld, stop_at:
     world.begin(3)
     world.until(lambda: (held := world.running()) is not None and held.stage == stop_at)
     world.look(3)
-    before = world.running()
-    assert before is not None
+    before = world.on_track()
     world.restarted()
     world.look(3)
-    after = world.running()
-    assert after is not None
+    after = world.on_track()
     assert (after.id, after.stage >= before.stage) == (before.id, True)
     if before.evidence.get("metrics"):
         assert after.evidence["num_canary_units"] >= before.evidence["num_canary_units"]

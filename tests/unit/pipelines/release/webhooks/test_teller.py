@@ -17,14 +17,15 @@ import pytest
 from sqlalchemy import select, update
 from standardwebhooks import Webhook
 
-from contracts import assignments, holds
+from contracts import holds
 from contracts.assignments import CANARY, LIVE
 from contracts.tables import train, webhook_delivery
 from pipelines.release.webhooks import repository
-from pipelines.release.webhooks.events import make_test_event
+from pipelines.release.webhooks.messages import make_test_event
 from pipelines.release.webhooks.sending import SignedUrl, make_client, send
 from pipelines.release.webhooks.teller import WebhookTeller, pause_before
 from runtime.database import Database
+from tests.worlds.release.arms import point
 from tests.worlds.release.receiver import SECRET_TEXT, WebhookReceiver, receiving
 
 POLICY, RUN = "p", "r"
@@ -53,19 +54,7 @@ def clock() -> Clock:
 
 
 def move(database: Database, arm: str, version: int | None, share: float = 1.0, reason: str = "because") -> None:
-    with database.transaction() as connection:
-        held = assignments.read(connection, POLICY).get(arm)
-        assignments.move(
-            connection,
-            policy=POLICY,
-            arm=arm,
-            version=version,
-            expected_epoch=held.epoch if held else 0,
-            writer="ann",
-            reason=reason,
-            share=share,
-            run=RUN,
-        )
+    point(database, POLICY, arm, version, share=share, reason=reason, run=RUN)
 
 
 def make_teller(database: Database, receiver: WebhookReceiver, clock: Clock) -> WebhookTeller:
@@ -272,7 +261,7 @@ from pipelines.release.webhooks.sending import SignedUrl, make_client
 from pipelines.release.webhooks.teller import WebhookTeller
 url, to = sys.argv[1:]
 teller = WebhookTeller(Database(url), policy="p", run="r", to=SignedUrl(to, bytes(range(32)), may_be_private=True), client=make_client())
-teller.run(threading.Event())
+teller.tell(threading.Event())
 """
 
 
@@ -318,7 +307,7 @@ def test_a_database_that_is_away_ends_nothing(
         raise RuntimeError("away")
 
     monkeypatch.setattr(teller, "_queue", broken)
-    teller.run(stop)
+    teller.tell(stop)
     assert num == [1]
 
 

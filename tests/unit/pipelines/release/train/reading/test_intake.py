@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from prometheus_client import REGISTRY
 from sqlalchemy import select, update
 
-from contracts import assignments, holds
+from contracts import holds
 from contracts.assignments import CANARY, LIVE
 from contracts.errors import Unavailable
 from contracts.event_log import LogRecord, Message
@@ -23,7 +23,7 @@ from contracts.tables import assignment_change, dead_letter, generation, positio
 from contracts.topics import EXPERIENCES, GENERATIONS
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.release.train.reading import intake as module
-from pipelines.release.train.reading import repository, room
+from pipelines.release.train.reading import repository, sampling
 from pipelines.release.train.reading.intake import TrainIntake, read_evidence
 from runtime.database import Database
 from runtime.log.local import LocalLog
@@ -34,6 +34,7 @@ from runtime.train_settings import TrainSettings
 from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, Crash, a_draw, a_generation
 from tests.hostile import an_experience
+from tests.worlds.release.arms import point
 
 POLICY = "booking"
 TASKS = {"booking": BOOKING_TASK}
@@ -72,17 +73,8 @@ class EvidenceWorld:
         self.worker = self.restarted()
 
     def move(self, arm: str, version: int | None, share: float, epoch: int, at: float = NOW - 10.0) -> None:
+        point(self.database, POLICY, arm, version, share=share)
         with self.database.transaction() as connection:
-            assignments.move(
-                connection,
-                policy=POLICY,
-                arm=arm,
-                version=version,
-                expected_epoch=epoch,
-                writer="t",
-                reason="t",
-                share=share,
-            )
             changed = assignment_change
             connection.execute(changed.update().where(changed.c.epoch == epoch + 1, changed.c.arm == arm).values(at=at))
 
@@ -360,7 +352,7 @@ def test_a_damaged_row_of_the_join_costs_only_its_own_score(world: EvidenceWorld
 def test_a_train_that_is_held_takes_no_more_than_its_room(
     world: EvidenceWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "HELD_ROWS", 5)
+    monkeypatch.setattr(sampling, "HELD_ROWS", 5)
     before = left_out("full")
     with world.database.transaction() as connection:
         holds.freeze(connection, policy=POLICY, until=None, writer="ann", reason="r", now=NOW)

@@ -13,9 +13,12 @@ from contracts.assignments import CANARY, HOLDOUT, LEARNING, LIVE, Assignment
 from contracts.draws import DrawnVersion, LoggedDraw, hash_of
 from contracts.records import Generation, Score
 from contracts.sampling import Sampling, Span
+from pipelines.release.train.reading import sampling
 from pipelines.release.train.reading.sampling import (
+    CONTROL,
     RESCUED,
     Evidence,
+    Room,
     evidence_of,
     facts_of,
     heard_row,
@@ -230,3 +233,36 @@ def test_controls_of_the_learning_arm_are_never_controls_of_the_same_versions_tr
 def test_a_version_that_everybody_has_needs_no_guard() -> None:
     arms = {**ARMS, LIVE: ARMS[LIVE]._replace(version=6)}
     assert {found(drawn_of(f"person {number}", arms)) for number in range(200)} == {None}
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Room:
+    monkeypatch.setattr(sampling, "LEARNING_ROWS", 3)
+    monkeypatch.setattr(sampling, "HELD_ROWS", 3)
+    return Room(lambda: 0.0)
+
+
+def test_both_sides_of_the_learning_arm_end_together(room: Room) -> None:
+    assert [room.take(arm, 5, is_held=False) for arm in (LEARNING, CONTROL, CONTROL, LEARNING, CONTROL)] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+    assert room.take(LEARNING, 6, is_held=False)
+    assert room.take(LIVE, 5, is_held=False), "the train of the same version has room of its own"
+
+
+def test_a_train_is_bounded_only_while_nothing_can_move(room: Room) -> None:
+    assert [room.take(arm, 5, is_held=False) for arm in (CANARY, LIVE) * 3] == [True] * 6
+    assert not room.take(CANARY, 5, is_held=True)
+    assert not room.take(LIVE, 5, is_held=True)
+    assert room.take(HOLDOUT, 5, is_held=True)
+    assert room.take(CANARY, 5, is_held=False)
+
+
+def test_a_new_process_counts_what_is_there() -> None:
+    now = 0.0
+    room = Room(lambda: now)
+    room.look(lambda: {(LEARNING, 5): sampling.LEARNING_ROWS - 1, (CONTROL, 5): 1})
+    assert not room.take(LEARNING, 5, is_held=False)
+    now += 60.0
+    room.look(dict)
+    assert room.take(LEARNING, 5, is_held=False), "the rows were deleted"

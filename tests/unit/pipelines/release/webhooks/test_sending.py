@@ -9,9 +9,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pipelines.release.webhooks.events import make_test_event
-from pipelines.release.webhooks.reaching import NotPublic, addresses_of, is_public
-from pipelines.release.webhooks.sending import SignedUrl, WebhookTry, make_client, send
+from pipelines.release.webhooks.messages import make_test_event
+from pipelines.release.webhooks.sending import (
+    NotPublic,
+    SignedUrl,
+    WebhookTry,
+    addresses_of,
+    is_public,
+    make_client,
+    send,
+)
 from pipelines.release.webhooks.settings import WebhookSettings
 from tests.worlds.release.receiver import SECRET, receiving
 from tests.worlds.servers.authority import Authority

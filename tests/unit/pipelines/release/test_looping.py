@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from contracts.errors import InvalidSettings, Unavailable
-from pipelines.release import looking
-from pipelines.release.looking import LookLoop
+from pipelines.release import looping
+from pipelines.release.looping import Companions, LookLoop
 from runtime.operations import Operations
 
 
@@ -41,7 +41,7 @@ class Looks:
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(looping, "_RETRY_SECONDS", 0.0)
 
 
 def test_a_fault_is_told_until_a_look_ends_well() -> None:
@@ -73,3 +73,32 @@ def test_a_loop_without_a_counter_goes_on_as_well() -> None:
     looks.loop = looks.loop._replace(failures=None)
     looks.run()
     assert looks.num_done == 1
+
+
+def test_they_end_with_the_main_loop() -> None:
+    stop, ended = threading.Event(), list[str]()
+    companions = Companions(stop)
+
+    def wait(stop: threading.Event) -> None:
+        stop.wait(60.0)
+        ended.append(threading.current_thread().name)
+
+    companions.start("one", wait)
+    companions.start("two", wait)
+    companions.join()
+    assert sorted(ended) == ["one", "two"]
+    assert stop.is_set()
+
+
+def test_one_that_dies_stops_the_main_loop_and_its_error_is_raised_there() -> None:
+    stop = threading.Event()
+    companions = Companions(stop)
+
+    def die(_: threading.Event) -> None:
+        raise MemoryError("a companion")
+
+    companions.start("dead", die)
+    companions.start("other", lambda stop: None if stop.wait(60.0) else pytest.fail("was not told"))
+    assert stop.wait(60.0)
+    with pytest.raises(MemoryError, match="a companion"):
+        companions.join()

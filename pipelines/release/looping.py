@@ -1,8 +1,4 @@
-"""Looks again and again, until told to stop: a fault of our own is counted and told, and after a growing pause it looks again.
-
-In: a function that looks once. Out: after each failure a count, a reason why the process is not ready, and a line in the log. Waits for:
-the pause between two looks.
-"""
+"""The loops of the process: the gate's in the main thread, the others in threads beside it."""
 
 from __future__ import annotations
 
@@ -22,7 +18,10 @@ log = structlog.get_logger()
 
 
 class LookLoop(NamedTuple):
-    """See the module."""
+    """Looks again and again, until told to stop.
+
+    After a failure, which is a fault of our own, it counts, says why the process is not ready, logs, and looks again after a growing pause.
+    """
 
     name: str
     """Under which the process says that it is not ready."""
@@ -32,7 +31,6 @@ class LookLoop(NamedTuple):
     """None: a failure rings no alarm."""
     pause_seconds: float
     fatal: tuple[type[Exception], ...] = ()
-    """Errors that end the loop."""
 
     def run(
         self, look: Callable[[], object], stop: threading.Event, *, done: Callable[[], None] = lambda: None
@@ -63,3 +61,37 @@ class LookLoop(NamedTuple):
         trouble(self.name, f"{self.says}, {times} times in a row: {reason}")
         # An unexpected error is logged with its traceback.
         log.warning(self.says, reason=reason, times=times, exc_info=not isinstance(error, MillraceError))
+
+
+class Companions:
+    """Threads beside the main loop: what one of them cannot survive ends the process, so that it is started again.
+
+    `stop` ends the main loop too.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._threads: list[threading.Thread] = []
+        self._errors: list[BaseException] = []
+
+    def start(self, name: str, run: Callable[[threading.Event], None]) -> None:
+        """Run a function in a thread of its own."""
+        thread = threading.Thread(target=self._guard, args=(run,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def join(self) -> None:
+        """Wait for all of them, after `stop` was set. Raises the first error that ended one of them."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+
+    def _guard(self, run: Callable[[threading.Event], None]) -> None:
+        try:
+            run(self._stop)
+        except BaseException as error:  # noqa: BLE001 raised again in the main thread
+            self._errors.append(error)
+        finally:
+            self._stop.set()

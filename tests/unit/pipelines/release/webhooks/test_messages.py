@@ -14,9 +14,15 @@ from pydantic import ValidationError
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from contracts.errors import InvalidSettings
-from pipelines.release.webhooks.events import body_of, make_event
+from pipelines.release.webhooks.messages import (
+    FILE_NAME,
+    VARIABLE,
+    WebhookEvent,
+    make_event,
+    read_secret,
+    signed_headers,
+)
 from pipelines.release.webhooks.settings import WebhookSettings
-from pipelines.release.webhooks.signing import FILE_NAME, VARIABLE, read_secret, signed_headers
 from tests.each_case import each_case
 from tests.worlds.release.receiver import SECRET, SECRET_TEXT
 
@@ -25,7 +31,7 @@ WORDS = st.dictionaries(st.text(), st.text() | st.floats(allow_nan=False, allow_
 
 @given(content=WORDS, message_id=st.text("abcdef0123456789_", min_size=1, max_size=64))
 def test_receivers_accept_the_signature(content: dict[str, object], message_id: str) -> None:
-    body = body_of(content)
+    body = WebhookEvent(message_id, content).body
     assert Webhook(SECRET_TEXT).verify(body, signed_headers(SECRET, message_id, time.time(), body)) == content
 
 

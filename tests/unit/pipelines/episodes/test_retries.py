@@ -1,5 +1,3 @@
-"""The join with several tries of a request, in any order."""
-
 from __future__ import annotations
 
 import itertools
@@ -12,9 +10,56 @@ from contracts.ledger import generation_counts
 from contracts.records import Attempt, Experience, Generation, Outcome
 from contracts.tables import generation, signal
 from pipelines.episodes.join import SUPERSEDED
+from pipelines.episodes.retries import Try, replaced, try_of
 from runtime.database import Database
 from tests.fakes import a_generation, a_signal
 from tests.unit.pipelines.episodes.bench import Join, a_task
+
+
+def tried(name: str, count: int, at: float, *, ended_at: float | None = None, is_cut: bool = False) -> Try:
+    return Try(name, count, at, at + 1 if ended_at is None else ended_at, is_cut)
+
+
+def test_each_try_replaces_the_one_before_it() -> None:
+    tries = [tried("a", 0, 0), tried("b", 1, 10), tried("c", 2, 20)]
+    for order in itertools.permutations(tries):
+        assert replaced(order) == {"a": "b", "b": "c"}
+
+
+def test_a_try_that_left_no_answer_leaves_no_gap() -> None:
+    assert replaced([tried("a", 0, 0), tried("c", 2, 20)]) == {"a": "c"}
+
+
+def test_first_tries_replace_nothing() -> None:
+    assert replaced([tried("a", 0, 0), tried("b", 0, 1), tried("c", 0, 2)]) == {}
+
+
+def test_of_two_users_who_asked_the_same_the_one_whose_answer_was_cut_is_meant() -> None:
+    tries = [tried("cut", 0, 0, is_cut=True), tried("whole", 0, 5), tried("again", 1, 10)]
+    assert replaced(tries) == {"cut": "again"}
+
+
+def test_two_retries_never_replace_one_answer_twice() -> None:
+    tries = [tried("a", 0, 0), tried("b", 0, 1), tried("a2", 1, 10), tried("b2", 1, 11)]
+    assert replaced(tries) == {"b": "a2", "a": "b2"}
+
+
+def test_ten_minutes_count_from_the_end_of_the_earlier_try() -> None:
+    slow = tried("slow", 0, 0, ended_at=600)
+    assert replaced([slow, tried("again", 1, 1200)]) == {"slow": "again"}
+    assert replaced([slow, tried("again", 1, 1201)]) == {}
+
+
+def test_what_began_later_is_not_replaced() -> None:
+    assert replaced([tried("again", 1, 0), tried("first", 0, 5)]) == {}
+
+
+def test_all_choices_of_a_completion_are_one_try() -> None:
+    whole = a_generation(attempt=Attempt("ab", 1), finished_at=105.0)
+    cut = a_generation(attempt=Attempt("ab", 1), choice=1, finish_reason="cancelled", finished_at=110.0)
+    assert try_of([whole, cut]) == Try(whole.completion_id, 1, 100.0, 110.0, is_cut=True)
+    assert try_of([a_generation()]) is None
+
 
 TASK = a_task({"accepted": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}}})
 

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from contracts.ids import new_completion_id
-from contracts.records import Generation
+from contracts.ledger import generation_counts
+from contracts.records import Generation, Outcome
 from contracts.tasks import Task
 from contracts.tasks.curation import CurationRule
-from pipelines.episodes.curation.curator import Curator
-from pipelines.episodes.curation.memory import PromptFeatures, PromptWindow, digest_of, hash_of
-from tests.fakes import asking
+from pipelines.episodes.curation.curator import Curator, PromptFeatures, PromptWindow, digest_of, hash_of
+from runtime.database import Database
+from tests.fakes import a_signal, asking
+from tests.unit.pipelines.episodes.bench import Join, a_task
 
 WORDS = [f"word{number}" for number in range(2_000)]
 
@@ -115,3 +117,34 @@ def test_the_answer_decides_nothing() -> None:
     curator = a_curator(max_characters=20, secrets=True)
     said = "AKIA" + "IOSFODNN7EXAMPLX" + " and much more than twenty characters"
     assert decision(curator, asking("hello", answer=said)) is None
+
+
+ACCEPTED = {"type": "bool", "labels": {"true": 1.0, "false": 0.0}}
+
+
+def test_what_is_refused_is_named_and_never_becomes_an_episode(database: Database) -> None:
+    join = Join(database, a_task({"accepted": ACCEPTED}, curation={"duplicates": 1, "secrets": True}))
+    first, again = asking("a table for two"), asking("A table  for two")
+    secret = asking("use AKIA" + "IOSFODNN7EXAMPLX")
+    sentinel = asking("a table for two", purpose="sentinel")
+    episodes = join.hear(first, again, secret, sentinel, a_signal(first), a_signal(again), a_signal(secret))
+    assert {episode.key for episode in episodes} == {first.key}, "the gate grades its sentinels itself"
+    named = {record.key: (record.state, record.reason) for record in join.sent if isinstance(record, Outcome)}
+    assert named[again.key] == ("filtered", "duplicate")
+    assert named[secret.key] == ("filtered", "secret")
+    join.hear(*(record for record in join.sent if isinstance(record, Outcome)))
+    assert join.wait(1e6) == []
+    with database.snapshot() as connection:
+        counts = generation_counts(connection)
+    assert counts.unexplained == 0
+    assert counts.states["filtered"] == 3
+
+
+def test_a_retraction_and_a_late_signal_wake_nothing_that_was_refused(database: Database) -> None:
+    join = Join(database, a_task({"accepted": ACCEPTED}, curation={"max_characters": 3}))
+    about = asking("much too long")
+    signal = a_signal(about)
+    assert join.hear(about, signal) == []
+    join.now = 5_000.0
+    assert join.hear(a_signal(about, value=False, received_at=5_000.0)) == []
+    assert join.wait(1e6) == []

@@ -1,1 +1,0 @@
-"""Several tries of one request: which answer a later try replaced."""
