@@ -138,8 +138,7 @@ class TrainingSettings(Section):
     def for_tasks(self, tasks: Iterable[Task]) -> Self:
         """These settings, with the reward range and the horizon of the tasks filled in where they are not set.
 
-        Raises:
-            InvalidSettings: the range is empty, or a task's window is longer than the horizon.
+        Raises InvalidSettings: the range is empty, or a task's window is longer than the horizon.
         """
         tasks = list(tasks)
         rules = [task.reward for task in tasks]

@@ -14,21 +14,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipelines.training.samples.reporting import DueCheckpoint
-from pipelines.training.state import BASE_VERSION, cut_again
+from pipelines.training.samples.reporting import OutcomeReporter
+from pipelines.training.state import BASE_VERSION, cut_version
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from contracts.assignments import Assignment
-    from contracts.faults import FaultPoint
     from pipelines.training.checkpoints.saving import Saver
     from pipelines.training.samples.intake import Intake
-    from pipelines.training.samples.reporting import DecisionMark, OutcomeReporter
-    from pipelines.training.state import TrainerState
+    from pipelines.training.samples.reporting import DecisionMark
     from pipelines.training.steps import Steps
+    from pipelines.training.surroundings import Surroundings
     from pipelines.training.versions.publisher import CutVersion, Publisher
     from weights.tensors import Tensors
+
+
+class DueCheckpoint(NamedTuple):
+    """What must be durable before anything else happens.
+
+    `version`: the weights are that version; `cuts`: send its bytes afterwards; `weights`: fates and positions are not enough.
+    """
+
+    version: int | None
+    cuts: bool = False
+    weights: bool = False
 
 
 class _Flight(NamedTuple):
@@ -43,28 +50,13 @@ class _Flight(NamedTuple):
 class Settling:
     """One per trainer, in its thread."""
 
-    def __init__(
-        self,
-        state: TrainerState,
-        saver: Saver,
-        reporter: OutcomeReporter,
-        *,
-        steps: Steps,
-        intake: Intake,
-        publisher: Publisher,
-        arms: Callable[[], Mapping[str, Assignment]],
-        clock: Callable[[], float],
-        monotonic: Callable[[], float],
-        fault: FaultPoint,
-    ) -> None:
-        """`arms` reads the assignments: the checkpoints of their versions stay. `clock`: UTC epoch seconds; `monotonic`: seconds for timers."""
-        self._state, self._saver, self._reporter, self._steps = state, saver, reporter, steps
-        self._intake, self._publisher = intake, publisher
-        self._arms = arms
-        self._clock, self._monotonic = clock, monotonic
-        self._fault = fault
+    def __init__(self, around: Surroundings, intake: Intake, steps: Steps, saver: Saver, publisher: Publisher) -> None:
+        self._around, self._state, self._intake, self._steps = around, intake.state, intake, steps
+        self._publisher = publisher
+        self._reporter = OutcomeReporter(intake.state, around.event_log, around.clock, around.fault)
         self._flight: _Flight | None = None
         self._has_failed = False
+        self.saver = saver
         self.due: DueCheckpoint | None = None
         """Must be written before anything else happens."""
         self.is_dirty = False
@@ -80,17 +72,16 @@ class Settling:
     @property
     def may_save(self) -> bool:
         """True if another save of the weights keeps the cost within its share of time."""
-        return not self.is_busy and self._saver.may_begin
+        return not self.is_busy and self.saver.may_begin
 
     def is_worth(self, seconds: float) -> bool:
         """True if a checkpoint may begin and holds something new, and the last one was taken `seconds` ago."""
-        return self.is_dirty and not self.is_busy and self._monotonic() - self.saved_at >= seconds
+        return self.is_dirty and not self.is_busy and self._around.monotonic() - self.saved_at >= seconds
 
     def settle(self, *, wait: bool = False) -> None:
         """Take what has become durable, begin the checkpoint that is due, and report what is durable. `wait`: until all is.
 
-        Raises:
-            Unavailable: the disk is full, or a server is away; call again.
+        Raises Unavailable: the disk is full, or a server is away; call again.
         """
         wait = wait or self._has_failed
         self._finish(wait=wait)
@@ -100,43 +91,41 @@ class Settling:
         self._reporter.report()
 
     def _begin(self, due: DueCheckpoint) -> None:
-        state, began = self._state, self._monotonic()
-        if due.cuts and self._saver.has_changed and self._has_failed:
-            cut_again(state, self._clock())
+        around, state, began = self._around, self._state, self._around.monotonic()
+        if due.cuts and self.saver.has_changed and self._has_failed:
+            cut_version(state, state.version, around.clock())
         state.positions = self._intake.decided_positions()
-        self._steps.before_save()
-        cut = self._publisher.described(state, self._clock()) if due.cuts else None
-        flight = _Flight(due, self._reporter.mark(), self._steps.decided_suspects(), cut)
-        if not (due.weights or self._saver.are_weights_due):
-            self._keep_state(flight)
+        suspects = self._steps.before_save()
+        cut = self._publisher.described(state, around.clock()) if due.cuts else None
+        flight = _Flight(due, self._reporter.mark(), suspects, cut)
+        if not (due.weights or self.saver.are_weights_due):
+            # The decisions become durable beside weights that the journal leads to.
+            bits = self.saver.bits() if due.cuts else None
+            self.saver.checkpoints.keep_state(state, self.saver.journal)
+            self._was_taken()
+            self._became_durable(flight, bits)
             return
-        in_use = {arm.version for arm in self._arms().values() if arm.version is not None}
-        keep = {BASE_VERSION, state.version, *in_use}
-        self._saver.begin(state, due.version, keep, with_bits=due.cuts)
-        self._flight, self.due = flight, None
-        self.is_dirty, self.saved_at = False, self._monotonic()
+        in_use = {arm.version for arm in around.arms().values() if arm.version is not None}
+        self.saver.begin(state, due.version, {BASE_VERSION, state.version, *in_use}, with_bits=due.cuts)
+        self._flight = flight
+        self._was_taken()
         self._steps.save_seconds = self.saved_at - began
 
-    def _keep_state(self, flight: _Flight) -> None:
-        """Make the decisions durable beside weights that the journal leads to."""
-        bits = self._saver.bits() if flight.due.cuts else None
-        self._saver.keep_state(self._state)
-        self.due, self.is_dirty, self.saved_at = None, False, self._monotonic()
-        self._became_durable(flight, bits)
+    def _was_taken(self) -> None:
+        self.due, self.is_dirty, self.saved_at = None, False, self._around.monotonic()
 
     def _finish(self, *, wait: bool) -> None:
         flight = self._flight
         if flight is None:
             return
         try:
-            saved = self._saver.finished(wait=wait)
+            saved = self.saver.finished(wait=wait)
         except BaseException:
             self._flight, self.due, self._has_failed, self.is_dirty = None, flight.due, True, True
             raise
-        if saved is None:
-            return
-        self._flight, self._has_failed = None, False
-        self._became_durable(flight, saved.bits)
+        if saved is not None:
+            self._flight, self._has_failed = None, False
+            self._became_durable(flight, saved.bits)
 
     def _became_durable(self, flight: _Flight, bits: Tensors | None) -> None:
         """What was decided before is durable: it may be reported."""
@@ -144,4 +133,4 @@ class Settling:
         self._steps.saved(flight.suspects)
         if flight.cut is not None and bits is not None:
             self._publisher.cut(flight.cut, bits)
-        self._fault("training: before outcomes")
+        self._around.fault("training: before outcomes")

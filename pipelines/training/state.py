@@ -249,6 +249,10 @@ class TrainerState(msgspec.Struct, kw_only=True):
         if older:
             self.undone_after = samples.mark
 
+    def to_json(self) -> bytes:
+        """The state without what is known of single samples, which is in a file of its own."""
+        return msgspec.json.encode(self, enc_hook=_lean)
+
     @property
     def samples(self) -> KnownSamples:
         """Where `fates` and `unrewarded` are."""
@@ -282,6 +286,14 @@ class TrainerState(msgspec.Struct, kw_only=True):
             self.note(key)
 
 
+def _lean(value: Any) -> dict[str, Any] | list[int]:
+    if isinstance(value, SampleMapping):
+        return {}
+    if isinstance(value, Lineage):
+        return value.to_json()
+    raise TypeError(f"{type(value).__name__} has no place in a checkpoint")
+
+
 def begin_epoch(state: TrainerState, epoch: int) -> None:
     """Continue under another epoch. If the outcomes of this home have no numbers yet, all of them are reported again."""
     state.unreported_epochs.append(EpochBegin(epoch, state.epoch or None, state.sequence))
@@ -291,23 +303,16 @@ def begin_epoch(state: TrainerState, epoch: int) -> None:
         state.note_all(sorted(state.fates))
 
 
-def cut_version(state: TrainerState, ordinal: int, now: float) -> None:
-    """Make the current weights version `ordinal`: everything trained so far is in it."""
-    state.fates.update({key: fate.cut(ordinal) for key, fate in state.uncut().items()})
-    state.samples.cut(ordinal)
-    state.ordinal = ordinal
-    state.lineage = Lineage.of(state.lineage).child(ordinal)
-    state.unpublished_samples = 0
-    state.cut_at = now
+def cut_version(state: TrainerState, version: int, now: float) -> None:
+    """Make the current weights this version: everything trained so far is in it.
 
-
-def cut_again(state: TrainerState, now: float) -> None:
-    """Make the current weights the newest version: its checkpoint was not written, and steps have been taken since."""
-    version = state.version
+    Again for the newest version, if its checkpoint was not written and steps have been taken since.
+    """
     state.fates.update({key: fate.cut(version) for key, fate in state.uncut().items()})
     state.samples.cut(version)
-    state.unpublished_samples = 0
-    state.cut_at = now
+    if version != state.version:
+        state.ordinal, state.lineage = version, Lineage.of(state.lineage).child(version)
+    state.unpublished_samples, state.cut_at = 0, now
 
 
 def roll_back(state: TrainerState, target: TrainerState, treatments: Mapping[int, Treatment], now: float) -> int:

@@ -23,8 +23,10 @@ from pydantic import ValidationError
 
 from contracts.errors import InvalidSettings, NotFound, WeightsRefused
 from contracts.files import read_small
-from pipelines.training.checkpoints.bundle_records import (
+from pipelines.training.checkpoints.bundles import (
     BUNDLE,
+    CONTENT_SECONDS,
+    MOST_CHECKPOINTS,
     Figure,
     GuardLook,
     RewardBundle,
@@ -34,11 +36,10 @@ from pipelines.training.checkpoints.bundle_records import (
     facts_of,
     machine_of,
 )
-from pipelines.training.checkpoints.bundles import CONTENT_SECONDS, MOST_CHECKPOINTS
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import parse_name
 from pipelines.training.checkpoints.journal import Journal
-from pipelines.training.checkpoints.plans import Journaled, Place, Plan, prepare, take_again
+from pipelines.training.checkpoints.plans import Journaled, Plan, prepare, take_again
 from pipelines.training.known.known_samples import KnownSamples
 from pipelines.training.learning.guard import limits_of
 from pipelines.training.learning.learner import Learner
@@ -53,7 +54,8 @@ from policy.weights import copy_tensors, tensors_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipelines.training.checkpoints.bundle_records import Bundle
+    from pipelines.training.checkpoints.bundles import Bundle
+    from pipelines.training.checkpoints.plans import JournalRecord
 
 _THREADS = re.compile("[1-9][0-9]{0,3}")
 _SAMPLES, _TRIED = ": samples", "parts of the batch that were tried"
@@ -153,7 +155,10 @@ def replay_bundle(place: Path, *, base: str = "", device: str = "") -> ReplayedB
             f"({error.error_count()} settings, first {error.errors()[0]['loc']})",
         ) from error
     if isinstance(bundle, RewardBundle):
-        return ReplayedBundle(bundle, [], _compared(bundle, _rewards_again(bundle, settings), {}))
+        watch = RewardWatch(*settings.reward_range, settings.guard_hold_seconds)
+        watch.remember(WatchMemory(bundle.levels, bundle.recent, bundle.suspect_since))
+        tasks = [item._asdict() for item in watch.suspicions(bundle.batch, bundle.at)]
+        return ReplayedBundle(bundle, [], _compared(bundle, msgspec.structs.replace(bundle, tasks=tasks), {}))
     recorded = bundle.origin.machine
     device = device or recorded.get("device", "cpu")
     threads = recorded.get("threads", str(settings.num_threads))
@@ -177,7 +182,7 @@ def _step_again(
     name = _checkpoint_of(folder, bundle)
     try:
         checkpoint = CheckpointStore(folder, keep=1).load(name, with_samples=False)
-        plan, before = _plan_of(bundle, Journal(folder).read(name, bundle.epoch + 1))
+        plan, before = _plan_of(bundle, Journal(folder).read(name, bundle.epoch + 1).records)
     except (WeightsRefused, OSError) as error:
         raise WeightsRefused(
             getattr(error, "code", "unreadable"),
@@ -200,7 +205,7 @@ def _step_again(
         # What ended the trainer's process would end this one too.
         path.write_bytes(msgspec.json.encode(AttemptFile(condemned=deadly)))
         trial = Trial(learner, Attempts(path), plan.batch.everything[0].policy, dict)
-        found = trial.step(plan.batch, plan.weights, epoch=bundle.epoch, step=bundle.step)
+        found = trial.step(plan)
     again = msgspec.structs.replace(bundle, **facts_of(found))
     differing = ComparedFigure("steps with another result", "", " ".join(map(str, taken.different)))
     earlier = f"{taken.num_steps} steps from the checkpoint to this one"
@@ -221,11 +226,11 @@ def _checkpoint_of(folder: Path, bundle: StepBundle) -> str:
     return name
 
 
-def _plan_of(bundle: StepBundle, found: Journaled) -> tuple[Plan, Journaled]:
+def _plan_of(bundle: StepBundle, records: Sequence[JournalRecord]) -> tuple[Plan, Journaled]:
     """The plan of the bundle's step, and the records before it. The trainer went on to write after them: the file is a link."""
-    for number, record in enumerate(found.records):
+    for number, record in enumerate(records):
         if isinstance(record, Plan) and record.digest == bundle.plan:
-            return record, Journaled(found.records[:number], Place(bundle.epoch, number))
+            return record, Journaled(records[:number])
     raise WeightsRefused("no_step", f"the journal in {bundle.checkpoint} is cut or damaged: it lacks this step")
 
 
@@ -239,13 +244,6 @@ def _base(folder: Path, base: str, device: str) -> Any:
         ) from error
     copy_tensors(model, tensors_of(model))
     return model
-
-
-def _rewards_again(bundle: RewardBundle, settings: TrainingSettings) -> RewardBundle:
-    watch = RewardWatch(*settings.reward_range, settings.guard_hold_seconds)
-    watch.remember(WatchMemory(bundle.levels, bundle.recent, bundle.suspect_since))
-    found = watch.suspicions(bundle.batch, bundle.at)
-    return msgspec.structs.replace(bundle, tasks=[item._asdict() for item in found])
 
 
 def _compared(recorded: Bundle, again: Bundle, limits: Mapping[str, float]) -> list[ComparedPart]:
@@ -264,33 +262,23 @@ def _figures_of(bundle: Bundle) -> dict[str, dict[str, Figure]]:
     if isinstance(bundle, RewardBundle):
         return {str(task["task"]): task for task in bundle.tasks}
     whole, tried = ([look for look in bundle.looks if look.is_whole is is_whole] for is_whole in (True, False))
-    found: dict[str, dict[str, Figure]] = {
-        "the step": {
-            "reason": bundle.reason,
-            "attempts": float(len(whole)),
-            "rows learned": float(bundle.learned),
-            "rows left": " ".join(bundle.left),
-        }
+    step: dict[str, Figure] = {
+        "reason": bundle.reason,
+        "attempts": float(len(whole)),
+        "rows learned": float(bundle.learned),
+        "rows left": " ".join(bundle.left),
     }
+    found = {"the step": step}
     for number, look in enumerate(whole, start=1):
         rows = {f"{row.get('key')} {name}": value for row in look.samples for name, value in row.items()}
         found |= {f"attempt {number}": _figures_at(look), f"attempt {number}{_SAMPLES}": rows}
-    found[_TRIED] = {
-        f"{number}: {name}": value
-        for number, look in enumerate(tried, start=1)
-        for name, value in _figures_at(look).items()
-    }
-    found["culprits"] = {item.key: item.reason for item in bundle.culprits}
-    return found
+    parts = [(f"{number}: ", _figures_at(look)) for number, look in enumerate(tried, start=1)]
+    found[_TRIED] = {start + name: value for start, figures in parts for name, value in figures.items()}
+    return found | {"culprits": {item.key: item.reason for item in bundle.culprits}}
 
 
 def _figures_at(look: GuardLook) -> dict[str, Figure]:
     # The rest of an error's message may name addresses in memory.
     error = look.error.partition(":")[0]
-    return {
-        "number of rows": float(look.num_rows),
-        "rows": look.rows,
-        "reason": look.reason,
-        "error": error,
-        **look.figures,
-    }
+    rows: dict[str, Figure] = {"number of rows": float(look.num_rows), "rows": look.rows}
+    return {**rows, "reason": look.reason, "error": error, **look.figures}

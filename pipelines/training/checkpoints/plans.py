@@ -21,8 +21,6 @@ from blake3 import blake3
 
 from contracts.errors import StepsBroken, WeightsRefused
 from pipelines.training.known.batches import Batch
-from pipelines.training.known.known_samples import SampleMapping
-from pipelines.training.known.lineage import Lineage
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.samples.culprits import STEP_ERROR
 from pipelines.training.state import Fate, TrainerState
@@ -84,7 +82,7 @@ class StateKept(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
 
     epoch: int
     mark: int
-    """Of the samples, see `samples`."""
+    """Of the samples, see `known_samples`."""
     state: bytes
     """JSON of a `TrainerState`."""
 
@@ -92,44 +90,47 @@ class StateKept(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     def of(cls, state: TrainerState, mark: int) -> StateKept:
         """The state as it is now."""
         lean = msgspec.structs.replace(state, tracker={}, comparable_norms=[], guard_signs={}, random_state={})
-        return cls(epoch=state.epoch, mark=mark, state=msgspec.json.encode(lean, enc_hook=without_samples))
+        return cls(epoch=state.epoch, mark=mark, state=lean.to_json())
 
 
 JournalRecord = Plan | Ending | StateKept
 
 
-class Place(NamedTuple):
-    """After `number` records of the journal of `epoch`; epoch 0: at the checkpoint itself."""
+class Journaled(NamedTuple):
+    """The records since a checkpoint. They end after `number` records of the journal of `epoch`; 0: at the checkpoint itself."""
 
+    records: Sequence[JournalRecord]
     epoch: int = 0
     number: int = 0
 
+    @property
+    def unfinished(self) -> Plan | None:
+        """A step that had begun: it is taken first, as it was planned."""
+        last = self.records[-1] if self.records else None
+        return last if isinstance(last, Plan) else None
 
-class Journaled(NamedTuple):
-    """The records since a checkpoint, and where they end."""
 
-    records: list[JournalRecord]
-    end: Place
-
-
-class StepsTaken(NamedTuple):
-    """What taking the steps of a journal again came to."""
+class Restored(NamedTuple):
+    """Where the trainer continues from. The learner has the weights."""
 
     state: TrainerState
-    found: Journaled
-    """The finished steps. The journal goes on after them."""
-    unfinished: Plan | None
-    """A step that had begun: it is taken first, as it was planned."""
-    num_steps: int
-    different: Sequence[int]
-    """Steps that did not give the recorded result."""
-    taught: Sequence[Batch]
+    version: int | None
+    """The checkpoint's, whose weights the learner has, or had before it took steps again."""
+    reported_ordinal: int
+    """The version before the one that samples in no version yet were last reported with."""
+    unfinished: Plan | None = None
+    """A step to take first."""
+    num_steps: int = 0
+    """Steps that were taken again."""
+    different: Sequence[int] = ()
+    """Those that did not give the recorded result."""
+    taught: Sequence[Batch] = ()
     """What was learned after the state was saved."""
 
 
 def take_again(
     learner: Learner, checkpoint: Checkpoint, found: Journaled, samples: Callable[[int], KnownSamples]
-) -> StepsTaken:
+) -> Restored:
     """Give the learner the checkpoint, and take every finished step since it.
 
     Args:
@@ -142,12 +143,8 @@ def take_again(
         WeightsRefused: the checkpoint is of another policy, a record cannot be read, or the samples of its mark are lost.
     """
     learner.restore(checkpoint)
-    unfinished: Plan | None = None
-    if found.records and isinstance(found.records[-1], Plan):
-        unfinished = found.records[-1]
-        found = Journaled(found.records[:-1], Place(found.end.epoch, found.end.number - 1))
-    newest = max((at for at, record in enumerate(found.records) if isinstance(record, StateKept)), default=-1)
     state = newest_state(checkpoint.state, found.records, samples)
+    newest = max((at for at, record in enumerate(found.records) if isinstance(record, StateKept)), default=-1)
     plan: Plan | None = None
     num_steps, different, taught = 0, [], []
     for at, record in enumerate(found.records):
@@ -167,9 +164,9 @@ def take_again(
             step_done()
     TRAINING_REPLAYS.labels("same").inc(num_steps - len(different))
     TRAINING_REPLAYS.labels("different").inc(len(different))
-    if found.records or unfinished:
+    if found.records:
         log.info("steps of the journal taken again", num_steps=num_steps, different=different)
-    return StepsTaken(state, found, unfinished, num_steps, different, taught)
+    return Restored(state, checkpoint.version, state.ordinal, found.unfinished, num_steps, different, taught)
 
 
 def prepare(learner: Learner, plan: Plan, max_tokens: int) -> None:
@@ -196,24 +193,15 @@ def newest_state(
     Raises:
         WeightsRefused: it cannot be read, or the samples of its mark are lost.
     """
-    held = [record for record in records if isinstance(record, StateKept)]
-    if not held:
+    kept = next((record for record in reversed(records) if isinstance(record, StateKept)), None)
+    if kept is None:
         return state
     try:
-        state = msgspec.json.decode(held[-1].state, type=TrainerState)
+        state = msgspec.json.decode(kept.state, type=TrainerState)
     except msgspec.MsgspecError as error:
         raise WeightsRefused("unreadable", f"the journal's newest state cannot be read: {error}") from error
-    state.use(samples(held[-1].mark))
+    state.use(samples(kept.mark))
     return state
-
-
-def without_samples(value: Any) -> dict[str, Any] | list[int]:
-    """For `msgspec.json.encode`: what is known of single samples is in a file of its own, and a lineage is few numbers."""
-    if isinstance(value, SampleMapping):
-        return {}
-    if isinstance(value, Lineage):
-        return value.to_json()
-    raise TypeError(f"{type(value).__name__} has no place in a checkpoint")
 
 
 def _repeat(learner: Learner, plan: Plan, ending: Ending) -> str:

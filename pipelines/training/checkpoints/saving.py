@@ -5,7 +5,7 @@
     learner ──before_change, in the trainer's thread: keeps what is not written yet
 
 In: learner and state at one moment. Out: a durable checkpoint, and the bits of the version that it is. Waits for: nothing in
-`begin`; before a step, for what exceeds the budget of copies (see `snapshot`).
+`begin`; before a step, for what exceeds the budget of copies (see `TensorSnapshot`).
 
 The cost of a save is the time that it takes from the trainer's thread: taking the state, waiting and copying. It is measured.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from concurrent.futures import Executor, Future
 
-    from pipelines.training.checkpoints.checkpoint import CheckpointStore, PendingCheckpoint, WrittenCheckpoint
+    from pipelines.training.checkpoints.checkpoint import CheckpointStore, PendingCheckpoint
     from pipelines.training.checkpoints.journal import Journal
     from pipelines.training.learning.learner import Learner
     from pipelines.training.state import TrainerState
@@ -43,13 +43,6 @@ _REMEMBERED = 5
 log = structlog.get_logger()
 
 
-class SavedCheckpoint(NamedTuple):
-    """A durable checkpoint. `bits`: of the version, if they were asked for."""
-
-    name: str
-    bits: Tensors | None
-
-
 class Saver:
     """One per trainer, in its thread; the writing is in the executor's. One save at a time."""
 
@@ -64,15 +57,11 @@ class Saver:
         copied_share: float = COPIED_SHARE,
     ) -> None:
         """`executor` has one thread, or runs at once. `copied_share`: see `TensorSnapshot`."""
-        self._copied_share = copied_share
-        self._learner, self._checkpoints, self._journal = learner, checkpoints, journal
-        self._began_at = -math.inf
+        self._learner, self._copied_share = learner, copied_share
         self._executor, self._monotonic = executor, monotonic
-        self._job: Future[Tensors | None] | None = None
-        self._pending: PendingCheckpoint | None = None
-        self._state: TrainerState | None = None
-        self._durable: WrittenCheckpoint | None = None
-        self._began = 0.0
+        self.checkpoints, self.journal = checkpoints, journal
+        self._saving: tuple[PendingCheckpoint, Future[None]] | None = None
+        self._began = -math.inf
         self._cost, self._costs = 0.0, deque[float](maxlen=_REMEMBERED)
         self.has_changed = False
         """True if weights or moments changed since the last `begin`."""
@@ -86,7 +75,7 @@ class Saver:
     @property
     def are_weights_due(self) -> bool:
         """True if weights must be saved: nothing leads to them, or a restart would need long and another save keeps within its share."""
-        journal = self._journal
+        journal = self.journal
         if not journal.is_open or journal.is_full:
             return True
         return journal.seconds > REPLAY_SECONDS and self.may_begin
@@ -94,20 +83,11 @@ class Saver:
     @property
     def may_begin(self) -> bool:
         """True if another save keeps the cost within its share of time."""
-        return self._monotonic() - self._began_at >= self.pause
-
-    def keep_state(self, state: TrainerState) -> None:
-        """Save the state beside the weights that the journal leads to; not while a checkpoint is being written.
-
-        Raises:
-            Unavailable: the disk is full; what was durable still is.
-            LeaseLost, StaleWrite: another trainer took over; nothing may be told.
-        """
-        self._checkpoints.keep_state(state, self._journal)
+        return self._monotonic() - self._began >= self.pause
 
     def bits(self) -> Tensors:
         """The bits of the version whose checkpoint the journal follows, as they were before any of its steps."""
-        return self._checkpoints.bits_of(self._journal.name, self._learner.tensors_in)
+        return self.checkpoints.bits_of(self.journal.name, self._learner.tensors_in)
 
     def begin(
         self, state: TrainerState, version: int | None, keep_versions: Collection[int], *, with_bits: bool
@@ -117,68 +97,60 @@ class Saver:
         Args:
             state: changes of its samples are handed over until `finished`.
             version: the weights are that version.
-            keep_versions: see `CheckpointStore.prune`.
+            keep_versions: their checkpoints stay.
             with_bits: read the version's bits from the checkpoint afterwards.
 
-        Raises:
-            Unavailable: the disk is full; nothing was taken.
-            StaleWrite: another trainer uses the folder.
+        Raises Unavailable: the disk is full; nothing was taken. StaleWrite: another trainer uses the folder.
         """
-        self._began = self._began_at = self._monotonic()
+        self._began = self._monotonic()
         captured = self._learner.capture(state, version)
-        pending = self._checkpoints.begin(captured, budget=self._copied_share, same_as=self._learner.saved_as)
+        pending = self.checkpoints.begin(captured, budget=self._copied_share, same_as=self._learner.saved_as)
         try:
-            self._journal.start(pending.name, state.epoch)
+            self.journal.start(pending.name, state.epoch)
         except BaseException:
-            self._checkpoints.give_up(pending)
-            state.samples.not_written()
+            self.checkpoints.give_up(pending)
+            self.checkpoints.finish(pending)
             raise
-        self._pending, self._state, self._durable, self.has_changed = pending, state, None, False
-        self._cost = self._monotonic() - self._began
-        self._job = self._executor.submit(self._write, pending, keep_versions, with_bits=with_bits)
+        self.has_changed, self._cost = False, self._monotonic() - self._began
 
-    def finished(self, *, wait: bool) -> SavedCheckpoint | None:
+        def write() -> None:
+            self.checkpoints.write(pending, keep_versions)
+            if with_bits:
+                pending.bits = self.checkpoints.bits_of(pending.name, self._learner.tensors_in)
+
+        self._saving = (pending, self._executor.submit(write))
+
+    def finished(self, *, wait: bool) -> PendingCheckpoint | None:
         """What the last `begin` saved; None if it is not durable yet. `wait`: until it is.
 
-        Raises:
-            Unavailable: the disk is full; nothing is lost, and a later save holds what this one would have.
-            StaleWrite: another trainer uses the folder.
+        Raises Unavailable: the disk is full; nothing is lost, and a later save holds what this one would have. StaleWrite:
+        another trainer uses the folder.
         """
-        job, pending, state = self._job, self._pending, self._state
-        if job is None or pending is None or state is None or not (wait or job.done()):
+        if self._saving is None or not (wait or self._saving[1].done()):
             return None
-        self._job = self._pending = None
+        (saved, job), self._saving = self._saving, None
         try:
-            bits = job.result()
+            job.result()
         finally:
             # What is durable is known to be, also if something failed afterwards.
-            written = self._durable
-            if written is None:
-                state.samples.not_written()
-                self._journal.drop(pending.name)
+            self.checkpoints.finish(saved)
+            if saved.mark is None:
+                self.journal.drop(saved.name)
             else:
-                self._checkpoints.finish(state, written)
-                self._journal.settle(written.name)
-        if written is None:
-            return None
-        if not written.is_linked:
+                self.journal.settle(saved.name)
+        if not saved.is_linked:
             self._costs.append(self._cost)
         if not self.has_changed:
-            self._learner.saved_as = written.name
+            self._learner.saved_as = saved.name
         seconds = self._monotonic() - self._began
         for name, value in (("save_seconds", seconds), ("save_stall_seconds", self._cost)):
             TRAINING_FIGURE.labels(name).set(value)
-        log.debug("checkpoint saved", checkpoint=written.name, seconds=seconds, stalled_seconds=self._cost)
-        return SavedCheckpoint(written.name, bits)
-
-    def _write(self, pending: PendingCheckpoint, keep_versions: Collection[int], *, with_bits: bool) -> Tensors | None:
-        self._durable = written = self._checkpoints.write(pending)
-        self._checkpoints.prune(pending, keep_versions)
-        return self._checkpoints.bits_of(written.name, self._learner.tensors_in) if with_bits else None
+        log.debug("checkpoint saved", checkpoint=saved.name, seconds=seconds, stalled_seconds=self._cost)
+        return saved
 
     def _keep(self) -> None:
         self.has_changed = True
-        if self._pending is not None:
+        if self._saving is not None:
             began = self._monotonic()
-            self._pending.snapshot.keep()
+            self._saving[0].snapshot.keep()
             self._cost += self._monotonic() - began

@@ -17,13 +17,14 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from contracts.files import open_plain
+from pipelines.training.checkpoints.checkpoint_names import Written
 from weights.files import full_disk_named, sync_folder
 from weights.mapped import map_file
 
@@ -38,13 +39,6 @@ _TYPES = {name: dtype for dtype, name in _DTYPES.items()}
 _PIECE_BYTES = 16 << 20
 _SYNC_BYTES = 64 << 20
 """Synced this often: a small file that another thread syncs would otherwise wait for gigabytes of this one."""
-
-
-class Written(NamedTuple):
-    """Size in bytes and blake3 of a file."""
-
-    size: int
-    digest: str
 
 
 class TensorSnapshot:
@@ -101,12 +95,7 @@ class TensorFile(Mapping[str, torch.Tensor]):
     """The tensors of one file. Each is read when it is asked for, so looking at all in turn takes the memory of one."""
 
     def __init__(self, path: Path) -> None:
-        """Read the header.
-
-        Raises:
-            WeightsRefused: it is damaged, see `map_file`.
-            NotFound: there is none.
-        """
+        """Read the header. Raises WeightsRefused: it is damaged, see `map_file`; NotFound: there is none."""
         self._tensors = map_file(path)
         for name, tensor in self._tensors.items():
             if tensor.dtype not in _TYPES:
@@ -163,11 +152,7 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> Written:
 
 
 def measured(path: Path) -> Written:
-    """Size and blake3 of a plain file.
-
-    Raises:
-        OSError: it cannot be read, or is something else.
-    """
+    """Size and blake3 of a plain file. Raises OSError: it cannot be read, or is something else."""
     digest, size = blake3(), 0
     with open_plain(path) as file:
         while piece := file.read(_PIECE_BYTES):

@@ -38,16 +38,15 @@ log = structlog.get_logger()
 
 
 class AttemptFile(msgspec.Struct):
-    """The content of the file: sample keys, no text."""
+    """The content of the file: sample keys, no text. `keys` of the current step are empty between steps."""
 
     epoch: int = 0
     step: int = 0
-    keys: list[str] = msgspec.field(default_factory=list)
-    """Keys of the current step; empty between steps."""
+    keys: list[str] = []
     alone: str | None = None
     """The suspect that is being tried alone."""
-    suspects: set[str] = msgspec.field(default_factory=set)
-    condemned: set[str] = msgspec.field(default_factory=set)
+    suspects: set[str] = set()
+    condemned: set[str] = set()
     num_deaths: int = 0
     """Deaths in steps of several samples that no sample explains, since the last such step that went through."""
 
@@ -57,11 +56,10 @@ class Attempts:
 
     def __init__(self, path: Path) -> None:
         """Read the file that a previous process left if it died in a step."""
-        self._path = path
-        self._now = _read(path)
+        self._path, self._now = path, _read(path)
         self.has_died = bool(self._now.keys)
         """True if the process before this one died in a step."""
-        if self._now.keys:
+        if self.has_died:
             self._learn_of_death()
             self._write()
 
@@ -88,14 +86,9 @@ class Attempts:
         """The keys that must be tried alone first."""
         return [key for key in keys if key in self._now.suspects]
 
-    def begin(self, epoch: int, step: int, keys: Iterable[str]) -> None:
-        """Record the keys of the step that comes next. Durable when this returns."""
-        self._now.epoch, self._now.step, self._now.keys, self._now.alone = epoch, step, list(keys), None
-        self._write()
-
-    def try_alone(self, key: str) -> None:
-        """Record the suspect that is tried next. Durable when this returns."""
-        self._now.keys, self._now.alone = [key], key
+    def begin(self, epoch: int, step: int, keys: Iterable[str], alone: str | None = None) -> None:
+        """Record the keys of the step that comes next; `alone`: the suspect that it tries. Durable when this returns."""
+        self._now.epoch, self._now.step, self._now.keys, self._now.alone = epoch, step, list(keys), alone
         self._write()
 
     def condemn(self, key: str) -> None:

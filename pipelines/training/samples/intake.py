@@ -55,9 +55,10 @@ class Intake:
     """The queue between the log and the batch. It writes decisions that need no step into `state`."""
 
     def __init__(self, state: TrainerState) -> None:
-        self._state = state
-        self._next: dict[str, dict[int, int]] = {topic: dict(at) for topic, at in state.positions.items()}
+        self.state = state
         self._waiting: dict[str, WaitingSample] = {}
+        self._next: dict[str, dict[int, int]] = {}
+        self.read_on_from(state.positions)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -90,9 +91,9 @@ class Intake:
         key, revision = experience.key, experience.revision
         if experience.purpose != "user":
             return None
-        held, fate = self._waiting.get(key), self._state.fates.get(key)
+        held, fate = self._waiting.get(key), self.state.fates.get(key)
         seen = (
-            self._state.unrewarded.get(key, -1),
+            self.state.unrewarded.get(key, -1),
             fate.newest if fate else -1,
             held.experience.revision if held else -1,
         )
@@ -104,21 +105,21 @@ class Intake:
             return self._expire(experience)
         if is_learnable(experience):
             self._wait(record, experience, now)
-            self._state.unrewarded.pop(key, None)
+            self.state.unrewarded.pop(key, None)
         else:
             self._waiting.pop(key, None)
-            self._state.unrewarded[key] = revision
+            self.state.unrewarded[key] = revision
         return None
 
     def _is_expired(self, key: str) -> bool:
         """True if the key is so old that nothing is known of it any more: it may have been trained, so it is never new."""
         at = generated_at(key)
-        return at is not None and at < self._state.expired_before
+        return at is not None and at < self.state.expired_before
 
     def _expire(self, experience: Experience) -> Fate | None:
         if not is_learnable(experience):
             return None
-        fate = self._state.fates[experience.key] = Fate(experience.revision, "stale", EXPIRED)
+        fate = self.state.fates[experience.key] = Fate(experience.revision, "stale", EXPIRED)
         return fate
 
     def _wait(self, record: LogRecord, experience: Experience, now: float) -> None:
@@ -136,22 +137,22 @@ class Intake:
         else:
             self._wait(record, experience, now)
             return None
-        self._state.fates[key] = changed
+        self.state.fates[key] = changed
         return changed
 
     def corrects(self, experience: Experience) -> Fate | None:
         """The fate of the trained sample that this revision corrects; None if it is a sample itself."""
-        fate = self._state.fates.get(experience.key)
+        fate = self.state.fates.get(experience.key)
         return fate if fate is not None and fate.state == "trained" else None
 
     def roll_back(self) -> None:
         """Drop corrections of samples that a rollback took out of the weights; the fate of the sample covers them."""
         for key in list(self._waiting):
-            fate = self._state.fates.get(key)
+            fate = self.state.fates.get(key)
             if fate is not None and fate.state == "quarantined":
                 revision = self._waiting.pop(key).experience.revision
-                self._state.fates[key] = msgspec.structs.replace(fate, revision=revision)
-                self._state.note(key)
+                self.state.fates[key] = msgspec.structs.replace(fate, revision=revision)
+                self.state.note(key)
 
     def go_back(self, positions: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
         """Move reading positions back to `positions` where those are earlier; returns the positions before."""
@@ -211,8 +212,8 @@ class Intake:
 
     def decide(self, key: str, fate: Fate) -> None:
         """Give a sample its fate. It need not wait here: a step that a restart takes again has samples that were not read again."""
-        self._state.fates[key] = fate
-        self._state.note(key)
+        self.state.fates[key] = fate
+        self.state.note(key)
         self._waiting.pop(key, None)
 
     def is_ready(self, now: float, *, is_full: bool, min_batch_size: int, max_wait_seconds: float) -> bool:

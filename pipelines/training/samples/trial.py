@@ -25,6 +25,7 @@ from pipelines.training.samples.culprits import STEP_ERROR, Failure, canary, fin
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from pipelines.training.checkpoints.plans import Plan
     from pipelines.training.learning.figures import StepResult
     from pipelines.training.learning.learner import Learner
     from pipelines.training.samples.attempts import Attempts
@@ -71,38 +72,32 @@ class Trial:
         self, learner: Learner, attempts: Attempts, policy: str, held: Callable[[], Mapping[int, Tensors]]
     ) -> None:
         """`held`: published bits in memory, to measure the mismatch on."""
-        self._learner = learner
-        self._attempts = attempts
-        self._held = held
+        self._learner, self._attempts, self._held = learner, attempts, held
         self._canary = Batch([canary(policy)], [])
         self._tried: list[Tried] = []
+        self._weights: Mapping[str, float] = {}
+        """Of the step that is tried now: sample key to weight."""
         self._num_in_a_row = 0
         self._num_careful = CAREFUL_BATCHES if attempts.has_died else 0
         # One death may have any cause, and a smaller budget gives other last bits.
         learner.budget.reduce(max(attempts.num_deaths - 1, 0))
 
-    def step(self, batch: Batch, weights: Mapping[str, float], *, epoch: int, step: int) -> TrialResult:
-        """Learn from a batch without its culprits.
-
-        Args:
-            batch: not empty.
-            weights: sample key to weight.
-            epoch: identifies the attempt.
-            step: identifies the attempt.
+    def step(self, plan: Plan) -> TrialResult:
+        """Learn from the batch of a plan, which is not empty, without its culprits.
 
         Raises:
             StepsBroken: steps fail with any sample. The attempt stays on disk, as if the process had died.
             MillraceError: an error that no sample causes; nothing has changed.
         """
         culprits: list[tuple[Batch, Failure]] = []
-        self._tried = []
-        keys, left, far = batch.keys, Batch([], []), dict[str, float]()
-        batch = self._without_deadly(batch, weights, culprits, epoch, step)
+        keys, left, far = plan.batch.keys, Batch([], []), dict[str, float]()
+        self._tried, self._weights = [], {**dict.fromkeys(self._canary.keys, 1.0), **plan.weights}
+        batch = self._without_deadly(plan, culprits)
         result: StepResult | None = None
         try:
             while batch.everything:
-                self._attempts.begin(epoch, step, batch.keys)
-                tried = self._take(batch, weights)
+                self._attempts.begin(plan.epoch, plan.step, batch.keys)
+                tried = self._take(batch)
                 if not isinstance(tried, Failure):
                     left = Batch.joined([left, batch.only(tried.left)])
                     far |= {key: tried.log_ratios[key] for key in tried.left}
@@ -110,7 +105,7 @@ class Trial:
                 if not isinstance(tried, Failure) and not tried.skipped:
                     result = _with_left(tried, far)
                     break
-                found = self._blame(batch, weights, tried)
+                found = self._blame(batch, tried)
                 culprits += found
                 if found:
                     batch = batch.without(found)
@@ -131,13 +126,11 @@ class Trial:
         self._count(len(culprits), is_innocent=bool(batch.everything or left.everything), num_tried=len(keys))
         return TrialResult(batch, result, culprits, left, self._tried)
 
-    def _without_deadly(
-        self, batch: Batch, weights: Mapping[str, float], culprits: list[tuple[Batch, Failure]], epoch: int, step: int
-    ) -> Batch:
+    def _without_deadly(self, plan: Plan, culprits: list[tuple[Batch, Failure]]) -> Batch:
         """The batch without samples that end the process: those already known, and those found by trying suspects."""
-        parts = batch.parts()
+        batch = plan.batch
         suspects = set(self._attempts.suspects_among(batch.keys))
-        if suspects and self._learner.is_on_cpu and survives(lambda: self._fails(batch, weights)):
+        if suspects and self._learner.is_on_cpu and survives(lambda: self._fails(batch)):
             # Something else ended the process in this step: an operator, or the system.
             self._attempts.survived(*suspects)
             suspects = set()
@@ -146,23 +139,22 @@ class Trial:
             self._see_canary()
         elif self._num_careful > 0 and self._learner.is_on_cpu:
             self._num_careful -= 1
-            if survives(lambda: self._fails(batch, weights)) is False:
+            if survives(lambda: self._fails(batch)) is False:
                 suspects = set(batch.keys)
-        for part in parts:
+        for part in batch.parts():
             (key,) = part.keys
-            if self._attempts.is_condemned(key) or (key in suspects and self._is_deadly(part, weights, epoch, step)):
+            if self._attempts.is_condemned(key) or (key in suspects and self._is_deadly(part, plan)):
                 culprits.append((part, Failure(STEP_ERROR, DEADLY)))
         return batch.without(culprits)
 
-    def _is_deadly(self, part: Batch, weights: Mapping[str, float], epoch: int, step: int) -> bool:
+    def _is_deadly(self, part: Batch, plan: Plan) -> bool:
         """Try a suspect alone: in a copy of the process if possible, otherwise recorded on disk before it is tried."""
         (key,) = part.keys
-        lives = survives(lambda: self._fails(part, weights)) if self._learner.is_on_cpu else None
+        lives = survives(lambda: self._fails(part)) if self._learner.is_on_cpu else None
         if lives is None:
-            self._attempts.begin(epoch, step, [key])
-            self._attempts.try_alone(key)
+            self._attempts.begin(plan.epoch, plan.step, [key], alone=key)
             try:
-                self._fails(part, weights)
+                self._fails(part)
             finally:
                 self._attempts.end()
         if lives is False:
@@ -171,11 +163,11 @@ class Trial:
         self._attempts.survived(key)
         return False
 
-    def _take(self, batch: Batch, weights: Mapping[str, float], *, dry_run: bool = False) -> StepResult | Failure:
-        held = self._held()
+    def _take(self, batch: Batch, *, dry_run: bool = False) -> StepResult | Failure:
+        held, weights = self._held(), batch.weights(self._weights)
         tried: StepResult | Failure
         try:
-            tried = self._learner.step(batch.samples, batch.weights(weights), held, batch.lessons, dry_run=dry_run)
+            tried = self._learner.step(batch.samples, weights, held, batch.lessons, dry_run=dry_run)
         except MillraceError:
             raise
         except Exception as error:  # noqa: BLE001 whatever error a sample provokes must cost that sample only
@@ -186,46 +178,40 @@ class Trial:
             self._tried.append(Tried(batch, tried, not dry_run))
         return tried
 
-    def _fails(self, batch: Batch, weights: Mapping[str, float]) -> Failure | None:
+    def _fails(self, batch: Batch) -> Failure | None:
         """How a step with this batch would fail; None if it would be taken. Changes nothing."""
-        tried = self._take(batch, weights, dry_run=True)
+        tried = self._take(batch, dry_run=True)
         if isinstance(tried, Failure):
             return tried
         return Failure(tried.skipped) if tried.skipped else None
 
-    def _blame(
-        self, batch: Batch, weights: Mapping[str, float], tried: StepResult | Failure
-    ) -> Sequence[tuple[Batch, Failure]]:
+    def _blame(self, batch: Batch, tried: StepResult | Failure) -> Sequence[tuple[Batch, Failure]]:
         """The samples that made the step fail; none if only the whole batch fails.
+
+        A spike: none either if more than a quarter of the samples are one alone. Then the policy or the task is to blame.
 
         Raises:
             StepsBroken: even the canary fails.
         """
-        failure = tried if isinstance(tried, Failure) else Failure(tried.skipped)
-        budget = self._learner.budget.current
 
         def fails(parts: Sequence[Batch]) -> Failure | None:
-            return self._fails(Batch.joined(parts), weights)
+            return self._fails(Batch.joined(parts))
 
-        if not isinstance(tried, Failure) and failure.reason in SPIKES:
-            return self._blame_for_spike(_as_pulled(batch, tried), failure, fails)
+        if not isinstance(tried, Failure) and tried.skipped in SPIKES:
+            parts = _as_pulled(batch, tried)
+            most = max(len(parts) // 4, 1)
+            found = find_culprits(parts, Failure(tried.skipped), fails, most)
+            return found if len(found) <= most else []
+        budget = self._learner.budget.current
         self._see_canary()
-        found = find_culprits(batch.parts(), failure, fails)
+        found = find_culprits(batch.parts(), tried if isinstance(tried, Failure) else Failure(tried.skipped), fails)
         if found:
             # The budget shrank for samples that are now gone; the others may have the old one again.
             self._learner.budget.allow(budget)
         return found
 
-    def _blame_for_spike(
-        self, parts: Sequence[Batch], failure: Failure, fails: Callable[[Sequence[Batch]], Failure | None]
-    ) -> Sequence[tuple[Batch, Failure]]:
-        """The samples that are a spike alone. None if those are more than a quarter: then the policy or the task is to blame."""
-        most = max(len(parts) // 4, 1)
-        found = find_culprits(parts, failure, fails, most)
-        return found if len(found) <= most else []
-
     def _see_canary(self) -> None:
-        failure = self._fails(self._canary, dict.fromkeys(self._canary.keys, 1.0))
+        failure = self._fails(self._canary)
         if failure is not None and failure.reason not in SPIKES:
             raise StepsBroken(
                 f"a training step fails with any sample: {failure.error or failure.reason}; check the device, its memory "

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from pipelines.training.checkpoints.checkpoint import SAMPLES, CheckpointStore
-from pipelines.training.checkpoints.plans import without_samples
 from pipelines.training.known import known_samples, lineage
 from pipelines.training.known.lineage import Lineage, VersionTree, left_behind, left_versions
 from pipelines.training.learning import trackers
@@ -94,9 +93,8 @@ def live(folder: Path, number: int) -> Iterator[Size]:
         told(state)
         state.tracker, state.reward_levels = tracker.to_json(), watch.levels.to_json()
         store.save(Checkpoint(state, {}, {}))
-        encoded = msgspec.json.encode(state, enc_hook=without_samples)
         yield Size(
-            len(encoded),
+            len(state.to_json()),
             len(Lineage.of(state.lineage).to_json()),
             *rows(folder / SAMPLES),
             len(left),

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.training.clocks import began_before, rising, wall_for_ages
+from pipelines.training.surroundings import began_before, rising, wall_for_ages
 from tests.unit.pipelines.training.world import NOW, AwayStore, World
 from weights.stores.folder import FolderObjects
 

@@ -249,7 +249,7 @@ def test_a_version_whose_checkpoint_was_forgotten_is_taken_from_the_store(world:
     world.add_random(8 * 5, seed=1)
     world.turns(trainer, 11)
     assert trainer.state.lineage == [6, 5, 4, 3, 2, 1, 0]
-    assert 1 not in trainer.checkpoints.versions()
+    assert 1 not in trainer.recovery.checkpoints.versions()
     world.revoke_down_to(1)
     trainer.turn()
 

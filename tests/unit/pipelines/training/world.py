@@ -26,8 +26,9 @@ from pipelines.episodes.epochs.chain import Epochs, EpochStart, best, valid_thro
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.whole_model import WholeModel
-from pipelines.training.process import Surroundings, compose
+from pipelines.training.process import compose
 from pipelines.training.settings import TrainingSettings
+from pipelines.training.surroundings import Surroundings
 from pipelines.training.worker import Trainer
 from policy.weights import tensors_of
 from runtime.lease import Lease

@@ -15,8 +15,8 @@ import pytest
 from contracts.errors import InvalidSettings, MillraceError, WeightsRefused
 from contracts.records import Experience, pack_floats
 from pipelines.training.checkpoints import bundle_replay, bundles
-from pipelines.training.checkpoints.bundle_records import BUNDLE, RewardBundle, StepBundle, decode_bundle, encode_bundle
 from pipelines.training.checkpoints.bundle_replay import ReplayedBundle, read_bundle, replay_bundle
+from pipelines.training.checkpoints.bundles import BUNDLE, RewardBundle, StepBundle, decode_bundle, encode_bundle
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.worker import Trainer
 from tests.command_line import run_here
@@ -116,7 +116,7 @@ def blamed_bundle(place: Path, device: str = "cpu") -> Path:
     fate = trainer.state.fates[bad.key]
     assert (fate.state, fate.reason) == ("quarantined", SPIKE)
     learn(world, trainer, 8, 101)
-    trainer.checkpoints.close()
+    trainer.recovery.checkpoints.close()
     world.close()
     return only_bundle(world)
 
@@ -438,7 +438,7 @@ def test_bundles_are_bounded_in_number_disk_and_time(poisoned: Path, monkeypatch
     (folder / "sample-old.json").write_text("{}")
     os.utime(folder / "sample-old.json", (1.0, 1.0))
     now = 100.0
-    kept = bundles.Bundles(folder, folder, lambda: origin, clock=lambda: now)
+    kept = bundles.Bundles(folder, folder, origin, clock=lambda: now)
     shutil.rmtree(poisoned)
     kept.expire()
     assert not list(folder.glob("unfinished-*"))

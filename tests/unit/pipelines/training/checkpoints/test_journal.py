@@ -14,7 +14,7 @@ from contracts.errors import InvalidSettings, StaleWrite, Unavailable, WeightsRe
 from pipelines.training.checkpoints import journal as journals
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.checkpoints.journal import Journal
-from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, Place, Plan, StateKept
+from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, Plan, StateKept
 from pipelines.training.known.batches import Batch, Lesson
 from pipelines.training.state import Fate
 from tests.unit.pipelines.training.builders import random_experience
@@ -103,14 +103,14 @@ def test_what_a_stopped_twin_adds_is_not_part_of_it(folder: Path) -> None:
     found = successor.read(NAME, before=2)
     assert len(found.records) == 3
     # The step that had begun is taken again under the new epoch, so it continues before it.
-    successor.resume(NAME, 2, Journaled(found.records[:2], Place(1, 2)))
+    successor.start(NAME, 2, found)
     add(twin, an_end(a_plan(2)), kept())
     add(successor, a_plan(2), an_end(a_plan(2)), kept(2))
     third = Journal(folder)
     again = third.read(NAME, before=3)
     assert again.records == [a_plan(1), an_end(a_plan(1)), a_plan(2), an_end(a_plan(2)), kept(2)]
-    assert again.end == Place(2, 3)
-    third.resume(NAME, 3, again)
+    assert (again.epoch, again.number) == (2, 3)
+    third.start(NAME, 3, again)
     assert (third.num_steps, third.seconds) == (2, 1.0)
     assert Journal(folder).read(NAME, before=4).records == again.records
 
@@ -202,7 +202,7 @@ def test_after_a_thousand_starts_the_records_of_the_first_are_still_found(folder
             folder, epoch, {"checkpoint": NAME, "epoch": epoch, "after_epoch": epoch - 1, "after_count": after}
         )
     found = Journal(folder).read(NAME, before=1200)
-    assert found == Journaled([a_plan(1), an_end(a_plan(1))], Place(1199, 0))
+    assert found == Journaled([a_plan(1), an_end(a_plan(1))], 1199, 0)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "a pipe", "a device", "a folder", "a link to itself"])

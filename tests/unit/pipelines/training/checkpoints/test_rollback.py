@@ -21,8 +21,7 @@ from contracts.revocations import Treatment
 from contracts.sampling import Span
 from contracts.tables import training_step
 from contracts.topics import EXPERIENCES
-from pipelines.training.checkpoints.plans import without_samples
-from pipelines.training.checkpoints.restoring import inherited
+from pipelines.training.checkpoints.recovery import inherited
 from pipelines.training.known.experiences import version_lag
 from pipelines.training.known.known_samples import KnownSamples
 from pipelines.training.state import FOUND, Correction, Fate, TrainerState, Undone, finish_learning_again, roll_back
@@ -79,7 +78,7 @@ def test_poison_is_quarantined_whether_it_was_learned_or_waits_or_comes_later(tm
     world = World.new(tmp_path / "home", checkpoint_keep=12, max_wait_seconds=60.0)
     trainer = world.start()
     learned = live_through(world, trainer, 5)
-    at_version_2 = trainer.checkpoints.load_version(2).weights
+    at_version_2 = trainer.recovery.checkpoints.load_version(2).weights
     waiting = say(world, 5, 2, seed=50)
     innocent = say(world, 2, 1, seed=51)
     trainer.turn()
@@ -131,7 +130,7 @@ def test_evidence_is_pending_and_learned_again_once(world: World) -> None:
 
     world.revoke_down_to(2, "evidence")
     trainer.begin()
-    trainer.obey_rollback(trainer.arms()[TRAINING])
+    trainer.obey_rollback(trainer.around.arms()[TRAINING])
     assert world.ledger().keys() == learned[1] | learned[2]
     assert trainer.state.undone.keys() == undone
     drain(world, trainer)
@@ -154,9 +153,9 @@ def test_what_waits_and_was_said_by_revoked_versions_is_kept_and_never_fresh(tmp
     trainer.turn()
     world.revoke_down_to(2, "evidence")
     trainer.begin()
-    trainer.obey_rollback(trainer.arms()[TRAINING])
+    trainer.obey_rollback(trainer.around.arms()[TRAINING])
     assert {item.experience.key for item in trainer.intake.waiting} == {item.key for item in (*far, *near)}
-    tree = trainer.branches.tree()
+    tree = trainer.recovery.branches.tree()
     assert [version_lag(item, tree) for item in (*far, *near)] == [3, 3, 0]
     world.now += 60.0
     before = trainer.state.step
@@ -323,10 +322,10 @@ def test_nothing_goes_on_from_a_revoked_version(world: World) -> None:
     trainer = world.start()
     live_through(world, trainer, 3)
     world.revoke_down_to(1, "evidence")
-    trainer.rollback.read_revocations()
-    assert trainer.rollback.revoked.keys() == {2, 3}
+    trainer.recovery.read_revocations()
+    assert trainer.recovery.revoked.keys() == {2, 3}
     with pytest.raises(WeightsRefused, match="version 2 is revoked"):
-        trainer.rollback.load(2)
+        trainer.recovery.load(2)
 
 
 def test_who_stands_on_a_revoked_version_and_cannot_have_the_wanted_one_takes_an_ancestor(world: World) -> None:
@@ -358,7 +357,7 @@ def test_what_a_checkpoint_of_before_would_learn_again_is_learned_again() -> Non
     samples = KnownSamples()
     state.use(samples)
     assert len(state.undone) == 3, "nor are they lost with the samples of a file"
-    assert b'"learn_again":{}' in msgspec.json.encode(state, enc_hook=without_samples)
+    assert b'"learn_again":{}' in state.to_json()
     assert finish_learning_again(state, {"a"}) == ["b"]
     assert state.fates.keys() == {"b"}, "what was found before is not searched"
 

@@ -1,14 +1,16 @@
-"""Time: a monotonic clock for timers, one for ages that a clock jump cannot make older, and start-up work that is retried."""
+"""What a trainer works with: settings, servers, keys and clocks; and start-up work that is retried until the servers answer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import structlog
 
+from contracts import assignments
 from contracts.errors import Unavailable
+from contracts.faults import FaultPoint, no_fault
 from pipelines.training.repository import CONSUMER_GROUP
 from runtime.metrics import WAITS
 from runtime.operations import step_done
@@ -16,6 +18,15 @@ from runtime.worker import RETRY_SECONDS
 
 if TYPE_CHECKING:
     import threading
+
+    from contracts.assignments import Assignment
+    from contracts.event_log import EventLog
+    from pipelines.training.settings import TrainingSettings
+    from runtime.database import Database
+    from runtime.lease import Lease
+    from runtime.settings import Settings
+    from weights.stores.store import WeightStore
+    from weights.versions.signing import Keyring, Signer
 
 log = structlog.get_logger()
 
@@ -27,6 +38,29 @@ def rising() -> float:
     """Monotonic seconds, including time asleep where the system supports it. Meaningful only inside this process."""
     boot: int | None = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
+
+
+class Surroundings(NamedTuple):
+    """What a trainer works with. The lease says which policy is trained."""
+
+    settings: Settings
+    training: TrainingSettings
+    database: Database
+    lease: Lease
+    event_log: EventLog
+    store: WeightStore
+    signer: Signer | None = None
+    keyring: Keyring | None = None
+    clock: Clock = time.time
+    """UTC epoch seconds."""
+    monotonic: Clock = rising
+    """Seconds for timers."""
+    fault: FaultPoint = no_fault
+
+    def arms(self) -> dict[str, Assignment]:
+        """The assignments of the lease's policy, read now."""
+        with self.database.snapshot() as connection:
+            return assignments.read(connection, self.lease.policy)
 
 
 def wall_for_ages(wall: Clock, monotonic: Clock) -> Clock:
