@@ -1,9 +1,6 @@
-"""The steps of the trainer: refuse untrainable samples, learn one batch, report figures.
+"""The steps of the trainer: refuse untrainable samples, learn one batch, report figures, bundle what the guard stopped.
 
-In: samples that wait in the intake. Out: changed weights, the fate of every sample of the batch, figures in the database, and
-a bundle for each step that the guard stopped. Waits for: the device.
-
-It decides fates and publishes none: the trainer makes each fate durable before it goes to the log.
+It decides fates and publishes none: the trainer makes each fate durable before it goes to the log. Waits for: the device.
 """
 
 from __future__ import annotations
@@ -45,15 +42,14 @@ if TYPE_CHECKING:
     from pipelines.training.known.batches import Batch
     from pipelines.training.known.lineage import VersionTree
     from pipelines.training.learning.figures import StepResult
-    from pipelines.training.samples.culprits import Failure
     from pipelines.training.samples.intake import Intake
+    from pipelines.training.samples.trial import Failure, TrialResult
     from pipelines.training.surroundings import Surroundings
 
 DIVERGENCE = "divergence"
 """Reason of `stale`: today's policy has left the answer."""
 ATTEMPT = "attempt.json"
-"""A file in the home, beside the checkpoints: see `attempts`."""
-
+"""A file in the home, see `attempts`."""
 MOST_BATCHES = 4
 """Batches that wait at most while there are not enough fresh samples to mix old ones with."""
 
@@ -73,14 +69,9 @@ class Steps:
         self._age_clock = wall_for_ages(around.clock, around.monotonic)
         origin = origin_of(settings.base, training, learner.device)
         self._bundles = Bundles(settings.home / "bundles", settings.checkpoints, origin)
-        self._limits = TrainingLimits(
-            max_length=learner.max_length,
-            vocabulary_size=learner.vocabulary_size,
-            policy=around.lease.policy,
-            routing=routing,
-            needs_experts=bool(routing.layers) and training.replay_experts == "required",
-            horizon_seconds=training.horizon_seconds or math.inf,
-        )
+        needs_experts = bool(routing.layers) and training.replay_experts == "required"
+        size, horizon = (learner.max_length, learner.vocabulary_size), training.horizon_seconds or math.inf
+        self._limits = TrainingLimits(*size, around.lease.policy, routing, needs_experts, horizon)
         self._generators: dict[str, str] = {}
         self._attempts = Attempts(settings.home / ATTEMPT)
         self._trial = Trial(learner, self._attempts, around.lease.policy, lambda: publisher.held)
@@ -135,13 +126,11 @@ class Steps:
         return self._intake.draw(self._training.batch_size, lambda item: is_old(item, tree, most))
 
     def before_save(self) -> set[str]:
-        """Before a save: forget samples beyond the horizon, and note the levels of rewards. Returns the suspects whose fates it holds.
-
-        The newest sample limits what is forgotten: a clock that is years ahead must not forget all.
-        """
+        """Before a save: forget samples beyond the horizon, and note the levels of rewards. Returns the suspects whose fates it holds."""
         self._state.reward_levels = self._watch.levels.to_json()
         self._bundles.expire()
         if self._training.horizon_seconds is not None:
+            # A clock that is years ahead must not forget all.
             now = min(self._age_clock(), self._newest_sample)
             self._state.expired_before = max(self._state.expired_before, now - self._training.horizon_seconds)
         return {key for key in self._attempts.remembered if key in self._state.fates}
@@ -169,18 +158,18 @@ class Steps:
         drawn = self._without_turned(self._drawn())
         if not drawn.everything:
             return
-        self._take(
-            Plan(
-                epoch=self._state.epoch,
-                step=self._state.step,
-                at=self._age_clock(),
-                batch=drawn,
-                weights={item.key: item.weight for item in drawn.samples},
-                max_tokens=self._learner.budget.current,
-                num_threads=self._training.num_threads,
-                random_state=self._changed_generators(),
-            )
+        before, self._generators = self._generators, self._learner.random_state()
+        plan = Plan(
+            epoch=self._state.epoch,
+            step=self._state.step,
+            at=self._age_clock(),
+            batch=drawn,
+            weights={item.key: item.weight for item in drawn.samples},
+            max_tokens=self._learner.budget.current,
+            num_threads=self._training.num_threads,
+            random_state={} if before == self._generators else self._generators,
         )
+        self._take(plan)
 
     def resume(self) -> bool:
         """Take the step that the last process had begun, as it was planned then; False if there is none."""
@@ -195,10 +184,6 @@ class Steps:
     def abandon(self) -> None:
         """Forget the step that had begun: a rollback changed the weights, and its samples are read again."""
         self._unfinished = None
-
-    def _changed_generators(self) -> dict[str, str]:
-        before, self._generators = self._generators, self._learner.random_state()
-        return {} if before == self._generators else self._generators
 
     def _take(self, plan: Plan) -> None:
         """Take a planned step. What it depends on is durable first, so that a restart can take it again."""
@@ -234,7 +219,7 @@ class Steps:
             )
         )
         if taken is not None:
-            self._report(taken, batch.everything, left.everything, tree, bundle)
+            self._report(taken, found, tree, bundle)
 
     def _learned(self, batch: Batch, result: StepResult) -> None:
         for item in batch.samples:
@@ -264,25 +249,18 @@ class Steps:
         return drawn.only(set(drawn.keys) - keys)
 
     def _quarantine(self, part: Batch, failure: Failure, bundle: Path | None) -> None:
-        """Quarantine the sample of this part, which broke its step. The bundle has the exception."""
         (experience,) = part.everything
         facts = {"key": experience.key, "reason": failure.reason, "error": failure.error, "bundle": str(bundle)}
         log.error("sample broke its step", **facts)
         TRAINING_STEP_ERRORS.labels(failure.error.partition(":")[0] or failure.reason).inc()
         self._give_up(experience, Refusal("quarantined", failure.reason))
 
-    def _report(
-        self,
-        result: StepResult,
-        batch: list[Experience],
-        left: list[Experience],
-        tree: VersionTree,
-        bundle: Path | None,
-    ) -> None:
+    def _report(self, result: StepResult, found: TrialResult, tree: VersionTree, bundle: Path | None) -> None:
         """Record and log a step's figures."""
         now, epoch, step = self._around.clock(), self._state.epoch, self._state.step
-        lags, all_lags = ([version_lag(item, tree) for item in items] for items in (batch, [*batch, *left]))
-        log_ratios = [result.log_ratios[item.key] for item in [*batch, *left]]
+        batch, everything = found.learned.everything, [*found.learned.everything, *found.left.everything]
+        lags, all_lags = ([version_lag(item, tree) for item in items] for items in (batch, everything))
+        log_ratios = [result.log_ratios[item.key] for item in everything]
         ages = [now - item.generated_at for item in batch]
         figures: dict[str, Any] = {
             **result.metrics,

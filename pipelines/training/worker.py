@@ -12,12 +12,10 @@
     arm `candidate`    `offer`, once the bytes are stored      the process release              its verdict on the last version
 
 The order is always the same: checkpoint, outcomes, version in the weight store, arm `candidate`. The checkpoint is the truth and
-its own outbox: decisions go to the log after they are durable (`reporting.py`), and a restart reports again what the last
-checkpoint may not have reported. No outcome is reported that a crash could take back.
+its own outbox: no outcome is reported that a crash could take back, and a restart reports again what may not have been reported.
 
 While the log, the database or the store is away, the trainer waits with its model in memory. A turn may fail at any call and is
-then repeated. One thread decides everything; two more carry out: one writes checkpoints (`Saver`), one talks to the weight
-store (`Publishing`). Steps do not wait for them, except for copies before a write (`snapshot`).
+then repeated. One thread decides everything; one writes checkpoints (`Saver`), one talks to the weight store (`Publishing`).
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.errors import TooManyDeadLetters, Unavailable
 from contracts.topics import EXPERIENCES
 from pipelines.training import repository
+from pipelines.training.checkpoints.saving import DueCheckpoint
 from pipelines.training.samples.lost_positions import refuse_lost, skip, write_off
-from pipelines.training.settling import DueCheckpoint
 from pipelines.training.state import BASE_VERSION, begin_epoch, cut_version
 from pipelines.training.surroundings import began_before
 from runtime.log.loss_acceptance import forget_training_positions
@@ -46,11 +44,11 @@ if TYPE_CHECKING:
     from contracts.event_log import Consumer
     from pipelines.training.checkpoints.plans import Restored
     from pipelines.training.checkpoints.recovery import Recovery
+    from pipelines.training.checkpoints.saving import Settling
     from pipelines.training.learning.learner import Learner
     from pipelines.training.samples.intake import Intake
     from pipelines.training.samples.lost_positions import SkippedRange, SkipTo
     from pipelines.training.samples.reading import ExperienceReader
-    from pipelines.training.settling import Settling
     from pipelines.training.state import TrainerState
     from pipelines.training.steps import Steps
     from pipelines.training.surroundings import Surroundings
@@ -99,10 +97,8 @@ class Trainer:
                 # With the weights: the next start may be of another release, whose sums have other last bits.
                 self.checkpoint(wait=True, weights=True)
         except Unavailable as error:
-            log.warning(
-                "last decisions are not saved; the next start takes the steps of the journal again",
-                reason=error.message,
-            )
+            lost = "last decisions are not saved; the next start takes the steps of the journal again"
+            log.warning(lost, reason=error.message)
         self.settling.saver.checkpoints.close()
         if self.consumer is not None:
             self.consumer.close()
@@ -136,7 +132,7 @@ class Trainer:
         lost = write_off(self.around, self.state, {item.partition: item.end for item in skipped})
         self.intake.read_on_from(self.state.positions)
         self._begin_epoch(self.restored.version)
-        self.state.note_all(lost)
+        self.state.note(*lost)
         self._settle(wait=True)
         return skipped
 
@@ -198,7 +194,7 @@ class Trainer:
         begin_epoch(self.state, self.around.lease.epoch)
         if self.state.ordinal != self.reported_ordinal:
             # Uncut samples were reported as part of the next version, and its number has changed.
-            self.state.note_all(self.state.uncut())
+            self.state.note(*self.state.uncut())
             self.reported_ordinal = self.state.ordinal
         is_cut = version not in {None, BASE_VERSION}
         self.settling.due = DueCheckpoint(version, cuts=is_cut and not self.publisher.is_stored(self.state.version))
@@ -248,13 +244,11 @@ class Trainer:
         """True if a version is due, and the last one is stored, offered and judged."""
         if not self.is_settled or (candidate is not None and candidate.version is not None):
             return False
-        return self._is_publish_due() and self.publisher.is_offered(self.state.version)
-
-    def _is_publish_due(self) -> bool:
         training, num_samples = self.around.training, self.state.unpublished_samples
         waited = self.around.monotonic() - self.cut_at
         enough = num_samples >= training.publish_samples or waited >= training.publish_seconds
-        return num_samples > 0 and enough and self.settling.may_save
+        is_due = num_samples > 0 and enough and self.settling.may_save
+        return is_due and self.publisher.is_offered(self.state.version)
 
     def _publish(self) -> None:
         """Cut a version: its checkpoint is written in the background, then come its outcomes and its bytes."""

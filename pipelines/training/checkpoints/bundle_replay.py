@@ -2,8 +2,7 @@
 
     checkpoint of the bundle ──its plans──▶ the weights before the step ──Trial──▶ looks, culprits ──▶ beside those recorded
 
-In: the folder of a bundle, and the base policy. Out: rows of recorded and recomputed values. Waits for: the device. It computes with
-the trainer's own code: `take_again` gives the weights as a restart does, `Trial` takes the step in memory. Nothing is
+It computes with the trainer's own code: `take_again` gives the weights as a restart does, `Trial` takes the step in memory. Nothing is
 written: no home, database or log is opened.
 
 Equal bits are promised on the same machine, release, device and number of threads only: an H100 gave other bits in 7 of 16 steps.
@@ -117,8 +116,7 @@ class ReplayedBundle(NamedTuple):
 def read_bundle(place: Path) -> tuple[Path, Bundle]:
     """The folder of a bundle, and what it says. `place`: the folder, or its `bundle.json`.
 
-    Raises:
-        WeightsRefused: `no_bundle`, `damaged_bundle`, `newer_schema` or `old_bundle`.
+    Raises WeightsRefused: `no_bundle`, `damaged_bundle`, `newer_schema` or `old_bundle`.
     """
     folder = place.parent if place.name == BUNDLE else place
     file = folder / BUNDLE if folder.is_dir() else folder
@@ -133,17 +131,12 @@ def read_bundle(place: Path) -> tuple[Path, Bundle]:
 
 
 def replay_bundle(place: Path, *, base: str = "", device: str = "") -> ReplayedBundle:
-    """Take the step of a bundle again and compare.
+    """Take the step of a bundle again and compare. `place`: see `read_bundle`.
 
-    Args:
-        place: see `read_bundle`.
-        base: folder or hub id of the base policy; empty: where the bundle says.
-        device: empty: the kind that the bundle names.
+    `base`: folder or hub id of the base policy; empty: where the bundle says. `device`: empty: the kind that the bundle names.
 
-    Raises:
-        WeightsRefused: something of the bundle is missing, cut, changed, or belongs to another policy or release.
-        InvalidSettings: the base policy or the device is not here.
-        StepsBroken: on this machine any step fails.
+    Raises WeightsRefused: something of the bundle is missing, cut, changed, or belongs to another policy or release.
+    InvalidSettings: the base policy or the device is not here. StepsBroken: on this machine any step fails.
     """
     folder, bundle = read_bundle(place)
     try:

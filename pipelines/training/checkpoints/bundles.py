@@ -34,8 +34,8 @@ from blake3 import blake3
 from contracts.errors import MillraceError, WeightsRefused
 from contracts.records import Experience
 from pipelines.training.known.experiences import num_tokens
-from pipelines.training.samples.culprits import Failure
 from pipelines.training.samples.reward_watch import REWARD_SPIKE, of_tasks
+from pipelines.training.samples.trial import Failure
 from weights.files import make_folder_durably, sync_folder, write_durably
 
 if TYPE_CHECKING:
@@ -210,11 +210,7 @@ def encode_bundle(bundle: Bundle) -> bytes:
 
 
 def decode_bundle(data: bytes, name: str) -> Bundle:
-    """Invert `encode_bundle`.
-
-    Raises:
-        WeightsRefused: `damaged_bundle`, `newer_schema` or `old_bundle`.
-    """
+    """Invert `encode_bundle`. Raises WeightsRefused: `damaged_bundle`, `newer_schema` or `old_bundle`."""
     try:
         document: Any = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -297,8 +293,15 @@ class Bundles:
 
     def expire(self) -> None:
         """Delete what is too old. Cheap if nothing is."""
-        if self._clock() >= self._expires:
-            self._tidy()
+        if self._clock() < self._expires:
+            return
+        self._expires = math.inf
+        try:
+            self._delete_old()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("old bundles are not deleted", folder=str(self._folder), reason=str(error))
 
     def _keep(self, name: str, bundle: Bundle, checkpoint: str) -> Path | None:
         place, temporary = self._folder / name, self._folder / f"{_UNFINISHED}{name}"
@@ -317,7 +320,8 @@ class Bundles:
             shutil.rmtree(temporary, ignore_errors=True)
             log.error("the bundle of a guarded step is not written", bundle=str(place), reason=str(error))  # noqa: TRY400 an operator's disk
             return None
-        self._tidy()
+        self._expires = 0.0
+        self.expire()
         return place
 
     def _link(self, checkpoint: str, folder: Path) -> str:
@@ -332,15 +336,6 @@ class Bundles:
             shutil.rmtree(target, ignore_errors=True)
             return f"{checkpoint} could not be linked: {error.strerror}"
         return ""
-
-    def _tidy(self) -> None:
-        self._expires = math.inf
-        try:
-            self._delete_old()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            log.warning("old bundles are not deleted", folder=str(self._folder), reason=str(error))
 
     def _delete_old(self) -> None:
         """Delete the oldest bundles, and the links of all but the newest."""

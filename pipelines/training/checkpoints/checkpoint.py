@@ -1,11 +1,5 @@
 """Checkpoints: atomic folders, verified before they are used, never a pickle.
 
-In: weights, optimizer moments and state. Out: the same after a crash, or the newest older checkpoint that verifies. Waits for:
-the disk. A checkpoint exists once its manifest is in place; every other file was synced before.
-
-`begin` takes what must not change while it is written: the state as JSON, the changes of samples, and a `TensorSnapshot` of the tensors.
-`write` may then run in another thread while steps go on. Tensors go to the disk in pieces, and are read one at a time.
-
     checkpoint-<epoch>-<serial>/   weights.safetensors   float32 master weights
                                    optimizer.safetensors AdamW moments by parameter name
                                    state.json            TrainerState without what it knows of single samples
@@ -13,8 +7,9 @@ the disk. A checkpoint exists once its manifest is in place; every other file wa
                                    MANIFEST.json         written last: sizes and blake3 of the others
     samples.db                     one file for all checkpoints, see `known_samples`
 
-Serials only rise and are never reused, not even those of refused folders. Deletion takes two phases (`CheckpointFence`), so that
-a trainer that was paused and resumes cannot delete the checkpoint that its successor continues from.
+`begin` takes what must not change meanwhile; then `write` may run in another thread while steps go on. Serials only rise and are never
+reused, not even those of refused folders. Deletion takes two phases (`CheckpointFence`), so that a trainer that was paused and
+resumes cannot delete the checkpoint that its successor continues from.
 """
 
 from __future__ import annotations
@@ -104,14 +99,7 @@ class CheckpointStore:
     def __init__(
         self, folder: Path, keep: int, fault: FaultPoint = no_fault, *, fence: CheckpointFence | None = None
     ) -> None:
-        """`fault` is called before each visible change.
-
-        Args:
-            folder: holds one policy's checkpoints.
-            keep: the number of newest checkpoints that stay, and of newest versions.
-            fault: see `contracts.faults`.
-            fence: decides which checkpoints are valid and when one may be deleted. None: the folder has a single user.
-        """
+        """`keep`: how many of the newest stay, and of the newest versions. Without a `fence` the folder has a single user."""
         self._folder, self._keep = folder, keep
         self._fault, self._fence = fault, fence
         make_folder_durably(folder)
@@ -133,13 +121,10 @@ class CheckpointStore:
     def begin(self, checkpoint: Checkpoint, *, budget: float = 1.0, same_as: str = NOTHING) -> PendingCheckpoint:
         """Take what `write` needs, and make the folder. Then `write`, and `finish` whatever came of it.
 
-        Args:
-            checkpoint: may change afterwards; its tensors only after `snapshot.keep`.
-            budget: see `TensorSnapshot`.
-            same_as: a checkpoint with the same tensors, if there is one: they are not written again.
+        `checkpoint` may change afterwards; its tensors only after `snapshot.keep`. `budget`: see `TensorSnapshot`. `same_as`: a
+        checkpoint with the same tensors, if there is one: they are not written again.
 
-        Raises:
-            Unavailable: the disk is full; nothing was taken.
+        Raises Unavailable: the disk is full; nothing was taken.
         """
         state, files = checkpoint.state, {WEIGHTS: checkpoint.weights, MOMENTS: checkpoint.optimizer}
         taken = (found.serial for text in names_in(self._folder) if (found := parse_name(text)) is not None)
@@ -160,10 +145,8 @@ class CheckpointStore:
     def write(self, pending: PendingCheckpoint, keep_versions: Collection[int] = ()) -> None:
         """Write durably, then delete checkpoints and rows of samples that nothing needs. In any thread, one at a time.
 
-        Raises:
-            Unavailable: the disk is full; older checkpoints are untouched.
-            StaleWrite: another trainer removed the folder.
-            LeaseLost: another trainer took over; the checkpoint is durable.
+        Raises Unavailable: the disk is full; older checkpoints are untouched. StaleWrite: another trainer removed the
+        folder. LeaseLost: another trainer took over; the checkpoint is durable.
         """
         try:
             mark = self._write(self._folder / pending.name, pending)
@@ -196,9 +179,8 @@ class CheckpointStore:
     def keep_state(self, state: TrainerState, journal: Journal) -> None:
         """Make the state durable beside weights that the journal leads to; not while a checkpoint is being written.
 
-        Raises:
-            StaleWrite, LeaseLost: another trainer has replaced this one.
-            Unavailable: the disk is full; what was durable still is.
+        Raises StaleWrite, LeaseLost: another trainer has replaced this one. Unavailable: the disk is full; what was
+        durable still is.
         """
         self._fault("checkpoint: before samples")
         changes = state.samples.hand_over()
@@ -225,8 +207,7 @@ class CheckpointStore:
     def load_version(self, version: int) -> Checkpoint:
         """The newest whole checkpoint of a published version.
 
-        Raises:
-            WeightsRefused: no checkpoint of this version verifies.
+        Raises WeightsRefused: no checkpoint of this version verifies.
         """
         for name in reversed(self.names()):
             if self._version_of(name) == version:
@@ -242,8 +223,7 @@ class CheckpointStore:
     def load(self, name: str, *, with_samples: bool = True) -> Checkpoint:
         """Read and verify one checkpoint. Without samples, the state knows no fates: enough to take steps again.
 
-        Raises:
-            WeightsRefused: something is missing, truncated or changed.
+        Raises WeightsRefused: something is missing, truncated or changed.
         """
         manifest, folder = read_manifest(self._folder, name), self._folder / name
         for file, facts in manifest.files.items():
@@ -260,8 +240,7 @@ class CheckpointStore:
     def bits_of(self, name: str, bits_in: Callable[[Mapping[str, torch.Tensor]], Tensors]) -> Tensors:
         """The bits of the version whose checkpoint was just written. In any thread; `bits_in` is the learner's.
 
-        Raises:
-            StaleWrite: another trainer removed the folder.
+        Raises StaleWrite: another trainer removed the folder.
         """
         try:
             return bits_in(TensorFile(self._folder / name / WEIGHTS))
@@ -271,8 +250,7 @@ class CheckpointStore:
     def samples_of(self, name: str, mark: int) -> KnownSamples:
         """What is known of samples as of a mark of checkpoint `name`.
 
-        Raises:
-            WeightsRefused: the file of samples lacks them.
+        Raises WeightsRefused: the file of samples lacks them.
         """
         if (last := self._samples.last()) < mark:
             raise WeightsRefused(

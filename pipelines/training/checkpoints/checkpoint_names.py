@@ -4,8 +4,7 @@
     checkpoint-00000041          the 41st, written before leases existed
 
 The newest has the highest (epoch, serial). A trainer that was paused and resumes has an older epoch than its successor, so its
-checkpoints never count as newest. `CheckpointFence` asks the database: the lease's epochs, the checkpoint that each started from,
-pending deletions, and the versions of the arms.
+checkpoints never count as newest.
 """
 
 from __future__ import annotations
@@ -155,15 +154,15 @@ def seal(manifest: CheckpointManifest) -> bytes:
 
 
 class CheckpointFence:
-    """The fence around the checkpoints of the lease's policy."""
+    """Around the checkpoints of the lease's policy: the database knows epochs, starts, pending deletions, and versions of arms."""
 
     def __init__(self, lease: Lease, database: Database) -> None:
         self._database, self._policy = database, lease.policy
         self._deletions = Deletions(lease, lease.policy, "checkpoint")
         self.check = lease.check_now
-        """Check that no other trainer has taken over: then what was written since counts for nothing. Raises LeaseLost."""
+        """Raises LeaseLost: another trainer has taken over; what was written since counts for nothing."""
         self.deleted = self._deletions.done
-        """These are deleted. Their names carry the epoch and are never used again."""
+        """Names are deleted. They carry the epoch and are never used again."""
 
     def void(self, names: Collection[str]) -> set[str]:
         """Invalid names: of an epoch never issued, newer than the start of a successor, or about to be deleted."""

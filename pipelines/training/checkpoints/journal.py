@@ -1,16 +1,12 @@
-"""The journal: the plans since a checkpoint, each durable before its step, so that a restart can take it again.
-
-In: a planned step; then how it ended; or the state without the weights. Out: the same records, in order, after a crash. Waits for:
-the disk, once per step.
+"""The journal: the plans since a checkpoint, each durable before its step. Waits for: the disk, once per step.
 
     checkpoint-000007-00000042/    weights after step k
       journal-000007               header, then  plan k+1, end k+1, plan k+2, end k+2, state, ...  of epoch 7
       journal-000008               header: "after record 5 of journal-000007", then what epoch 8 added
 
 Weights now = weights of the checkpoint + every step of its journal. State now = the newest `StateKept` + the steps after it: so a
-save of fates and positions needs no weights. The folder of a checkpoint has the whole way from it, so a checkpoint and its journal
-are deleted together, and nothing else is needed to repeat a step. While the next checkpoint is being written, records go to both
-folders (`start`, then `settle`).
+save of fates and positions needs no weights. While the next checkpoint is being written, records go to both folders (`start`, then
+`settle`).
 
 A file has one writer: the trainer of its epoch. Its header says which records of the epoch before it continues from, and is durable
 before that trainer writes anything else; what a stopped twin adds later is not part of it. Each record carries a checksum over
@@ -161,11 +157,8 @@ class Journal:
     def start(self, name: str, epoch: int, after: Journaled = NO_RECORDS) -> None:
         """From now on records also follow checkpoint `name`, and the records `after` it that a restart took again.
 
-        It may be on its way to the disk, if it holds the weights as they are now.
-
-        Raises:
-            Unavailable: the disk is full.
-            StaleWrite: another trainer uses the folder.
+        It may be on its way to the disk, if it holds the weights as they are now. Raises Unavailable: the disk is full.
+        StaleWrite: another trainer uses the folder.
         """
         try:
             self._writers[name] = _Writer(self._path(name, epoch), epoch, after)
@@ -189,8 +182,7 @@ class Journal:
     def begin(self, plan: Plan) -> None:
         """Fix what a step depends on. Durable when this returns; the step must not be taken if it raises.
 
-        Raises:
-            Unavailable: the disk is full, or the journal is; nothing was changed.
+        Raises Unavailable: the disk is full, or the journal is; nothing was changed.
         """
         if not self._writers:
             return
@@ -216,11 +208,7 @@ class Journal:
             log.warning("the end of a step is written with the next record", reason=error.message)
 
     def keep(self, kept: StateKept) -> None:
-        """Save the state without weights. Durable when this returns.
-
-        Raises:
-            Unavailable: the disk is full.
-        """
+        """Save the state without weights. Durable when this returns. Raises Unavailable: the disk is full."""
         self._fault("journal: before the state")
         self._append(kept, durably=True)
         self._fault("journal: state durable")
@@ -228,8 +216,7 @@ class Journal:
     def read(self, name: str, before: int) -> Journaled:
         """The records of checkpoint `name` by trainers of epochs below `before`, in order: those that the newest of them stands on.
 
-        Raises:
-            WeightsRefused: `too_long`: no trainer wrote that much; or `newer_schema`.
+        Raises WeightsRefused: `too_long`: no trainer wrote that much; or `newer_schema`.
         """
         paths = [*(self._folder / name).glob("journal-*")]
         if sum(path.stat().st_size for path in paths) > MOST_READ_BYTES:

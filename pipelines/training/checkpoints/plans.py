@@ -3,12 +3,9 @@
     checkpoint ──▶ learner ──plan, end, plan, end, ...──▶ weights, moments and trackers as they were, bit for bit
 
 A restart goes this way on the journal of its checkpoint, and `millrace training replay` on that of a bundle; a rollback goes to the
-checkpoint of a version, which no plan follows. In: a learner, a checkpoint, and the records since. Out: learner and state as of the last
-record, and the step that had begun and not ended, if any. Waits for: the device.
-
-What each step decided is read from its record and not decided again, so every sample is trained once even where the numbers
-differ: on another device, with another version of torch, after a changed setting. That is seen in the digest, and named. Equal bits are
-promised on the same machine, device and number of processes only.
+checkpoint of a version, which no plan follows. What each step decided is read from its record and not decided again, so every sample is
+trained once even where the numbers differ: on another device, with another version of torch, after a changed setting. That is seen
+in the digest, and named. Equal bits are promised on the same machine, device and number of processes only.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from blake3 import blake3
 from contracts.errors import StepsBroken, WeightsRefused
 from pipelines.training.known.batches import Batch
 from pipelines.training.learning.guard import GuardHistory
-from pipelines.training.samples.culprits import STEP_ERROR
+from pipelines.training.samples.trial import STEP_ERROR
 from pipelines.training.state import Fate, TrainerState
 from runtime.metrics import TRAINING_REPLAYS
 from runtime.operations import step_done
@@ -61,14 +58,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
-    """How a planned step ended."""
+    """How a planned step ended, and every fate that was decided."""
 
     step: int
     """Steps that were taken or skipped so far."""
     learned: list[str]
     """Keys of the rows that were learned in the end: without culprits, perhaps half of them. Empty: the weights did not change."""
     fates: dict[str, Fate]
-    """Every fate that was decided."""
     max_tokens: int
     digest: str
     """See `digest_of`."""
@@ -131,16 +127,12 @@ class Restored(NamedTuple):
 def take_again(
     learner: Learner, checkpoint: Checkpoint, found: Journaled, samples: Callable[[int], KnownSamples]
 ) -> Restored:
-    """Give the learner the checkpoint, and take every finished step since it.
+    """Give the learner the checkpoint, and take every finished step since it: those of `found`.
 
-    Args:
-        learner: holds any weights of the same policy.
-        checkpoint: where the records begin.
-        found: the records since.
-        samples: what is known of samples as of a mark.
+    `learner` holds any weights of the same policy. `samples` gives what is known of samples as of a mark.
 
-    Raises:
-        WeightsRefused: the checkpoint is of another policy, a record cannot be read, or the samples of its mark are lost.
+    Raises WeightsRefused: the checkpoint is of another policy, a record cannot be read, or the samples of its mark are
+    lost.
     """
     learner.restore(checkpoint)
     state = newest_state(checkpoint.state, found.records, samples)
@@ -190,8 +182,7 @@ def newest_state(
 ) -> TrainerState:
     """The newest state that the records hold; without any, `state`. Steps after it are not in it.
 
-    Raises:
-        WeightsRefused: it cannot be read, or the samples of its mark are lost.
+    Raises WeightsRefused: it cannot be read, or the samples of its mark are lost.
     """
     kept = next((record for record in reversed(records) if isinstance(record, StateKept)), None)
     if kept is None:
@@ -235,7 +226,7 @@ def _repeat(learner: Learner, plan: Plan, ending: Ending) -> str:
 
 def _decide(state: TrainerState, ending: Ending) -> None:
     state.fates.update(ending.fates)
-    state.note_all(ending.fates)
+    state.note(*ending.fates)
     state.step = ending.step
     state.unpublished_samples += len(ending.learned)
 

@@ -3,11 +3,9 @@
     start       the newest checkpoint that verifies, and the plans of its journal; if all are lost, the live version
     rollback    the checkpoint of the wanted version; if it was deleted, its published bits
 
-In: checkpoints, the database, the weight store, the log. Out: a state, and a learner with its weights. Waits for: nothing. Everything that
-can fail comes first: if a server is away, it raises before it changes anything, and the caller retries.
-
-If the database knows earlier epochs, lost checkpoints never mean a restart from the base: the live version is what users are
-served with, and the ledger knows which samples it contains.
+Everything that can fail comes first: if a server is away, it raises before it changes anything, and the caller retries. If the
+database knows earlier epochs, lost checkpoints never mean a restart from the base: the live version is what users are served with,
+and the ledger knows which samples it contains.
 """
 
 from __future__ import annotations
@@ -16,13 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from contracts import assignments, revocations
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.errors import NotFound, WeightsRefused
+from contracts.ids import sample_key
 from contracts.topics import EXPERIENCES
 from pipelines.training import repository
 from pipelines.training.checkpoints.checkpoint_names import NOTHING
@@ -68,9 +67,8 @@ class Recovery:
     def restore(self) -> Restored:
         """Continue from the newest checkpoint that verifies.
 
-        Raises:
-            WeightsRefused: the checkpoints are lost, and there is no live version or the store lacks it.
-            Unavailable: a server is away; the learner has not changed.
+        Raises WeightsRefused: the checkpoints are lost, and there is no live version or the store lacks it.
+        Unavailable: a server is away; the learner has not changed.
         """
         # Servers first: loading a checkpoint is slow, and useless while a server is away.
         lease = self.around.lease
@@ -117,9 +115,8 @@ class Recovery:
     def roll_back(self, version: int, intake: Intake) -> int | None:
         """Roll back to `version`; returns it, or the ancestor used instead, or None if nothing was done.
 
-        Raises:
-            Unavailable: the log, the database or the store does not answer.
-            WeightsRefused: the current weights are revoked, and no other version can be loaded.
+        Raises Unavailable: the log, the database or the store does not answer. WeightsRefused: the current weights are
+        revoked, and no other version can be loaded.
         """
         self.read_revocations()
         if (found := self._find(version)) is None:
@@ -154,9 +151,7 @@ class Recovery:
     def load(self, version: int) -> Target:
         """The version from its checkpoint or, if that was deleted, from its published bits.
 
-        Raises:
-            WeightsRefused: it is revoked, or no part of it can be used.
-            NotFound: the store has no such version.
+        Raises WeightsRefused: it is revoked, or no part of it can be used. NotFound: the store has no such version.
         """
         if version in self.revoked:
             raise WeightsRefused(
@@ -217,19 +212,18 @@ class Recovery:
 
     def _decided(self, lineage: Container[int | None]) -> Iterator[tuple[str, Fate]]:
         """The fates that the ledger knows. Samples trained into versions outside `lineage` are left out: they are pending."""
-        after = ("", -1)
+        after: Sequence[Any] = ("", -1)
         while True:
             with self.around.database.snapshot() as connection:
                 rows = repository.decided(connection, after)
-            for row in rows:
-                if row.state != "trained":
-                    yield row.key, Fate(row.revision, row.state, row.reason)
-                elif row.version in lineage:
+            for *after, state, reason, revision, version in rows:
+                if state != "trained":
+                    yield sample_key(*after), Fate(revision, state, reason)
+                elif version in lineage:
                     # The applied reward is unknown: later revisions become `unknown_reward`.
-                    yield row.key, Fate(row.revision, "trained", version=row.version)
+                    yield sample_key(*after), Fate(revision, "trained", version=version)
             if len(rows) < repository.PAGE:
                 return
-            after = rows[-1].place
             step_done()
 
     def _drop(self, candidate: Assignment) -> None:

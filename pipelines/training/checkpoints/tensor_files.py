@@ -3,12 +3,11 @@
     training thread   TensorSnapshot ──▶ forward, backward ──▶ `keep` ──▶ optimizer step
     saving thread     pieces ──▶ file ──────────────────────────────────────────────────▶
 
-In: tensors that change in place. Out: a safetensors file of their bytes at the moment the snapshot was made. Waits for: the disk;
-`keep` waits until the unread rest fits its budget, and copies the rest. Forward and backward passes change no weights, so a save that
-is as fast as they are copies nothing.
+`keep` waits until the unread rest fits its budget, and copies it. Forward and backward passes change no weights, so a save that is as
+fast as they are copies nothing.
 
-The file is written here, because the library of safetensors writes from a whole copy and does not sync. It is read through
-`weights.mapped`: the library maps a file so that the system counts it as memory, and refuses one that is larger than the memory.
+The library of safetensors writes from a whole copy and does not sync; and it maps a file so that the system counts it as memory, and
+refuses one that is larger than the memory. So files are written here, and read through `weights.mapped`.
 """
 
 from __future__ import annotations
@@ -133,8 +132,7 @@ def header_of(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, int]:
 def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> Written:
     """Write a file that does not exist yet, piece by piece. Durable when this returns, its name too.
 
-    Raises:
-        Unavailable: the disk is full; what was written stays, for the caller to remove.
+    Raises Unavailable: the disk is full; what was written stays, for the caller to remove.
     """
     digest, size, unsynced = blake3(), 0, 0
     with full_disk_named(path), path.open("xb") as file:
@@ -164,8 +162,7 @@ def measured(path: Path) -> Written:
 def verify(path: Path, expected: Written) -> None:
     """Check that a file of a checkpoint is what its manifest says.
 
-    Raises:
-        WeightsRefused: `missing_file`, `truncated`, `payload_hash` or `unreadable`.
+    Raises WeightsRefused: `missing_file`, `truncated`, `payload_hash` or `unreadable`.
     """
     file, name = path.name, path.parent.name
     try:

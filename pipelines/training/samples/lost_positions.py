@@ -1,7 +1,6 @@
 """Positions that the log no longer holds: detected, and skipped only if an operator says so.
 
-In: the positions of a checkpoint, the ends of the log. Out: `PositionLost`; or new positions, and a fate for every unread sample
-that can no longer be read: `stale(position_lost)`. Waits for: nothing.
+Then every unread sample that can no longer be read is `stale(position_lost)`.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ class SkippedRange(NamedTuple):
 
 
 def first_offsets(event_log: EventLog, wanted: Mapping[int, int] = {}) -> dict[int, int]:
-    """Partition to the offset of the oldest experience in the log from `wanted` on, or of the next one if there is none.
-
-    Raises:
-        Unavailable: the log is away.
-    """
+    """Partition to the offset of the oldest experience in the log from `wanted` on, or of the next one if there is none."""
     found = {}
     for partition, end in event_log.ends(EXPERIENCES).items():
         first = event_log.read(EXPERIENCES, partition, wanted.get(partition, 0), 1)
@@ -69,9 +64,7 @@ def lost(state: TrainerState, event_log: EventLog) -> list[SkippedRange]:
 def refuse_lost(state: TrainerState, event_log: EventLog, home: object) -> None:
     """Check that the log holds the next record of each partition.
 
-    Raises:
-        PositionLost: it does not; the message says how to continue.
-        Unavailable: the log is away.
+    Raises PositionLost: it does not; the message says how to continue. Unavailable: the log is away.
     """
     gone = lost(state, event_log)
     if gone:

@@ -1,8 +1,4 @@
-"""Fill the intake from the log, and say how far the trainer is behind: only it knows its positions.
-
-In: records of experiences, and the tokens that they point to. Out: samples that wait, fates that a later revision changed, dead letters,
-gauges. Waits for: the log.
-"""
+"""Fill the intake from the log, and say how far the trainer is behind: only it knows its positions. Waits for: the log."""
 
 from __future__ import annotations
 

@@ -2,11 +2,9 @@
 
     decided ──▶ unreported, with a number ──▶ checkpoint ──▶ log ──▶ reported, here and in the next checkpoint
 
-`unreported` in the state is the queue: decisions fill it, `report` drains it as far as the last checkpoint reaches. Waits for: the
-log. Pieces that the log took are not sent again; the rest follows when the log is back.
-
-After a crash, everything that the checkpoint holds as unreported is reported again, under the next epoch and with the same numbers. A
-reader that keeps outcomes up to a number therefore keeps both or neither.
+`unreported` in the state is the queue: decisions fill it, `report` drains it as far as the last checkpoint reaches. Pieces that the log
+took are not sent again. After a crash, everything that the checkpoint holds as unreported is reported again, under the next epoch and
+with the same numbers: a reader that keeps outcomes up to a number keeps both or neither.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 TOGETHER = 20
 """Most samples in one record: workers take 500 records at a time and must finish them quickly."""
-_CONTROL = ""
 PIECE = 10_000
 """Samples per append."""
 REPORTED_SINGLY = 500
@@ -69,8 +66,7 @@ class OutcomeReporter:
     def report(self) -> None:
         """Publish the decisions that are durable and not published yet.
 
-        Raises:
-            Unavailable: the log is away; the next call sends the pieces that it did not take.
+        Raises Unavailable: the log is away; the next call sends the pieces that it did not take.
         """
         if self._is_done:
             return
@@ -141,13 +137,5 @@ def _or_next(version: int | None, state: TrainerState) -> int:
 
 def _epoch_started(began: EpochBegin, at: float) -> Outcome:
     """The control outcome: outcomes of earlier epochs that this epoch does not keep are void."""
-    return Outcome(
-        key=_CONTROL,
-        revision=0,
-        epoch=began.epoch,
-        state="epoch_started",
-        writer="training",
-        at=at,
-        previous=began.previous,
-        kept_sequence=began.kept_sequence,
-    )
+    started = Outcome(key="", revision=0, epoch=began.epoch, state="epoch_started", writer="training", at=at)
+    return msgspec.structs.replace(started, previous=began.previous, kept_sequence=began.kept_sequence)

@@ -11,19 +11,23 @@ before each step.
 
 from __future__ import annotations
 
+import math
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import structlog
 
 from contracts.errors import MillraceError, StepsBroken
+from contracts.records import Experience, Segment, pack_floats, pack_ids
+from contracts.sampling import Sampling, Span
 from pipelines.training.known.batches import Batch, Lesson
 from pipelines.training.learning.guard import SPIKES
 from pipelines.training.samples.attempts import survives
-from pipelines.training.samples.culprits import STEP_ERROR, Failure, canary, find_culprits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from pipelines.training.checkpoints.plans import Plan
     from pipelines.training.learning.figures import StepResult
@@ -33,16 +37,24 @@ if TYPE_CHECKING:
 
 MOST_CULPRITS = 20
 """With more culprits than this in successive batches, and not one good sample, the trainer is to blame."""
-
 MOST_TRIED = 1_000
 """Remembered of one step: with many culprits among thousands of samples there is no end of halves."""
-
-DEADLY = "the process died in a step with this sample"
-
 CAREFUL_BATCHES = 50
 """After a hard death this many batches run in a forked copy first: the next deadly sample ends only the copy."""
+STEP_ERROR = "step_error"
+DEADLY = "the process died in a step with this sample"
+Item = TypeVar("Item")
 
 log = structlog.get_logger()
+
+
+class Failure(NamedTuple):
+    """Why a step failed: the reason for the outcome, and the exception for a bundle."""
+
+    reason: str
+    error: str = ""
+    traceback: str = ""
+    """As text: the exception would keep every tensor of its frames alive."""
 
 
 class Tried(NamedTuple):
@@ -80,14 +92,13 @@ class Trial:
         self._num_in_a_row = 0
         self._num_careful = CAREFUL_BATCHES if attempts.has_died else 0
         # One death may have any cause, and a smaller budget gives other last bits.
-        learner.budget.reduce(max(attempts.num_deaths - 1, 0))
+        learner.budget.reduce(max(attempts.known.num_deaths - 1, 0))
 
     def step(self, plan: Plan) -> TrialResult:
         """Learn from the batch of a plan, which is not empty, without its culprits.
 
-        Raises:
-            StepsBroken: steps fail with any sample. The attempt stays on disk, as if the process had died.
-            MillraceError: an error that no sample causes; nothing has changed.
+        Raises StepsBroken: steps fail with any sample. The attempt stays on disk, as if the process had died.
+        MillraceError: an error that no sample causes; nothing has changed.
         """
         culprits: list[tuple[Batch, Failure]] = []
         keys, left, far = plan.batch.keys, Batch([], []), dict[str, float]()
@@ -120,21 +131,22 @@ class Trial:
         except BaseException:
             self._attempts.end()
             raise
-        if result is not None and self._attempts.num_deaths == 1:
-            self._attempts.went_through()
+        if result is not None and self._attempts.known.num_deaths == 1:
+            # The step in which the last process died was taken: it was not the size of the batch either.
+            self._attempts.known.num_deaths = 0
         self._attempts.end()
         self._count(len(culprits), is_innocent=bool(batch.everything or left.everything), num_tried=len(keys))
         return TrialResult(batch, result, culprits, left, self._tried)
 
     def _without_deadly(self, plan: Plan, culprits: list[tuple[Batch, Failure]]) -> Batch:
         """The batch without samples that end the process: those already known, and those found by trying suspects."""
-        batch = plan.batch
-        suspects = set(self._attempts.suspects_among(batch.keys))
+        batch, known = plan.batch, self._attempts.known
+        suspects = known.suspects.intersection(batch.keys)
         if suspects and self._learner.is_on_cpu and survives(lambda: self._fails(batch)):
             # Something else ended the process in this step: an operator, or the system.
             self._attempts.survived(*suspects)
             suspects = set()
-            self._num_careful = self._num_careful if self._attempts.has_suspects else 0
+            self._num_careful = self._num_careful if known.suspects else 0
         elif suspects:
             self._see_canary()
         elif self._num_careful > 0 and self._learner.is_on_cpu:
@@ -143,7 +155,7 @@ class Trial:
                 suspects = set(batch.keys)
         for part in batch.parts():
             (key,) = part.keys
-            if self._attempts.is_condemned(key) or (key in suspects and self._is_deadly(part, plan)):
+            if key in known.condemned or (key in suspects and self._is_deadly(part, plan)):
                 culprits.append((part, Failure(STEP_ERROR, DEADLY)))
         return batch.without(culprits)
 
@@ -173,7 +185,7 @@ class Trial:
         except Exception as error:  # noqa: BLE001 whatever error a sample provokes must cost that sample only
             if not dry_run:
                 log.error("step failed", error=str(error), num_samples=len(batch.keys))  # noqa: TRY400 bundles hold the traceback
-            tried = Failure.of(error)
+            tried = Failure(STEP_ERROR, f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
         if len(self._tried) < MOST_TRIED:
             self._tried.append(Tried(batch, tried, not dry_run))
         return tried
@@ -188,10 +200,8 @@ class Trial:
     def _blame(self, batch: Batch, tried: StepResult | Failure) -> Sequence[tuple[Batch, Failure]]:
         """The samples that made the step fail; none if only the whole batch fails.
 
-        A spike: none either if more than a quarter of the samples are one alone. Then the policy or the task is to blame.
-
-        Raises:
-            StepsBroken: even the canary fails.
+        A spike: none either if more than a quarter of the samples are one alone. Then the policy or the task is to
+        blame. Raises StepsBroken: even the canary fails.
         """
 
         def fails(parts: Sequence[Batch]) -> Failure | None:
@@ -222,8 +232,7 @@ class Trial:
     def _count(self, num_culprits: int, *, is_innocent: bool, num_tried: int) -> None:
         """Stop rather than quarantine every sample that arrives.
 
-        Raises:
-            StepsBroken: at least two batches in a row, with more than MOST_CULPRITS samples, had no good sample.
+        Raises StepsBroken: at least two batches in a row, with more than MOST_CULPRITS samples, had no good sample.
         """
         if is_innocent:
             self._num_in_a_row = 0
@@ -248,3 +257,40 @@ def _as_pulled(batch: Batch, result: StepResult) -> list[Batch]:
         for item, row in zip(batch.samples, result.samples, strict=False)
     ]
     return [*samples, *(Batch([], [lesson]) for lesson in batch.lessons)]
+
+
+def find_culprits(
+    items: Sequence[Item],
+    failure: Failure,
+    fails: Callable[[Sequence[Item]], Failure | None],
+    most: float = math.inf,
+) -> list[tuple[Item, Failure]]:
+    """The items that fail alone, each with its own failure; none if the items, which failed together, fail only together.
+
+    `failure`: how they failed; for a single item this is the answer. `fails` tries some of them, without side effects; it is called
+    about 2 k log2(n) times for k culprits among n. The search ends once there are more than `most`.
+    """
+    if len(items) == 1:
+        return [(items[0], failure)]
+    middle = len(items) // 2
+    found: list[tuple[Item, Failure]] = []
+    for half in (items[:middle], items[middle:]):
+        if len(found) <= most and (its := fails(half)) is not None:
+            found += find_culprits(half, its, fails, most - len(found))
+    return found
+
+
+def canary(policy: str) -> Experience:
+    """A valid sample of two tokens. If a step fails even with it, the samples are not to blame."""
+    segment = Segment(
+        token_ids=pack_ids([0, 0]),
+        loss_mask=bytes([0, 1]),
+        logprobs=pack_floats([0.0, -1.0]),
+        spans=(Span(0, 0),),
+        sampling=Sampling(temperature=1.0, max_tokens=1),
+    )
+    return Experience(
+        key="canary", revision=0, policy=policy, task="", task_hash="", tenant="", purpose="user", baseline_key="",
+        segments=(segment,), scores=(), reward=0.0, status="scored", generated_at=0.0, scored_at=0.0, engine="none",
+        dtype="float32",
+    )  # fmt: skip

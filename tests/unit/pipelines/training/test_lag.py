@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 from prometheus_client import REGISTRY
 
 from contracts.event_log import LogRecord
 from contracts.topics import EXPERIENCES
 from pipelines.training.samples.reading import LOOK_SECONDS
 from tests.unit.pipelines.training.world import World
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World.new(tmp_path / "home")
-    yield world
-    world.close()
 
 
 def waiting() -> float:

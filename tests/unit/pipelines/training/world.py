@@ -9,6 +9,7 @@ from random import SystemRandom
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 import torch
 
 from contracts import assignments
@@ -48,6 +49,11 @@ T = TypeVar("T")
 
 NOW = 2000.0
 POLICY = "tiny"
+
+
+def a_home(**training: Any) -> pytest.MarkDecorator:
+    """Of a test whose `world` has these settings."""
+    return pytest.mark.parametrize("world", [training], indirect=True, ids=["home"])
 
 
 class CrashError(Exception):

@@ -1,8 +1,6 @@
 """The trainer while something is saved or published in the background: steps go on, and the order of effects stays."""
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -30,11 +28,7 @@ class Gate:
                 raise self._error
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World.new(tmp_path / "home", batch_size=4, publish_samples=8)
-    yield world
-    world.close()
+HOME = {"batch_size": 4, "publish_samples": 8}
 
 
 def in_threads(world: World) -> tuple[Threads, Threads]:

@@ -4,7 +4,6 @@ import json
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -28,17 +27,13 @@ from pipelines.training.state import FOUND, Correction, Fate, TrainerState, Undo
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.builders import whole
 from tests.unit.pipelines.training.learning.test_corrections import later
-from tests.unit.pipelines.training.world import CrashAt, World, first_and_last, named, some, survive, weights_of
+from tests.unit.pipelines.training.world import CrashAt, World, a_home, first_and_last, named, some, survive, weights_of
 
 pytestmark = pytest.mark.slow
 TASKS = ("booking", "math", "code", "tool_call", "judged", "signals_only")
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World.new(tmp_path / "home", checkpoint_keep=12)
-    yield world
-    world.close()
+HOME = {"checkpoint_keep": 12}
 
 
 def states(world: World) -> Counter[tuple[str, str]]:
@@ -74,8 +69,8 @@ def drain(world: World, trainer: Trainer) -> None:
 # Poison.
 
 
-def test_poison_is_quarantined_whether_it_was_learned_or_waits_or_comes_later(tmp_path: Path) -> None:
-    world = World.new(tmp_path / "home", checkpoint_keep=12, max_wait_seconds=60.0)
+@a_home(checkpoint_keep=12, max_wait_seconds=60.0)
+def test_poison_is_quarantined_whether_it_was_learned_or_waits_or_comes_later(world: World) -> None:
     trainer = world.start()
     learned = live_through(world, trainer, 5)
     at_version_2 = trainer.recovery.checkpoints.load_version(2).weights
@@ -102,7 +97,6 @@ def test_poison_is_quarantined_whether_it_was_learned_or_waits_or_comes_later(tm
     told = world.ledger()
     assert {told[item.key][0] for item in fresh} == {"trained"}
     assert Counter(fate[0] for fate in told.values()) == {"trained": 24, "quarantined": 30}
-    world.close()
 
 
 def test_poison_stays_poison_after_a_restart(world: World) -> None:
@@ -145,8 +139,8 @@ def test_evidence_is_pending_and_learned_again_once(world: World) -> None:
     assert trainer.state.lineage[-3:] == [2, 1, 0]
 
 
-def test_what_waits_and_was_said_by_revoked_versions_is_kept_and_never_fresh(tmp_path: Path) -> None:
-    world = World.new(tmp_path / "home", checkpoint_keep=12, max_wait_seconds=60.0)
+@a_home(checkpoint_keep=12, max_wait_seconds=60.0)
+def test_what_waits_and_was_said_by_revoked_versions_is_kept_and_never_fresh(world: World) -> None:
     trainer = world.start()
     live_through(world, trainer, 5)
     far, near = say(world, 5, 2, seed=50), say(world, 2, 1, seed=51)
@@ -166,11 +160,10 @@ def test_what_waits_and_was_said_by_revoked_versions_is_kept_and_never_fresh(tmp
         assert max(row["lag_max"] for row in rows) == 3
     drain(world, trainer)
     assert {trainer.state.fates[item.key].state for item in (*far, *near)} == {"trained"}
-    world.close()
 
 
-def test_a_correction_that_waits_becomes_the_sample_and_one_that_was_learned_is_undone(tmp_path: Path) -> None:
-    world = World.new(tmp_path / "home", publish_samples=4)
+@a_home(publish_samples=4)
+def test_a_correction_that_waits_becomes_the_sample_and_one_that_was_learned_is_undone(world: World) -> None:
     trainer = world.start()
     (kept, *_) = world.add_random(4, reward=1.0)
     world.turns(trainer, 3)
@@ -188,7 +181,6 @@ def test_a_correction_that_waits_becomes_the_sample_and_one_that_was_learned_is_
     assert trainer.state.fates[kept.key].late_reason == "correction_rolled_back"
     assert trainer.state.fates[undone.key].applied_now == 0.25
     assert trainer.state.fates[undone.key].corrections == ()
-    world.close()
 
 
 # Mixtures: each version by its own treatment.

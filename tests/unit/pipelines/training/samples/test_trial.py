@@ -17,7 +17,7 @@ from contracts.errors import StepsBroken, Unavailable
 from contracts.records import Experience
 from pipelines.training.learning.device import RECOVERY_STEPS, TokenBudget
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.samples.culprits import Failure, find_culprits
+from pipelines.training.samples.trial import Failure, find_culprits
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
 from policy.logprobs import TokenScores
