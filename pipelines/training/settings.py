@@ -134,10 +134,7 @@ class TrainingSettings(Section):
         )
 
     def for_tasks(self, tasks: Iterable[Task]) -> Self:
-        """These settings, with the reward range and the horizon of the tasks filled in where they are not set.
-
-        Raises InvalidSettings: the range is empty, or a task's window is longer than the horizon.
-        """
+        """With the reward range and the horizon of the tasks where they are not set. Raises InvalidSettings: they clash."""
         tasks = list(tasks)
         rules = [task.reward for task in tasks]
         low = min((rule.low for rule in rules), default=0.0) if self.reward_low is None else self.reward_low

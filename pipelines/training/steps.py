@@ -289,10 +289,7 @@ class Steps:
         self.record()
 
     def record(self) -> None:
-        """Write the figures of steps to the database.
-
-        Raises Unavailable: the database is away; the figures stay for the next call.
-        """
+        """Write the figures of steps to the database. Raises Unavailable: they stay for the next call."""
         while self._unrecorded:
             with self._around.lease.transaction() as connection:
                 repository.record_step(connection, *self._unrecorded[0])

@@ -74,10 +74,7 @@ def wall_for_ages(wall: Clock, monotonic: Clock) -> Clock:
 
 
 def began_before(now: float, seconds_ago: float, at_most: float) -> float:
-    """When a timer from before a restart began, on the monotonic clock.
-
-    `seconds_ago` comes from the wall clock, which may have been set since. It is clamped to 0 and the timer's length, `at_most`.
-    """
+    """When a timer from before a restart began, on the monotonic clock: at most its length ago, and not in the future."""
     return now - max(0.0, min(seconds_ago, at_most))
 
 

@@ -104,10 +104,7 @@ class Trainer:
             self.consumer.close()
 
     def attempt(self, timeout: float = 0.0) -> bool:
-        """One turn; False if a server is away, or too many records could not be read.
-
-        Nothing is lost: the next turn continues where this one stopped.
-        """
+        """One turn; False if a server is away, or too many records could not be read: the next turn continues."""
         is_halted = False
         try:
             self.turn(timeout)
@@ -124,10 +121,7 @@ class Trainer:
         return True
 
     def skip(self, where: SkipTo) -> list[SkippedRange]:
-        """Skip records, begin an epoch and report the fate of the skipped samples; instead of `run`.
-
-        Raises Unavailable: a server is away; call again.
-        """
+        """Skip records, begin an epoch and report the fate of the skipped samples, instead of `run`. Raises Unavailable."""
         skipped = skip(self.state, self.around.event_log, where)
         lost = write_off(self.around, self.state, {item.partition: item.end for item in skipped})
         self.intake.read_on_from(self.state.positions)
@@ -155,10 +149,7 @@ class Trainer:
         return self.consumer
 
     def turn(self, timeout: float = 0.0) -> None:
-        """Read up to a batch, learn if it is ready, publish if a version is due.
-
-        Raises Unavailable: the log, the database or the store is away; see `attempt`.
-        """
+        """Read up to a batch, learn if it is ready, publish if a version is due. Raises Unavailable, see `attempt`."""
         self.around.lease.assert_held()
         consumer, arms, now = self.begin(), self.around.arms(), self.around.monotonic()
         self.publishing.maintain(arms.get(LIVE), now)

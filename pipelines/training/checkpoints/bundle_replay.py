@@ -114,10 +114,7 @@ class ReplayedBundle(NamedTuple):
 
 
 def read_bundle(place: Path) -> tuple[Path, Bundle]:
-    """The folder of a bundle, and what it says. `place`: the folder, or its `bundle.json`.
-
-    Raises WeightsRefused: `no_bundle`, `damaged_bundle`, `newer_schema` or `old_bundle`.
-    """
+    """The folder of a bundle, and what it says. `place`: the folder, or its `bundle.json`. Raises WeightsRefused."""
     folder = place.parent if place.name == BUNDLE else place
     file = folder / BUNDLE if folder.is_dir() else folder
     try:

@@ -205,10 +205,7 @@ class CheckpointStore:
         return None, refused
 
     def load_version(self, version: int) -> Checkpoint:
-        """The newest whole checkpoint of a published version.
-
-        Raises WeightsRefused: no checkpoint of this version verifies.
-        """
+        """The newest whole checkpoint of a published version. Raises WeightsRefused: none verifies."""
         for name in reversed(self.names()):
             if self._version_of(name) == version:
                 with suppress(WeightsRefused):
@@ -221,10 +218,7 @@ class CheckpointStore:
         )
 
     def load(self, name: str, *, with_samples: bool = True) -> Checkpoint:
-        """Read and verify one checkpoint. Without samples, the state knows no fates: enough to take steps again.
-
-        Raises WeightsRefused: something is missing, truncated or changed.
-        """
+        """Read and verify one checkpoint; without samples it knows no fates. Raises WeightsRefused: something is damaged."""
         manifest, folder = read_manifest(self._folder, name), self._folder / name
         for file, facts in manifest.files.items():
             verify(folder / file, facts)
@@ -238,20 +232,14 @@ class CheckpointStore:
         return Checkpoint(state, weights, moments, manifest.version, name)
 
     def bits_of(self, name: str, bits_in: Callable[[Mapping[str, torch.Tensor]], Tensors]) -> Tensors:
-        """The bits of the version whose checkpoint was just written. In any thread; `bits_in` is the learner's.
-
-        Raises StaleWrite: another trainer removed the folder.
-        """
+        """The bits of the version whose checkpoint was just written. In any thread; `bits_in` is the learner's."""
         try:
             return bits_in(TensorFile(self._folder / name / WEIGHTS))
         except NotFound as error:
             raise _removed(name) from error
 
     def samples_of(self, name: str, mark: int) -> KnownSamples:
-        """What is known of samples as of a mark of checkpoint `name`.
-
-        Raises WeightsRefused: the file of samples lacks them.
-        """
+        """What is known of samples as of a mark. Raises WeightsRefused: the file of samples lacks them."""
         if (last := self._samples.last()) < mark:
             raise WeightsRefused(
                 "samples_lost",

@@ -124,10 +124,7 @@ def void_names(names: Iterable[str], epochs: Mapping[int, IssuedEpoch]) -> set[s
 
 
 def read_manifest(folder: Path, name: str) -> CheckpointManifest:
-    """Read and verify the manifest of a checkpoint.
-
-    Raises WeightsRefused: `unfinished`, `newer_schema` or `damaged_manifest`.
-    """
+    """The verified manifest. Raises WeightsRefused: `unfinished`, `newer_schema` or `damaged_manifest`."""
     try:
         sealed = read_small(folder / name / MANIFEST)
     except FileNotFoundError:
@@ -171,10 +168,7 @@ class CheckpointFence:
         return void_names(names, epochs) | gone
 
     def deletable(self, unneeded: Callable[[Collection[int]], Collection[str]]) -> list[str]:
-        """Names that may be deleted now. `unneeded` gets the versions of the arms and returns the names nothing needs.
-
-        Raises LeaseLost: another trainer took over; nothing may be deleted.
-        """
+        """Names that may be deleted now. `unneeded`: versions of the arms to names that nothing needs. Raises LeaseLost."""
 
         def unreferenced(connection: Connection) -> Collection[str]:
             # Read in the transaction that decides: an arm may move at any time.

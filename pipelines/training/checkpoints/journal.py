@@ -180,10 +180,7 @@ class Journal:
         self.settle("")
 
     def begin(self, plan: Plan) -> None:
-        """Fix what a step depends on. Durable when this returns; the step must not be taken if it raises.
-
-        Raises Unavailable: the disk is full, or the journal is; nothing was changed.
-        """
+        """Fix what a step depends on, durably. Raises Unavailable: the disk or the journal is full; do not take the step."""
         if not self._writers:
             return
         if self.is_full:

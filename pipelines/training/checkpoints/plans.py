@@ -169,10 +169,7 @@ def prepare(learner: Learner, plan: Plan, max_tokens: int) -> None:
 
 
 def digest_of(result: StepResult) -> str:
-    """A digest of a step's figures: each row's log-prob under the weights, each advantage, and the gradient's norm.
-
-    It differs if the weights before the step, or the gradient, differ in any bit that matters.
-    """
+    """A digest of a step's figures. It differs if the weights before, or the gradient, differ in any bit that matters."""
     figures: list[Any] = [result.metrics["gradient_norm"], result.samples, sorted(result.pulls.items())]
     return blake3(msgspec.msgpack.encode(figures)).hexdigest(16)
 
@@ -180,10 +177,7 @@ def digest_of(result: StepResult) -> str:
 def newest_state(
     state: TrainerState, records: Sequence[JournalRecord], samples: Callable[[int], KnownSamples]
 ) -> TrainerState:
-    """The newest state that the records hold; without any, `state`. Steps after it are not in it.
-
-    Raises WeightsRefused: it cannot be read, or the samples of its mark are lost.
-    """
+    """The newest state that the records hold, without steps after it; else `state`. Raises WeightsRefused: it is lost."""
     kept = next((record for record in reversed(records) if isinstance(record, StateKept)), None)
     if kept is None:
         return state

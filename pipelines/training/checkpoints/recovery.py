@@ -149,10 +149,7 @@ class Recovery:
         return lost
 
     def load(self, version: int) -> Target:
-        """The version from its checkpoint or, if that was deleted, from its published bits.
-
-        Raises WeightsRefused: it is revoked, or no part of it can be used. NotFound: the store has no such version.
-        """
+        """The version from its checkpoint or, if that was deleted, from its published bits. Raises WeightsRefused, NotFound."""
         if version in self.revoked:
             raise WeightsRefused(
                 "revoked", f"version {version} is revoked; the trainer does not continue from it", version=version

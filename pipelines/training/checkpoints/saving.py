@@ -85,9 +85,7 @@ class Saver:
     def are_weights_due(self) -> bool:
         """True if weights must be saved: nothing leads to them, or a restart would need long and another save keeps within its share."""
         journal = self.journal
-        if not journal.is_open or journal.is_full:
-            return True
-        return journal.seconds > REPLAY_SECONDS and self.may_begin
+        return not journal.is_open or journal.is_full or (journal.seconds > REPLAY_SECONDS and self.may_begin)
 
     @property
     def may_begin(self) -> bool:
@@ -214,10 +212,7 @@ class Settling:
         return self.is_dirty and not self.is_busy and self._around.monotonic() - self.saved_at >= seconds
 
     def settle(self, *, wait: bool = False) -> None:
-        """Take what has become durable, begin the checkpoint that is due, and report what is durable. `wait`: until all is.
-
-        Raises Unavailable: the disk is full, or a server is away; call again.
-        """
+        """Take what is durable, begin the checkpoint that is due, and report. `wait`: until all is. Raises Unavailable."""
         wait = wait or self._has_failed
         self._finish(wait=wait)
         if self.due is not None and self._flight is None:

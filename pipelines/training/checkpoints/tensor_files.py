@@ -160,10 +160,7 @@ def measured(path: Path) -> Written:
 
 
 def verify(path: Path, expected: Written) -> None:
-    """Check that a file of a checkpoint is what its manifest says.
-
-    Raises WeightsRefused: `missing_file`, `truncated`, `payload_hash` or `unreadable`.
-    """
+    """Check a file. Raises WeightsRefused: `missing_file`, `truncated`, `payload_hash` or `unreadable`."""
     file, name = path.name, path.parent.name
     try:
         # A truncated file is named without reading it.

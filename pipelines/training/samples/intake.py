@@ -226,10 +226,7 @@ class Intake:
         return now - oldest >= max_wait_seconds
 
     def decided_positions(self) -> dict[str, dict[int, int]]:
-        """The first undecided offset of each partition: a restart that reads from there loses nothing.
-
-        Samples decided after that offset are read twice and recognised by their key.
-        """
+        """The first undecided offset of each partition. What is read twice from there is recognised by its key."""
         positions = {topic: dict(at) for topic, at in self._next.items()}
         for item in self._waiting.values():
             positions[item.topic][item.partition] = min(positions[item.topic][item.partition], item.offset)

@@ -62,10 +62,7 @@ def lost(state: TrainerState, event_log: EventLog) -> list[SkippedRange]:
 
 
 def refuse_lost(state: TrainerState, event_log: EventLog, home: object) -> None:
-    """Check that the log holds the next record of each partition.
-
-    Raises PositionLost: it does not; the message says how to continue. Unavailable: the log is away.
-    """
+    """Check that the log holds the next record of each partition. Raises PositionLost: it does not; Unavailable."""
     gone = lost(state, event_log)
     if gone:
         raise PositionLost(

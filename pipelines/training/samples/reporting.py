@@ -64,10 +64,7 @@ class OutcomeReporter:
         self._durable, self._is_done = mark, False
 
     def report(self) -> None:
-        """Publish the decisions that are durable and not published yet.
-
-        Raises Unavailable: the log is away; the next call sends the pieces that it did not take.
-        """
+        """Publish what is durable and not published yet. Raises Unavailable: the next call sends the pieces that remain."""
         if self._is_done:
             return
         state, (last, epochs) = self._state, self._durable
@@ -97,10 +94,7 @@ class OutcomeReporter:
 
 
 def outcomes_of(key: str, state: TrainerState, at: float) -> Iterator[Outcome]:
-    """The outcomes of one key: its fate, and the result of the newest later revision, if any.
-
-    A key without a fate is pending again: a rollback took the sample out of the weights.
-    """
+    """The outcomes of one key: its fate, or pending if a rollback took it out; and that of the newest later revision."""
     fate, sequence = state.fates.get(key), state.unreported[key]
     outcome = partial(Outcome, key=key, epoch=state.epoch, writer="training", at=at, sequence=sequence)
     if fate is None:

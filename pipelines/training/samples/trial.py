@@ -223,17 +223,13 @@ class Trial:
     def _see_canary(self) -> None:
         failure = self._fails(self._canary)
         if failure is not None and failure.reason not in SPIKES:
+            why = f"a training step fails with any sample: {failure.error or failure.reason}"
             raise StepsBroken(
-                f"a training step fails with any sample: {failure.error or failure.reason}; check the device, its memory "
-                "and the newest checkpoint",
-                traceback=failure.traceback,
+                f"{why}; check the device, its memory and the newest checkpoint", traceback=failure.traceback
             )
 
     def _count(self, num_culprits: int, *, is_innocent: bool, num_tried: int) -> None:
-        """Stop rather than quarantine every sample that arrives.
-
-        Raises StepsBroken: at least two batches in a row, with more than MOST_CULPRITS samples, had no good sample.
-        """
+        """Stop rather than quarantine every sample that arrives: two batches in a row, of more than MOST_CULPRITS, were bad."""
         if is_innocent:
             self._num_in_a_row = 0
         elif num_culprits:

@@ -21,7 +21,7 @@ from pipelines.training.samples import reward_watch
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.reward_watch import RewardWatch
 from pipelines.training.state import Fate, TrainerState, begin_epoch, cut_version, finish_learning_again, roll_back
-from tests.unit.pipelines.training.builders import experience, segment, whole
+from tests.unit.pipelines.training.builders import experience, newest_in, segment, whole
 
 if TYPE_CHECKING:
     from contracts.revocations import Treatment
@@ -101,8 +101,7 @@ def live(folder: Path, number: int) -> Iterator[Size]:
             len(watch._recent) + len(watch.suspect_since),
         )
         if version % 100 == 0:
-            found, _ = store.load_newest()
-            assert found is not None
+            found = newest_in(folder)
             assert exact(found.state) == exact(state), "and a restart goes on with the same"
             state = found.state
 

@@ -1,16 +1,10 @@
-from collections import Counter
-
 import pytest
 
 from pipelines.training.surroundings import began_before, rising, wall_for_ages
-from tests.unit.pipelines.training.world import NOW, AwayStore, World, a_home
+from tests.unit.pipelines.training.world import NOW, AwayStore, World, a_home, states
 from weights.stores.folder import FolderObjects
 
 YEAR = 365 * 86_400.0
-
-
-def states(world: World) -> Counter[tuple[str, str]]:
-    return Counter((state, reason) for state, reason, _ in world.ledger().values())
 
 
 @pytest.mark.parametrize("jump", [YEAR, -YEAR])

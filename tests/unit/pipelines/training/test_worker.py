@@ -18,23 +18,19 @@ from contracts.sampling import Span
 from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.__main__ import main
-from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate
 from runtime.settings import write_settings
 from tests.unit.pipelines.training.builders import (
     captured,
     experience,
+    newest_in,
     random_experience,
     remembering,
     segment,
     tiny_model,
 )
-from tests.unit.pipelines.training.world import World, a_home, weights_of
-
-
-def states(world: World) -> Counter[tuple[str, str]]:
-    return Counter((state, reason) for state, reason, _ in world.ledger().values())
+from tests.unit.pipelines.training.world import World, a_home, states, weights_of
 
 
 def num_learned(world: World) -> int:
@@ -79,8 +75,7 @@ def test_nothing_is_told_that_the_newest_checkpoint_does_not_hold(world: World) 
 
     def look(place: str) -> None:
         if place == "training: outcomes told":
-            checkpoint, _ = CheckpointStore(world.settings.checkpoints, keep=3).load_newest()
-            assert checkpoint is not None
+            checkpoint = newest_in(world.settings.checkpoints)
             held = {(key, fate.state) for key, fate in checkpoint.state.fates.items()}
             newest = max(outcome.epoch for outcome in world.outcomes())
             told = {(item.key, item.state) for item in world.outcomes() if item.epoch == newest and item.key}
@@ -393,8 +388,7 @@ def test_the_process_starts_from_a_home_and_stops(tmp_path: Path) -> None:
     stop.set()
     main(world.settings.home, stop)
     assert [outcome.state for outcome in world.outcomes()] == ["epoch_started"]
-    checkpoint, _ = CheckpointStore(world.settings.checkpoints, keep=3).load_newest()
-    assert checkpoint is not None
+    checkpoint = newest_in(world.settings.checkpoints)
     tracker = checkpoint.state.tracker
     assert (tracker["low"], tracker["high"]) == (-1.0, 1.0), "the range of rewards is that of the task files"
     world.close()

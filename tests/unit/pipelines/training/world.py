@@ -1,6 +1,8 @@
 """A home with the real database, log and weight store, a release that accepts everything, and crashes on demand."""
 
 import math
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -74,6 +76,23 @@ class CrashAt:
         if self.left == 0:
             self.place = place
             raise CrashError(place)
+
+
+class Gate:
+    """Stops a background thread at a place until a test opens it; there it may raise."""
+
+    def __init__(self, place: str, error: Exception | None = None, *, is_armed: bool = True) -> None:
+        self._place, self._error = place, error
+        self.reached, self.open = threading.Event(), threading.Event()
+        self.is_armed = is_armed
+
+    def __call__(self, place: str) -> None:
+        is_there = self.is_armed and place == self._place and threading.current_thread() != threading.main_thread()
+        if is_there and not self.reached.is_set():
+            self.reached.set()
+            assert self.open.wait(60)
+            if self._error is not None:
+                raise self._error
 
 
 def first_and_last(places: Sequence[str]) -> list[int]:
@@ -252,6 +271,11 @@ def survive(world: World, run: Callable[[Trainer], None], fault: FaultPoint) -> 
         trainer = world.start()
         run(trainer)
     return trainer
+
+
+def states(world: World) -> Counter[tuple[str, str]]:
+    """State and reason of the samples in the ledger."""
+    return Counter((state, reason) for state, reason, _ in world.ledger().values())
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:

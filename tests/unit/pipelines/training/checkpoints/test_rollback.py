@@ -27,17 +27,23 @@ from pipelines.training.state import FOUND, Correction, Fate, TrainerState, Undo
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.builders import whole
 from tests.unit.pipelines.training.learning.test_corrections import later
-from tests.unit.pipelines.training.world import CrashAt, World, a_home, first_and_last, named, some, survive, weights_of
+from tests.unit.pipelines.training.world import (
+    CrashAt,
+    World,
+    a_home,
+    first_and_last,
+    named,
+    some,
+    states,
+    survive,
+    weights_of,
+)
 
 pytestmark = pytest.mark.slow
 TASKS = ("booking", "math", "code", "tool_call", "judged", "signals_only")
 
 
 HOME = {"checkpoint_keep": 12}
-
-
-def states(world: World) -> Counter[tuple[str, str]]:
-    return Counter((state, reason) for state, reason, _ in world.ledger().values())
 
 
 def say(world: World, version: int, count: int, seed: int) -> list[Experience]:
