@@ -24,13 +24,7 @@ from pipelines.training.samples.reward_watch import REWARD_SPIKE, RewardWatch, o
 from pipelines.training.samples.trial import Trial
 from pipelines.training.state import Fate
 from pipelines.training.surroundings import wall_for_ages
-from runtime.metrics import (
-    TRAINING_CORRECTIONS,
-    TRAINING_FIGURE,
-    TRAINING_SAMPLES,
-    TRAINING_STEP_ERRORS,
-    TRAINING_STEPS,
-)
+from runtime import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -148,9 +142,9 @@ class Steps:
 
     def _decide(self, experience: Experience, fate: Fate) -> None:
         if fate.late is None:
-            TRAINING_SAMPLES.labels(fate.state).inc()
+            metrics.TRAINING_SAMPLES.labels(fate.state).inc()
         else:
-            TRAINING_CORRECTIONS.labels(fate.late_reason).inc()
+            metrics.TRAINING_CORRECTIONS.labels(fate.late_reason).inc()
         self._intake.decide(experience.key, fate)
 
     def learn(self) -> None:
@@ -242,7 +236,7 @@ class Steps:
         path = self._bundles.keep_rewards(drawn.samples, found, before, epoch=epoch, step=step, at=now)
         tasks = [item._asdict() for item in found]
         log.error("rewards jumped: samples quarantined", tasks=tasks, num_samples=len(keys), bundle=str(path))
-        TRAINING_STEP_ERRORS.labels(REWARD_SPIKE).inc(len(keys))
+        metrics.TRAINING_STEP_ERRORS.labels(REWARD_SPIKE).inc(len(keys))
         for item in drawn.samples:
             if item.key in keys:
                 self._give_up(item, Refusal("quarantined", REWARD_SPIKE))
@@ -252,7 +246,7 @@ class Steps:
         (experience,) = part.everything
         facts = {"key": experience.key, "reason": failure.reason, "error": failure.error, "bundle": str(bundle)}
         log.error("sample broke its step", **facts)
-        TRAINING_STEP_ERRORS.labels(failure.error.partition(":")[0] or failure.reason).inc()
+        metrics.TRAINING_STEP_ERRORS.labels(failure.error.partition(":")[0] or failure.reason).inc()
         self._give_up(experience, Refusal("quarantined", failure.reason))
 
     def _report(self, result: StepResult, found: TrialResult, tree: VersionTree, bundle: Path | None) -> None:
@@ -280,10 +274,10 @@ class Steps:
         if result.skipped:
             log.error("step skipped", reason=result.skipped, bundle=str(bundle))
         figures = {name: _or_null(value) for name, value in figures.items()}
-        TRAINING_STEPS.inc()
+        metrics.TRAINING_STEPS.inc()
         for name, value in figures.items():
             if isinstance(value, int | float):
-                TRAINING_FIGURE.labels(name).set(value)
+                metrics.TRAINING_FIGURE.labels(name).set(value)
         log.info("step", epoch=epoch, step=step, **figures)
         self._unrecorded.append((epoch, step, now, figures))
         self.record()

@@ -124,7 +124,7 @@ class Trainer:
         """Skip records, begin an epoch and report the fate of the skipped samples, instead of `run`. Raises Unavailable."""
         skipped = skip(self.state, self.around.event_log, where)
         lost = write_off(self.around, self.state, {item.partition: item.end for item in skipped})
-        self.intake.read_on_from(self.state.positions)
+        self.intake.begin_again()
         self._begin_epoch(self.restored.version)
         self.state.note(*lost)
         self._settle(wait=True)
@@ -145,7 +145,8 @@ class Trainer:
         if self.consumer is None:
             with lease.transaction() as connection:
                 forget_training_positions(connection)
-            self.consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), self.intake.position)
+            position = self.intake.position
+            self.consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), lambda _, at: position(at))
         return self.consumer
 
     def turn(self, timeout: float = 0.0) -> None:

@@ -22,19 +22,8 @@ from pydantic import ValidationError
 
 from contracts.errors import InvalidSettings, NotFound, WeightsRefused
 from contracts.files import read_small
-from pipelines.training.checkpoints.bundles import (
-    BUNDLE,
-    CONTENT_SECONDS,
-    MOST_CHECKPOINTS,
-    Figure,
-    GuardLook,
-    RewardBundle,
-    StepBundle,
-    decode_bundle,
-    encode_bundle,
-    facts_of,
-    machine_of,
-)
+from pipelines.training.checkpoints import bundles
+from pipelines.training.checkpoints.bundles import BUNDLE, RewardBundle, StepBundle
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import parse_name
 from pipelines.training.checkpoints.journal import Journal
@@ -53,7 +42,7 @@ from policy.weights import copy_tensors, tensors_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipelines.training.checkpoints.bundles import Bundle
+    from pipelines.training.checkpoints.bundles import Bundle, Figure, GuardLook
     from pipelines.training.checkpoints.plans import JournalRecord
 
 _THREADS = re.compile("[1-9][0-9]{0,3}")
@@ -124,7 +113,7 @@ def read_bundle(place: Path) -> tuple[Path, Bundle]:
             "no_bundle",
             f"{file} cannot be read ({error.strerror}): name a folder of the home's bundles/, as in the log",
         ) from error
-    return folder, decode_bundle(data, str(file))
+    return folder, bundles.decode_bundle(data, str(file))
 
 
 def replay_bundle(place: Path, *, base: str = "", device: str = "") -> ReplayedBundle:
@@ -160,7 +149,7 @@ def replay_bundle(place: Path, *, base: str = "", device: str = "") -> ReplayedB
         raise InvalidSettings(f"{folder} was made on {device}, which this machine lacks: add --device cpu to come near")
     torch.set_num_threads(int(threads))
     parts = _step_again(folder, bundle, settings, base or bundle.origin.base, device)
-    here = machine_of(torch.device(device))
+    here = bundles.machine_of(torch.device(device))
     machine = [ComparedFigure(name, recorded.get(name), value) for name, value in here.items()]
     return ReplayedBundle(bundle, [item for item in machine if not item.is_same], parts)
 
@@ -196,7 +185,7 @@ def _step_again(
         path.write_bytes(msgspec.json.encode(AttemptFile(condemned=deadly)))
         trial = Trial(learner, Attempts(path), plan.batch.everything[0].policy, dict)
         found = trial.step(plan)
-    again = msgspec.structs.replace(bundle, **facts_of(found))
+    again = msgspec.structs.replace(bundle, **bundles.facts_of(found))
     differing = ComparedFigure("steps with another result", "", " ".join(map(str, taken.different)))
     earlier = f"{taken.num_steps} steps from the checkpoint to this one"
     return [*_compared(bundle, again, limits), ComparedPart(earlier, [differing], is_shown=False)]
@@ -209,8 +198,8 @@ def _checkpoint_of(folder: Path, bundle: StepBundle) -> str:
         raise WeightsRefused("damaged_bundle", f"{folder} names a checkpoint {name}, which is not the name of one")
     if not name or not (folder / name).is_dir():
         why = bundle.missing or (
-            f"{name} is gone. The trainer keeps those of its newest {MOST_CHECKPOINTS} checkpoints for "
-            f"{CONTENT_SECONDS / 86400:.0f} days: copy a bundle elsewhere to keep it longer"
+            f"{name} is gone. The trainer keeps those of its newest {bundles.MOST_CHECKPOINTS} checkpoints for "
+            f"{bundles.CONTENT_SECONDS / 86400:.0f} days: copy a bundle elsewhere to keep it longer"
         )
         raise WeightsRefused("no_weights", f"{folder} has no weights: {why}; its figures stand in {BUNDLE}")
     return name
@@ -238,7 +227,7 @@ def _base(folder: Path, base: str, device: str) -> Any:
 
 def _compared(recorded: Bundle, again: Bundle, limits: Mapping[str, float]) -> list[ComparedPart]:
     # Read as from a file, so that equal numbers are of one type.
-    one, other = _figures_of(recorded), _figures_of(decode_bundle(encode_bundle(again), BUNDLE))
+    one, other = _figures_of(recorded), _figures_of(bundles.decode_bundle(bundles.encode_bundle(again), BUNDLE))
     parts = []
     for title in {**one, **other}:
         held, new = one.get(title, {}), other.get(title, {})

@@ -132,7 +132,7 @@ class Recovery:
         intake.roll_back()
         if num_undone or state.learn_again_until:
             until = {**state.learn_again_until.get(EXPERIENCES, {})}
-            for partition, offset in intake.go_back({EXPERIENCES: oldest}).get(EXPERIENCES, {}).items():
+            for partition, offset in intake.go_back(oldest).items():
                 # Records that the log lost at its end never come; do not wait for them.
                 until[partition] = max(until.get(partition, 0), min(offset, ends[partition]))
             state.learn_again_until = {EXPERIENCES: until}
@@ -142,7 +142,7 @@ class Recovery:
     def finish(self, intake: Intake) -> list[str]:
         """Once the log is read as far as before: quarantine the samples that were not found again; returns their keys."""
         until = self.state.learn_again_until
-        if not until or not intake.has_passed(until):
+        if not until or not intake.has_passed(until.get(EXPERIENCES, {})):
             return []
         lost = finish_learning_again(self.state, intake.keys)
         log.info("samples of the rollback were read again", num_lost=len(lost))

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from contracts.ledger import EXPIRED
+from contracts.topics import EXPERIENCES
 from pipelines.training.known.batches import Batch, Lesson
 from pipelines.training.known.experiences import episode_of, generated_at, group_of, is_learnable, worth
 from pipelines.training.state import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from contracts.event_log import LogRecord
     from contracts.records import Experience
@@ -32,7 +33,6 @@ class WaitingSample:
     """A sample, and the log position of its first revision."""
 
     experience: Experience
-    topic: str
     partition: int
     offset: int
     arrived_at: float
@@ -57,8 +57,7 @@ class Intake:
     def __init__(self, state: TrainerState) -> None:
         self.state = state
         self._waiting: dict[str, WaitingSample] = {}
-        self._next: dict[str, dict[int, int]] = {}
-        self.read_on_from(state.positions)
+        self._next = {**state.positions.get(EXPERIENCES, {})}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -68,18 +67,18 @@ class Intake:
         """Oldest first."""
         return list(self._waiting.values())
 
-    def position(self, topic: str, partition: int) -> int:
+    def position(self, partition: int) -> int:
         """The next offset to read."""
-        return self._next.get(topic, {}).get(partition, 0)
+        return self._next.get(partition, 0)
 
-    def read_on_from(self, positions: dict[str, dict[int, int]]) -> None:
-        """Clear the queue, and read from other positions."""
+    def begin_again(self) -> None:
+        """Clear the queue, and read on from the positions of the state."""
         self._waiting.clear()
-        self._next = {topic: dict(at) for topic, at in positions.items()}
+        self._next = {**self.state.positions.get(EXPERIENCES, {})}
 
     def passed(self, record: LogRecord) -> None:
         """Move the reading position past a record, even one that could not be decoded."""
-        self._next.setdefault(record.topic, {})[record.partition] = record.offset + 1
+        self._next[record.partition] = record.offset + 1
 
     def offer(self, record: LogRecord, experience: Experience, now: float) -> Fate | None:
         """Take in one record; returns the fate it changed, if its key was decided before.
@@ -124,7 +123,7 @@ class Intake:
 
     def _wait(self, record: LogRecord, experience: Experience, now: float) -> None:
         held = self._waiting.get(experience.key)
-        fresh = WaitingSample(experience, record.topic, record.partition, record.offset, now)
+        fresh = WaitingSample(experience, record.partition, record.offset, now)
         self._waiting[experience.key] = replace(held, experience=experience) if held else fresh
 
     def _later(self, record: LogRecord, experience: Experience, fate: Fate, now: float) -> Fate | None:
@@ -154,19 +153,15 @@ class Intake:
                 self.state.fates[key] = msgspec.structs.replace(fate, revision=revision)
                 self.state.note(key)
 
-    def go_back(self, positions: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
-        """Move reading positions back to `positions` where those are earlier; returns the positions before."""
-        stood = {topic: dict(at) for topic, at in self._next.items()}
-        for topic, at in self._next.items():
-            earlier = positions.get(topic, {})
-            self._next[topic] = {part: min(offset, earlier.get(part, 0)) for part, offset in at.items()}
+    def go_back(self, earlier: Mapping[int, int]) -> dict[int, int]:
+        """Move reading positions back to these where they are earlier; returns the positions before."""
+        stood = self._next
+        self._next = {partition: min(offset, earlier.get(partition, 0)) for partition, offset in stood.items()}
         return stood
 
-    def has_passed(self, positions: dict[str, dict[int, int]]) -> bool:
+    def has_passed(self, positions: Mapping[int, int]) -> bool:
         """True if everything before `positions` was read."""
-        return all(
-            self.position(topic, part) >= offset for topic, at in positions.items() for part, offset in at.items()
-        )
+        return all(self.position(partition) >= offset for partition, offset in positions.items())
 
     @property
     def keys(self) -> Collection[str]:
@@ -227,7 +222,7 @@ class Intake:
 
     def decided_positions(self) -> dict[str, dict[int, int]]:
         """The first undecided offset of each partition. What is read twice from there is recognised by its key."""
-        positions = {topic: dict(at) for topic, at in self._next.items()}
+        positions = {**self._next}
         for item in self._waiting.values():
-            positions[item.topic][item.partition] = min(positions[item.topic][item.partition], item.offset)
-        return positions
+            positions[item.partition] = min(positions[item.partition], item.offset)
+        return {EXPERIENCES: positions} if positions else {}

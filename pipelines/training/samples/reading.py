@@ -83,7 +83,7 @@ class ExperienceReader:
             return
         self._look_at = now + LOOK_SECONDS
         for partition, end in self._around.event_log.ends(EXPERIENCES).items():
-            waiting = max(0, end - self._intake.position(EXPERIENCES, partition))
+            waiting = max(0, end - self._intake.position(partition))
             LAG_RECORDS.labels(CONSUMER_GROUP, EXPERIENCES, str(partition)).set(waiting)
 
 

@@ -256,10 +256,7 @@ def _as_pulled(batch: Batch, result: StepResult) -> list[Batch]:
 
 
 def find_culprits(
-    items: Sequence[Item],
-    failure: Failure,
-    fails: Callable[[Sequence[Item]], Failure | None],
-    most: float = math.inf,
+    items: Sequence[Item], failure: Failure, fails: Callable[[Sequence[Item]], Failure | None], most: float = math.inf
 ) -> list[tuple[Item, Failure]]:
     """The items that fail alone, each with its own failure; none if the items, which failed together, fail only together.
 
