@@ -36,7 +36,8 @@ def tmp_path() -> Iterator[Path]:
 
 @pytest.fixture
 def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
-    """A new home: with the settings of `a_home` at the test, else with those of its module, `HOME`."""
+    """A new home: with the settings of `a_home` at the test, else with those of its module, `HOME`; and its `MAKE_MODEL`."""
     world = World.new(tmp_path / "home", **getattr(request, "param", getattr(request.module, "HOME", {})))
+    world.make_model = getattr(request.module, "MAKE_MODEL", world.make_model)
     yield world
     world.close()
