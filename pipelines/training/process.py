@@ -15,12 +15,12 @@ from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import CheckpointFence
 from pipelines.training.checkpoints.journal import Journal
 from pipelines.training.checkpoints.recovery import Recovery
-from pipelines.training.checkpoints.saving import Saver, Settling
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.lost_positions import described
 from pipelines.training.samples.reading import ExperienceReader
+from pipelines.training.saving import Saver, Settling
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import BASE_VERSION
 from pipelines.training.steps import Steps
@@ -125,5 +125,5 @@ def compose(learner: Learner, base: Tensors, around: Surroundings, background: t
     steps = Steps(around, restored, intake, recovery)
     saver = Saver(learner, checkpoints, saving, around.monotonic, journal)
     settling = Settling(around, intake, steps, saver, publisher)
-    reader = ExperienceReader(around, intake, steps)
+    reader = ExperienceReader(around, intake, lambda: steps.num_missing, steps.was_read)
     return Trainer(around, restored, intake, reader, steps, settling, recovery, Publishing(publisher, publishing))

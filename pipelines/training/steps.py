@@ -14,14 +14,14 @@ import structlog
 
 from pipelines.training import repository
 from pipelines.training.checkpoints.bundles import Bundles, origin_of
-from pipelines.training.checkpoints.plans import Ending, Plan, digest_of, prepare
+from pipelines.training.checkpoints.plans import Ending, digest_of, prepare
 from pipelines.training.known.experiences import is_old, version_lag, worth
 from pipelines.training.learning.guard import by_lag
 from pipelines.training.samples.attempts import Attempts
 from pipelines.training.samples.reading import NullMass
 from pipelines.training.samples.refusals import Refusal, TrainingLimits, refuse
 from pipelines.training.samples.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
-from pipelines.training.samples.trial import Trial
+from pipelines.training.samples.trial import Plan, Trial
 from pipelines.training.state import Fate
 from pipelines.training.surroundings import wall_for_ages
 from runtime import metrics

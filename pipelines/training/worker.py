@@ -29,8 +29,8 @@ from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.errors import TooManyDeadLetters, Unavailable
 from contracts.topics import EXPERIENCES
 from pipelines.training import repository
-from pipelines.training.checkpoints.saving import DueCheckpoint
 from pipelines.training.samples.lost_positions import refuse_lost, skip, write_off
+from pipelines.training.saving import DueCheckpoint
 from pipelines.training.state import BASE_VERSION, begin_epoch, cut_version
 from pipelines.training.surroundings import began_before
 from runtime.log.loss_acceptance import forget_training_positions
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from contracts.event_log import Consumer
     from pipelines.training.checkpoints.plans import Restored
     from pipelines.training.checkpoints.recovery import Recovery
-    from pipelines.training.checkpoints.saving import Settling
     from pipelines.training.learning.learner import Learner
     from pipelines.training.samples.intake import Intake
     from pipelines.training.samples.lost_positions import SkippedRange, SkipTo
     from pipelines.training.samples.reading import ExperienceReader
+    from pipelines.training.saving import Settling
     from pipelines.training.state import TrainerState
     from pipelines.training.steps import Steps
     from pipelines.training.surroundings import Surroundings

@@ -27,14 +27,14 @@ from pipelines.training.checkpoints.bundles import BUNDLE, RewardBundle, StepBun
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import parse_name
 from pipelines.training.checkpoints.journal import Journal
-from pipelines.training.checkpoints.plans import Journaled, Plan, prepare, take_again
+from pipelines.training.checkpoints.plans import Journaled, prepare, take_again
 from pipelines.training.known.known_samples import KnownSamples
 from pipelines.training.learning.guard import limits_of
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.whole_model import WholeModel
 from pipelines.training.samples.attempts import AttemptFile, Attempts
 from pipelines.training.samples.reward_watch import RewardWatch, WatchMemory
-from pipelines.training.samples.trial import DEADLY, Trial
+from pipelines.training.samples.trial import DEADLY, Plan, Trial
 from pipelines.training.settings import TrainingSettings
 from policy.load import load_model
 from policy.weights import copy_tensors, tensors_of

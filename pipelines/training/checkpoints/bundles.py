@@ -41,9 +41,8 @@ from weights.files import make_folder_durably, sync_folder, write_durably
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pipelines.training.checkpoints.plans import Plan
     from pipelines.training.samples.reward_watch import Suspicion, WatchMemory
-    from pipelines.training.samples.trial import TrialResult, Tried
+    from pipelines.training.samples.trial import Plan, TrialResult, Tried
 
 SCHEMA = 1
 BUNDLE = "bundle.json"

@@ -26,7 +26,8 @@ from contracts.errors import InvalidSettings, StaleWrite, Unavailable, WeightsRe
 from contracts.faults import FaultPoint, no_fault
 from contracts.files import open_plain
 from pipelines.training.checkpoints.checkpoint_names import journal_epochs, journal_name
-from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, Plan, StateKept
+from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, StateKept
+from pipelines.training.samples.trial import Plan
 from weights.files import full_disk_named, sync_folder
 
 if TYPE_CHECKING:

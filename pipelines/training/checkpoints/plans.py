@@ -19,7 +19,7 @@ from blake3 import blake3
 from contracts.errors import StepsBroken, WeightsRefused
 from pipelines.training.known.batches import Batch
 from pipelines.training.learning.guard import GuardHistory
-from pipelines.training.samples.trial import STEP_ERROR
+from pipelines.training.samples.trial import STEP_ERROR, Plan
 from pipelines.training.state import Fate, TrainerState
 from runtime.metrics import TRAINING_REPLAYS
 from runtime.operations import step_done
@@ -33,28 +33,6 @@ if TYPE_CHECKING:
     from pipelines.training.learning.masters import Checkpoint
 
 log = structlog.get_logger()
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
-    """Everything that a step depends on besides weights, moments and trackers."""
-
-    epoch: int
-    step: int
-    at: float
-    """The clock of the step, UTC epoch seconds."""
-    batch: Batch
-    weights: dict[str, float]
-    """Sample key to its weight in the step."""
-    max_tokens: int
-    """Which rows share a forward pass: sums in another order have other last bits."""
-    num_threads: int
-    random_state: dict[str, str] = msgspec.field(default_factory=dict)
-    """Device to its generator's state in base64; empty: as at the step before."""
-
-    @property
-    def digest(self) -> str:
-        """A digest of the whole plan."""
-        return blake3(msgspec.msgpack.encode(self)).hexdigest(16)
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, tag="end"):

@@ -16,11 +16,10 @@ from runtime.log.dead_letters import bury
 from runtime.metrics import BEHIND_SECONDS, LAG_RECORDS, RECORDS, TRAINING_CORRECTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from contracts.event_log import Consumer, LogRecord
     from pipelines.training.samples.intake import Intake
-    from pipelines.training.steps import Steps
     from pipelines.training.surroundings import Surroundings
 
 _MOST_POLLS = 256
@@ -31,8 +30,15 @@ LOOK_SECONDS = 5.0
 class ExperienceReader:
     """One per trainer, in its thread."""
 
-    def __init__(self, around: Surroundings, intake: Intake, steps: Steps) -> None:
-        self._around, self._intake, self._steps = around, intake, steps
+    def __init__(
+        self,
+        around: Surroundings,
+        intake: Intake,
+        num_missing: Callable[[], int],
+        was_read: Callable[[Experience], None],
+    ) -> None:
+        """`num_missing`: samples that a full batch still needs."""
+        self._around, self._intake, self._num_missing, self._was_read = around, intake, num_missing, was_read
         self._look_at = float("-inf")
 
     def fill(self, consumer: Consumer, timeout: float) -> int:
@@ -42,12 +48,12 @@ class ExperienceReader:
         """
         num_records = 0
         for number in range(_MOST_POLLS):
-            records = consumer.poll(0.0 if number else timeout, max(self._steps.num_missing, 1))
+            records = consumer.poll(0.0 if number else timeout, max(self._num_missing(), 1))
             for record in with_answers(self._around.event_log, self._around.database, records):
                 self.take(record)
             self.note(records)
             num_records += len(records)
-            if not records or self._steps.num_missing == 0:
+            if not records or self._num_missing() == 0:
                 break
         self._look()
         return num_records
@@ -56,7 +62,7 @@ class ExperienceReader:
         """Take in one record. One that cannot be read becomes a dead letter with its traceback."""
         try:
             experience = whole(decode(Experience, record.value), record.answer)
-            self._steps.was_read(experience)
+            self._was_read(experience)
             changed, key = self._intake.offer(record, experience, self._around.monotonic()), experience.key
         except Exception as error:
             if not is_of_a_record(error):  # for example a newer schema: the record waits in the log for an upgrade

@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import msgspec
 import structlog
+from blake3 import blake3
 
 from contracts.errors import MillraceError, StepsBroken
 from contracts.records import Experience, Segment, pack_floats, pack_ids
@@ -29,7 +31,6 @@ from pipelines.training.samples.attempts import survives
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipelines.training.checkpoints.plans import Plan
     from pipelines.training.learning.figures import StepResult
     from pipelines.training.learning.learner import Learner
     from pipelines.training.samples.attempts import Attempts
@@ -46,6 +47,28 @@ DEADLY = "the process died in a step with this sample"
 Item = TypeVar("Item")
 
 log = structlog.get_logger()
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
+    """Everything that a step depends on besides weights, moments and trackers."""
+
+    epoch: int
+    step: int
+    at: float
+    """The clock of the step, UTC epoch seconds."""
+    batch: Batch
+    weights: dict[str, float]
+    """Sample key to its weight in the step."""
+    max_tokens: int
+    """Which rows share a forward pass: sums in another order have other last bits."""
+    num_threads: int
+    random_state: dict[str, str] = msgspec.field(default_factory=dict)
+    """Device to its generator's state in base64; empty: as at the step before."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of the whole plan."""
+        return blake3(msgspec.msgpack.encode(self)).hexdigest(16)
 
 
 class Failure(NamedTuple):

@@ -14,8 +14,9 @@ from contracts.errors import InvalidSettings, StaleWrite, Unavailable, WeightsRe
 from pipelines.training.checkpoints import journal as journals
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.checkpoints.journal import Journal
-from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, Plan, StateKept
+from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, StateKept
 from pipelines.training.known.batches import Batch, Lesson
+from pipelines.training.samples.trial import Plan
 from pipelines.training.state import Fate
 from tests.unit.pipelines.training.builders import random_experience
 from tests.worlds.hostile_files import HOSTILE_FILES

@@ -14,8 +14,8 @@ from contracts.errors import Unavailable
 from pipelines.training.checkpoints.checkpoint import MOMENTS, WEIGHTS, CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import MANIFEST
 from pipelines.training.checkpoints.journal import Journal
-from pipelines.training.checkpoints.saving import TIME_SHARE, Saver
 from pipelines.training.learning.learner import Learner
+from pipelines.training.saving import TIME_SHARE, Saver
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate, TrainerState
 from tests.executors import AtOnce
