@@ -136,9 +136,9 @@ class Trial:
                     left = Batch.joined([left, batch.only(tried.left)])
                     far |= {key: tried.log_ratios[key] for key in tried.left}
                     batch = batch.only(set(batch.keys).difference(tried.left))
-                if not isinstance(tried, Failure) and not tried.skipped:
-                    result = _with_left(tried, far)
-                    break
+                    if not tried.skipped:
+                        result = tried
+                        break
                 found = self._blame(batch, tried)
                 culprits += found
                 if found:
@@ -147,16 +147,19 @@ class Trial:
                     batch = batch.half()
                 else:
                     self._learner.accept_sooner()
-                    result = _with_left(tried, far)
+                    result = tried
                     break
         except StepsBroken:
             raise
         except BaseException:
             self._attempts.end()
             raise
-        if result is not None and self._attempts.known.num_deaths == 1:
-            # The step in which the last process died was taken: it was not the size of the batch either.
-            self._attempts.known.num_deaths = 0
+        if result is not None:
+            # Those that left in an earlier try are in the figures too.
+            result = replace(result, log_ratios={**far, **result.log_ratios})
+            if self._attempts.known.num_deaths == 1:
+                # The step in which the last process died was taken: it was not the size of the batch either.
+                self._attempts.known.num_deaths = 0
         self._attempts.end()
         self._count(len(culprits), is_innocent=bool(batch.everything or left.everything), num_tried=len(keys))
         return TrialResult(batch, result, culprits, left, self._tried)
@@ -262,11 +265,6 @@ class Trial:
                     f"{self._num_in_a_row} samples in a row break their step, all of the last {num_tried} among them: read "
                     "the bundles for the reasons; the earlier samples are quarantined"
                 )
-
-
-def _with_left(result: StepResult, far: Mapping[str, float]) -> StepResult:
-    """The result, which also knows how far those are that left in an earlier try of its step. `far`: key to log ratio."""
-    return replace(result, log_ratios={**far, **result.log_ratios})
 
 
 def _as_pulled(batch: Batch, result: StepResult) -> list[Batch]:
