@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from benchmarks.log.run import server_urls
 from benchmarks.report import print_table, write_report
 from benchmarks.trainer.state import bounded_state
@@ -29,7 +27,6 @@ from contracts.event_log import EventLog
 from contracts.faults import no_fault
 from contracts.ids import new_completion_id, sample_key
 from contracts.topics import OUTCOMES
-from pipelines.training.checkpoints.plans import without_samples
 from pipelines.training.samples.reporting import OutcomeReporter, outcomes_of
 from pipelines.training.state import Fate, TrainerState, begin_epoch, roll_back
 from runtime.log.kafka import KafkaLog
@@ -95,7 +92,7 @@ def _telling(what: str, log: EventLog, state: TrainerState, begin: Any) -> dict[
     reporter = OutcomeReporter(state, log, time.time, no_fault)
     first, began = sum(log.ends(OUTCOMES).values()), time.process_time()
     decided, _ = _timed(begin)
-    saved, encoded = _timed(lambda: msgspec.json.encode(state, enc_hook=without_samples))
+    saved, encoded = _timed(state.to_json)
     reporter.saved(reporter.mark())
     told, _ = _timed(reporter.report)
     cpu = time.process_time() - began

@@ -42,8 +42,9 @@ from contracts.topics import EXPERIENCES
 from pipelines.training.learning.figures import StepResult
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.whole_model import WholeModel
-from pipelines.training.process import Surroundings, compose
+from pipelines.training.process import compose
 from pipelines.training.settings import TrainingSettings
+from pipelines.training.surroundings import Surroundings
 from pipelines.training.worker import Trainer
 from policy.weights import tensors_of
 from runtime.database import Database

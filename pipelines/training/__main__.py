@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pipelines.training import repository
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
-from pipelines.training.clocks import retried
 from pipelines.training.settings import TrainingSettings
+from pipelines.training.surroundings import retried
 from runtime.lease import Lease
 from runtime.settings import load_section, load_settings
 
@@ -23,9 +23,8 @@ _NO_EPOCH = 2**31 - 1
 def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) -> None:
     """Learn until `stop` is set; with `start_from`, only skip records and exit.
 
-    Raises:
-        LeaseHeld: another trainer of this policy is running; nothing was changed.
-        LeaseLost: another trainer took over, because this process did not renew its lease in time.
+    Raises LeaseHeld: another trainer of this policy is running; nothing was changed. LeaseLost: another trainer took
+    over, because this process did not renew its lease in time.
     """
     settings = load_settings(home)
     policy = settings.policy

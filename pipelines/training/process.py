@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
-from contracts import assignments
 from contracts.faults import FaultPoint, no_fault
 from contracts.tasks.loading import load_tasks
-from pipelines.training import repository
-from pipelines.training.checkpoints.bundles import bundles_of
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import CheckpointFence
 from pipelines.training.checkpoints.journal import Journal
-from pipelines.training.checkpoints.restoring import Restoring, Rollback
-from pipelines.training.checkpoints.saving import Saver
-from pipelines.training.clocks import retried, rising, wall_for_ages
-from pipelines.training.known.lineage import VersionBranches
+from pipelines.training.checkpoints.recovery import Recovery
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainees import make_trainee
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.lost_positions import described
-from pipelines.training.samples.reading import ExperienceReader, TrainingLag
-from pipelines.training.samples.reporting import OutcomeReporter
+from pipelines.training.samples.reading import ExperienceReader
+from pipelines.training.saving import Saver, Settling
 from pipelines.training.settings import TrainingSettings
-from pipelines.training.settling import Settling
 from pipelines.training.state import BASE_VERSION
 from pipelines.training.steps import Steps
+from pipelines.training.surroundings import Surroundings, retried
 from pipelines.training.versions.publisher import Publisher
 from pipelines.training.versions.publishing import Publishing
 from pipelines.training.worker import Trainer
-from runtime.log.loss_acceptance import begin_no_later
 from runtime.settings import load_section
 from runtime.weight_metrics import WeightStoreMetrics
 from weights.stores.opening import open_weight_store
@@ -45,14 +37,10 @@ from weights.warm_up import warm_up
 if TYPE_CHECKING:
     import threading
 
-    from contracts.assignments import Assignment
-    from contracts.event_log import EventLog
     from pipelines.training.samples.lost_positions import SkipTo
     from runtime.database import Database
     from runtime.lease import Lease
     from runtime.settings import Settings
-    from weights.stores.store import WeightStore
-    from weights.versions.signing import Keyring, Signer
 
 
 def learn(settings: Settings, database: Database, lease: Lease, stop: threading.Event) -> None:
@@ -109,77 +97,27 @@ def make_trainer(
     return retried(stop, lambda: compose(learner, around, background))
 
 
-class Surroundings(NamedTuple):
-    """What a trainer works with. `clock` gives UTC epoch seconds, `monotonic` seconds for timers."""
-
-    settings: Settings
-    training: TrainingSettings
-    database: Database
-    lease: Lease
-    event_log: EventLog
-    store: WeightStore
-    signer: Signer | None = None
-    keyring: Keyring | None = None
-    clock: Callable[[], float] = time.time
-    monotonic: Callable[[], float] = rising
-    fault: FaultPoint = no_fault
-
-    def arms(self) -> dict[str, Assignment]:
-        """The assignments of the lease's policy, read now."""
-        with self.database.snapshot() as connection:
-            return assignments.read(connection, self.lease.policy)
-
-
 def compose(learner: Learner, around: Surroundings, background: tuple[Executor, Executor]) -> Trainer:
-    """Restore the newest checkpoint, or the live version if all are lost. The lease says which policy is trained.
+    """Restore the newest checkpoint, or the live version if all are lost.
 
-    `learner` holds the base policy. The executors of `background` save and publish: each has one thread, or runs calls at once.
-
-    Raises:
-        WeightsRefused: the checkpoints are lost, and there is no live version to continue from.
-        Unavailable: a server is away.
+    `learner` holds the base policy. The executors of `background` save and publish: each has one
+    thread, or runs calls at once. Raises WeightsRefused: the checkpoints are lost, and there is no live version to
+    continue from. Unavailable: a server is away.
     """
-    settings, training, database, lease, event_log, store, signer, keyring, clock, monotonic, fault = around
+    settings, training = around.settings, around.training
     saving, publishing = background
-    fence = CheckpointFence(lease, database)
-    checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, fault, fence=fence)
+    fence = CheckpointFence(around.lease, around.database)
+    checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, around.fault, fence=fence)
     publisher = Publisher(
-        settings, database, store, lease=lease, fault=fault, signer=signer, keyring=keyring,
-        keep_anchors=training.keep_anchors, clock=clock,
+        settings, around.database, around.store, lease=around.lease, fault=around.fault, signer=around.signer,
+        keyring=around.keyring, keep_anchors=training.keep_anchors, clock=around.clock,
     )  # fmt: skip
-    journal = Journal(settings.checkpoints, fault)
-    restored = Restoring(learner, checkpoints, journal, publisher, database, event_log, lease, clock()).restore()
-    state = restored.state
-    with database.snapshot() as connection:
-        begin_no_later(connection, state.positions)
-    publisher.adopt()
-    with database.snapshot() as connection:
-        parents = repository.parents(connection, lease.policy)
-    intake = Intake(state)
-    rollback = Rollback(
-        learner, state, intake, policy=lease.policy, database=database, event_log=event_log, checkpoints=checkpoints,
-        publisher=publisher,
-    )  # fmt: skip
-    branches = VersionBranches(lambda: state.lineage, parents, lambda: rollback.revoked)
-    steps = Steps(
-        learner, state, intake, home=settings.home, training=training, lease=lease, held=lambda: publisher.held,
-        clock=clock, age_clock=wall_for_ages(clock, monotonic), fault=fault, tree=branches.tree, journal=journal,
-        bundles=bundles_of(settings.home, settings.checkpoints, settings.base, training, learner.trainee.machine),
-        unfinished=restored.unfinished, replayed=restored.replayed,
-    )  # fmt: skip
-    lag = TrainingLag(event_log, intake.position, clock=clock, monotonic=monotonic)
-    reader = ExperienceReader(
-        state, intake, lease, lag, num_missing=lambda: steps.num_missing, was_read=steps.was_read, event_log=event_log,
-        database=database, clock=clock, monotonic=monotonic,
-    )  # fmt: skip
-    settling = Settling(
-        state, Saver(learner, checkpoints, saving, monotonic, journal), OutcomeReporter(state, event_log, clock, fault),
-        steps=steps, intake=intake, publisher=publisher, arms=around.arms, clock=clock, monotonic=monotonic, fault=fault,
-    )  # fmt: skip
-    return Trainer(
-        home=settings.home, settings=training, database=database, lease=lease, event_log=event_log, learner=learner,
-        state=state, intake=intake, reader=reader, steps=steps, settling=settling, rollback=rollback, branches=branches,
-        checkpoints=checkpoints, journal=journal, publisher=publisher, publishing=Publishing(publisher, publishing),
-        arms=around.arms, clock=clock, monotonic=monotonic, fault=fault, restored=restored.version,
-        reported_ordinal=restored.reported_ordinal,
-    )  # fmt: skip
+    journal = Journal(settings.checkpoints, around.fault)
+    recovery = Recovery(around, learner, checkpoints, journal, publisher)
+    restored = recovery.restore()
+    intake = Intake(restored.state)
+    steps = Steps(around, restored, intake, recovery)
+    saver = Saver(learner, checkpoints, saving, around.monotonic, journal)
+    settling = Settling(around, intake, steps, saver, publisher)
+    reader = ExperienceReader(around, intake, lambda: steps.num_missing, steps.was_read)
+    return Trainer(around, restored, intake, reader, steps, settling, recovery, Publishing(publisher, publishing))

@@ -24,7 +24,6 @@ from contracts.tables.statements import among, insert_new, insert_or_update
 from pipelines.training.state import BASE_VERSION
 
 if TYPE_CHECKING:
-    from contracts.records import State
     from runtime.lease import Lease
     from weights.versions.manifest import Manifest
 
@@ -42,21 +41,16 @@ def record_step(connection: Connection, epoch: int, step: int, at: float, metric
 
 def was_candidate(connection: Connection, policy: str, version: int) -> bool:
     """True if the version was ever offered to release."""
-    statement = select(assignment_change.c.epoch).where(
-        assignment_change.c.policy == policy,
-        assignment_change.c.arm == CANDIDATE,
-        assignment_change.c.version == version,
-    )
-    return connection.execute(statement.limit(1)).first() is not None
+    row = assignment_change.c
+    offered = select(row.epoch).where(row.policy == policy, row.arm == CANDIDATE, row.version == version)
+    return connection.execute(offered.limit(1)).first() is not None
 
 
 def claim_version(connection: Connection, lease: Lease, parent: int, *, floor: int = BASE_VERSION) -> int:
     """Claim the next ordinal under the lease's epoch: above every existing claim, and above `floor`.
 
-    `floor` is the highest version that the caller has seen elsewhere: in the weight store or its checkpoint.
-
-    Raises:
-        LeaseLost: another trainer took over; nothing was claimed.
+    `floor` is the highest version that the caller has seen elsewhere: in the weight store or its checkpoint. Raises
+    LeaseLost: another trainer took over; nothing was claimed.
     """
     lease.check(connection)
     claimed = select(func.max(version_claim.c.version)).where(version_claim.c.policy == lease.policy)
@@ -93,17 +87,6 @@ def adopt_versions(connection: Connection, policy: str, manifests: Iterable[Mani
             insert_new(connection, version_claim, row)
 
 
-class Decided(NamedTuple):
-    """A trainer's decision about a sample, from the ledger."""
-
-    place: tuple[str, int]
-    key: str
-    revision: int
-    state: State
-    reason: str
-    version: int | None
-
-
 class Undecided(NamedTuple):
     """A sample with a reward that is undecided, or trained into lost weights. `revision`: of its newest reward."""
 
@@ -114,35 +97,20 @@ class Undecided(NamedTuple):
 
 
 def highest_epoch(connection: Connection, policy: str, before: int) -> int:
-    """The newest epoch of a trainer that the database knows; 0 for none.
-
-    `before`: ignore issued epochs from this one on, such as the caller's own.
-    """
-    issued = select(func.max(training_epoch.c.epoch)).where(
-        training_epoch.c.policy == policy, training_epoch.c.epoch < before
-    )
+    """The newest epoch of a trainer that the database knows, 0 for none; of the issued ones only those below `before`."""
+    row = training_epoch.c
+    issued = select(func.max(row.epoch)).where(row.policy == policy, row.epoch < before)
     begun, learned = select(func.max(ledger_epoch.c.epoch)), select(func.max(training_step.c.epoch))
     return max(connection.execute(statement).scalar_one() or 0 for statement in (issued, begun, learned))
 
 
-def decided(connection: Connection, after: tuple[str, int], limit: int = PAGE) -> list[Decided]:
-    """The next samples after a place whose valid state was set by a trainer, in the order of places."""
-    statement = (
-        select(
-            *_PLACE,
-            generation.c.state,
-            generation.c.state_reason,
-            generation.c.state_revision,
-            generation.c.state_version,
-        )
-        .where(generation.c.state_writer == "training", effective_state() != PENDING, tuple_(*_PLACE) > tuple_(*after))
-        .order_by(*_PLACE)
-        .limit(limit)
-    )
-    return [
-        Decided((id_, choice), sample_key(id_, choice), revision, state, reason, version)
-        for id_, choice, state, reason, revision, version in connection.execute(statement)
-    ]
+def decided(connection: Connection, after: Sequence[Any], limit: int = PAGE) -> list[tuple[Any, ...]]:
+    """The next samples after a place whose valid state was set by a trainer, in the order of places; with that state."""
+    row = generation.c
+    by_trainer = row.state_writer == "training", effective_state() != PENDING, tuple_(*_PLACE) > tuple_(*after)
+    fields = *_PLACE, row.state, row.state_reason, row.state_revision, row.state_version
+    found = connection.execute(select(*fields).where(*by_trainer).order_by(*_PLACE).limit(limit))
+    return [tuple(item) for item in found]
 
 
 def undecided(

@@ -17,20 +17,18 @@ if TYPE_CHECKING:
 
 CORRECTION_SECONDS = 7 * 24 * 3600.0
 """How long after the longest window corrections are still learned, if the settings name no horizon."""
+_NOT_LOWERED = "neither lag nor age lowers a weight any more: importance weights do, see `ratio_bound`"
 REMOVED = {
     "max_version_lag": (
         8,
-        "lag alone makes no sample stale any more: `old_versions` bounds how many samples with a large lag a batch holds",
+        "no lag makes a sample stale any more: `old_versions` bounds how many of a batch have a large one",
     ),
     "max_age_seconds": (
         604800.0,
-        "age alone makes no sample stale any more: `horizon_seconds` is how long samples are known",
+        "no age makes a sample stale any more: `horizon_seconds` is how long samples are known",
     ),
-    "staleness_half_life": (8.0, "lag does not lower a weight any more: importance weights do, see `ratio_bound`"),
-    "age_half_life_seconds": (
-        86400.0,
-        "age does not lower a weight any more: importance weights do, see `ratio_bound`",
-    ),
+    "staleness_half_life": (8.0, _NOT_LOWERED),
+    "age_half_life_seconds": (86400.0, _NOT_LOWERED),
 }
 """Settings of earlier versions: the default that `millrace init` wrote into every home, and what replaces them."""
 
@@ -136,11 +134,7 @@ class TrainingSettings(Section):
         )
 
     def for_tasks(self, tasks: Iterable[Task]) -> Self:
-        """These settings, with the reward range and the horizon of the tasks filled in where they are not set.
-
-        Raises:
-            InvalidSettings: the range is empty, or a task's window is longer than the horizon.
-        """
+        """With the reward range and the horizon of the tasks where they are not set. Raises InvalidSettings: they clash."""
         tasks = list(tasks)
         rules = [task.reward for task in tasks]
         low = min((rule.low for rule in rules), default=0.0) if self.reward_low is None else self.reward_low

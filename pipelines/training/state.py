@@ -1,8 +1,4 @@
-"""The trainer's state besides its weights. Pure.
-
-A sample key has a fate here once it is decided; all other keys are pending. What is known of single samples is in `samples`; the
-rest is JSON in every checkpoint.
-"""
+"""The trainer's state besides its weights. Pure. A sample key has a fate here once it is decided; all other keys are pending."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from contracts.records import State
 from pipelines.training.known.experiences import num_tokens, worth
@@ -17,7 +14,7 @@ from pipelines.training.known.known_samples import KnownSamples, SampleMapping
 from pipelines.training.known.lineage import Lineage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Container, Iterator, Mapping
 
     from contracts.records import Experience
     from contracts.revocations import Treatment
@@ -53,24 +50,24 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
     state: State
     reason: str = ""
     version: int | None = None
-    """Trained: the first version that contains it; None: the next one to be cut."""
+    """The first version that contains it; None: the next one to be cut. This and what follows: of trained samples."""
     late: int | None = None
-    """Trained: the newest decided revision after `revision`."""
+    """The newest decided revision after `revision`."""
     late_reason: str = ""
     """The result of that revision: `corrected`, or why nothing was learned from it."""
     applied: float | None = None
-    """Trained: weight x reward of the sample itself; None: unknown, so no revision can correct it."""
+    """Weight x reward of the sample itself; None: unknown, so no revision can correct it."""
     scale: float = 1.0
     """In older checkpoints: `pull` times the unknown number of tokens of the batch. No longer written."""
     pull: float | None = None
-    """Trained: the factor from one unit of its reward to the pull on each token, division by the batch's tokens included. A
-    correction uses the same factor. None: trained before checkpoints stored it, see `scale`."""
+    """The factor from one unit of its reward to the pull on each token, division by the batch's tokens included. A correction uses
+    the same factor. None: trained before checkpoints stored it, see `scale`."""
     weight: float | None = None
-    """Trained: the weight of the sample itself; None: trained before checkpoints stored it."""
+    """Of the sample itself; None: trained before checkpoints stored it."""
     zero: float | None = None
-    """Trained: the reward with advantage 0; None as for `weight`."""
+    """The reward with advantage 0; None as for `weight`."""
     corrections: tuple[Correction, ...] = ()
-    """Trained: the differences trained since then, one per version, oldest first."""
+    """The differences trained since then, one per version, oldest first."""
 
     @classmethod
     def trained(cls, experience: Experience, pull: float, zero: float | None = None) -> Fate:
@@ -95,10 +92,7 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
         return (weight - self.weight_now) * self.zero
 
     def pull_for(self, later: Experience, batch_size: int) -> float:
-        """The factor from one unit of reward to the pull on each token, for a later revision.
-
-        Older checkpoints do not know how many tokens the batch had: it then counts as a full batch of answers of this length.
-        """
+        """`pull` of a later revision. Where an older checkpoint does not know it, the batch counts as full of answers of this length."""
         return self.scale / max(batch_size * num_tokens([later]), 1) if self.pull is None else self.pull
 
     @property
@@ -113,15 +107,13 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def corrected(self, revision: int, applied: float, weight: float | None = None) -> Fate:
         """The fate after the difference to a later revision was trained."""
-        earlier = self.corrections
-        if earlier and earlier[-1].version is None:
-            earlier = earlier[:-1]
-        corrections = (*earlier, Correction(applied, weight=weight))
-        return msgspec.structs.replace(self, late=revision, late_reason=CORRECTED, corrections=corrections)
+        cut = tuple(item for item in self.corrections if item.version is not None)
+        corrections = (*cut, Correction(applied, weight=weight))
+        return replace(self, late=revision, late_reason=CORRECTED, corrections=corrections)
 
     def passed_over(self, revision: int, reason: str) -> Fate:
         """The fate after a later revision that taught nothing."""
-        return msgspec.structs.replace(self, late=revision, late_reason=reason)
+        return replace(self, late=revision, late_reason=reason)
 
     @property
     def is_uncut(self) -> bool:
@@ -132,14 +124,9 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
         """The fate after a version was cut: every part without a version is in version `ordinal`."""
         if not self.is_uncut:
             return self
-        return msgspec.structs.replace(
-            self,
-            version=ordinal if self.version is None else self.version,
-            corrections=tuple(
-                msgspec.structs.replace(item, version=ordinal) if item.version is None else item
-                for item in self.corrections
-            ),
-        )
+        corrections = (replace(item, version=ordinal) if item.version is None else item for item in self.corrections)
+        version = ordinal if self.version is None else self.version
+        return replace(self, version=version, corrections=tuple(corrections))
 
     def rolled_back(self, kept: Container[int | None]) -> Fate | None:
         """The part of the fate that the kept versions contain; None if they contain nothing of it."""
@@ -150,10 +137,8 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
         corrections = tuple(item for item in self.corrections if item.version in kept)
         if corrections == self.corrections:
             return self
-        undone = self.late_reason == CORRECTED
-        return msgspec.structs.replace(
-            self, corrections=corrections, late_reason=ROLLED_BACK if undone else self.late_reason
-        )
+        late_reason = ROLLED_BACK if self.late_reason == CORRECTED else self.late_reason
+        return replace(self, corrections=corrections, late_reason=late_reason)
 
 
 class Undone(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -249,6 +234,10 @@ class TrainerState(msgspec.Struct, kw_only=True):
         if older:
             self.undone_after = samples.mark
 
+    def to_json(self) -> bytes:
+        """The state without what is known of single samples, which is in a file of its own."""
+        return msgspec.json.encode(self, enc_hook=_lean)
+
     @property
     def samples(self) -> KnownSamples:
         """Where `fates` and `unrewarded` are."""
@@ -271,15 +260,19 @@ class TrainerState(msgspec.Struct, kw_only=True):
         """The version the weights descend from."""
         return self.lineage[0]
 
-    def note(self, key: str) -> None:
-        """Number a new, changed or withdrawn fate: the next checkpoint holds it, then it goes to the log."""
-        self.sequence += 1
-        self.unreported[key] = self.sequence
-
-    def note_all(self, keys: Iterable[str]) -> None:
-        """Number the fates of several keys."""
+    def note(self, *keys: str) -> None:
+        """Number new, changed or withdrawn fates: the next checkpoint holds them, then they go to the log."""
         for key in keys:
-            self.note(key)
+            self.sequence += 1
+            self.unreported[key] = self.sequence
+
+
+def _lean(value: Any) -> dict[str, Any] | list[int]:
+    if isinstance(value, SampleMapping):
+        return {}
+    if isinstance(value, Lineage):
+        return value.to_json()
+    raise TypeError(f"{type(value).__name__} has no place in a checkpoint")
 
 
 def begin_epoch(state: TrainerState, epoch: int) -> None:
@@ -288,26 +281,19 @@ def begin_epoch(state: TrainerState, epoch: int) -> None:
     state.epoch = epoch
     if state.sequence == UNNUMBERED:
         state.sequence = 0
-        state.note_all(sorted(state.fates))
+        state.note(*sorted(state.fates))
 
 
-def cut_version(state: TrainerState, ordinal: int, now: float) -> None:
-    """Make the current weights version `ordinal`: everything trained so far is in it."""
-    state.fates.update({key: fate.cut(ordinal) for key, fate in state.uncut().items()})
-    state.samples.cut(ordinal)
-    state.ordinal = ordinal
-    state.lineage = Lineage.of(state.lineage).child(ordinal)
-    state.unpublished_samples = 0
-    state.cut_at = now
+def cut_version(state: TrainerState, version: int, now: float) -> None:
+    """Make the current weights this version: everything trained so far is in it.
 
-
-def cut_again(state: TrainerState, now: float) -> None:
-    """Make the current weights the newest version: its checkpoint was not written, and steps have been taken since."""
-    version = state.version
+    Again for the newest version, if its checkpoint was not written and steps have been taken since.
+    """
     state.fates.update({key: fate.cut(version) for key, fate in state.uncut().items()})
     state.samples.cut(version)
-    state.unpublished_samples = 0
-    state.cut_at = now
+    if version != state.version:
+        state.ordinal, state.lineage = version, Lineage.of(state.lineage).child(version)
+    state.unpublished_samples, state.cut_at = 0, now
 
 
 def roll_back(state: TrainerState, target: TrainerState, treatments: Mapping[int, Treatment], now: float) -> int:
@@ -320,8 +306,7 @@ def roll_back(state: TrainerState, target: TrainerState, treatments: Mapping[int
         evidence     pending, and in `undone`
         not revoked  as evidence, but only once: the second such rollback quarantines the sample
 
-    Samples inside the lineage stay, but corrections outside it are undone, so the fate again says what the weights hold.
-    Returns the number of samples that became pending.
+    Corrections outside it are undone, so the fate again says what the weights hold. Returns the number that became pending.
     """
     head, kept = state.version, Lineage.of(target.lineage)
     shared = Lineage.of(state.lineage).newest_shared(kept) or BASE_VERSION

@@ -1,9 +1,6 @@
-"""The steps of the trainer: refuse untrainable samples, learn one batch, report figures.
+"""The steps of the trainer: refuse untrainable samples, learn one batch, report figures, bundle what the guard stopped.
 
-In: samples that wait in the intake. Out: changed weights, the fate of every sample of the batch, figures in the database, and
-a bundle for each step that the guard stopped. Waits for: the device.
-
-It decides fates and publishes none: the trainer makes each fate durable before it goes to the log.
+It decides fates and publishes none: the trainer makes each fate durable before it goes to the log. Waits for: the device.
 """
 
 from __future__ import annotations
@@ -16,43 +13,37 @@ import msgspec
 import structlog
 
 from pipelines.training import repository
-from pipelines.training.checkpoints.bundle_records import without_tokens
-from pipelines.training.checkpoints.plans import Ending, Plan, digest_of, prepare
+from pipelines.training.checkpoints.bundles import Bundles, origin_of
+from pipelines.training.checkpoints.plans import Ending, digest_of, prepare
 from pipelines.training.known.experiences import is_old, version_lag, worth
 from pipelines.training.learning.guard import by_lag
 from pipelines.training.samples.attempts import Attempts
 from pipelines.training.samples.reading import NullMass
 from pipelines.training.samples.refusals import Refusal, TrainingLimits, refuse
-from pipelines.training.samples.reporting import count
 from pipelines.training.samples.reward_watch import REWARD_SPIKE, RewardWatch, of_tasks
-from pipelines.training.samples.trial import Trial
+from pipelines.training.samples.trial import Plan, Trial
 from pipelines.training.state import Fate
-from runtime.metrics import TRAINING_FIGURE, TRAINING_STEP_ERRORS, TRAINING_STEPS
+from pipelines.training.surroundings import wall_for_ages
+from runtime import metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection
     from pathlib import Path
 
-    from contracts.faults import FaultPoint
     from contracts.records import Experience
-    from pipelines.training.checkpoints.bundles import Bundles
-    from pipelines.training.checkpoints.journal import Journal
+    from pipelines.training.checkpoints.plans import Restored
+    from pipelines.training.checkpoints.recovery import Recovery
     from pipelines.training.known.batches import Batch
     from pipelines.training.known.lineage import VersionTree
     from pipelines.training.learning.figures import StepResult
-    from pipelines.training.learning.learner import Learner
-    from pipelines.training.learning.trainee import Published
-    from pipelines.training.samples.culprits import Failure
     from pipelines.training.samples.intake import Intake
-    from pipelines.training.settings import TrainingSettings
-    from pipelines.training.state import TrainerState
-    from runtime.lease import Lease
+    from pipelines.training.samples.trial import Failure, TrialResult
+    from pipelines.training.surroundings import Surroundings
 
 DIVERGENCE = "divergence"
 """Reason of `stale`: today's policy has left the answer."""
 ATTEMPT = "attempt.json"
-"""A file in the home, beside the checkpoints: see `attempts`."""
-
+"""A file in the home, see `attempts`."""
 MOST_BATCHES = 4
 """Batches that wait at most while there are not enough fresh samples to mix old ones with."""
 
@@ -62,55 +53,26 @@ log = structlog.get_logger()
 class Steps:
     """Everything between reading samples and publishing a version. One per trainer, in its thread."""
 
-    def __init__(
-        self,
-        learner: Learner,
-        state: TrainerState,
-        intake: Intake,
-        *,
-        home: Path,
-        training: TrainingSettings,
-        lease: Lease,
-        held: Callable[[], Published],
-        clock: Callable[[], float],
-        age_clock: Callable[[], float],
-        fault: FaultPoint,
-        tree: Callable[[], VersionTree],
-        journal: Journal,
-        bundles: Bundles,
-        unfinished: Plan | None = None,
-        replayed: Sequence[Batch] = (),
-    ) -> None:
-        """`held` gives the published bits in memory, to measure the mismatch on.
-
-        `tree` gives the current tree of versions. `unfinished`: a step to take first. `replayed`: learned since `state`
-        was saved. `age_clock` is the clock for ages, see `clocks.wall_for_ages`.
-        """
-        self._learner = learner
-        self._state = state
-        self._intake = intake
-        self._bundles = bundles
-        self._training = training
-        self._lease = lease
-        self._clock, self._age_clock = clock, age_clock
-        self._fault = fault
-        self._limits = TrainingLimits(
-            max_length=learner.max_length,
-            vocabulary_size=learner.vocabulary_size,
-            policy=lease.policy,
-            routing=learner.trainee.routing,
-            needs_experts=bool(learner.trainee.routing.layers) and training.replay_experts == "required",
-            horizon_seconds=training.horizon_seconds or math.inf,
-        )
-        self._tree = tree
-        self._journal, self._unfinished = journal, unfinished
+    def __init__(self, around: Surroundings, restored: Restored, intake: Intake, recovery: Recovery) -> None:
+        """`recovery` has the learner, the journal of its steps, and the tree of versions."""
+        training, settings, learner = around.training, around.settings, recovery.learner
+        routing, publisher = learner.trainee.routing, recovery.publisher
+        self._around, self._training = around, training
+        self._learner, self._state, self._intake = learner, restored.state, intake
+        self._tree, self._journal, self._unfinished = recovery.branches.tree, recovery.journal, restored.unfinished
+        self._age_clock = wall_for_ages(around.clock, around.monotonic)
+        origin = origin_of(settings.base, training, learner.trainee.machine())
+        self._bundles = Bundles(settings.home / "bundles", settings.checkpoints, origin)
+        needs_experts = bool(routing.layers) and training.replay_experts == "required"
+        size, horizon = (learner.max_length, learner.vocabulary_size), training.horizon_seconds or math.inf
+        self._limits = TrainingLimits(*size, around.lease.policy, routing, needs_experts, horizon)
         self._generators: dict[str, str] = {}
-        self._attempts = Attempts(home / ATTEMPT)
-        self._trial = Trial(learner, self._attempts, lease.policy, held)
+        self._attempts = Attempts(settings.home / ATTEMPT)
+        self._trial = Trial(learner, self._attempts, around.lease.policy, lambda: publisher.held)
         self._watch = RewardWatch(*training.reward_range, training.guard_hold_seconds)
-        if state.reward_levels:
-            self._watch.take(state.reward_levels, state.suspect_since)
-        for batch in replayed:
+        if self._state.reward_levels:
+            self._watch.take(self._state.reward_levels, self._state.suspect_since)
+        for batch in restored.taught:
             self._watch.learned(batch.samples)
         self._null_mass = NullMass()
         self._newest_sample = 0.0
@@ -157,16 +119,14 @@ class Steps:
         tree, most = self._tree(), self._training.old_versions
         return self._intake.draw(self._training.batch_size, lambda item: is_old(item, tree, most))
 
-    def before_save(self) -> None:
-        """Before a save: forget samples beyond the horizon, and note the levels of rewards. The newest sample limits it: a clock that is years ahead must not forget all."""
+    def before_save(self) -> set[str]:
+        """Before a save: forget samples beyond the horizon, and note the levels of rewards. Returns the suspects whose fates it holds."""
         self._state.reward_levels = self._watch.levels.to_json()
         self._bundles.expire()
         if self._training.horizon_seconds is not None:
+            # A clock that is years ahead must not forget all.
             now = min(self._age_clock(), self._newest_sample)
             self._state.expired_before = max(self._state.expired_before, now - self._training.horizon_seconds)
-
-    def decided_suspects(self) -> set[str]:
-        """The suspects whose fates a checkpoint holds that is taken now."""
         return {key for key in self._attempts.remembered if key in self._state.fates}
 
     def saved(self, suspects: Collection[str]) -> None:
@@ -181,7 +141,10 @@ class Steps:
             self._decide(experience, corrected.passed_over(experience.revision, f"correction_{refusal.state}"))
 
     def _decide(self, experience: Experience, fate: Fate) -> None:
-        count(fate)
+        if fate.late is None:
+            metrics.TRAINING_SAMPLES.labels(fate.state).inc()
+        else:
+            metrics.TRAINING_CORRECTIONS.labels(fate.late_reason).inc()
         self._intake.decide(experience.key, fate)
 
     def learn(self) -> None:
@@ -189,18 +152,18 @@ class Steps:
         drawn = self._without_turned(self._drawn())
         if not drawn.everything:
             return
-        self._take(
-            Plan(
-                epoch=self._state.epoch,
-                step=self._state.step,
-                at=self._age_clock(),
-                batch=drawn,
-                weights={item.key: item.weight for item in drawn.samples},
-                max_tokens=self._learner.budget.current,
-                num_threads=self._training.num_threads,
-                random_state=self._changed_generators(),
-            )
+        generators = self._learner.trainee.random_state()
+        plan = Plan(
+            epoch=self._state.epoch,
+            step=self._state.step,
+            at=self._age_clock(),
+            batch=drawn,
+            weights={item.key: item.weight for item in drawn.samples},
+            max_tokens=self._learner.budget.current,
+            num_threads=self._training.num_threads,
+            random_state={} if generators == self._generators else generators,
         )
+        self._take(plan)
 
     def resume(self) -> bool:
         """Take the step that the last process had begun, as it was planned then; False if there is none."""
@@ -216,27 +179,27 @@ class Steps:
         """Forget the step that had begun: a rollback changed the weights, and its samples are read again."""
         self._unfinished = None
 
-    def _changed_generators(self) -> dict[str, str]:
-        before, self._generators = self._generators, self._learner.trainee.random_state()
-        return {} if before == self._generators else self._generators
-
     def _take(self, plan: Plan) -> None:
         """Take a planned step. What it depends on is durable first, so that a restart can take it again."""
         self._journal.begin(plan)
+        self._generators = plan.random_state or self._generators
         began, tree = time.monotonic(), self._tree()
-        found = self._trial.step(plan.batch, plan.weights, epoch=self._state.epoch, step=self._state.step)
-        batch, result, culprits, left = found.learned, found.result, found.culprits, found.left
+        found = self._trial.step(plan)
         seconds = time.monotonic() - began
-        is_guarded = culprits or (result is not None and result.skipped)
-        bundle = self._bundles.keep_step(plan, found, self._journal) if is_guarded else None
+        batch, left, culprits = found.learned, found.left, found.culprits
+        is_guarded = culprits or (found.result is not None and found.result.skipped)
+        bundle = self._bundles.keep_step(plan, found, self._journal.name) if is_guarded else None
         for part, failure in culprits:
             self._quarantine(part, failure, bundle)
         for item in left.everything:
             self._give_up(item, Refusal("stale", DIVERGENCE))
-        taken = result if batch.everything else None
-        if taken is not None:
-            self._learned(batch, taken)
+        taken = found.result if batch.everything else None
         learned = batch.keys if taken is not None and not taken.skipped else []
+        if taken is not None:
+            self._state.step += 1
+            self._around.fault("training: step taken")
+            if learned:
+                self._learned(batch, taken)
         decided = [*(key for part, _ in culprits for key in part.keys), *left.keys, *learned]
         self._journal.end(
             Ending(
@@ -251,14 +214,9 @@ class Steps:
             )
         )
         if taken is not None:
-            self._report(taken, batch.everything, left.everything, tree, bundle)
+            self._report(taken, found, tree, bundle)
 
     def _learned(self, batch: Batch, result: StepResult) -> None:
-        """Decide the rows that a step learned, or skipped."""
-        self._state.step += 1
-        self._fault("training: step taken")
-        if result.skipped:
-            return
         for item in batch.samples:
             self._decide(item, Fate.trained(item, result.pulls[item.key], result.zeros.get(item.key)))
         for lesson in batch.lessons:
@@ -275,36 +233,29 @@ class Steps:
         if not found:
             return drawn
         keys = of_tasks(drawn.samples, found)
-        epoch, step, plain = self._state.epoch, self._state.step, without_tokens(drawn.samples)
-        path = self._bundles.keep_rewards(plain, found, before, epoch=epoch, step=step, at=now, reason=REWARD_SPIKE)
+        epoch, step = self._state.epoch, self._state.step
+        path = self._bundles.keep_rewards(drawn.samples, found, before, epoch=epoch, step=step, at=now)
         tasks = [item._asdict() for item in found]
         log.error("rewards jumped: samples quarantined", tasks=tasks, num_samples=len(keys), bundle=str(path))
-        TRAINING_STEP_ERRORS.labels(REWARD_SPIKE).inc(len(keys))
+        metrics.TRAINING_STEP_ERRORS.labels(REWARD_SPIKE).inc(len(keys))
         for item in drawn.samples:
             if item.key in keys:
                 self._give_up(item, Refusal("quarantined", REWARD_SPIKE))
         return drawn.only(set(drawn.keys) - keys)
 
     def _quarantine(self, part: Batch, failure: Failure, bundle: Path | None) -> None:
-        """Quarantine one sample that broke its step. Its bundle has the exception."""
         (experience,) = part.everything
-        reason, error = failure.reason, failure.error
-        log.error("sample broke its step", key=experience.key, reason=reason, error=error, bundle=str(bundle))
-        TRAINING_STEP_ERRORS.labels(failure.error.partition(":")[0] or failure.reason).inc()
+        facts = {"key": experience.key, "reason": failure.reason, "error": failure.error, "bundle": str(bundle)}
+        log.error("sample broke its step", **facts)
+        metrics.TRAINING_STEP_ERRORS.labels(failure.error.partition(":")[0] or failure.reason).inc()
         self._give_up(experience, Refusal("quarantined", failure.reason))
 
-    def _report(
-        self,
-        result: StepResult,
-        batch: list[Experience],
-        left: list[Experience],
-        tree: VersionTree,
-        bundle: Path | None,
-    ) -> None:
+    def _report(self, result: StepResult, found: TrialResult, tree: VersionTree, bundle: Path | None) -> None:
         """Record and log a step's figures."""
-        now, epoch, step = self._clock(), self._state.epoch, self._state.step
-        lags, all_lags = ([version_lag(item, tree) for item in items] for items in (batch, [*batch, *left]))
-        log_ratios = [result.log_ratios[item.key] for item in [*batch, *left]]
+        now, epoch, step = self._around.clock(), self._state.epoch, self._state.step
+        batch, everything = found.learned.everything, [*found.learned.everything, *found.left.everything]
+        lags, all_lags = ([version_lag(item, tree) for item in items] for items in (batch, everything))
+        log_ratios = [result.log_ratios[item.key] for item in everything]
         ages = [now - item.generated_at for item in batch]
         figures: dict[str, Any] = {
             **result.metrics,
@@ -324,22 +275,18 @@ class Steps:
         if result.skipped:
             log.error("step skipped", reason=result.skipped, bundle=str(bundle))
         figures = {name: _or_null(value) for name, value in figures.items()}
-        TRAINING_STEPS.inc()
+        metrics.TRAINING_STEPS.inc()
         for name, value in figures.items():
             if isinstance(value, int | float):
-                TRAINING_FIGURE.labels(name).set(value)
+                metrics.TRAINING_FIGURE.labels(name).set(value)
         log.info("step", epoch=epoch, step=step, **figures)
         self._unrecorded.append((epoch, step, now, figures))
         self.record()
 
     def record(self) -> None:
-        """Write the figures of steps to the database.
-
-        Raises:
-            Unavailable: the database is away; the figures stay for the next call.
-        """
+        """Write the figures of steps to the database. Raises Unavailable: they stay for the next call."""
         while self._unrecorded:
-            with self._lease.transaction() as connection:
+            with self._around.lease.transaction() as connection:
                 repository.record_step(connection, *self._unrecorded[0])
             del self._unrecorded[0]
 

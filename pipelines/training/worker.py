@@ -12,12 +12,10 @@
     arm `candidate`    `offer`, once the bytes are stored      the process release              its verdict on the last version
 
 The order is always the same: checkpoint, outcomes, version in the weight store, arm `candidate`. The checkpoint is the truth and
-its own outbox: decisions go to the log after they are durable (`reporting.py`), and a restart reports again what the last
-checkpoint may not have reported. No outcome is reported that a crash could take back.
+its own outbox: no outcome is reported that a crash could take back, and a restart reports again what may not have been reported.
 
 While the log, the database or the store is away, the trainer waits with its model in memory. A turn may fail at any call and is
-then repeated. One thread decides everything; two more carry out: one writes checkpoints (`Saver`), one talks to the weight
-store (`Publishing`). Steps do not wait for them, except for copies before a write (`snapshot`).
+then repeated. One thread decides everything; one writes checkpoints (`Saver`), one talks to the weight store (`Publishing`).
 """
 
 from __future__ import annotations
@@ -31,10 +29,10 @@ from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.errors import TooManyDeadLetters, Unavailable
 from contracts.topics import EXPERIENCES
 from pipelines.training import repository
-from pipelines.training.clocks import began_before
 from pipelines.training.samples.lost_positions import refuse_lost, skip, write_off
-from pipelines.training.samples.reporting import DueCheckpoint
+from pipelines.training.saving import DueCheckpoint
 from pipelines.training.state import BASE_VERSION, begin_epoch, cut_version
+from pipelines.training.surroundings import began_before
 from runtime.log.loss_acceptance import forget_training_positions
 from runtime.metrics import HALTED, TRAINING_SAMPLES, WAITS
 from runtime.operations import step_done
@@ -42,27 +40,20 @@ from runtime.worker import RETRY_SECONDS, TICK_SECONDS
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
-    from contracts.event_log import Consumer, EventLog
-    from contracts.faults import FaultPoint
-    from pipelines.training.checkpoints.checkpoint import CheckpointStore
-    from pipelines.training.checkpoints.journal import Journal
-    from pipelines.training.checkpoints.restoring import Rollback
-    from pipelines.training.known.lineage import VersionBranches
+    from contracts.event_log import Consumer
+    from pipelines.training.checkpoints.plans import Restored
+    from pipelines.training.checkpoints.recovery import Recovery
     from pipelines.training.learning.learner import Learner
     from pipelines.training.samples.intake import Intake
     from pipelines.training.samples.lost_positions import SkippedRange, SkipTo
     from pipelines.training.samples.reading import ExperienceReader
-    from pipelines.training.settings import TrainingSettings
-    from pipelines.training.settling import Settling
+    from pipelines.training.saving import Settling
     from pipelines.training.state import TrainerState
     from pipelines.training.steps import Steps
+    from pipelines.training.surroundings import Surroundings
     from pipelines.training.versions.publisher import Publisher
     from pipelines.training.versions.publishing import Publishing
-    from runtime.database import Database
-    from runtime.lease import Lease
 
 
 log = structlog.get_logger()
@@ -72,41 +63,28 @@ log = structlog.get_logger()
 class Trainer:
     """One per policy, made by `process.compose`. A turn reads, may take one step, and may publish."""
 
-    home: Path
-    settings: TrainingSettings
-    database: Database
-    lease: Lease
-    event_log: EventLog
-    learner: Learner
-    state: TrainerState
+    around: Surroundings
+    restored: Restored
     intake: Intake
     reader: ExperienceReader
     steps: Steps
     settling: Settling
-    rollback: Rollback
-    branches: VersionBranches
-    checkpoints: CheckpointStore
-    journal: Journal
-    publisher: Publisher
+    recovery: Recovery
     publishing: Publishing
-    arms: Callable[[], Mapping[str, Assignment]]
-    """Reads the assignments."""
-    clock: Callable[[], float]
-    """UTC epoch seconds."""
-    monotonic: Callable[[], float]
-    """Seconds for timers."""
-    fault: FaultPoint
-    restored: int | None
-    """The version whose weights the checkpoint held, if it was one."""
-    reported_ordinal: int
-    """The version before the one that samples in no version yet were last reported with."""
+    learner: Learner = field(init=False)
+    publisher: Publisher = field(init=False)
+    state: TrainerState = field(init=False)
     consumer: Consumer | None = field(default=None, init=False)
     cut_at: float = field(init=False)
     """When the last version was cut, on the monotonic clock."""
+    reported_ordinal: int = field(init=False)
+    """The version before the one that samples in no version yet were last reported with."""
 
     def __post_init__(self) -> None:
-        passed = self.clock() - self.state.cut_at
-        self.cut_at = began_before(self.monotonic(), passed, self.settings.publish_seconds)
+        self.learner, self.publisher = self.recovery.learner, self.recovery.publisher
+        self.state, self.reported_ordinal = self.restored.state, self.restored.reported_ordinal
+        passed = self.around.clock() - self.state.cut_at
+        self.cut_at = began_before(self.around.monotonic(), passed, self.around.training.publish_seconds)
 
     def run(self, stop: threading.Event) -> None:
         """Learn until `stop` is set."""
@@ -115,23 +93,18 @@ class Trainer:
         try:
             self._settle(wait=True)
             self.publishing.wait()
-            if (self.settling.is_dirty or self.journal.num_steps) and not self.publisher.is_behind:
+            if (self.settling.is_dirty or self.settling.saver.journal.num_steps) and not self.publisher.is_behind:
                 # With the weights: the next start may be of another release, whose sums have other last bits.
                 self.checkpoint(wait=True, weights=True)
         except Unavailable as error:
-            log.warning(
-                "last decisions are not saved; the next start takes the steps of the journal again",
-                reason=error.message,
-            )
-        self.checkpoints.close()
+            lost = "last decisions are not saved; the next start takes the steps of the journal again"
+            log.warning(lost, reason=error.message)
+        self.settling.saver.checkpoints.close()
         if self.consumer is not None:
             self.consumer.close()
 
     def attempt(self, timeout: float = 0.0) -> bool:
-        """One turn; False if a server is away, or too many records could not be read.
-
-        Nothing is lost: the next turn continues where this one stopped.
-        """
+        """One turn; False if a server is away, or too many records could not be read: the next turn continues."""
         is_halted = False
         try:
             self.turn(timeout)
@@ -148,58 +121,47 @@ class Trainer:
         return True
 
     def skip(self, where: SkipTo) -> list[SkippedRange]:
-        """Skip records, begin an epoch and report the fate of the skipped samples; instead of `run`.
-
-        Raises:
-            Unavailable: a server is away; call again.
-        """
-        skipped = skip(self.state, self.event_log, where)
-        positions = {item.partition: item.end for item in skipped}
-        lost = write_off(self.state, self.database, self.event_log, positions, self.clock())
-        self.intake.read_on_from(self.state.positions)
-        self._begin_epoch(self.restored)
-        self.state.note_all(lost)
+        """Skip records, begin an epoch and report the fate of the skipped samples, instead of `run`. Raises Unavailable."""
+        skipped = skip(self.state, self.around.event_log, where)
+        lost = write_off(self.around, self.state, {item.partition: item.end for item in skipped})
+        self.intake.begin_again()
+        self._begin_epoch(self.restored.version)
+        self.state.note(*lost)
         self._settle(wait=True)
         return skipped
 
     def begin(self) -> Consumer:
         """Begin an epoch and open the consumer. After an error, call again: finished parts are not repeated.
 
-        Raises:
-            PositionLost: the log no longer holds the next record; nothing was skipped.
-            Unavailable: a server is away.
+        Raises PositionLost: the log no longer holds the next record; nothing was skipped. Unavailable: a server is away.
         """
+        event_log, lease = self.around.event_log, self.around.lease
         if self.consumer is None:
-            refuse_lost(self.state, self.event_log, self.home)
-        if self.state.epoch != self.lease.epoch and self.settling.due is None:
-            self._begin_epoch(self.restored)
+            refuse_lost(self.state, event_log, self.around.settings.home)
+        if self.state.epoch != lease.epoch and self.settling.due is None:
+            self._begin_epoch(self.restored.version)
         self._settle(wait=self.consumer is None)
         self.steps.record()
         if self.consumer is None:
-            with self.lease.transaction() as connection:
+            with lease.transaction() as connection:
                 forget_training_positions(connection)
-            consume = self.event_log.consumer
-            self.consumer = consume(repository.CONSUMER_GROUP, (EXPERIENCES,), self.intake.position)
+            position = self.intake.position
+            self.consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), lambda _, at: position(at))
         return self.consumer
 
     def turn(self, timeout: float = 0.0) -> None:
-        """Read up to a batch, learn if it is ready, publish if a version is due.
-
-        Raises:
-            Unavailable: the log, the database or the store is away; see `attempt`.
-        """
-        self.lease.assert_held()
-        consumer = self.begin()
-        arms = self.arms()
-        self.publishing.maintain(arms.get(LIVE), self.monotonic())
+        """Read up to a batch, learn if it is ready, publish if a version is due. Raises Unavailable, see `attempt`."""
+        self.around.lease.assert_held()
+        consumer, arms, now = self.begin(), self.around.arms(), self.around.monotonic()
+        self.publishing.maintain(arms.get(LIVE), now)
         self.obey_rollback(arms.get(TRAINING))
         candidate = arms.get(CANDIDATE)
         is_resumed = self.steps.resume()
         self.settling.is_dirty |= self.reader.fill(consumer, timeout) > 0
         self._refuse()
         # Where the last process died before it published, this one does so before it learns more.
-        if not is_resumed and self.steps.are_due(self.monotonic()) and not self._may_publish(candidate):
-            if self.journal.is_full and self.is_settled:
+        if not is_resumed and self.steps.are_due(self.around.monotonic()) and not self._may_publish(candidate):
+            if self.settling.saver.journal.is_full and self.is_settled:
                 self.checkpoint(wait=True, weights=True)
             self.steps.learn()
         self._settle()
@@ -209,7 +171,7 @@ class Trainer:
         free = settled and (candidate is None or candidate.version is None)
         if self._may_publish(candidate):
             self._publish()
-        elif settled and self.settling.is_worth(self.settings.checkpoint_seconds):
+        elif settled and self.settling.is_worth(self.around.training.checkpoint_seconds):
             self.checkpoint()
         if free and self.is_settled and not self.publisher.is_offered(self.state.version):
             self.publishing.offer(self.state.version, candidate, f"{self.state.step} steps")
@@ -221,10 +183,10 @@ class Trainer:
 
     def _begin_epoch(self, version: int | None) -> None:
         """Continue under the lease's epoch. `version`: the weights are that version, whose bytes must exist."""
-        begin_epoch(self.state, self.lease.epoch)
+        begin_epoch(self.state, self.around.lease.epoch)
         if self.state.ordinal != self.reported_ordinal:
             # Uncut samples were reported as part of the next version, and its number has changed.
-            self.state.note_all(self.state.uncut())
+            self.state.note(*self.state.uncut())
             self.reported_ordinal = self.state.ordinal
         is_cut = version not in {None, BASE_VERSION}
         self.settling.due = DueCheckpoint(version, cuts=is_cut and not self.publisher.is_stored(self.state.version))
@@ -239,26 +201,22 @@ class Trainer:
         self._settle(wait=True)
         self.publishing.wait()
         # If a call fails, the next turn repeats all of this. Every part is idempotent.
-        before = self.state.lineage
-        version = None if arm.version is None else self.rollback.obey(arm.version, self.clock())
+        version = None if arm.version is None else self.recovery.roll_back(arm.version, self.intake)
         if version is not None:
-            self.branches.leave(before)
-            self.publisher.forget_unsent()
-            self.journal.leave()
             self.steps.abandon()
             if self.consumer is not None:
                 self.consumer.seek_to_stored()
-            self.lease.next_epoch()
+            self.around.lease.next_epoch()
         self.state.obeyed_rollback = arm.epoch
         self.settling.is_dirty = True
         if version is not None:
-            self.cut_at = self.monotonic()
+            self.cut_at = self.around.monotonic()
             self._begin_epoch(version)
             self._settle(wait=True)
 
     def _refuse(self) -> None:
         """Decide the fate of untrainable samples, and of samples that a rollback undid and the log no longer holds."""
-        for key in self.rollback.finish():
+        for key in self.recovery.finish(self.intake):
             TRAINING_SAMPLES.labels("quarantined").inc()
             self.state.note(key)
             self.settling.is_dirty = True
@@ -272,31 +230,31 @@ class Trainer:
     def _settle(self, *, wait: bool = False) -> None:
         """Save what is due, report what is durable, and send a version that was cut."""
         self.settling.settle(wait=wait)
-        self.publishing.send(self.monotonic())
+        self.publishing.send(self.around.monotonic())
 
     def _may_publish(self, candidate: Assignment | None) -> bool:
         """True if a version is due, and the last one is stored, offered and judged."""
         if not self.is_settled or (candidate is not None and candidate.version is not None):
             return False
-        return self._is_publish_due() and self.publisher.is_offered(self.state.version)
-
-    def _is_publish_due(self) -> bool:
-        num_samples, waited = self.state.unpublished_samples, self.monotonic() - self.cut_at
-        enough = num_samples >= self.settings.publish_samples or waited >= self.settings.publish_seconds
-        return num_samples > 0 and enough and self.settling.may_save
+        training, num_samples = self.around.training, self.state.unpublished_samples
+        waited = self.around.monotonic() - self.cut_at
+        enough = num_samples >= training.publish_samples or waited >= training.publish_seconds
+        is_due = num_samples > 0 and enough and self.settling.may_save
+        return is_due and self.publisher.is_offered(self.state.version)
 
     def _publish(self) -> None:
         """Cut a version: its checkpoint is written in the background, then come its outcomes and its bytes."""
-        with self.lease.transaction() as connection:
-            version = repository.claim_version(connection, self.lease, self.state.version, floor=self.state.ordinal)
-        self.fault("training: version claimed")
+        lease = self.around.lease
+        with lease.transaction() as connection:
+            version = repository.claim_version(connection, lease, self.state.version, floor=self.state.ordinal)
+        self.around.fault("training: version claimed")
         if version != self.state.ordinal + 1:
             # A claim whose answer was lost took the number that uncut samples were reported with: report them again, in a new epoch.
             self.state.ordinal = version - 1
-            self.lease.next_epoch()
+            lease.next_epoch()
             self._begin_epoch(None)
-        cut_version(self.state, version, self.clock())
+        cut_version(self.state, version, self.around.clock())
         self.reported_ordinal = version
-        self.cut_at = self.monotonic()
+        self.cut_at = self.around.monotonic()
         self.settling.due = DueCheckpoint(self.state.version, cuts=True, weights=True)
         self._settle()

@@ -2,8 +2,7 @@
 
     checkpoint of the bundle ──its plans──▶ the weights before the step ──Trial──▶ looks, culprits ──▶ beside those recorded
 
-In: the folder of a bundle, and the base policy. Out: rows of recorded and recomputed values. Waits for: the device. It computes with
-the trainer's own code: `take_again` gives the weights as a restart does, `Trial` takes the step in memory. Nothing is
+It computes with the trainer's own code: `take_again` gives the weights as a restart does, `Trial` takes the step in memory. Nothing is
 written: no home, database or log is opened.
 
 Equal bits are promised on the same machine, release, device and number of threads only: an H100 gave other bits in 7 of 16 steps.
@@ -23,34 +22,26 @@ from pydantic import ValidationError
 
 from contracts.errors import InvalidSettings, NotFound, WeightsRefused
 from contracts.files import read_small
-from pipelines.training.checkpoints.bundle_records import (
-    BUNDLE,
-    Figure,
-    GuardLook,
-    RewardBundle,
-    StepBundle,
-    decode_bundle,
-    encode_bundle,
-    facts_of,
-)
-from pipelines.training.checkpoints.bundles import CONTENT_SECONDS, MOST_CHECKPOINTS
+from pipelines.training.checkpoints import bundles
+from pipelines.training.checkpoints.bundles import BUNDLE, RewardBundle, StepBundle
 from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.checkpoints.checkpoint_names import parse_name
 from pipelines.training.checkpoints.journal import Journal
-from pipelines.training.checkpoints.plans import Journaled, Place, Plan, prepare, take_again
+from pipelines.training.checkpoints.plans import Journaled, prepare, take_again
 from pipelines.training.known.known_samples import KnownSamples
 from pipelines.training.learning.guard import limits_of
 from pipelines.training.learning.learner import Learner
 from pipelines.training.learning.trainees import make_trainee
 from pipelines.training.samples.attempts import AttemptFile, Attempts
 from pipelines.training.samples.reward_watch import RewardWatch, WatchMemory
-from pipelines.training.samples.trial import DEADLY, Trial
+from pipelines.training.samples.trial import DEADLY, Plan, Trial
 from pipelines.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pipelines.training.checkpoints.bundle_records import Bundle
+    from pipelines.training.checkpoints.bundles import Bundle, Figure, GuardLook
+    from pipelines.training.checkpoints.plans import JournalRecord
 
 _THREADS = re.compile("[1-9][0-9]{0,3}")
 _SAMPLES, _TRIED = ": samples", "parts of the batch that were tried"
@@ -110,11 +101,7 @@ class ReplayedBundle(NamedTuple):
 
 
 def read_bundle(place: Path) -> tuple[Path, Bundle]:
-    """The folder of a bundle, and what it says. `place`: the folder, or its `bundle.json`.
-
-    Raises:
-        WeightsRefused: `no_bundle`, `damaged_bundle`, `newer_schema` or `old_bundle`.
-    """
+    """The folder of a bundle, and what it says. `place`: the folder, or its `bundle.json`. Raises WeightsRefused."""
     folder = place.parent if place.name == BUNDLE else place
     file = folder / BUNDLE if folder.is_dir() else folder
     try:
@@ -124,21 +111,16 @@ def read_bundle(place: Path) -> tuple[Path, Bundle]:
             "no_bundle",
             f"{file} cannot be read ({error.strerror}): name a folder of the home's bundles/, as in the log",
         ) from error
-    return folder, decode_bundle(data, str(file))
+    return folder, bundles.decode_bundle(data, str(file))
 
 
 def replay_bundle(place: Path, *, base: str = "", device: str = "") -> ReplayedBundle:
-    """Take the step of a bundle again and compare.
+    """Take the step of a bundle again and compare. `place`: see `read_bundle`.
 
-    Args:
-        place: see `read_bundle`.
-        base: folder or hub id of the base policy; empty: where the bundle says.
-        device: empty: the kind that the bundle names.
+    `base`: folder or hub id of the base policy; empty: where the bundle says. `device`: empty: the kind that the bundle names.
 
-    Raises:
-        WeightsRefused: something of the bundle is missing, cut, changed, or belongs to another policy or release.
-        InvalidSettings: the base policy or the device is not here.
-        StepsBroken: on this machine any step fails.
+    Raises WeightsRefused: something of the bundle is missing, cut, changed, or belongs to another policy or release.
+    InvalidSettings: the base policy or the device is not here. StepsBroken: on this machine any step fails.
     """
     folder, bundle = read_bundle(place)
     try:
@@ -150,7 +132,10 @@ def replay_bundle(place: Path, *, base: str = "", device: str = "") -> ReplayedB
             f"({error.error_count()} settings, first {error.errors()[0]['loc']})",
         ) from error
     if isinstance(bundle, RewardBundle):
-        return ReplayedBundle(bundle, [], _compared(bundle, _rewards_again(bundle, settings), {}))
+        watch = RewardWatch(*settings.reward_range, settings.guard_hold_seconds)
+        watch.remember(WatchMemory(bundle.levels, bundle.recent, bundle.suspect_since))
+        tasks = [item._asdict() for item in watch.suspicions(bundle.batch, bundle.at)]
+        return ReplayedBundle(bundle, [], _compared(bundle, msgspec.structs.replace(bundle, tasks=tasks), {}))
     recorded = bundle.origin.machine
     device = device or recorded.get("device", "cpu")
     threads = recorded.get("threads", str(settings.num_threads))
@@ -173,7 +158,7 @@ def _step_again(
     name = _checkpoint_of(folder, bundle)
     try:
         checkpoint = CheckpointStore(folder, keep=1).load(name, with_samples=False)
-        plan, before = _plan_of(bundle, Journal(folder).read(name, bundle.epoch + 1))
+        plan, before = _plan_of(bundle, Journal(folder).read(name, bundle.epoch + 1).records)
     except (WeightsRefused, OSError) as error:
         raise WeightsRefused(
             getattr(error, "code", "unreadable"),
@@ -200,8 +185,8 @@ def _step_again(
         # What ended the trainer's process would end this one too.
         path.write_bytes(msgspec.json.encode(AttemptFile(condemned=deadly)))
         trial = Trial(learner, Attempts(path), plan.batch.everything[0].policy, dict)
-        found = trial.step(plan.batch, plan.weights, epoch=bundle.epoch, step=bundle.step)
-    again = msgspec.structs.replace(bundle, **facts_of(found))
+        found = trial.step(plan)
+    again = msgspec.structs.replace(bundle, **bundles.facts_of(found))
     differing = ComparedFigure("steps with another result", "", " ".join(map(str, taken.different)))
     earlier = f"{taken.num_steps} steps from the checkpoint to this one"
     return learner, [*_compared(bundle, again, limits), ComparedPart(earlier, [differing], is_shown=False)]
@@ -214,31 +199,24 @@ def _checkpoint_of(folder: Path, bundle: StepBundle) -> str:
         raise WeightsRefused("damaged_bundle", f"{folder} names a checkpoint {name}, which is not the name of one")
     if not name or not (folder / name).is_dir():
         why = bundle.missing or (
-            f"{name} is gone. The trainer keeps those of its newest {MOST_CHECKPOINTS} checkpoints for "
-            f"{CONTENT_SECONDS / 86400:.0f} days: copy a bundle elsewhere to keep it longer"
+            f"{name} is gone. The trainer keeps those of its newest {bundles.MOST_CHECKPOINTS} checkpoints for "
+            f"{bundles.CONTENT_SECONDS / 86400:.0f} days: copy a bundle elsewhere to keep it longer"
         )
         raise WeightsRefused("no_weights", f"{folder} has no weights: {why}; its figures stand in {BUNDLE}")
     return name
 
 
-def _plan_of(bundle: StepBundle, found: Journaled) -> tuple[Plan, Journaled]:
+def _plan_of(bundle: StepBundle, records: Sequence[JournalRecord]) -> tuple[Plan, Journaled]:
     """The plan of the bundle's step, and the records before it. The trainer went on to write after them: the file is a link."""
-    for number, record in enumerate(found.records):
+    for number, record in enumerate(records):
         if isinstance(record, Plan) and record.digest == bundle.plan:
-            return record, Journaled(found.records[:number], Place(bundle.epoch, number))
+            return record, Journaled(records[:number])
     raise WeightsRefused("no_step", f"the journal in {bundle.checkpoint} is cut or damaged: it lacks this step")
-
-
-def _rewards_again(bundle: RewardBundle, settings: TrainingSettings) -> RewardBundle:
-    watch = RewardWatch(*settings.reward_range, settings.guard_hold_seconds)
-    watch.remember(WatchMemory(bundle.levels, bundle.recent, bundle.suspect_since))
-    found = watch.suspicions(bundle.batch, bundle.at)
-    return msgspec.structs.replace(bundle, tasks=[item._asdict() for item in found])
 
 
 def _compared(recorded: Bundle, again: Bundle, limits: Mapping[str, float]) -> list[ComparedPart]:
     # Read as from a file, so that equal numbers are of one type.
-    one, other = _figures_of(recorded), _figures_of(decode_bundle(encode_bundle(again), BUNDLE))
+    one, other = _figures_of(recorded), _figures_of(bundles.decode_bundle(bundles.encode_bundle(again), BUNDLE))
     parts = []
     for title in {**one, **other}:
         held, new = one.get(title, {}), other.get(title, {})
@@ -252,33 +230,23 @@ def _figures_of(bundle: Bundle) -> dict[str, dict[str, Figure]]:
     if isinstance(bundle, RewardBundle):
         return {str(task["task"]): task for task in bundle.tasks}
     whole, tried = ([look for look in bundle.looks if look.is_whole is is_whole] for is_whole in (True, False))
-    found: dict[str, dict[str, Figure]] = {
-        "the step": {
-            "reason": bundle.reason,
-            "attempts": float(len(whole)),
-            "rows learned": float(bundle.learned),
-            "rows left": " ".join(bundle.left),
-        }
+    step: dict[str, Figure] = {
+        "reason": bundle.reason,
+        "attempts": float(len(whole)),
+        "rows learned": float(bundle.learned),
+        "rows left": " ".join(bundle.left),
     }
+    found = {"the step": step}
     for number, look in enumerate(whole, start=1):
         rows = {f"{row.get('key')} {name}": value for row in look.samples for name, value in row.items()}
         found |= {f"attempt {number}": _figures_at(look), f"attempt {number}{_SAMPLES}": rows}
-    found[_TRIED] = {
-        f"{number}: {name}": value
-        for number, look in enumerate(tried, start=1)
-        for name, value in _figures_at(look).items()
-    }
-    found["culprits"] = {item.key: item.reason for item in bundle.culprits}
-    return found
+    parts = [(f"{number}: ", _figures_at(look)) for number, look in enumerate(tried, start=1)]
+    found[_TRIED] = {start + name: value for start, figures in parts for name, value in figures.items()}
+    return found | {"culprits": {item.key: item.reason for item in bundle.culprits}}
 
 
 def _figures_at(look: GuardLook) -> dict[str, Figure]:
     # The rest of an error's message may name addresses in memory.
     error = look.error.partition(":")[0]
-    return {
-        "number of rows": float(look.num_rows),
-        "rows": look.rows,
-        "reason": look.reason,
-        "error": error,
-        **look.figures,
-    }
+    rows: dict[str, Figure] = {"number of rows": float(look.num_rows), "rows": look.rows}
+    return {**rows, "reason": look.reason, "error": error, **look.figures}

@@ -1,32 +1,28 @@
 """Checkpoints: atomic folders, verified before they are used, never a pickle.
 
-In: weights, optimizer moments and state. Out: the same after a crash, or the newest older checkpoint that verifies. Waits for:
-the disk. A checkpoint exists once its manifest is in place; every other file was synced before.
-
-`begin` takes what must not change while it is written: the state as JSON, the changes of samples, and a `TensorSnapshot` of the tensors.
-`write` may then run in another thread while steps go on. Tensors go to the disk in pieces, and are read one at a time.
-
     checkpoint-<epoch>-<serial>/   weights.safetensors   float32 master weights
                                    optimizer.safetensors AdamW moments by parameter name
                                    state.json            TrainerState without what it knows of single samples
                                    samples.mark          how many rows of samples.db it knows
                                    MANIFEST.json         written last: sizes and blake3 of the others
-    samples.db                     one file for all checkpoints, see `samples`
+    samples.db                     one file for all checkpoints, see `known_samples`
 
-Serials only rise and are never reused, not even those of refused folders. Deletion takes two phases (`CheckpointFence`), so that
-a trainer that was paused and resumes cannot delete the checkpoint that its successor continues from.
+`begin` takes what must not change meanwhile; then `write` may run in another thread while steps go on. Serials only rise and are never
+reused, not even those of refused folders. Deletion takes two phases (`CheckpointFence`), so that a trainer that was paused and
+resumes cannot delete the checkpoint that its successor continues from.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import structlog
-from blake3 import blake3
 
 from contracts.errors import NotFound, StaleWrite, Unavailable, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
@@ -36,27 +32,21 @@ from pipelines.training.checkpoints.checkpoint_names import (
     NOTHING,
     CheckpointManifest,
     Name,
+    Written,
     names_in,
     parse_name,
     read_manifest,
     seal,
 )
-from pipelines.training.checkpoints.plans import StateKept, without_samples
-from pipelines.training.checkpoints.tensor_files import (
-    TensorFile,
-    TensorSnapshot,
-    Written,
-    header_of,
-    verify,
-    write_pieces,
-)
+from pipelines.training.checkpoints.plans import StateKept
+from pipelines.training.checkpoints.tensor_files import TensorFile, TensorSnapshot, header_of, verify, write_pieces
 from pipelines.training.known.known_samples import KnownSamples, SampleChanges, SampleFile
 from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.state import TrainerState
 from weights.files import make_folder_durably, sync_folder, write_durably
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
     import torch
@@ -71,31 +61,29 @@ _MOST_STATE_BYTES = 2**30
 log = structlog.get_logger()
 
 
-class PendingCheckpoint(NamedTuple):
+@dataclass
+class PendingCheckpoint:
     """A checkpoint on its way to the disk. Steps may go on: nothing of it changes, if they call `snapshot.keep` before."""
 
     name: str
     """Its folder exists: the journal of those steps begins there."""
-    epoch: int
-    step: int
-    version: int | None
+    manifest: CheckpointManifest
+    """Without its files."""
     expired_before: float
     state: bytes
-    samples: SampleChanges
+    samples: KnownSamples
+    changes: SampleChanges
     headers: Mapping[str, tuple[bytes, int]]
     """File to its header, and the number of bytes of its tensors in the snapshot."""
     snapshot: TensorSnapshot
     same_as: str
     """A checkpoint with these very tensors, whose files get another name; NOTHING: there is none."""
-
-
-class WrittenCheckpoint(NamedTuple):
-    """A durable checkpoint, and the mark of the samples that it knows."""
-
-    name: str
-    mark: int
-    is_linked: bool
+    mark: int | None = None
+    """Once it is durable: the mark of the samples that it knows."""
+    is_linked: bool = False
     """Its tensors were in another checkpoint already and were not written again."""
+    bits: Tensors | None = None
+    """Once it is durable: those of its version, if they were asked for."""
 
 
 class RefusedCheckpoint(NamedTuple):
@@ -111,18 +99,9 @@ class CheckpointStore:
     def __init__(
         self, folder: Path, keep: int, fault: FaultPoint = no_fault, *, fence: CheckpointFence | None = None
     ) -> None:
-        """`fault` is called before each visible change.
-
-        Args:
-            folder: holds one policy's checkpoints.
-            keep: the number of newest checkpoints that stay, and of newest versions.
-            fault: see `contracts.faults`.
-            fence: decides which checkpoints are valid and when one may be deleted. None: the folder has a single user.
-        """
-        self._folder = folder
-        self._keep = keep
-        self._fault = fault
-        self._fence = fence
+        """`keep`: how many of the newest stay, and of the newest versions. Without a `fence` the folder has a single user."""
+        self._folder, self._keep = folder, keep
+        self._fault, self._fence = fault, fence
         make_folder_durably(folder)
         self._samples = SampleFile(folder / SAMPLES)
 
@@ -131,91 +110,77 @@ class CheckpointStore:
         self._samples.close()
 
     def save(self, checkpoint: Checkpoint, keep_versions: Collection[int] = ()) -> str:
-        """Write durably while the caller waits, then delete old checkpoints; returns the name. Raises as `write`."""
+        """`begin`, `write` and `finish` while the caller waits; returns the name."""
         pending = self.begin(checkpoint)
         try:
-            written = self.write(pending)
-        except BaseException:
-            checkpoint.state.samples.not_written()
-            raise
-        self.finish(checkpoint.state, written)
-        self.prune(pending, keep_versions)
-        return written.name
+            self.write(pending, keep_versions)
+        finally:
+            self.finish(pending)
+        return pending.name
 
     def begin(self, checkpoint: Checkpoint, *, budget: float = 1.0, same_as: str = NOTHING) -> PendingCheckpoint:
-        """Take what `write` needs, and make the folder. Then `write`, and `finish` or `state.samples.not_written()`.
+        """Take what `write` needs, and make the folder. Then `write`, and `finish` whatever came of it.
 
-        Args:
-            checkpoint: may change afterwards; its tensors only after `snapshot.keep`.
-            budget: see `TensorSnapshot`.
-            same_as: a checkpoint with the same tensors, if there is one: they are not written again.
+        `checkpoint` may change afterwards; its tensors only after `snapshot.keep`. `budget`: see `TensorSnapshot`. `same_as`: a
+        checkpoint with the same tensors, if there is one: they are not written again.
 
-        Raises:
-            Unavailable: the disk is full; nothing was taken.
+        Raises Unavailable: the disk is full; nothing was taken.
         """
-        taken = (found.serial for text in names_in(self._folder) if (found := parse_name(text)) is not None)
-        name = Name(checkpoint.state.epoch, max(taken, default=0) + 1).text
-        make_folder_durably(self._folder / name)
         state, files = checkpoint.state, {WEIGHTS: checkpoint.weights, MOMENTS: checkpoint.optimizer}
+        taken = (found.serial for text in names_in(self._folder) if (found := parse_name(text)) is not None)
+        name = Name(state.epoch, max(taken, default=0) + 1).text
+        make_folder_durably(self._folder / name)
         return PendingCheckpoint(
-            name=name,
-            epoch=state.epoch,
-            step=state.step,
-            version=checkpoint.version,
-            expired_before=state.expired_before,
-            state=msgspec.json.encode(state, enc_hook=without_samples),
-            samples=state.samples.hand_over(),
-            headers={file: header_of(tensors) for file, tensors in files.items()},
-            snapshot=TensorSnapshot([each for tensors in files.values() for each in tensors.values()], budget),
-            same_as=same_as,
+            name,
+            CheckpointManifest(epoch=state.epoch, step=state.step, version=checkpoint.version, files={}),
+            state.expired_before,
+            state.to_json(),
+            state.samples,
+            state.samples.hand_over(),
+            {file: header_of(tensors) for file, tensors in files.items()},
+            TensorSnapshot([each for tensors in files.values() for each in tensors.values()], budget),
+            same_as,
         )
 
-    def write(self, pending: PendingCheckpoint) -> WrittenCheckpoint:
-        """Write durably. In any thread, one at a time.
+    def write(self, pending: PendingCheckpoint, keep_versions: Collection[int] = ()) -> None:
+        """Write durably, then delete checkpoints and rows of samples that nothing needs. In any thread, one at a time.
 
-        Raises:
-            Unavailable: the disk is full; older checkpoints are untouched.
-            StaleWrite: another trainer removed the folder.
+        Raises Unavailable: the disk is full; older checkpoints are untouched. StaleWrite: another trainer removed the
+        folder. LeaseLost: another trainer took over; the checkpoint is durable.
         """
-        name = pending.name
         try:
-            mark, is_linked = self._write(self._folder / name, pending)
+            mark = self._write(self._folder / pending.name, pending)
         except Unavailable:
             self.give_up(pending)
             raise
         except FileNotFoundError as error:
-            raise StaleWrite(f"{name} was removed while it was written: another trainer uses this folder") from error
+            raise _removed(pending.name) from error
         finally:
             pending.snapshot.abandon()
-        return WrittenCheckpoint(name, mark, is_linked)
+        pending.mark = mark
+        self._prune(keep_versions)
+        try:
+            oldest = min(map(self._mark_of, names_in(self._folder)))
+            self._samples.prune(oldest, pending.manifest.epoch, pending.expired_before)
+        except Unavailable as error:
+            log.warning("old rows of samples are not deleted yet", reason=error.message)
+
+    def finish(self, pending: PendingCheckpoint) -> None:
+        """Tell the samples whether they are durable now."""
+        if pending.mark is None:
+            pending.samples.not_written()
+        else:
+            pending.samples.written(self._samples, pending.mark)
 
     def give_up(self, pending: PendingCheckpoint) -> None:
         """Delete what is there: the partial checkpoint would keep the disk full, and a full disk stops users' signals."""
         shutil.rmtree(self._folder / pending.name, ignore_errors=True)
 
-    def finish(self, state: TrainerState, written: WrittenCheckpoint) -> None:
-        """The checkpoint that `begin` took from this state is durable."""
-        state.samples.written(self._samples, written.mark)
-
-    def prune(self, written: PendingCheckpoint, keep_versions: Collection[int] = ()) -> None:
-        """Delete checkpoints and rows of samples that nothing needs, now that this checkpoint is durable.
-
-        Raises:
-            LeaseLost: another trainer took over.
-        """
-        self._prune(keep_versions)
-        try:
-            oldest = min(map(self._mark_of, names_in(self._folder)))
-            self._samples.prune(oldest, written.epoch, written.expired_before)
-        except Unavailable as error:
-            log.warning("old rows of samples are not deleted yet", reason=error.message)
-
     def keep_state(self, state: TrainerState, journal: Journal) -> None:
         """Make the state durable beside weights that the journal leads to; not while a checkpoint is being written.
 
-        Raises:
-            StaleWrite, LeaseLost: another trainer has replaced this one.
-            Unavailable: the disk is full; what was durable still is.
+        Raises StaleWrite, LeaseLost: another trainer has replaced this one. Unavailable: the disk is full; what was
+        durable still is.
         """
         self._fault("checkpoint: before samples")
         changes = state.samples.hand_over()
@@ -240,17 +205,11 @@ class CheckpointStore:
         return None, refused
 
     def load_version(self, version: int) -> Checkpoint:
-        """The newest whole checkpoint of a published version.
-
-        Raises:
-            WeightsRefused: no checkpoint of this version verifies.
-        """
+        """The newest whole checkpoint of a published version. Raises WeightsRefused: none verifies."""
         for name in reversed(self.names()):
-            try:
-                if read_manifest(self._folder, name).version == version:
+            if self._version_of(name) == version:
+                with suppress(WeightsRefused):
                     return self.load(name)
-            except WeightsRefused:
-                continue
         kept = ", ".join(str(number) for number in sorted(self.versions()))
         raise WeightsRefused(
             "no_checkpoint",
@@ -259,15 +218,10 @@ class CheckpointStore:
         )
 
     def load(self, name: str, *, with_samples: bool = True) -> Checkpoint:
-        """Read and verify one checkpoint. Without samples, the state knows no fates: enough to take steps again.
-
-        Raises:
-            WeightsRefused: something is missing, truncated or changed.
-        """
-        manifest = read_manifest(self._folder, name)
+        """Read and verify one checkpoint; without samples it knows no fates. Raises WeightsRefused: something is damaged."""
+        manifest, folder = read_manifest(self._folder, name), self._folder / name
         for file, facts in manifest.files.items():
-            verify(self._folder / name / file, Written(*facts))
-        folder = self._folder / name
+            verify(folder / file, facts)
         try:
             state = msgspec.json.decode(read_small(folder / STATE, _MOST_STATE_BYTES), type=TrainerState)
             if with_samples and MARK in manifest.files:
@@ -278,15 +232,20 @@ class CheckpointStore:
         return Checkpoint(state, weights, moments, manifest.version, name)
 
     def bits_of(self, name: str, bits_in: Callable[[Mapping[str, torch.Tensor]], Tensors]) -> Tensors:
-        """The bits of the version whose checkpoint was just written. In any thread; `bits_in` is the learner's.
-
-        Raises:
-            StaleWrite: another trainer removed the folder.
-        """
+        """The bits of the version whose checkpoint was just written. In any thread; `bits_in` is the learner's."""
         try:
             return bits_in(TensorFile(self._folder / name / WEIGHTS))
         except NotFound as error:
-            raise StaleWrite(f"{name} was removed: another trainer uses this folder") from error
+            raise _removed(name) from error
+
+    def samples_of(self, name: str, mark: int) -> KnownSamples:
+        """What is known of samples as of a mark. Raises WeightsRefused: the file of samples lacks them."""
+        if (last := self._samples.last()) < mark:
+            raise WeightsRefused(
+                "samples_lost",
+                f"{name} knows {mark} rows of {self._samples.path}, which has {last}: restore it from a backup",
+            )
+        return KnownSamples(self._samples, mark)
 
     def names(self) -> list[str]:
         """Valid checkpoints, the newest last."""
@@ -298,28 +257,24 @@ class CheckpointStore:
         """Published versions that have a checkpoint."""
         return {version for name in self.names() if (version := self._version_of(name)) is not None}
 
-    def _write(self, folder: Path, pending: PendingCheckpoint) -> tuple[int, bool]:
-        """Returns the mark of its samples, and whether its tensors are those of another checkpoint."""
+    def _write(self, folder: Path, pending: PendingCheckpoint) -> int:
+        """Returns the mark of its samples."""
         self._fault("checkpoint: before samples")
-        mark = pending.samples.commit(self._samples, pending.epoch)
-        linked = self._linked(folder, pending)
-        files = linked or self._streamed(folder, pending)
-        for file, data in ((STATE, pending.state), (MARK, str(mark).encode())):
+        mark = pending.changes.commit(self._samples, pending.manifest.epoch)
+        files = self._linked(folder, pending)
+        pending.is_linked = bool(files)
+        contents: dict[str, Iterable[bytes | memoryview]] = {}
+        if not files:
+            snapshot = pending.snapshot
+            contents = {file: chain([head], snapshot.pieces(size)) for file, (head, size) in pending.headers.items()}
+        contents |= {STATE: [pending.state], MARK: [str(mark).encode()]}
+        for file, chunks in contents.items():
             self._fault(f"checkpoint: before {file}")
-            write_durably(folder / file, [data])
-            files[file] = Written(len(data), blake3(data).hexdigest())
-        manifest = CheckpointManifest(epoch=pending.epoch, step=pending.step, version=pending.version, files={**files})
+            files[file] = write_pieces(folder / file, chunks)
         self._fault(f"checkpoint: before {MANIFEST}")
-        write_durably(folder / MANIFEST, [seal(manifest)])
+        write_durably(folder / MANIFEST, [seal(msgspec.structs.replace(pending.manifest, files=files))])
         self._fault("checkpoint: durable")
-        return mark, bool(linked)
-
-    def _streamed(self, folder: Path, pending: PendingCheckpoint) -> dict[str, Written]:
-        files = {}
-        for file, (header, num_bytes) in pending.headers.items():
-            self._fault(f"checkpoint: before {file}")
-            files[file] = write_pieces(folder / file, chain([header], pending.snapshot.pieces(num_bytes)))
-        return files
+        return mark
 
     def _linked(self, folder: Path, pending: PendingCheckpoint) -> dict[str, Written]:
         """The tensors of another checkpoint under further names; empty if that is not possible here."""
@@ -337,20 +292,7 @@ class CheckpointStore:
             return {}
         sync_folder(folder)
         pending.snapshot.abandon()
-        return {file: Written(*facts[file]) for file in pending.headers}
-
-    def samples_of(self, name: str, mark: int) -> KnownSamples:
-        """What is known of samples as of a mark of checkpoint `name`.
-
-        Raises:
-            WeightsRefused: the file of samples lacks them.
-        """
-        if self._samples.last() < mark:
-            raise WeightsRefused(
-                "samples_lost",
-                f"{name} knows {mark} rows of {self._samples.path}, which has {self._samples.last()}: restore it from a backup",
-            )
-        return KnownSamples(self._samples, mark)
+        return {file: facts[file] for file in pending.headers}
 
     def _mark_of(self, name: str) -> int:
         """The mark of a checkpoint; 0 if it has none."""
@@ -385,3 +327,7 @@ class CheckpointStore:
             return read_manifest(self._folder, name).version
         except WeightsRefused:
             return None
+
+
+def _removed(name: str) -> StaleWrite:
+    return StaleWrite(f"{name} was removed: another trainer uses this folder")

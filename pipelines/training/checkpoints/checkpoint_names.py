@@ -1,11 +1,10 @@
-"""Names of checkpoints: their epoch and order, which are valid, and when one may be deleted. Without torch.
+"""Names of checkpoints: their epoch and order, what a manifest says, which are valid, and when one may be deleted. Without torch.
 
     checkpoint-000007-00000042   the 42nd, written under epoch 7 of the lease
     checkpoint-00000041          the 41st, written before leases existed
 
 The newest has the highest (epoch, serial). A trainer that was paused and resumes has an older epoch than its successor, so its
-checkpoints never count as newest. `CheckpointFence` asks the database: the lease's epochs, the checkpoint that each started from,
-pending deletions, and the versions of the arms.
+checkpoints never count as newest.
 """
 
 from __future__ import annotations
@@ -52,15 +51,21 @@ class Name(NamedTuple):
         return f"checkpoint-{self.epoch:06d}-{self.serial:08d}" if self.epoch else f"checkpoint-{self.serial:08d}"
 
 
+class Written(NamedTuple):
+    """Size in bytes and blake3 of a file."""
+
+    size: int
+    digest: str
+
+
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of a checkpoint."""
+    """The contents of a checkpoint: facts of each file by name."""
 
     schema: int = SCHEMA
     epoch: int
     step: int
     version: int | None
-    files: dict[str, tuple[int, str]]
-    """Name to size in bytes and blake3."""
+    files: dict[str, Written]
 
 
 def parse_name(text: str) -> Name | None:
@@ -69,21 +74,20 @@ def parse_name(text: str) -> Name | None:
     return Name(int(found[1] or 0), int(found[2])) if found else None
 
 
+def names_in(folder: Path) -> list[str]:
+    """All checkpoints in a folder, the newest last."""
+    names = (parse_name(path.name) for path in folder.glob("checkpoint-*"))
+    return [name.text for name in sorted(name for name in names if name is not None)]
+
+
 def journal_name(epoch: int) -> str:
     """The journal that the trainer of an epoch writes in the folder of a checkpoint."""
     return f"journal-{epoch:06d}"
 
 
-def journal_epoch(text: str) -> int | None:
-    """Invert `journal_name`; None if this is not the name of a journal."""
-    found = _JOURNAL.fullmatch(text)
-    return int(found[1]) if found else None
-
-
-def names_in(folder: Path) -> list[str]:
-    """All checkpoints in a folder, the newest last."""
-    names = (parse_name(path.name) for path in folder.glob("checkpoint-*"))
-    return [name.text for name in sorted(name for name in names if name is not None)]
+def journal_epochs(paths: Iterable[Path]) -> list[int]:
+    """The epochs of those paths that are journals."""
+    return sorted(int(found[1]) for path in paths if (found := _JOURNAL.fullmatch(path.name)))
 
 
 def highest_epoch(folder: Path) -> int:
@@ -91,23 +95,14 @@ def highest_epoch(folder: Path) -> int:
 
     Before leases, each checkpoint raised the epoch by one at most: each unreadable one may have added one.
     """
-    highest, unreadable = max(_journal_epochs(folder), default=0), 0
+    highest, unreadable = max(journal_epochs(folder.glob("checkpoint-*/journal-*")), default=0), 0
     for text in names_in(folder):
         name = parse_name(text)
-        if name is not None and name.epoch:
-            highest = max(highest, name.epoch)
-            continue
         try:
-            highest = max(highest, read_manifest(folder, text).epoch)
+            highest = max(highest, name.epoch if name and name.epoch else read_manifest(folder, text).epoch)
         except WeightsRefused:
             unreadable += 1
     return highest + unreadable
-
-
-def _journal_epochs(folder: Path) -> list[int]:
-    """The epochs that wrote a journal in the checkpoints here."""
-    found = (journal_epoch(path.name) for path in folder.glob("checkpoint-*/journal-*"))
-    return [epoch for epoch in found if epoch is not None]
 
 
 def void_names(names: Iterable[str], epochs: Mapping[int, IssuedEpoch]) -> set[str]:
@@ -119,8 +114,7 @@ def void_names(names: Iterable[str], epochs: Mapping[int, IssuedEpoch]) -> set[s
     starts = [(epoch.epoch, parse_name(epoch.start)) for epoch in epochs.values() if epoch.start is not None]
     void = set()
     for text in names:
-        name = parse_name(text)
-        if name is None:
+        if (name := parse_name(text)) is None:
             continue
         stranger = name.epoch > first and name.epoch not in epochs
         passed_over = any(name.epoch < epoch and (start is None or name > start) for epoch, start in starts)
@@ -130,11 +124,7 @@ def void_names(names: Iterable[str], epochs: Mapping[int, IssuedEpoch]) -> set[s
 
 
 def read_manifest(folder: Path, name: str) -> CheckpointManifest:
-    """Read and verify the manifest of a checkpoint.
-
-    Raises:
-        WeightsRefused: `unfinished`, `newer_schema` or `damaged_manifest`.
-    """
+    """The verified manifest. Raises WeightsRefused: `unfinished`, `newer_schema` or `damaged_manifest`."""
     try:
         sealed = read_small(folder / name / MANIFEST)
     except FileNotFoundError:
@@ -161,12 +151,15 @@ def seal(manifest: CheckpointManifest) -> bytes:
 
 
 class CheckpointFence:
-    """The fence around the checkpoints of the lease's policy."""
+    """Around the checkpoints of the lease's policy: the database knows epochs, starts, pending deletions, and versions of arms."""
 
     def __init__(self, lease: Lease, database: Database) -> None:
-        self._database = database
-        self._lease, self._policy = lease, lease.policy
+        self._database, self._policy = database, lease.policy
         self._deletions = Deletions(lease, lease.policy, "checkpoint")
+        self.check = lease.check_now
+        """Raises LeaseLost: another trainer has taken over; what was written since counts for nothing."""
+        self.deleted = self._deletions.done
+        """Names are deleted. They carry the epoch and are never used again."""
 
     def void(self, names: Collection[str]) -> set[str]:
         """Invalid names: of an epoch never issued, newer than the start of a successor, or about to be deleted."""
@@ -174,20 +167,8 @@ class CheckpointFence:
             epochs, gone = read_epochs(connection, self._policy), going(connection, self._policy, "checkpoint")
         return void_names(names, epochs) | gone
 
-    def check(self) -> None:
-        """Check that no other trainer has taken over.
-
-        Raises:
-            LeaseLost: one has; what was written since counts for nothing.
-        """
-        self._lease.check_now()
-
     def deletable(self, unneeded: Callable[[Collection[int]], Collection[str]]) -> list[str]:
-        """Names that may be deleted now. `unneeded` gets the versions of the arms and returns the names nothing needs.
-
-        Raises:
-            LeaseLost: another trainer took over; nothing may be deleted.
-        """
+        """Names that may be deleted now. `unneeded`: versions of the arms to names that nothing needs. Raises LeaseLost."""
 
         def unreferenced(connection: Connection) -> Collection[str]:
             # Read in the transaction that decides: an arm may move at any time.
@@ -195,7 +176,3 @@ class CheckpointFence:
             return unneeded({arm.version for arm in arms if arm.version is not None})
 
         return self._deletions.advance(unreferenced)
-
-    def deleted(self, names: Collection[str]) -> None:
-        """These are deleted. Their names carry the epoch and are never used again."""
-        self._deletions.done(names)

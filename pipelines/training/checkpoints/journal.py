@@ -1,16 +1,12 @@
-"""The journal: the plans since a checkpoint, each durable before its step, so that a restart can take it again.
-
-In: a planned step; then how it ended; or the state without the weights. Out: the same records, in order, after a crash. Waits for:
-the disk, once per step.
+"""The journal: the plans since a checkpoint, each durable before its step. Waits for: the disk, once per step.
 
     checkpoint-000007-00000042/    weights after step k
       journal-000007               header, then  plan k+1, end k+1, plan k+2, end k+2, state, ...  of epoch 7
       journal-000008               header: "after record 5 of journal-000007", then what epoch 8 added
 
 Weights now = weights of the checkpoint + every step of its journal. State now = the newest `StateKept` + the steps after it: so a
-save of fates and positions needs no weights. The folder of a checkpoint has the whole way from it, so a checkpoint and its journal
-are deleted together, and nothing else is needed to repeat a step. While the next checkpoint is being written, records go to both
-folders (`start`, then `settle`).
+save of fates and positions needs no weights. While the next checkpoint is being written, records go to both folders (`start`, then
+`settle`).
 
 A file has one writer: the trainer of its epoch. Its header says which records of the epoch before it continues from, and is durable
 before that trainer writes anything else; what a stopped twin adds later is not part of it. Each record carries a checksum over
@@ -29,12 +25,13 @@ from blake3 import blake3
 from contracts.errors import InvalidSettings, StaleWrite, Unavailable, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
 from contracts.files import open_plain
-from pipelines.training.checkpoints.checkpoint_names import journal_epoch, journal_name
-from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, Place, Plan, StateKept
+from pipelines.training.checkpoints.checkpoint_names import journal_epochs, journal_name
+from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, StateKept
+from pipelines.training.samples.trial import Plan
 from weights.files import full_disk_named, sync_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 SCHEMA = 1
@@ -45,6 +42,7 @@ MOST_RECORD_BYTES = 2**30
 """Of one record: a plan holds its whole batch."""
 MOST_READ_BYTES = 2 * MOST_RECORD_BYTES
 """No trainer writes more beside one checkpoint."""
+NO_RECORDS = Journaled(())
 _LENGTH, _DIGEST = 4, 16
 _SEED = b"millrace journal"
 
@@ -52,24 +50,27 @@ log = structlog.get_logger()
 
 
 class JournalHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """The first record of a file."""
+    """The first record of a file. Before its own records come `after_count` of `after_epoch`; epoch 0: the checkpoint itself."""
 
     schema: int = SCHEMA
     checkpoint: str
     epoch: int
     after_epoch: int = 0
-    """The records before these are those of this epoch ..."""
     after_count: int = 0
-    """... up to this number of them; epoch 0: the checkpoint itself."""
 
 
 class _Writer:
-    """One file. `seconds`: of each step that a restart would take again."""
+    """One file. `seconds`: of each step that a restart would take again. `earlier_bytes`: of the files that it continues from."""
 
-    def __init__(self, path: Path, header: JournalHeader, seconds: Iterable[float] = ()) -> None:
-        self.path, self.seconds = path, [*seconds]
-        self.num_bytes = 0
-        self._digest = _SEED
+    def __init__(self, path: Path, epoch: int, after: Journaled) -> None:
+        self.path, self.num_bytes, self._digest = path, 0, _SEED
+        self.seconds = [record.seconds for record in after.records if isinstance(record, Ending)]
+        self.earlier_bytes = sum(other.stat().st_size for other in path.parent.glob("journal-*") if other != path)
+        # The last plan without its end is taken again under this epoch.
+        after_count = after.number - (after.unfinished is not None)
+        header = JournalHeader(
+            checkpoint=path.parent.name, epoch=epoch, after_epoch=after.epoch, after_count=after_count
+        )
         # Content of users stands in it: only the owner may read it.
         with full_disk_named(path):
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -78,7 +79,7 @@ class _Writer:
                 self.append([header], durably=True)
                 sync_folder(path.parent)
             except BaseException:
-                os.close(self._file)
+                self.close()
                 raise
 
     def append(self, records: Sequence[JournalHeader | JournalRecord], *, durably: bool) -> None:
@@ -91,7 +92,7 @@ class _Writer:
                     f"a step depends on {len(payload) >> 20} MiB, and the journal takes {MOST_RECORD_BYTES >> 20}: "
                     "set a smaller batch_size"
                 )
-            digest = _digest(digest, payload)
+            digest = _chained(digest, payload)
             frames.append(len(payload).to_bytes(_LENGTH, "big") + digest + payload)
         data = memoryview(b"".join(frames))
         try:
@@ -104,8 +105,7 @@ class _Writer:
         except BaseException:
             os.ftruncate(self._file, self.num_bytes)
             raise
-        self.num_bytes += len(data)
-        self._digest = digest
+        self.num_bytes, self._digest = self.num_bytes + len(data), digest
 
     def close(self) -> None:
         os.close(self._file)
@@ -116,12 +116,10 @@ class Journal:
 
     def __init__(self, folder: Path, fault: FaultPoint = no_fault) -> None:
         """`folder`: of the checkpoints."""
-        self._folder = folder
-        self._fault = fault
+        self._folder, self._fault = folder, fault
         self._writers: dict[str, _Writer] = {}
         """By checkpoint; the first has the longest way."""
         self._late: list[JournalRecord] = []
-        self._earlier_bytes = 0
 
     @property
     def is_open(self) -> bool:
@@ -130,23 +128,23 @@ class Journal:
 
     @property
     def name(self) -> str:
-        """The checkpoint that it follows: while another is written, the older one."""
-        return next(iter(self._writers))
+        """The checkpoint that it follows: while another is written, the older one. Empty: none."""
+        return next(iter(self._writers), "")
 
     @property
     def num_bytes(self) -> int:
         """Bytes that a restart would read."""
-        return self._earlier_bytes + (self._writers[self.name].num_bytes if self._writers else 0)
+        return sum(writer.earlier_bytes + writer.num_bytes for writer in self._longest)
 
     @property
     def num_steps(self) -> int:
         """Steps that a restart would take again."""
-        return len(self._seconds)
+        return sum(len(writer.seconds) for writer in self._longest)
 
     @property
     def seconds(self) -> float:
         """About how long a restart would need for them."""
-        return sum(self._seconds)
+        return sum(sum(writer.seconds) for writer in self._longest)
 
     @property
     def is_full(self) -> bool:
@@ -154,33 +152,25 @@ class Journal:
         return self.num_bytes > MOST_BYTES or self.num_steps >= MOST_STEPS
 
     @property
-    def _seconds(self) -> Sequence[float]:
-        return self._writers[self.name].seconds if self._writers else ()
+    def _longest(self) -> list[_Writer]:
+        return [*self._writers.values()][:1]
 
-    def resume(self, name: str, epoch: int, found: Journaled) -> None:
-        """Go on after the records of checkpoint `name` that a restart took again, under a new epoch.
+    def start(self, name: str, epoch: int, after: Journaled = NO_RECORDS) -> None:
+        """From now on records also follow checkpoint `name`, and the records `after` it that a restart took again.
 
-        Raises:
-            Unavailable: the disk is full.
+        It may be on its way to the disk, if it holds the weights as they are now. Raises Unavailable: the disk is full.
+        StaleWrite: another trainer uses the folder.
         """
-        self.leave()
-        seconds = [record.seconds for record in found.records if isinstance(record, Ending)]
-        self._writers[name] = self._writer(name, epoch, found.end, seconds)
-        self._earlier_bytes = sum(path.stat().st_size for path in self._files(name) if path != self._path(name, epoch))
-
-    def start(self, name: str, epoch: int) -> None:
-        """From now on records also follow checkpoint `name`, which is being written and holds the weights as they are now.
-
-        Raises:
-            Unavailable: the disk is full.
-        """
-        self._writers[name] = self._writer(name, epoch, Place())
+        try:
+            self._writers[name] = _Writer(self._path(name, epoch), epoch, after)
+        except FileNotFoundError as error:
+            raise StaleWrite(f"{name} was removed: another trainer uses this folder") from error
 
     def settle(self, name: str) -> None:
         """Checkpoint `name` is durable: records follow it alone."""
         for other in self._writers.keys() - {name}:
             self.drop(other)
-        self._earlier_bytes, self._late = 0, []
+        self._late = []
 
     def drop(self, name: str) -> None:
         """Records no longer follow checkpoint `name`."""
@@ -191,11 +181,7 @@ class Journal:
         self.settle("")
 
     def begin(self, plan: Plan) -> None:
-        """Fix what a step depends on. Durable when this returns; the step must not be taken if it raises.
-
-        Raises:
-            Unavailable: the disk is full, or the journal is; nothing was changed.
-        """
+        """Fix what a step depends on, durably. Raises Unavailable: the disk or the journal is full; do not take the step."""
         if not self._writers:
             return
         if self.is_full:
@@ -220,11 +206,7 @@ class Journal:
             log.warning("the end of a step is written with the next record", reason=error.message)
 
     def keep(self, kept: StateKept) -> None:
-        """Save the state without weights. Durable when this returns.
-
-        Raises:
-            Unavailable: the disk is full.
-        """
+        """Save the state without weights. Durable when this returns. Raises Unavailable: the disk is full."""
         self._fault("journal: before the state")
         self._append(kept, durably=True)
         self._fault("journal: state durable")
@@ -232,25 +214,24 @@ class Journal:
     def read(self, name: str, before: int) -> Journaled:
         """The records of checkpoint `name` by trainers of epochs below `before`, in order: those that the newest of them stands on.
 
-        Raises:
-            WeightsRefused: `too_long`: no trainer wrote that much; or `newer_schema`.
+        Raises WeightsRefused: `too_long`: no trainer wrote that much; or `newer_schema`.
         """
-        paths = self._files(name)
+        paths = [*(self._folder / name).glob("journal-*")]
         if sum(path.stat().st_size for path in paths) > MOST_READ_BYTES:
             raise WeightsRefused("too_long", f"the journal of {name} has more than {MOST_READ_BYTES >> 20} MiB")
-        ways = {0: Journaled([], Place())}
-        for epoch in sorted(number for path in paths if (number := journal_epoch(path.name)) and number < before):
-            header, own = _read(self._path(name, epoch))
+        ways = {0: Journaled([])}
+        for epoch in journal_epochs(paths):
+            header, own = _read(self._path(name, epoch)) if epoch < before else (None, [])
             if header is None or header.checkpoint != name or header.epoch != epoch:
                 continue  # it never began
             earlier = ways.get(header.after_epoch)
-            if earlier is None or earlier.end.number < header.after_count:
+            if earlier is None or earlier.number < header.after_count:
                 log.error("the journal lacks records: steps after them are lost", epoch=epoch, checkpoint=name)
                 if earlier is not None:
                     ways[epoch] = earlier
                 continue
-            num_kept = len(earlier.records) - earlier.end.number + header.after_count
-            ways[epoch] = Journaled([*earlier.records[:num_kept], *own], Place(epoch, len(own)))
+            num_kept = len(earlier.records) - earlier.number + header.after_count
+            ways[epoch] = Journaled([*earlier.records[:num_kept], *own], epoch, len(own))
         return ways[max(ways)]
 
     def _append(self, record: JournalRecord, *, durably: bool) -> None:
@@ -258,18 +239,8 @@ class Journal:
             writer.append([*self._late, record], durably=durably)
         self._late = []
 
-    def _writer(self, name: str, epoch: int, after: Place, seconds: Iterable[float] = ()) -> _Writer:
-        header = JournalHeader(checkpoint=name, epoch=epoch, after_epoch=after.epoch, after_count=after.number)
-        try:
-            return _Writer(self._path(name, epoch), header, seconds)
-        except FileNotFoundError as error:
-            raise StaleWrite(f"{name} was removed: another trainer uses this folder") from error
-
     def _path(self, name: str, epoch: int) -> Path:
         return self._folder / name / journal_name(epoch)
-
-    def _files(self, name: str) -> list[Path]:
-        return sorted((self._folder / name).glob("journal-*"))
 
 
 def _read(path: Path) -> tuple[JournalHeader | None, list[JournalRecord]]:
@@ -283,17 +254,15 @@ def _read(path: Path) -> tuple[JournalHeader | None, list[JournalRecord]]:
             head = file.read(_LENGTH + _DIGEST)
             end = at + len(head) + int.from_bytes(head[:_LENGTH], "big")
             payload = file.read(max(min(end, size) - at - len(head), 0))
-            digest = _digest(digest, payload)
+            digest = _chained(digest, payload)
             if end > size or head[_LENGTH:] != digest:
-                tell = log.warning if end >= size else log.error
-                tell(
-                    "the last record of the journal is torn: its step had not begun"
-                    if end >= size
-                    else "the journal is damaged: its later steps are lost, and their samples pending again",
-                    path=str(path),
-                    at=at,
-                    num_bytes=size - at,
-                )
+                facts = {"path": str(path), "at": at, "num_bytes": size - at}
+                if end >= size:
+                    log.warning("the last record of the journal is torn: its step had not begun", **facts)
+                else:
+                    log.error(
+                        "the journal is damaged: its later steps are lost, and their samples pending again", **facts
+                    )
                 break
             at = end
             try:
@@ -310,5 +279,5 @@ def _read(path: Path) -> tuple[JournalHeader | None, list[JournalRecord]]:
     return header, records
 
 
-def _digest(before: bytes, payload: bytes) -> bytes:
+def _chained(before: bytes, payload: bytes) -> bytes:
     return blake3(before + payload).digest(_DIGEST)

@@ -3,12 +3,9 @@
     checkpoint ──▶ learner ──plan, end, plan, end, ...──▶ weights, moments and trackers as they were, bit for bit
 
 A restart goes this way on the journal of its checkpoint, and `millrace training replay` on that of a bundle; a rollback goes to the
-checkpoint of a version, which no plan follows. In: a learner, a checkpoint, and the records since. Out: learner and state as of the last
-record, and the step that had begun and not ended, if any. Waits for: the device.
-
-What each step decided is read from its record and not decided again, so every sample is trained once even where the numbers
-differ: on another device, with another version of torch, after a changed setting. That is seen in the digest, and named. Equal bits are
-promised on the same machine, device and number of processes only.
+checkpoint of a version, which no plan follows. What each step decided is read from its record and not decided again, so every sample is
+trained once even where the numbers differ: on another device, with another version of torch, after a changed setting. That is seen
+in the digest, and named. Equal bits are promised on the same machine, device and number of processes only.
 """
 
 from __future__ import annotations
@@ -21,10 +18,8 @@ from blake3 import blake3
 
 from contracts.errors import StepsBroken, WeightsRefused
 from pipelines.training.known.batches import Batch
-from pipelines.training.known.known_samples import SampleMapping
-from pipelines.training.known.lineage import Lineage
 from pipelines.training.learning.guard import GuardHistory
-from pipelines.training.samples.culprits import STEP_ERROR
+from pipelines.training.samples.trial import STEP_ERROR, Plan
 from pipelines.training.state import Fate, TrainerState
 from runtime.metrics import TRAINING_REPLAYS
 from runtime.operations import step_done
@@ -40,37 +35,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
-    """Everything that a step depends on besides weights, moments and trackers."""
-
-    epoch: int
-    step: int
-    at: float
-    """The clock of the step, UTC epoch seconds."""
-    batch: Batch
-    weights: dict[str, float]
-    """Sample key to its weight in the step."""
-    max_tokens: int
-    """Which rows share a forward pass: sums in another order have other last bits."""
-    num_threads: int
-    random_state: dict[str, str] = msgspec.field(default_factory=dict)
-    """Device to its generator's state in base64; empty: as at the step before."""
-
-    @property
-    def digest(self) -> str:
-        """A digest of the whole plan."""
-        return blake3(msgspec.msgpack.encode(self)).hexdigest(16)
-
-
 class Ending(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
-    """How a planned step ended."""
+    """How a planned step ended, and every fate that was decided."""
 
     step: int
     """Steps that were taken or skipped so far."""
     learned: list[str]
     """Keys of the rows that were learned in the end: without culprits, perhaps half of them. Empty: the weights did not change."""
     fates: dict[str, Fate]
-    """Every fate that was decided."""
     max_tokens: int
     digest: str
     """See `digest_of`."""
@@ -84,7 +56,7 @@ class StateKept(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
 
     epoch: int
     mark: int
-    """Of the samples, see `samples`."""
+    """Of the samples, see `known_samples`."""
     state: bytes
     """JSON of a `TrainerState`."""
 
@@ -92,62 +64,57 @@ class StateKept(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     def of(cls, state: TrainerState, mark: int) -> StateKept:
         """The state as it is now."""
         lean = msgspec.structs.replace(state, tracker={}, comparable_norms=[], guard_signs={}, random_state={})
-        return cls(epoch=state.epoch, mark=mark, state=msgspec.json.encode(lean, enc_hook=without_samples))
+        return cls(epoch=state.epoch, mark=mark, state=lean.to_json())
 
 
 JournalRecord = Plan | Ending | StateKept
 
 
-class Place(NamedTuple):
-    """After `number` records of the journal of `epoch`; epoch 0: at the checkpoint itself."""
+class Journaled(NamedTuple):
+    """The records since a checkpoint. They end after `number` records of the journal of `epoch`; 0: at the checkpoint itself."""
 
+    records: Sequence[JournalRecord]
     epoch: int = 0
     number: int = 0
 
+    @property
+    def unfinished(self) -> Plan | None:
+        """A step that had begun: it is taken first, as it was planned."""
+        last = self.records[-1] if self.records else None
+        return last if isinstance(last, Plan) else None
 
-class Journaled(NamedTuple):
-    """The records since a checkpoint, and where they end."""
 
-    records: list[JournalRecord]
-    end: Place
-
-
-class StepsTaken(NamedTuple):
-    """What taking the steps of a journal again came to."""
+class Restored(NamedTuple):
+    """Where the trainer continues from. The learner has the weights."""
 
     state: TrainerState
-    found: Journaled
-    """The finished steps. The journal goes on after them."""
-    unfinished: Plan | None
-    """A step that had begun: it is taken first, as it was planned."""
-    num_steps: int
-    different: Sequence[int]
-    """Steps that did not give the recorded result."""
-    taught: Sequence[Batch]
+    version: int | None
+    """The checkpoint's, whose weights the learner has, or had before it took steps again."""
+    reported_ordinal: int
+    """The version before the one that samples in no version yet were last reported with."""
+    unfinished: Plan | None = None
+    """A step to take first."""
+    num_steps: int = 0
+    """Steps that were taken again."""
+    different: Sequence[int] = ()
+    """Those that did not give the recorded result."""
+    taught: Sequence[Batch] = ()
     """What was learned after the state was saved."""
 
 
 def take_again(
     learner: Learner, checkpoint: Checkpoint, found: Journaled, samples: Callable[[int], KnownSamples]
-) -> StepsTaken:
-    """Give the learner the checkpoint, and take every finished step since it.
+) -> Restored:
+    """Give the learner the checkpoint, and take every finished step since it: those of `found`.
 
-    Args:
-        learner: holds any weights of the same policy.
-        checkpoint: where the records begin.
-        found: the records since.
-        samples: what is known of samples as of a mark.
+    `learner` holds any weights of the same policy. `samples` gives what is known of samples as of a mark.
 
-    Raises:
-        WeightsRefused: the checkpoint is of another policy, a record cannot be read, or the samples of its mark are lost.
+    Raises WeightsRefused: the checkpoint is of another policy, a record cannot be read, or the samples of its mark are
+    lost.
     """
     learner.restore(checkpoint)
-    unfinished: Plan | None = None
-    if found.records and isinstance(found.records[-1], Plan):
-        unfinished = found.records[-1]
-        found = Journaled(found.records[:-1], Place(found.end.epoch, found.end.number - 1))
-    newest = max((at for at, record in enumerate(found.records) if isinstance(record, StateKept)), default=-1)
     state = newest_state(checkpoint.state, found.records, samples)
+    newest = max((at for at, record in enumerate(found.records) if isinstance(record, StateKept)), default=-1)
     plan: Plan | None = None
     num_steps, different, taught = 0, [], []
     for at, record in enumerate(found.records):
@@ -167,9 +134,9 @@ def take_again(
             step_done()
     TRAINING_REPLAYS.labels("same").inc(num_steps - len(different))
     TRAINING_REPLAYS.labels("different").inc(len(different))
-    if found.records or unfinished:
+    if found.records:
         log.info("steps of the journal taken again", num_steps=num_steps, different=different)
-    return StepsTaken(state, found, unfinished, num_steps, different, taught)
+    return Restored(state, checkpoint.version, state.ordinal, found.unfinished, num_steps, different, taught)
 
 
 def prepare(learner: Learner, plan: Plan, max_tokens: int) -> None:
@@ -180,10 +147,7 @@ def prepare(learner: Learner, plan: Plan, max_tokens: int) -> None:
 
 
 def digest_of(result: StepResult) -> str:
-    """A digest of a step's figures: each row's log-prob under the weights, each advantage, and the gradient's norm.
-
-    It differs if the weights before the step, or the gradient, differ in any bit that matters.
-    """
+    """A digest of a step's figures. It differs if the weights before, or the gradient, differ in any bit that matters."""
     figures: list[Any] = [result.metrics["gradient_norm"], result.samples, sorted(result.pulls.items())]
     return blake3(msgspec.msgpack.encode(figures)).hexdigest(16)
 
@@ -191,29 +155,16 @@ def digest_of(result: StepResult) -> str:
 def newest_state(
     state: TrainerState, records: Sequence[JournalRecord], samples: Callable[[int], KnownSamples]
 ) -> TrainerState:
-    """The newest state that the records hold; without any, `state`. Steps after it are not in it.
-
-    Raises:
-        WeightsRefused: it cannot be read, or the samples of its mark are lost.
-    """
-    held = [record for record in records if isinstance(record, StateKept)]
-    if not held:
+    """The newest state that the records hold, without steps after it; else `state`. Raises WeightsRefused: it is lost."""
+    kept = next((record for record in reversed(records) if isinstance(record, StateKept)), None)
+    if kept is None:
         return state
     try:
-        state = msgspec.json.decode(held[-1].state, type=TrainerState)
+        state = msgspec.json.decode(kept.state, type=TrainerState)
     except msgspec.MsgspecError as error:
         raise WeightsRefused("unreadable", f"the journal's newest state cannot be read: {error}") from error
-    state.use(samples(held[-1].mark))
+    state.use(samples(kept.mark))
     return state
-
-
-def without_samples(value: Any) -> dict[str, Any] | list[int]:
-    """For `msgspec.json.encode`: what is known of single samples is in a file of its own, and a lineage is few numbers."""
-    if isinstance(value, SampleMapping):
-        return {}
-    if isinstance(value, Lineage):
-        return value.to_json()
-    raise TypeError(f"{type(value).__name__} has no place in a checkpoint")
 
 
 def _repeat(learner: Learner, plan: Plan, ending: Ending) -> str:
@@ -247,7 +198,7 @@ def _repeat(learner: Learner, plan: Plan, ending: Ending) -> str:
 
 def _decide(state: TrainerState, ending: Ending) -> None:
     state.fates.update(ending.fates)
-    state.note_all(ending.fates)
+    state.note(*ending.fates)
     state.step = ending.step
     state.unpublished_samples += len(ending.learned)
 

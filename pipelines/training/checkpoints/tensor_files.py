@@ -3,12 +3,11 @@
     training thread   TensorSnapshot ──▶ forward, backward ──▶ `keep` ──▶ optimizer step
     saving thread     pieces ──▶ file ──────────────────────────────────────────────────▶
 
-In: tensors that change in place. Out: a safetensors file of their bytes at the moment the snapshot was made. Waits for: the disk;
-`keep` waits until the unread rest fits its budget, and copies the rest. Forward and backward passes change no weights, so a save that
-is as fast as they are copies nothing.
+`keep` waits until the unread rest fits its budget, and copies it. Forward and backward passes change no weights, so a save that is as
+fast as they are copies nothing.
 
-The file is written here, because the library of safetensors writes from a whole copy and does not sync. It is read through
-`weights.mapped`: the library maps a file so that the system counts it as memory, and refuses one that is larger than the memory.
+The library of safetensors writes from a whole copy and does not sync; and it maps a file so that the system counts it as memory, and
+refuses one that is larger than the memory. So files are written here, and read through `weights.mapped`.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from contracts.files import open_plain
+from pipelines.training.checkpoints.checkpoint_names import Written
 from weights.files import full_disk_named, sync_folder
 from weights.mapped import map_file
 
@@ -38,13 +38,6 @@ _TYPES = {name: dtype for dtype, name in _DTYPES.items()}
 _PIECE_BYTES = 16 << 20
 _SYNC_BYTES = 64 << 20
 """Synced this often: a small file that another thread syncs would otherwise wait for gigabytes of this one."""
-
-
-class Written(NamedTuple):
-    """Size in bytes and blake3 of a file."""
-
-    size: int
-    digest: str
 
 
 class TensorSnapshot:
@@ -101,12 +94,7 @@ class TensorFile(Mapping[str, torch.Tensor]):
     """The tensors of one file. Each is read when it is asked for, so looking at all in turn takes the memory of one."""
 
     def __init__(self, path: Path) -> None:
-        """Read the header.
-
-        Raises:
-            WeightsRefused: it is damaged, see `map_file`.
-            NotFound: there is none.
-        """
+        """Read the header. Raises WeightsRefused: it is damaged, see `map_file`; NotFound: there is none."""
         self._tensors = map_file(path)
         for name, tensor in self._tensors.items():
             if tensor.dtype not in _TYPES:
@@ -144,8 +132,7 @@ def header_of(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, int]:
 def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> Written:
     """Write a file that does not exist yet, piece by piece. Durable when this returns, its name too.
 
-    Raises:
-        Unavailable: the disk is full; what was written stays, for the caller to remove.
+    Raises Unavailable: the disk is full; what was written stays, for the caller to remove.
     """
     digest, size, unsynced = blake3(), 0, 0
     with full_disk_named(path), path.open("xb") as file:
@@ -163,11 +150,7 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> Written:
 
 
 def measured(path: Path) -> Written:
-    """Size and blake3 of a plain file.
-
-    Raises:
-        OSError: it cannot be read, or is something else.
-    """
+    """Size and blake3 of a plain file. Raises OSError: it cannot be read, or is something else."""
     digest, size = blake3(), 0
     with open_plain(path) as file:
         while piece := file.read(_PIECE_BYTES):
@@ -177,11 +160,7 @@ def measured(path: Path) -> Written:
 
 
 def verify(path: Path, expected: Written) -> None:
-    """Check that a file of a checkpoint is what its manifest says.
-
-    Raises:
-        WeightsRefused: `missing_file`, `truncated`, `payload_hash` or `unreadable`.
-    """
+    """Check a file. Raises WeightsRefused: `missing_file`, `truncated`, `payload_hash` or `unreadable`."""
     file, name = path.name, path.parent.name
     try:
         # A truncated file is named without reading it.

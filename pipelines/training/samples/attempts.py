@@ -1,16 +1,13 @@
-"""Find the samples that kill the process: the keys of a step are durable on disk before it is taken.
-
-In: keys of a step. Out: after a hard death (a segmentation fault, the system's out-of-memory killer), the samples to try alone,
-and the samples never to try again. Waits for: the disk, twice per step.
+"""Find the samples that kill the process (a segmentation fault, the system's out-of-memory killer): the keys of a step are durable first.
 
     died in a step of several samples   all are suspects, unless the step survives in a copy of the process: then something else ended
                                         the process. Each suspect is tried alone before it joins a step again, in a copy or, on
                                         an accelerator, recorded on disk first
     died with one sample alone          that sample killed two processes: condemned, `quarantined(step_error)`
 
-So one sample kills the trainer at most twice, and on a CPU once, whatever else is in the batches. The batch as a whole may be
-the cause (memory): `num_deaths` counts deaths in a row that nothing explains, and the token budget shrinks from the second on. Suspects and
-condemned samples stay in the file until a checkpoint holds their fates.
+So one sample kills the trainer at most twice, and on a CPU once. The batch as a whole may be the cause (memory): `num_deaths` counts
+deaths in a row that nothing explains, and the token budget shrinks from the second on. Suspects and condemned samples stay in the
+file until a checkpoint holds their fates.
 """
 
 from __future__ import annotations
@@ -38,18 +35,17 @@ log = structlog.get_logger()
 
 
 class AttemptFile(msgspec.Struct):
-    """The content of the file: sample keys, no text."""
+    """The content of the file: sample keys, no text. `keys` of the current step are empty between steps."""
 
     epoch: int = 0
     step: int = 0
-    keys: list[str] = msgspec.field(default_factory=list)
-    """Keys of the current step; empty between steps."""
+    keys: list[str] = []
     alone: str | None = None
     """The suspect that is being tried alone."""
-    suspects: set[str] = msgspec.field(default_factory=set)
-    condemned: set[str] = msgspec.field(default_factory=set)
+    suspects: set[str] = set()
+    condemned: set[str] = set()
     num_deaths: int = 0
-    """Deaths in steps of several samples that no sample explains, since the last such step that went through."""
+    """In steps of several samples, explained by none of them, since the last such step that went through."""
 
 
 class Attempts:
@@ -57,67 +53,37 @@ class Attempts:
 
     def __init__(self, path: Path) -> None:
         """Read the file that a previous process left if it died in a step."""
-        self._path = path
-        self._now = _read(path)
-        self.has_died = bool(self._now.keys)
+        self._path, self.known = path, _read(path)
+        self.has_died = bool(self.known.keys)
         """True if the process before this one died in a step."""
-        if self._now.keys:
+        if self.has_died:
             self._learn_of_death()
             self._write()
 
     @property
-    def num_deaths(self) -> int:
-        """Hard deaths in steps of several samples that no sample explains."""
-        return self._now.num_deaths
-
-    @property
     def remembered(self) -> set[str]:
         """Suspects, and condemned samples."""
-        return self._now.condemned | self._now.suspects
+        return self.known.condemned | self.known.suspects
 
-    @property
-    def has_suspects(self) -> bool:
-        """True if a sample must be tried alone."""
-        return bool(self._now.suspects)
-
-    def is_condemned(self, key: str) -> bool:
-        """True if the sample is known to kill the process."""
-        return key in self._now.condemned
-
-    def suspects_among(self, keys: Iterable[str]) -> list[str]:
-        """The keys that must be tried alone first."""
-        return [key for key in keys if key in self._now.suspects]
-
-    def begin(self, epoch: int, step: int, keys: Iterable[str]) -> None:
-        """Record the keys of the step that comes next. Durable when this returns."""
-        self._now.epoch, self._now.step, self._now.keys, self._now.alone = epoch, step, list(keys), None
-        self._write()
-
-    def try_alone(self, key: str) -> None:
-        """Record the suspect that is tried next. Durable when this returns."""
-        self._now.keys, self._now.alone = [key], key
+    def begin(self, epoch: int, step: int, keys: Iterable[str], alone: str | None = None) -> None:
+        """Record the keys of the step that comes next; `alone`: the suspect that it tries. Durable when this returns."""
+        self.known.epoch, self.known.step, self.known.keys, self.known.alone = epoch, step, list(keys), alone
         self._write()
 
     def condemn(self, key: str) -> None:
         """Record a sample that killed a copy of the process. Durable when this returns."""
         log.error("a sample ends the process", key=key)
-        self._now.condemned.add(key)
-        self._now.suspects.discard(key)
-        self._now.num_deaths = 0
+        self._condemn(key)
         self._write()
 
     def survived(self, *keys: str) -> None:
         """Clear suspects: the process survived them."""
-        self._now.suspects.difference_update(keys)
-
-    def went_through(self) -> None:
-        """The step in which the last process died was taken: it was not the size of the batch either."""
-        self._now.num_deaths = 0
+        self.known.suspects.difference_update(keys)
 
     def end(self) -> None:
         """The step is over, with any result."""
-        self._now.keys, self._now.alone = [], None
-        if self._now.suspects or self._now.condemned:
+        self.known.keys, self.known.alone = [], None
+        if self.known.suspects or self.known.condemned:
             self._write()
         else:
             self._path.unlink(missing_ok=True)
@@ -126,25 +92,28 @@ class Attempts:
         """Forget decided samples: a checkpoint holds their fates."""
         if not (done := {key for key in self.remembered if key in decided}):
             return
-        self._now.condemned -= done
-        self._now.suspects -= done
+        self.known.condemned -= done
+        self.known.suspects -= done
         self.end()
 
     def _learn_of_death(self) -> None:
-        died = self._now
+        died = self.known
         if died.alone is not None:
             log.error("a sample ended the process twice", key=died.alone, epoch=died.epoch, step=died.step)
-            died.condemned.add(died.alone)
-            died.suspects.discard(died.alone)
-            died.num_deaths = 0
+            self._condemn(died.alone)
         else:
             log.error("the process died in a step", epoch=died.epoch, step=died.step, num_samples=len(died.keys))
             died.suspects.update(died.keys)
             died.num_deaths += 1
         died.keys, died.alone = [], None
 
+    def _condemn(self, key: str) -> None:
+        self.known.condemned.add(key)
+        self.known.suspects.discard(key)
+        self.known.num_deaths = 0
+
     def _write(self) -> None:
-        write_durably(self._path, [msgspec.json.encode(self._now)])
+        write_durably(self._path, [msgspec.json.encode(self.known)])
 
 
 def _read(path: Path) -> AttemptFile:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from contracts.ledger import EXPIRED
+from contracts.topics import EXPERIENCES
 from pipelines.training.known.batches import Batch, Lesson
 from pipelines.training.known.experiences import episode_of, generated_at, group_of, is_learnable, worth
 from pipelines.training.state import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from contracts.event_log import LogRecord
     from contracts.records import Experience
@@ -32,7 +33,6 @@ class WaitingSample:
     """A sample, and the log position of its first revision."""
 
     experience: Experience
-    topic: str
     partition: int
     offset: int
     arrived_at: float
@@ -55,9 +55,9 @@ class Intake:
     """The queue between the log and the batch. It writes decisions that need no step into `state`."""
 
     def __init__(self, state: TrainerState) -> None:
-        self._state = state
-        self._next: dict[str, dict[int, int]] = {topic: dict(at) for topic, at in state.positions.items()}
+        self.state = state
         self._waiting: dict[str, WaitingSample] = {}
+        self._next = {**state.positions.get(EXPERIENCES, {})}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -67,18 +67,18 @@ class Intake:
         """Oldest first."""
         return list(self._waiting.values())
 
-    def position(self, topic: str, partition: int) -> int:
+    def position(self, partition: int) -> int:
         """The next offset to read."""
-        return self._next.get(topic, {}).get(partition, 0)
+        return self._next.get(partition, 0)
 
-    def read_on_from(self, positions: dict[str, dict[int, int]]) -> None:
-        """Clear the queue, and read from other positions."""
+    def begin_again(self) -> None:
+        """Clear the queue, and read on from the positions of the state."""
         self._waiting.clear()
-        self._next = {topic: dict(at) for topic, at in positions.items()}
+        self._next = {**self.state.positions.get(EXPERIENCES, {})}
 
     def passed(self, record: LogRecord) -> None:
         """Move the reading position past a record, even one that could not be decoded."""
-        self._next.setdefault(record.topic, {})[record.partition] = record.offset + 1
+        self._next[record.partition] = record.offset + 1
 
     def offer(self, record: LogRecord, experience: Experience, now: float) -> Fate | None:
         """Take in one record; returns the fate it changed, if its key was decided before.
@@ -90,9 +90,9 @@ class Intake:
         key, revision = experience.key, experience.revision
         if experience.purpose != "user":
             return None
-        held, fate = self._waiting.get(key), self._state.fates.get(key)
+        held, fate = self._waiting.get(key), self.state.fates.get(key)
         seen = (
-            self._state.unrewarded.get(key, -1),
+            self.state.unrewarded.get(key, -1),
             fate.newest if fate else -1,
             held.experience.revision if held else -1,
         )
@@ -104,26 +104,26 @@ class Intake:
             return self._expire(experience)
         if is_learnable(experience):
             self._wait(record, experience, now)
-            self._state.unrewarded.pop(key, None)
+            self.state.unrewarded.pop(key, None)
         else:
             self._waiting.pop(key, None)
-            self._state.unrewarded[key] = revision
+            self.state.unrewarded[key] = revision
         return None
 
     def _is_expired(self, key: str) -> bool:
         """True if the key is so old that nothing is known of it any more: it may have been trained, so it is never new."""
         at = generated_at(key)
-        return at is not None and at < self._state.expired_before
+        return at is not None and at < self.state.expired_before
 
     def _expire(self, experience: Experience) -> Fate | None:
         if not is_learnable(experience):
             return None
-        fate = self._state.fates[experience.key] = Fate(experience.revision, "stale", EXPIRED)
+        fate = self.state.fates[experience.key] = Fate(experience.revision, "stale", EXPIRED)
         return fate
 
     def _wait(self, record: LogRecord, experience: Experience, now: float) -> None:
         held = self._waiting.get(experience.key)
-        fresh = WaitingSample(experience, record.topic, record.partition, record.offset, now)
+        fresh = WaitingSample(experience, record.partition, record.offset, now)
         self._waiting[experience.key] = replace(held, experience=experience) if held else fresh
 
     def _later(self, record: LogRecord, experience: Experience, fate: Fate, now: float) -> Fate | None:
@@ -136,36 +136,32 @@ class Intake:
         else:
             self._wait(record, experience, now)
             return None
-        self._state.fates[key] = changed
+        self.state.fates[key] = changed
         return changed
 
     def corrects(self, experience: Experience) -> Fate | None:
         """The fate of the trained sample that this revision corrects; None if it is a sample itself."""
-        fate = self._state.fates.get(experience.key)
+        fate = self.state.fates.get(experience.key)
         return fate if fate is not None and fate.state == "trained" else None
 
     def roll_back(self) -> None:
         """Drop corrections of samples that a rollback took out of the weights; the fate of the sample covers them."""
         for key in list(self._waiting):
-            fate = self._state.fates.get(key)
+            fate = self.state.fates.get(key)
             if fate is not None and fate.state == "quarantined":
                 revision = self._waiting.pop(key).experience.revision
-                self._state.fates[key] = msgspec.structs.replace(fate, revision=revision)
-                self._state.note(key)
+                self.state.fates[key] = msgspec.structs.replace(fate, revision=revision)
+                self.state.note(key)
 
-    def go_back(self, positions: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
-        """Move reading positions back to `positions` where those are earlier; returns the positions before."""
-        stood = {topic: dict(at) for topic, at in self._next.items()}
-        for topic, at in self._next.items():
-            earlier = positions.get(topic, {})
-            self._next[topic] = {part: min(offset, earlier.get(part, 0)) for part, offset in at.items()}
+    def go_back(self, earlier: Mapping[int, int]) -> dict[int, int]:
+        """Move reading positions back to these where they are earlier; returns the positions before."""
+        stood = self._next
+        self._next = {partition: min(offset, earlier.get(partition, 0)) for partition, offset in stood.items()}
         return stood
 
-    def has_passed(self, positions: dict[str, dict[int, int]]) -> bool:
+    def has_passed(self, positions: Mapping[int, int]) -> bool:
         """True if everything before `positions` was read."""
-        return all(
-            self.position(topic, part) >= offset for topic, at in positions.items() for part, offset in at.items()
-        )
+        return all(self.position(partition) >= offset for partition, offset in positions.items())
 
     @property
     def keys(self) -> Collection[str]:
@@ -211,8 +207,8 @@ class Intake:
 
     def decide(self, key: str, fate: Fate) -> None:
         """Give a sample its fate. It need not wait here: a step that a restart takes again has samples that were not read again."""
-        self._state.fates[key] = fate
-        self._state.note(key)
+        self.state.fates[key] = fate
+        self.state.note(key)
         self._waiting.pop(key, None)
 
     def is_ready(self, now: float, *, is_full: bool, min_batch_size: int, max_wait_seconds: float) -> bool:
@@ -225,11 +221,8 @@ class Intake:
         return now - oldest >= max_wait_seconds
 
     def decided_positions(self) -> dict[str, dict[int, int]]:
-        """The first undecided offset of each partition: a restart that reads from there loses nothing.
-
-        Samples decided after that offset are read twice and recognised by their key.
-        """
-        positions = {topic: dict(at) for topic, at in self._next.items()}
+        """The first undecided offset of each partition. What is read twice from there is recognised by its key."""
+        positions = {**self._next}
         for item in self._waiting.values():
-            positions[item.topic][item.partition] = min(positions[item.topic][item.partition], item.offset)
-        return positions
+            positions[item.partition] = min(positions[item.partition], item.offset)
+        return {EXPERIENCES: positions} if positions else {}

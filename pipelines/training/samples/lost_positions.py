@@ -1,7 +1,6 @@
 """Positions that the log no longer holds: detected, and skipped only if an operator says so.
 
-In: the positions of a checkpoint, the ends of the log. Out: `PositionLost`; or new positions, and a fate for every unread sample
-that can no longer be read: `stale(position_lost)`. Waits for: nothing.
+Then every unread sample that can no longer be read is `stale(position_lost)`.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from pipelines.training.state import Fate
 from runtime.operations import step_done
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from contracts.event_log import EventLog
     from pipelines.training.state import TrainerState
-    from runtime.database import Database
+    from pipelines.training.surroundings import Surroundings
 
 LOST = "position_lost"
 _LOOK = 500
@@ -45,15 +44,11 @@ class SkippedRange(NamedTuple):
         return max(0, self.end - self.start)
 
 
-def first_offsets(event_log: EventLog) -> dict[int, int]:
-    """Partition to the offset of the oldest experience in the log, or of the next one if there is none.
-
-    Raises:
-        Unavailable: the log is away.
-    """
+def first_offsets(event_log: EventLog, wanted: Mapping[int, int] = {}) -> dict[int, int]:
+    """Partition to the offset of the oldest experience in the log from `wanted` on, or of the next one if there is none."""
     found = {}
     for partition, end in event_log.ends(EXPERIENCES).items():
-        first = event_log.read(EXPERIENCES, partition, 0, 1)
+        first = event_log.read(EXPERIENCES, partition, wanted.get(partition, 0), 1)
         found[partition] = first[0].offset if first else end
     return found
 
@@ -62,21 +57,12 @@ def lost(state: TrainerState, event_log: EventLog) -> list[SkippedRange]:
     """Partitions whose position is outside the log, with the range up to the oldest record."""
     held, ends = first_offsets(event_log), event_log.ends(EXPERIENCES)
     positions = state.positions.get(EXPERIENCES, {})
-    stored = {partition: positions.get(partition, 0) for partition in held}
-    return [
-        SkippedRange(partition, at, held[partition])
-        for partition, at in sorted(stored.items())
-        if not held[partition] <= at <= ends[partition]
-    ]
+    ranges = (SkippedRange(partition, positions.get(partition, 0), end) for partition, end in sorted(held.items()))
+    return [item for item in ranges if not item.end <= item.start <= ends[item.partition]]
 
 
 def refuse_lost(state: TrainerState, event_log: EventLog, home: object) -> None:
-    """Check that the log holds the next record of each partition.
-
-    Raises:
-        PositionLost: it does not; the message says how to continue.
-        Unavailable: the log is away.
-    """
+    """Check that the log holds the next record of each partition. Raises PositionLost: it does not; Unavailable."""
     gone = lost(state, event_log)
     if gone:
         raise PositionLost(
@@ -93,28 +79,29 @@ def described(skipped: SkippedRange) -> str:
 
 def skip(state: TrainerState, event_log: EventLog, where: SkipTo) -> list[SkippedRange]:
     """Move positions: lost ones to the oldest record in the log (`earliest`), or all to its end (`now`)."""
+    positions = state.positions.setdefault(EXPERIENCES, {})
     if where == "earliest":
         skipped = lost(state, event_log)
     else:
-        positions = state.positions.get(EXPERIENCES, {})
         ends = event_log.ends(EXPERIENCES)
         skipped = [SkippedRange(partition, positions.get(partition, 0), end) for partition, end in sorted(ends.items())]
-    positions = state.positions.setdefault(EXPERIENCES, {})
     positions.update({item.partition: item.end for item in skipped})
     return [item for item in skipped if item.start != item.end]
 
 
-def write_off(
-    state: TrainerState, database: Database, event_log: EventLog, positions: Mapping[int, int], now: float
-) -> list[str]:
+def write_off(around: Surroundings, state: TrainerState, positions: Mapping[int, int]) -> list[str]:
     """Decide the undecided samples with a reward whose experience lies before these positions; returns their keys.
 
     The offset of a lost experience is unknown, but a partition is roughly in the order of scoring: samples scored before all of
     the first remaining records count as lost. If one arrives after all, its key is known, and it is not trained.
     """
-    cuts = {partition: _first_scored(event_log, partition, offset, now) for partition, offset in positions.items()}
+    now = around.clock()
+    cuts = {partition: _first_scored(around.event_log, partition, at, now) for partition, at in positions.items()}
     found: list[str] = []
-    for page in _undecided(database, cuts):
+    after: tuple[str, int] | None = ("", -1)
+    while after is not None:
+        with around.database.snapshot() as connection:
+            page, after = repository.undecided(connection, sorted(cuts), after)
         for row in page:
             if row.key not in state.fates and row.scored_at < cuts[row.partition]:
                 state.fates[row.key] = Fate(row.revision, "stale", LOST)
@@ -131,11 +118,3 @@ def _first_scored(event_log: EventLog, partition: int, offset: int, now: float) 
         with suppress(InvalidRecord):
             times.append(decode(Experience, record.value).scored_at)
     return min(times)
-
-
-def _undecided(database: Database, cuts: Mapping[int, float]) -> Iterator[list[repository.Undecided]]:
-    after: tuple[str, int] | None = ("", -1)
-    while after is not None:
-        with database.snapshot() as connection:
-            page, after = repository.undecided(connection, sorted(cuts), after)
-        yield page

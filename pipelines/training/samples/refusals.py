@@ -18,7 +18,7 @@ from policy.routing import NO_REPLAY, Routing
 from runtime.log.answers import BODY_LOST
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from contracts.records import Experience, Segment, State
     from contracts.sampling import Span
@@ -45,7 +45,6 @@ class TrainingLimits:
     vocabulary_size: int
     policy: str
     routing: Routing = NO_REPLAY
-    """The model's experts."""
     needs_experts: bool = False
     """A sample without recorded experts is refused."""
     horizon_seconds: float = math.inf
@@ -73,26 +72,27 @@ def refuse(
         return Refusal("stale", BODY_LOST)
     if not has_provenance(experience):
         return Refusal("filtered", "no_provenance")
-    refusal = _refuse_numbers(experience)
+    if reason := _impossible_number(experience):
+        return Refusal("filtered", reason)
     for segment in experience.segments:
-        refusal = refusal or _refuse_segment(segment, limits)
-    refusal = refusal or _refuse_origin(experience, tree, limits, now)
+        if (refusal := _refuse_segment(segment, limits)) is not None:
+            return refusal
+    refusal = _refuse_origin(experience, tree, limits, now)
     return refusal or (None if is_correction or experience.weight > 0 else Refusal(*NO_WEIGHT))
 
 
-def _refuse_numbers(experience: Experience) -> Refusal | None:
-    reward, weight = experience.reward or 0.0, experience.weight
-    if not (math.isfinite(reward) and math.isfinite(weight)):
-        return Refusal("filtered", "non_finite_reward")
-    if abs(reward) > MAX_NUMBER:
-        return Refusal("filtered", "impossible_reward")
-    if not 0 <= weight <= MAX_NUMBER or (experience.share and weight > MAX_NUMBER * experience.share.credit):
-        return Refusal("filtered", "impossible_weight")
+def _impossible_number(experience: Experience) -> str:
+    reward, weight, share = experience.reward or 0.0, experience.weight, experience.share
     numbers = [number for score in experience.scores for number in (score.value or 0.0, score.weight)]
-    if not all(abs(number) <= MAX_NUMBER for number in numbers):
-        return Refusal("filtered", "impossible_score")
     # NaN compares false.
-    return None if abs(experience.generated_at) <= LAST_TIME else Refusal("filtered", "impossible_time")
+    checks = {
+        "non_finite_reward": math.isfinite(reward) and math.isfinite(weight),
+        "impossible_reward": abs(reward) <= MAX_NUMBER,
+        "impossible_weight": 0 <= weight <= MAX_NUMBER and not (share and weight > MAX_NUMBER * share.credit),
+        "impossible_score": all(abs(number) <= MAX_NUMBER for number in numbers),
+        "impossible_time": abs(experience.generated_at) <= LAST_TIME,
+    }
+    return _first_failed(checks)
 
 
 def _refuse_origin(experience: Experience, tree: VersionTree, limits: TrainingLimits, now: float) -> Refusal | None:
@@ -108,17 +108,15 @@ def _refuse_origin(experience: Experience, tree: VersionTree, limits: TrainingLi
 
 def has_provenance(experience: Experience) -> bool:
     """True if every sampled token has the log-probability and the version it was sampled with."""
-    if not (experience.engine and experience.dtype and experience.segments):
-        return False
-    return all(_has_provenance(segment) for segment in experience.segments)
+    is_named = bool(experience.engine and experience.dtype and experience.segments)
+    return is_named and all(map(_has_provenance, experience.segments))
 
 
 def _has_provenance(segment: Segment) -> bool:
     num_tokens = len(segment.token_ids) // 4
     if len(segment.loss_mask) != num_tokens or not len(segment.token_ids) == len(segment.logprobs) == 4 * num_tokens:
         return False
-    starts = [span.start for span in segment.spans]
-    return bool(starts) and starts[0] == 0
+    return bool(segment.spans) and segment.spans[0].start == 0
 
 
 def _refuse_segment(segment: Segment, limits: TrainingLimits) -> Refusal | None:
@@ -147,6 +145,10 @@ def _why_untrainable(segment: Segment, limits: TrainingLimits) -> str:
         "malformed_experts": _has_possible_experts(segment, limits.routing),
         "malformed_support": _has_possible_support(segment, token_ids[mask == 1], limits.vocabulary_size),
     }
+    return _first_failed(checks)
+
+
+def _first_failed(checks: Mapping[str, object]) -> str:
     return next((reason for reason, passes in checks.items() if not passes), "")
 
 
@@ -167,6 +169,5 @@ def _has_possible_support(segment: Segment, sampled: np.ndarray, vocabulary_size
     """False if the record is damaged, or a sampled token [S] lies outside its own support: its probability would be 0."""
     if not segment.sampling.is_truncated:
         return True
-    if support_problem(segment.support, sampled):
-        return False
-    return bool(support_of(segment.support, len(sampled)).max() < vocabulary_size)
+    is_whole = not support_problem(segment.support, sampled)
+    return is_whole and bool(support_of(segment.support, len(sampled)).max() < vocabulary_size)

@@ -2,16 +2,16 @@
 
     decided ──▶ unreported, with a number ──▶ checkpoint ──▶ log ──▶ reported, here and in the next checkpoint
 
-`unreported` in the state is the queue: decisions fill it, `report` drains it as far as the last checkpoint reaches. Waits for: the
-log. Pieces that the log took are not sent again; the rest follows when the log is back.
-
-After a crash, everything that the checkpoint holds as unreported is reported again, under the next epoch and with the same numbers. A
-reader that keeps outcomes up to a number therefore keeps both or neither.
+`unreported` in the state is the queue: decisions fill it, `report` drains it as far as the last checkpoint reaches. Pieces that the log
+took are not sent again. After a crash, everything that the checkpoint holds as unreported is reported again, under the next epoch and
+with the same numbers: a reader that keeps outcomes up to a number keeps both or neither.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import defaultdict
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import structlog
@@ -20,7 +20,6 @@ from contracts.records import Also, Outcome
 from contracts.topics import OUTCOMES, route_of_key
 from pipelines.training.state import CORRECTED
 from runtime.log.outbox import message
-from runtime.metrics import TRAINING_CORRECTIONS, TRAINING_SAMPLES
 from runtime.operations import step_done
 
 if TYPE_CHECKING:
@@ -28,11 +27,10 @@ if TYPE_CHECKING:
 
     from contracts.event_log import EventLog
     from contracts.faults import FaultPoint
-    from pipelines.training.state import EpochBegin, Fate, TrainerState
+    from pipelines.training.state import EpochBegin, TrainerState
 
 TOGETHER = 20
 """Most samples in one record: workers take 500 records at a time and must finish them quickly."""
-_CONTROL = ""
 PIECE = 10_000
 """Samples per append."""
 REPORTED_SINGLY = 500
@@ -41,30 +39,11 @@ REPORTED_SINGLY = 500
 log = structlog.get_logger()
 
 
-class DueCheckpoint(NamedTuple):
-    """What must be durable before anything else happens.
-
-    `version`: the weights are that version; `cuts`: send its bytes afterwards; `weights`: fates and positions are not enough.
-    """
-
-    version: int | None
-    cuts: bool = False
-    weights: bool = False
-
-
 class DecisionMark(NamedTuple):
     """Decisions up to a number, and the epochs that had begun."""
 
-    sequence: int
-    epochs: Sequence[EpochBegin]
-
-
-def count(fate: Fate) -> None:
-    """A decision, in the metrics."""
-    if fate.late is None:
-        TRAINING_SAMPLES.labels(fate.state).inc()
-    else:
-        TRAINING_CORRECTIONS.labels(fate.late_reason).inc()
+    sequence: int = 0
+    epochs: Sequence[EpochBegin] = ()
 
 
 class OutcomeReporter:
@@ -72,13 +51,9 @@ class OutcomeReporter:
 
     def __init__(self, state: TrainerState, event_log: EventLog, clock: Callable[[], float], fault: FaultPoint) -> None:
         """`clock`: UTC epoch seconds."""
-        self._state = state
-        self._event_log = event_log
-        self._clock = clock
-        self._fault = fault
-        self._began: Sequence[EpochBegin] = ()
-        self._durable = 0
-        self._is_done = True
+        self._state, self._event_log = state, event_log
+        self._clock, self._fault = clock, fault
+        self._durable, self._is_done = DecisionMark(), True
 
     def mark(self) -> DecisionMark:
         """What a checkpoint holds that is taken now."""
@@ -86,37 +61,32 @@ class OutcomeReporter:
 
     def saved(self, mark: DecisionMark) -> None:
         """A checkpoint is durable: it holds every decision up to the mark."""
-        self._durable, self._began, self._is_done = mark.sequence, mark.epochs, False
+        self._durable, self._is_done = mark, False
 
     def report(self) -> None:
-        """Publish the decisions that are durable and not published yet.
-
-        Raises:
-            Unavailable: the log is away; the next call sends the pieces that it did not take.
-        """
+        """Publish what is durable and not published yet. Raises Unavailable: the next call sends the pieces that remain."""
         if self._is_done:
             return
-        if self._began:
-            self._append([_epoch_started(began, self._clock()) for began in self._began])
-            reported = {began.epoch for began in self._began}
-            self._state.unreported_epochs = [
-                began for began in self._state.unreported_epochs if began.epoch not in reported
-            ]
-            self._began = ()
-        due = sorted((number, key) for key, number in self._state.unreported.items() if number <= self._durable)
+        state, (last, epochs) = self._state, self._durable
+        if epochs:
+            self._append([_epoch_started(began, self._clock()) for began in epochs])
+            reported = {began.epoch for began in epochs}
+            state.unreported_epochs = [began for began in state.unreported_epochs if began.epoch not in reported]
+            self._durable = DecisionMark(last)
+        due = [
+            key for number, key in sorted((number, key) for key, number in state.unreported.items()) if number <= last
+        ]
         for start in range(0, len(due), PIECE):
-            self._report_piece([key for _, key in due[start : start + PIECE]], is_many=len(due) > REPORTED_SINGLY)
+            keys, now = due[start : start + PIECE], self._clock()
+            outcomes = [outcome for key in keys for outcome in outcomes_of(key, state, now)]
+            is_many = len(due) > REPORTED_SINGLY
+            self._append(bundled(outcomes, self._event_log.num_partitions) if is_many else outcomes)
+            for key in keys:
+                del state.unreported[key]
             if len(due) > PIECE:
                 step_done()
-                log.info("telling", told=min(start + PIECE, len(due)), of=len(due), epoch=self._state.epoch)
+                log.info("telling", told=min(start + PIECE, len(due)), of=len(due), epoch=state.epoch)
         self._is_done = True
-
-    def _report_piece(self, keys: list[str], *, is_many: bool) -> None:
-        now = self._clock()
-        outcomes = [outcome for key in keys for outcome in outcomes_of(key, self._state, now)]
-        self._append(bundled(outcomes, self._event_log.num_partitions) if is_many else outcomes)
-        for key in keys:
-            del self._state.unreported[key]
 
     def _append(self, outcomes: list[Outcome]) -> None:
         self._event_log.append([message(OUTCOMES, outcome.key, outcome) for outcome in outcomes])
@@ -124,27 +94,18 @@ class OutcomeReporter:
 
 
 def outcomes_of(key: str, state: TrainerState, at: float) -> Iterator[Outcome]:
-    """The outcomes of one key: its fate, and the result of the newest later revision, if any.
-
-    A key without a fate is pending again: a rollback took the sample out of the weights.
-    """
-    fate = state.fates.get(key)
-
-    def outcome(revision: int, **fields: Any) -> Outcome:
-        sequence = state.unreported[key]
-        return Outcome(
-            key=key, revision=revision, epoch=state.epoch, writer="training", at=at, sequence=sequence, **fields
-        )
-
+    """The outcomes of one key: its fate, or pending if a rollback took it out; and that of the newest later revision."""
+    fate, sequence = state.fates.get(key), state.unreported[key]
+    outcome = partial(Outcome, key=key, epoch=state.epoch, writer="training", at=at, sequence=sequence)
     if fate is None:
         undone = state.undone.get(key)
-        yield outcome(max(undone.revision, 0) if undone else 0, state="pending", reason="rollback")
+        yield outcome(revision=max(undone.revision, 0) if undone else 0, state="pending", reason="rollback")
         return
     version = _or_next(fate.version, state) if fate.state == "trained" else None
-    yield outcome(fate.revision, state=fate.state, reason=fate.reason, version=version)
+    yield outcome(revision=fate.revision, state=fate.state, reason=fate.reason, version=version)
     if fate.late is not None:
         version = _or_next(fate.corrections[-1].version, state) if fate.late_reason == CORRECTED else None
-        yield outcome(fate.late, state="late", reason=fate.late_reason, version=version)
+        yield outcome(revision=fate.late, state="late", reason=fate.late_reason, version=version)
 
 
 def bundled(outcomes: Iterable[Outcome], num_partitions: int) -> list[Outcome]:
@@ -152,10 +113,9 @@ def bundled(outcomes: Iterable[Outcome], num_partitions: int) -> list[Outcome]:
 
     The first key of a record decides its partition, so all keys of a record must belong to that partition.
     """
-    alike: dict[tuple[int, str, str, int | None], list[Outcome]] = {}
+    alike: dict[tuple[int, str, str, int | None], list[Outcome]] = defaultdict(list)
     for item in outcomes:
-        place = route_of_key(item.key) % num_partitions
-        alike.setdefault((place, item.state, item.reason, item.version), []).append(item)
+        alike[route_of_key(item.key) % num_partitions, item.state, item.reason, item.version].append(item)
     found = []
     for group in alike.values():
         for start in range(0, len(group), TOGETHER):
@@ -171,13 +131,5 @@ def _or_next(version: int | None, state: TrainerState) -> int:
 
 def _epoch_started(began: EpochBegin, at: float) -> Outcome:
     """The control outcome: outcomes of earlier epochs that this epoch does not keep are void."""
-    return Outcome(
-        key=_CONTROL,
-        revision=0,
-        epoch=began.epoch,
-        state="epoch_started",
-        writer="training",
-        at=at,
-        previous=began.previous,
-        kept_sequence=began.kept_sequence,
-    )
+    started = Outcome(key="", revision=0, epoch=began.epoch, state="epoch_started", writer="training", at=at)
+    return msgspec.structs.replace(started, previous=began.previous, kept_sequence=began.kept_sequence)

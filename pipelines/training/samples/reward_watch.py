@@ -1,18 +1,13 @@
 """Find rewards that turned: flipped labels, a broken grader. Each looks honest alone; together they are not what was expected.
 
-In: the samples of a batch before its step. Out: the tasks whose rewards jumped. Their samples are quarantined as `reward_spike`, and
-the other tasks are trained. Waits for: nothing.
-
 For each task and part of the reward, a tracker knows what each version earned so far. The surprise of a batch is the mean of reward
-less expectation, as a share of the range of rewards. A task is suspect if any part's surprise lies
+less expectation, as a share of the range of rewards. A task is suspect, and its samples are quarantined, if any part's surprise lies
 
     below -max(LEAST_DROP, ERRORS standard errors)   or   above max(LEAST_RISE, ERRORS standard errors)
 
 A policy learns to earn more, so a rise must be larger. Versions have expectations of their own, so neither a rollback nor a late
-reward is a surprise. A session that was judged as a whole counts once, however many calls it has. A new task, and one whose file changed, has no expectation yet and is not watched until it has. Smaller jumps
-pass: at 64 samples a flip is found if the task earned more than .66 or less than .25 of the range. What passes is limited by the
-release gate, if it has sentinels of the task.
-
+reward is a surprise. A session that was judged as a whole counts once. A new task, and one whose file changed, is not watched until it
+has an expectation. Smaller jumps pass: at 64 samples a flip is found if the task earned more than .66 or less than .25 of the range.
 A task that stays suspect for `hold_seconds` is believed from then on: the world changed.
 """
 

@@ -2,6 +2,7 @@
 
 import uuid
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from transformers import LlamaForCausalLM
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
 from contracts.sampling import Sampling, Span
+from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.known.lineage import Lineage
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.learning.learner import Learner
@@ -88,6 +90,14 @@ def captured(learner: Learner, state: TrainerState | None = None, version: int |
         {name: each.clone() for name, each in held.items()} for held in (found.weights, found.optimizer)
     )
     return replace(found, weights=weights, optimizer=moments)
+
+
+def newest_in(folder: Path) -> Checkpoint:
+    """The newest checkpoint; none was refused."""
+    found, refused = CheckpointStore(folder, keep=9).load_newest()
+    assert refused == []
+    assert found is not None
+    return found
 
 
 def segment(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.in_memory import folder_in_memory
+from tests.unit.pipelines.training.world import World
 
 
 class FoldersInMemory:
@@ -31,3 +32,12 @@ def tmp_path_factory() -> Iterator[FoldersInMemory]:
 def tmp_path() -> Iterator[Path]:
     with folder_in_memory() as folder:
         yield folder
+
+
+@pytest.fixture
+def world(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[World]:
+    """A new home: with the settings of `a_home` at the test, else with those of its module, `HOME`; and its `MAKE_MODEL`."""
+    world = World.new(tmp_path / "home", **getattr(request, "param", getattr(request.module, "HOME", {})))
+    world.make_model = getattr(request.module, "MAKE_MODEL", world.make_model)
+    yield world
+    world.close()

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from pipelines.training.checkpoints.checkpoint import SAMPLES, CheckpointStore
-from pipelines.training.checkpoints.plans import without_samples
 from pipelines.training.known import known_samples, lineage
 from pipelines.training.known.lineage import Lineage, VersionTree, left_behind, left_versions
 from pipelines.training.learning import trackers
@@ -22,7 +21,7 @@ from pipelines.training.samples import reward_watch
 from pipelines.training.samples.intake import Intake
 from pipelines.training.samples.reward_watch import RewardWatch
 from pipelines.training.state import Fate, TrainerState, begin_epoch, cut_version, finish_learning_again, roll_back
-from tests.unit.pipelines.training.builders import experience, segment, whole
+from tests.unit.pipelines.training.builders import experience, newest_in, segment, whole
 
 if TYPE_CHECKING:
     from contracts.revocations import Treatment
@@ -94,17 +93,15 @@ def live(folder: Path, number: int) -> Iterator[Size]:
         told(state)
         state.tracker, state.reward_levels = tracker.to_json(), watch.levels.to_json()
         store.save(Checkpoint(state, {}, {}))
-        encoded = msgspec.json.encode(state, enc_hook=without_samples)
         yield Size(
-            len(encoded),
+            len(state.to_json()),
             len(Lineage.of(state.lineage).to_json()),
             *rows(folder / SAMPLES),
             len(left),
             len(watch._recent) + len(watch.suspect_since),
         )
         if version % 100 == 0:
-            found, _ = store.load_newest()
-            assert found is not None
+            found = newest_in(folder)
             assert exact(found.state) == exact(state), "and a restart goes on with the same"
             state = found.state
 

@@ -1,22 +1,15 @@
-from collections import Counter
-from pathlib import Path
-
 import pytest
 
-from pipelines.training.clocks import began_before, rising, wall_for_ages
-from tests.unit.pipelines.training.world import NOW, AwayStore, World
+from pipelines.training.surroundings import began_before, rising, wall_for_ages
+from tests.unit.pipelines.training.world import NOW, AwayStore, World, a_home, states
 from weights.stores.folder import FolderObjects
 
 YEAR = 365 * 86_400.0
 
 
-def states(world: World) -> Counter[tuple[str, str]]:
-    return Counter((state, reason) for state, reason, _ in world.ledger().values())
-
-
 @pytest.mark.parametrize("jump", [YEAR, -YEAR])
-def test_a_jump_of_the_wall_clock_publishes_nothing_sooner_and_nothing_never(tmp_path: Path, jump: float) -> None:
-    world = World.new(tmp_path / "home", publish_seconds=100.0)
+@a_home(publish_seconds=100.0)
+def test_a_jump_of_the_wall_clock_publishes_nothing_sooner_and_nothing_never(world: World, jump: float) -> None:
     trainer = world.start()
     world.add_random(4, generated_at=NOW)
     world.turns(trainer, 2)
@@ -32,12 +25,11 @@ def test_a_jump_of_the_wall_clock_publishes_nothing_sooner_and_nothing_never(tmp
     world.now += 100.0
     world.turns(trainer, 2)
     assert world.store.versions("tiny") == [0, 1, 2], "and after the clock was set right again"
-    world.close()
 
 
 @pytest.mark.parametrize("jump", [YEAR, -YEAR])
-def test_a_jump_makes_no_sample_stale_and_no_batch_early(tmp_path: Path, jump: float) -> None:
-    world = World.new(tmp_path / "home", max_wait_seconds=15.0, horizon_seconds=3600.0, checkpoint_seconds=5.0)
+@a_home(max_wait_seconds=15.0, horizon_seconds=3600.0, checkpoint_seconds=5.0)
+def test_a_jump_makes_no_sample_stale_and_no_batch_early(world: World, jump: float) -> None:
     trainer = world.start()
     world.add_random(3, generated_at=NOW - 60.0)
     world.turns(trainer, 1)
@@ -54,22 +46,20 @@ def test_a_jump_makes_no_sample_stale_and_no_batch_early(tmp_path: Path, jump: f
     world.now += 5.0
     world.turns(trainer, 2)
     assert states(world) == {("trained", ""): 7}
-    world.close()
 
 
-def test_what_its_own_times_call_old_is_stale_all_the_same(tmp_path: Path) -> None:
-    world = World.new(tmp_path / "home", horizon_seconds=3600.0, checkpoint_seconds=0.0)
+@a_home(horizon_seconds=3600.0, checkpoint_seconds=0.0)
+def test_what_its_own_times_call_old_is_stale_all_the_same(world: World) -> None:
     trainer = world.start()
     world.wall_jump = YEAR
     world.add_random(2, generated_at=NOW - 3600.0 - 1.0)
     world.turns(trainer, 2)
     assert states(world) == {("stale", "expired"): 2}
-    world.close()
 
 
 @pytest.mark.parametrize("jump", [YEAR, -YEAR])
-def test_a_store_that_was_away_is_asked_again_in_time(tmp_path: Path, jump: float) -> None:
-    world = World.new(tmp_path / "home", publish_samples=4)
+@a_home(publish_samples=4)
+def test_a_store_that_was_away_is_asked_again_in_time(world: World, jump: float) -> None:
     world.store = away = AwayStore(FolderObjects(world.settings.weights))
     away.is_away = True
     trainer = world.start()
@@ -82,15 +72,14 @@ def test_a_store_that_was_away_is_asked_again_in_time(tmp_path: Path, jump: floa
     world.now += 5.0
     world.turns(trainer, 1)
     assert world.store.versions("tiny") == [0, 1]
-    world.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("jump", "seconds_left"), [(0.0, 40.0), (YEAR, 0.0), (-YEAR, 100.0)])
+@a_home(publish_seconds=100.0, checkpoint_seconds=0.0)
 def test_at_a_restart_a_timer_has_run_for_no_less_than_nothing_and_no_longer_than_it_may(
-    tmp_path: Path, jump: float, seconds_left: float
+    world: World, jump: float, seconds_left: float
 ) -> None:
-    world = World.new(tmp_path / "home", publish_seconds=100.0, checkpoint_seconds=0.0)
     trainer = world.start()
     world.add_random(4, generated_at=world.now)
     world.now += 60.0
@@ -103,7 +92,6 @@ def test_at_a_restart_a_timer_has_run_for_no_less_than_nothing_and_no_longer_tha
     world.now += 1.0
     world.turns(trainer, 1)
     assert world.store.versions("tiny") == [0, 1]
-    world.close()
 
 
 def test_the_clock_of_the_timers_only_rises() -> None:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 from prometheus_client import REGISTRY
 
 from contracts.event_log import LogRecord
 from contracts.topics import EXPERIENCES
-from pipelines.training.samples.reading import LOOK_SECONDS, TrainingLag
+from pipelines.training.samples.reading import LOOK_SECONDS
 from tests.unit.pipelines.training.world import World
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World.new(tmp_path / "home")
-    yield world
-    world.close()
 
 
 def waiting() -> float:
@@ -48,8 +37,10 @@ def test_what_waits_in_the_log_is_counted_and_its_age_is_told(world: World) -> N
 
 
 def test_it_is_as_far_behind_as_the_oldest_record_that_it_read(world: World) -> None:
-    lag = TrainingLag(world.log, lambda *_: 0, clock=lambda: 1000.0, monotonic=lambda: 0.0)
-    lag.note([LogRecord(EXPERIENCES, 0, offset, "", b"", at) for offset, at in enumerate((990.0, 400.0))])
+    reader = world.make().reader
+    reader.note(
+        [LogRecord(EXPERIENCES, 0, offset, "", b"", world.now - age) for offset, age in enumerate((10.0, 600.0))]
+    )
     assert behind() == 600.0
-    lag.note([])
+    reader.note([])
     assert behind() == 0.0

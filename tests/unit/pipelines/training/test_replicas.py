@@ -1,6 +1,5 @@
 """The publisher's work for remote replicas: the pointer in the weight store, and folds for replicas that fell behind."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,11 +23,7 @@ pytestmark = pytest.mark.slow
 NUM_VERSIONS = 6
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World.new(tmp_path / "home", batch_size=4, publish_samples=4)
-    yield world
-    world.close()
+HOME = {"batch_size": 4, "publish_samples": 4}
 
 
 def publish_until(world: World, trainer: Trainer, version: int) -> None:

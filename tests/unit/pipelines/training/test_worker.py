@@ -1,7 +1,6 @@
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,6 @@ from contracts.sampling import Span
 from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.__main__ import main
-from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate
 from runtime.settings import write_settings
@@ -27,23 +25,13 @@ from tests.unit.pipelines.training.builders import (
     bits_now,
     captured,
     experience,
+    newest_in,
     random_experience,
     remembering,
     segment,
     tiny_model,
 )
-from tests.unit.pipelines.training.world import World, weights_of
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World.new(tmp_path / "home")
-    yield world
-    world.close()
-
-
-def states(world: World) -> Counter[tuple[str, str]]:
-    return Counter((state, reason) for state, reason, _ in world.ledger().values())
+from tests.unit.pipelines.training.world import World, a_home, states, weights_of
 
 
 def num_learned(world: World) -> int:
@@ -88,8 +76,7 @@ def test_nothing_is_told_that_the_newest_checkpoint_does_not_hold(world: World) 
 
     def look(place: str) -> None:
         if place == "training: outcomes told":
-            checkpoint, _ = CheckpointStore(world.settings.checkpoints, keep=3).load_newest()
-            assert checkpoint is not None
+            checkpoint = newest_in(world.settings.checkpoints)
             held = {(key, fate.state) for key, fate in checkpoint.state.fates.items()}
             newest = max(outcome.epoch for outcome in world.outcomes())
             told = {(item.key, item.state) for item in world.outcomes() if item.epoch == newest and item.key}
@@ -118,8 +105,8 @@ def test_the_next_version_waits_for_the_verdict_on_the_last(world: World) -> Non
     assert Counter(version for _, _, version in world.ledger().values()) == {1: 8, 2: 16}
 
 
-def test_time_alone_cuts_a_version_of_what_was_learned(tmp_path: Path) -> None:
-    world = World.new(tmp_path / "home", publish_seconds=10.0)
+@a_home(publish_seconds=10.0)
+def test_time_alone_cuts_a_version_of_what_was_learned(world: World) -> None:
     trainer = world.start()
     world.add_random(4)
     world.turns(trainer, 2)
@@ -130,11 +117,10 @@ def test_time_alone_cuts_a_version_of_what_was_learned(tmp_path: Path) -> None:
     world.now += 100.0
     world.turns(trainer, 2)
     assert world.store.versions("tiny") == [0, 1], "nothing was learned since"
-    world.close()
 
 
-def test_a_lone_last_sample_is_drained(tmp_path: Path) -> None:
-    world = World.new(tmp_path / "home", max_wait_seconds=15.0, publish_samples=1)
+@a_home(max_wait_seconds=15.0, publish_samples=1)
+def test_a_lone_last_sample_is_drained(world: World) -> None:
     trainer = world.start()
     world.add_random(1)
     world.turns(trainer, 2)
@@ -145,7 +131,6 @@ def test_a_lone_last_sample_is_drained(tmp_path: Path) -> None:
     assert states(world) == {("trained", ""): 1}
     assert any(not torch.equal(value, before[name]) for name, value in weights_of(trainer).items())
     assert all(torch.isfinite(value).all() for value in weights_of(trainer).values())
-    world.close()
 
 
 def test_the_store_holds_what_the_trainer_has(world: World) -> None:
@@ -250,7 +235,7 @@ def test_a_version_whose_checkpoint_was_forgotten_is_taken_from_the_store(world:
     world.add_random(8 * 5, seed=1)
     world.turns(trainer, 11)
     assert trainer.state.lineage == [6, 5, 4, 3, 2, 1, 0]
-    assert 1 not in trainer.checkpoints.versions()
+    assert 1 not in trainer.recovery.checkpoints.versions()
     world.revoke_down_to(1)
     trainer.turn()
 
@@ -273,8 +258,8 @@ def test_a_rollback_to_a_version_that_never_was_is_refused_and_learning_goes_on(
     assert states(world) == {("trained", ""): 8}
 
 
-def test_neither_lag_nor_age_takes_weight_or_a_place_from_a_sample(tmp_path: Path) -> None:
-    world = World.new(tmp_path / "home", max_gradient_norm=1e-3, publish_samples=4, horizon_seconds=1e9)
+@a_home(max_gradient_norm=1e-3, publish_samples=4, horizon_seconds=1e9)
+def test_neither_lag_nor_age_takes_weight_or_a_place_from_a_sample(world: World) -> None:
     trainer = world.start()
     world.add_random(4)
     world.turns(trainer, 2)
@@ -285,14 +270,11 @@ def test_neither_lag_nor_age_takes_weight_or_a_place_from_a_sample(tmp_path: Pat
     world.turns(trainer, 2)
     bundle = min((world.settings.home / "bundles").glob("step-*/bundle.json"))
     assert [row["weight"] for row in json.loads(bundle.read_text())["looks"][0]["samples"]] == [1.0] * 4
-    world.close()
 
 
 @pytest.mark.slow
-def test_a_quarter_of_a_full_batch_is_old_and_the_others_wait_and_are_learned(tmp_path: Path) -> None:
-    world = World.new(
-        tmp_path / "home", batch_size=8, max_wait_seconds=60.0, old_versions=0, publish_samples=1, horizon_seconds=1e9
-    )
+@a_home(batch_size=8, max_wait_seconds=60.0, old_versions=0, publish_samples=1, horizon_seconds=1e9)
+def test_a_quarter_of_a_full_batch_is_old_and_the_others_wait_and_are_learned(world: World) -> None:
     trainer = world.start()
     world.add_random(8)
     world.turns(trainer, 2)
@@ -310,11 +292,10 @@ def test_a_quarter_of_a_full_batch_is_old_and_the_others_wait_and_are_learned(tm
         world.now += 60.0
         world.turns(trainer, 2)
     assert {trainer.state.fates[item.key].state for item in late} == {"trained"}
-    world.close()
 
 
-def test_a_spike_that_nobody_is_to_blame_for_costs_nobody_and_becomes_ordinary_if_it_stays(tmp_path: Path) -> None:
-    world = World.new(tmp_path / "home", max_gradient_norm=1e-3)
+@a_home(max_gradient_norm=1e-3)
+def test_a_spike_that_nobody_is_to_blame_for_costs_nobody_and_becomes_ordinary_if_it_stays(world: World) -> None:
     trainer = world.start()
     remembering(trainer.learner, [(1e-9, 1e-9)] * 64)
     before = {name: tensor.clone() for name, tensor in weights_of(trainer).items()}
@@ -334,12 +315,11 @@ def test_a_spike_that_nobody_is_to_blame_for_costs_nobody_and_becomes_ordinary_i
     trainer.checkpoint()
     assert states(world) == {("trained", ""): 4}
     assert len(list((world.settings.home / "bundles").iterdir())) <= 5
-    world.close()
 
 
 @pytest.mark.slow
-def test_a_task_whose_rewards_turn_is_quarantined_and_the_others_are_trained(tmp_path: Path) -> None:
-    world = World.new(tmp_path / "home", batch_size=64, guard_hold_seconds=100.0)
+@a_home(batch_size=64, guard_hold_seconds=100.0)
+def test_a_task_whose_rewards_turn_is_quarantined_and_the_others_are_trained(world: World) -> None:
     trainer = world.start()
     world.add_random(64, reward=1.0)
     world.turns(trainer, 2)
@@ -360,11 +340,10 @@ def test_a_task_whose_rewards_turn_is_quarantined_and_the_others_are_trained(tmp
     stayed = world.add_random(64, seed=3, reward=0.0)
     world.turns(trainer, 2)
     assert {trainer.state.fates[item.key].state for item in stayed} == {"trained"}, "believed after the hold"
-    world.close()
 
 
-def test_figures_of_each_step_are_kept(tmp_path: Path) -> None:
-    world = World.new(tmp_path / "home", max_wait_seconds=15.0)
+@a_home(max_wait_seconds=15.0)
+def test_figures_of_each_step_are_kept(world: World) -> None:
     trainer = world.start()
     world.add(*[random_experience(np.random.default_rng(100 + n), reward=None, status="unlabelled") for n in range(4)])
     world.turns(trainer, 4)
@@ -378,7 +357,6 @@ def test_figures_of_each_step_are_kept(tmp_path: Path) -> None:
     wanted = {"ess", "ratio_mean", "ratio_max", "k1", "k3", "chi2", "clip_fraction", "entropy", "gradient_norm"}
     assert wanted <= row.metrics.keys()
     assert all(np.isfinite(row.metrics[name]) for name in wanted)
-    world.close()
 
 
 def test_unreadable_records_are_buried_up_to_a_limit(world: World) -> None:
@@ -411,8 +389,7 @@ def test_the_process_starts_from_a_home_and_stops(tmp_path: Path) -> None:
     stop.set()
     main(world.settings.home, stop)
     assert [outcome.state for outcome in world.outcomes()] == ["epoch_started"]
-    checkpoint, _ = CheckpointStore(world.settings.checkpoints, keep=3).load_newest()
-    assert checkpoint is not None
+    checkpoint = newest_in(world.settings.checkpoints)
     tracker = checkpoint.state.tracker
     assert (tracker["low"], tracker["high"]) == (-1.0, 1.0), "the range of rewards is that of the task files"
     world.close()

@@ -1,6 +1,8 @@
 """A home with the real database, log and weight store, a release that accepts everything, and crashes on demand."""
 
 import math
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -9,6 +11,7 @@ from random import SystemRandom
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 import torch
 
 from contracts import assignments
@@ -24,8 +27,9 @@ from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.version_parents import stored_parents
 from pipelines.episodes.epochs.chain import Epochs, EpochStart, best, valid_through
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
-from pipelines.training.process import Surroundings, compose
+from pipelines.training.process import compose
 from pipelines.training.settings import TrainingSettings
+from pipelines.training.surroundings import Surroundings
 from pipelines.training.worker import Trainer
 from policy.weights import tensors_of
 from runtime.lease import Lease
@@ -47,6 +51,11 @@ NOW = 2000.0
 POLICY = "tiny"
 
 
+def a_home(**training: Any) -> pytest.MarkDecorator:
+    """Of a test whose `world` has these settings."""
+    return pytest.mark.parametrize("world", [training], indirect=True, ids=["home"])
+
+
 class CrashError(Exception):
     """Stands for kill -9."""
 
@@ -65,6 +74,23 @@ class CrashAt:
         if self.left == 0:
             self.place = place
             raise CrashError(place)
+
+
+class Gate:
+    """Stops a background thread at a place until a test opens it; there it may raise."""
+
+    def __init__(self, place: str, error: Exception | None = None, *, is_armed: bool = True) -> None:
+        self._place, self._error = place, error
+        self.reached, self.open = threading.Event(), threading.Event()
+        self.is_armed = is_armed
+
+    def __call__(self, place: str) -> None:
+        is_there = self.is_armed and place == self._place and threading.current_thread() != threading.main_thread()
+        if is_there and not self.reached.is_set():
+            self.reached.set()
+            assert self.open.wait(60)
+            if self._error is not None:
+                raise self._error
 
 
 def first_and_last(places: Sequence[str]) -> list[int]:
@@ -241,6 +267,11 @@ def survive(world: World, run: Callable[[Trainer], None], fault: FaultPoint) -> 
         trainer = world.start()
         run(trainer)
     return trainer
+
+
+def states(world: World) -> Counter[tuple[str, str]]:
+    """State and reason of the samples in the ledger."""
+    return Counter((state, reason) for state, reason, _ in world.ledger().values())
 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:

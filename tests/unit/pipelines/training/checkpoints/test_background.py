@@ -1,41 +1,16 @@
 """The trainer while something is saved or published in the background: steps go on, and the order of effects stays."""
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from contracts.errors import LeaseLost, StaleWrite, Unavailable
-from pipelines.training.checkpoints.checkpoint import CheckpointStore
 from tests.executors import AtOnce, Later, Threads
-from tests.unit.pipelines.training.builders import bits_now
-from tests.unit.pipelines.training.world import POLICY, World
+from tests.unit.pipelines.training.builders import bits_now, newest_in
+from tests.unit.pipelines.training.world import POLICY, Gate, World
 from tests.unit.weights.examples import same
 
-
-class Gate:
-    """Stops a background thread at a place until a test opens it; there it may raise."""
-
-    def __init__(self, place: str, error: Exception | None = None) -> None:
-        self._place, self._error = place, error
-        self.reached, self.open = threading.Event(), threading.Event()
-        self.is_armed = False
-
-    def __call__(self, place: str) -> None:
-        is_there = self.is_armed and place == self._place and threading.current_thread() != threading.main_thread()
-        if is_there and not self.reached.is_set():
-            self.reached.set()
-            assert self.open.wait(60)
-            if self._error is not None:
-                raise self._error
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World.new(tmp_path / "home", batch_size=4, publish_samples=8)
-    yield world
-    world.close()
+HOME = {"batch_size": 4, "publish_samples": 8}
 
 
 def in_threads(world: World) -> tuple[Threads, Threads]:
@@ -46,7 +21,7 @@ def in_threads(world: World) -> tuple[Threads, Threads]:
 
 def test_steps_go_on_while_a_cut_is_saved_and_nothing_is_told_before_it_is_durable(world: World) -> None:
     saving, publishing = in_threads(world)
-    gate = Gate("checkpoint: before state.json")
+    gate = Gate("checkpoint: before state.json", is_armed=False)
     trainer = world.start(gate)
     gate.is_armed = True
     world.add_random(24)
@@ -63,8 +38,7 @@ def test_steps_go_on_while_a_cut_is_saved_and_nothing_is_told_before_it_is_durab
     trainer.turn()
     publishing.settle()
     assert len(world.outcomes()) > number
-    newest, _ = CheckpointStore(world.settings.checkpoints, 3).load_newest()
-    assert newest is not None
+    newest = newest_in(world.settings.checkpoints)
     assert {key for key, told in world.ledger().items() if told[0] == "trained"} <= set(newest.state.fates)
 
 
@@ -139,7 +113,7 @@ def test_a_late_save_of_an_old_trainer_is_void(world: World) -> None:
 
 def test_a_version_that_could_not_be_saved_is_cut_again_from_the_newer_weights(world: World) -> None:
     saving, publishing = in_threads(world)
-    gate = Gate("checkpoint: before MANIFEST.json", Unavailable("no space left"))
+    gate = Gate("checkpoint: before MANIFEST.json", Unavailable("no space left"), is_armed=False)
     trainer = world.start(gate)
     gate.is_armed = True
     world.add_random(12)
@@ -174,7 +148,5 @@ def test_the_end_of_a_run_waits_for_what_is_under_way(world: World) -> None:
     trainer.run(stop)
     assert world.store.versions(POLICY) == [0, 1]
     assert sorted(world.ledger().values()) == [("trained", "", 1)] * 8
-    newest, refused = CheckpointStore(world.settings.checkpoints, 3).load_newest()
-    assert refused == []
-    assert newest is not None
+    newest = newest_in(world.settings.checkpoints)
     assert len(newest.state.fates) == 8

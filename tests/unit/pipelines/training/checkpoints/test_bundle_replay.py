@@ -15,8 +15,8 @@ import pytest
 from contracts.errors import InvalidSettings, MillraceError, WeightsRefused
 from contracts.records import Experience, pack_floats
 from pipelines.training.checkpoints import bundles
-from pipelines.training.checkpoints.bundle_records import BUNDLE, RewardBundle, StepBundle, decode_bundle, encode_bundle
 from pipelines.training.checkpoints.bundle_replay import ReplayedBundle, read_bundle, replay_bundle
+from pipelines.training.checkpoints.bundles import BUNDLE, RewardBundle, StepBundle, decode_bundle, encode_bundle
 from pipelines.training.learning import trainees
 from pipelines.training.learning.guard import GuardHistory
 from pipelines.training.worker import Trainer
@@ -117,7 +117,7 @@ def blamed_bundle(place: Path, device: str = "cpu") -> Path:
     fate = trainer.state.fates[bad.key]
     assert (fate.state, fate.reason) == ("quarantined", SPIKE)
     learn(world, trainer, 8, 101)
-    trainer.checkpoints.close()
+    trainer.recovery.checkpoints.close()
     world.close()
     return only_bundle(world)
 
@@ -138,32 +138,26 @@ def test_a_forged_sample_is_blamed_again_with_the_same_numbers_and_nothing_is_wr
     assert everything_in(home) == before
     seen = figures(found)
     assert seen["ratio_max"] > 1e8
+    assert {"loss", "ess", "k3", "entropy", "gradient_norm", "noise_scale", "noise"} <= seen.keys()
     assert {
-        "loss",
-        "ess",
-        "k3",
-        "entropy",
-        "gradient_norm",
-        "noise_scale",
-        "noise",
         "direction",
         "reward_mean",
+        "ess_spike",
+        "kl_spike",
+        "ratio_spike",
+        "entropy_spike",
+        "reward/accepted",
     } <= seen.keys()
-    assert {"ess_spike", "kl_spike", "ratio_spike", "entropy_spike", "reward/accepted"} <= seen.keys()
     assert all(part.figures for part in found.parts)
     limits = {item.name: item.limit for item in found.parts[1].figures if item.limit is not None}
     assert limits.keys() == {"noise", "direction", "ess_spike", "kl_spike", "ratio_spike", "entropy_spike"}
     assert limits[SPIKE] < seen[SPIKE]
-    bundle = found.bundle
-    assert isinstance(bundle, StepBundle)
+    bundle = step_in(made)
     assert (bundle.reason, bundle.learned, len(bundle.culprits)) == (SPIKE, 7, 1)
 
 
 def test_a_bundle_needs_no_home(made: Path, poisoned: Path, tmp_path: Path) -> None:
-    def change(bundle: StepBundle) -> StepBundle:
-        return msgspec.structs.replace(bundle, origin=msgspec.structs.replace(bundle.origin, base="/nowhere/base"))
-
-    changed(poisoned, change)
+    changed(poisoned, origin=msgspec.structs.replace(step_in(poisoned).origin, base="/nowhere/base"))
     with pytest.raises(InvalidSettings, match="--policy"):
         replay_bundle(poisoned)
     base = shutil.copytree(made.parents[2] / "base", tmp_path / "another place")
@@ -193,8 +187,7 @@ def test_a_skipped_step_without_a_culprit_gives_the_same_numbers(world: World) -
     remembering(trainer.learner, [(1e-9, 1e-9)] * 64)
     trainer.checkpoint(wait=True, weights=True)
     learn(world, trainer, 8)
-    bundle = read_bundle(only_bundle(world))[1]
-    assert isinstance(bundle, StepBundle)
+    bundle = step_in(only_bundle(world))
     assert (bundle.reason, bundle.learned, bundle.culprits) == ("gradient_spike", 0, [])
     assert replay_bundle(only_bundle(world)).is_same
 
@@ -210,8 +203,7 @@ def test_a_sample_that_raises_or_gives_no_number_does_so_again(
     monkeypatch.setattr(trainees, "load_model", lambda *_, **__: breaking_model())
     found = replay_bundle(only_bundle(world))
     assert found.is_same
-    assert isinstance(found.bundle, StepBundle)
-    assert len(found.bundle.culprits) == 1
+    assert len(step_in(only_bundle(world)).culprits) == 1
 
 
 def test_rewards_that_jumped_are_found_again_without_weights(world: World) -> None:
@@ -232,25 +224,26 @@ def test_rewards_that_jumped_are_found_again_without_weights(world: World) -> No
         assert all(not part.token_ids for item in found.bundle.batch for part in item.segments)
 
 
-def changed(place: Path, change: Callable[[StepBundle], StepBundle]) -> None:
-    """Write another bundle, with a checksum that fits."""
+def step_in(place: Path) -> StepBundle:
     bundle = read_bundle(place)[1]
     assert isinstance(bundle, StepBundle)
-    (place / BUNDLE).write_bytes(encode_bundle(change(bundle)))
+    return bundle
+
+
+def changed(place: Path, **fields: Any) -> None:
+    """Write another bundle, with a checksum that fits."""
+    (place / BUNDLE).write_bytes(encode_bundle(msgspec.structs.replace(step_in(place), **fields)))
 
 
 @pytest.mark.slow
 def test_a_figure_that_differs_and_another_machine_are_named(poisoned: Path) -> None:
-    def change(bundle: StepBundle) -> StepBundle:
-        look = bundle.looks[0]
-        norm = look.figures["gradient_norm"]
-        assert isinstance(norm, float)
-        figures = {**look.figures, "gradient_norm": math.nextafter(norm, math.inf)}
-        origin = msgspec.structs.replace(bundle.origin, machine={**bundle.origin.machine, "torch": "2.0.0"})
-        looks = [msgspec.structs.replace(look, figures=figures), *bundle.looks[1:]]
-        return msgspec.structs.replace(bundle, looks=looks, origin=origin)
-
-    changed(poisoned, change)
+    bundle = step_in(poisoned)
+    look, *others = bundle.looks
+    norm = look.figures["gradient_norm"]
+    assert isinstance(norm, float)
+    figures = {**look.figures, "gradient_norm": math.nextafter(norm, math.inf)}
+    origin = msgspec.structs.replace(bundle.origin, machine={**bundle.origin.machine, "torch": "2.0.0"})
+    changed(poisoned, looks=[msgspec.structs.replace(look, figures=figures), *others], origin=origin)
     found = replay_bundle(poisoned)
     assert [item.name for part in found.parts for item in part.figures if not item.is_same] == ["gradient_norm"]
     assert [(item.name, item.recorded) for item in found.machine] == [("torch", "2.0.0")]
@@ -299,11 +292,8 @@ def checkpoint_in(place: Path) -> Path:
 
 
 def with_other_settings(place: Path) -> None:
-    def change(bundle: StepBundle) -> StepBundle:
-        origin = msgspec.structs.replace(bundle.origin, settings={**bundle.origin.settings, "magic": 1})
-        return msgspec.structs.replace(bundle, origin=origin)
-
-    changed(place, change)
+    origin = step_in(place).origin
+    changed(place, origin=msgspec.structs.replace(origin, settings={**origin.settings, "magic": 1}))
 
 
 def with_flipped_digit(place: Path) -> None:
@@ -314,9 +304,7 @@ def with_flipped_digit(place: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut figures": (lambda place: cut(place / BUNDLE), "is cut or is not JSON"),
     "changed figures": (with_flipped_digit, "does not match its checksum"),
-    "another schema": (
-        lambda place: changed(place, lambda bundle: msgspec.structs.replace(bundle, schema=99)), "schema 99",
-    ),
+    "another schema": (lambda place: changed(place, schema=99), "schema 99"),
     "not a bundle": (lambda place: (place / BUNDLE).write_text('{"epoch": 1, "metrics": {}}'), "older Millrace"),
     "no figures": (lambda place: (place / BUNDLE).unlink(), "name a folder of the home's bundles"),
     "no checkpoint": (lambda place: shutil.rmtree(checkpoint_in(place)), "is gone"),
@@ -335,10 +323,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda place: instead(checkpoint_in(place) / "MANIFEST.json", os.mkfifo), "cannot be read",
     ),
     "another release": (with_other_settings, "another release"),
-    "a path": (
-        lambda place: changed(place, lambda bundle: msgspec.structs.replace(bundle, checkpoint="../../checkpoints")),
-        "not the name of one",
-    ),
+    "a path": (lambda place: changed(place, checkpoint="../../checkpoints"), "not the name of one"),
 }  # fmt: skip
 
 
@@ -375,8 +360,7 @@ def test_a_hostile_file_instead_of_a_bundle_is_refused_by_name(tmp_path: Path) -
     ],
 )
 def test_a_forged_bundle_leads_nowhere_else(poisoned: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
-    held = read_bundle(poisoned)[1]
-    assert isinstance(held, StepBundle)
+    held = step_in(poisoned)
     if "machine" in changed:
         changed = {"origin": msgspec.structs.replace(held.origin, machine=changed["machine"])}
     (tmp_path / BUNDLE).write_bytes(encode_bundle(msgspec.structs.replace(held, **changed)))
@@ -439,7 +423,7 @@ def test_bundles_are_bounded_in_number_disk_and_time(poisoned: Path, monkeypatch
     (folder / "sample-old.json").write_text("{}")
     os.utime(folder / "sample-old.json", (1.0, 1.0))
     now = 100.0
-    kept = bundles.Bundles(folder, folder, lambda: origin, clock=lambda: now)
+    kept = bundles.Bundles(folder, folder, origin, clock=lambda: now)
     shutil.rmtree(poisoned)
     kept.expire()
     assert not list(folder.glob("unfinished-*"))
@@ -458,8 +442,7 @@ def test_bundles_are_bounded_in_number_disk_and_time(poisoned: Path, monkeypatch
 
 
 def test_a_bundle_is_json_even_about_nan(poisoned: Path) -> None:
-    bundle = read_bundle(poisoned)[1]
-    assert isinstance(bundle, StepBundle)
+    bundle = step_in(poisoned)
     looks = [msgspec.structs.replace(bundle.looks[0], figures={"loss": math.nan, "k3": -math.inf})]
     data = encode_bundle(msgspec.structs.replace(bundle, looks=looks))
     assert json.loads(data)["looks"][0]["figures"] == {"loss": "nan", "k3": "-inf"}

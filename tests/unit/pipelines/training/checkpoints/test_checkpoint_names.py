@@ -12,6 +12,7 @@ from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.state import TrainerState
 from runtime.lease import IssuedEpoch
 from runtime.lease_holder import this_process
+from tests.unit.pipelines.training.builders import newest_in
 
 
 def save(folder: Path, epoch: int) -> str:
@@ -36,8 +37,7 @@ def test_the_newest_is_that_of_the_highest_epoch_whoever_wrote_last(tmp_path: Pa
         "checkpoint-000007-00000001", "checkpoint-000008-00000002", "checkpoint-000007-00000003",
     )  # fmt: skip
     assert names_in(tmp_path) == [first, late, successor]
-    found, _ = CheckpointStore(tmp_path, keep=9).load_newest()
-    assert found is not None
+    found = newest_in(tmp_path)
     assert (found.name, found.state.epoch) == (successor, 8)
     assert highest_epoch(tmp_path) == 8
 

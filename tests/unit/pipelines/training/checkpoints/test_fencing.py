@@ -135,7 +135,7 @@ def check(home: Path, winner: Actor, make: MakeWorld = a_world) -> None:
         assert world.store.manifest(POLICY, version).parent == parent
         assert claims[version].parent == parent
     assert {arm.version for arm in arms.values()} - {None} <= set(state.lineage)
-    assert max(epochs) == state.epoch == winner.trainer.lease.epoch
+    assert max(epochs) == state.epoch == winner.trainer.around.lease.epoch
     # Bytes: what was ever assigned has the root that it was assigned with, and the winner's newest is its very weights.
     for change in changes:
         if change.version is not None and change.root is not None:
@@ -150,7 +150,7 @@ def check(home: Path, winner: Actor, make: MakeWorld = a_world) -> None:
             world.store.load(POLICY, arm.version)
     for version in set(state.lineage[:3]) - gone:
         world.store.load(POLICY, version)
-    fence = CheckpointFence(winner.trainer.lease, world.database)
+    fence = CheckpointFence(winner.trainer.around.lease, world.database)
     store = CheckpointStore(world.settings.checkpoints, 2, fence=fence)
     newest, refused = store.load_newest()
     assert refused == []

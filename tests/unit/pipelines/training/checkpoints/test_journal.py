@@ -14,8 +14,9 @@ from contracts.errors import InvalidSettings, StaleWrite, Unavailable, WeightsRe
 from pipelines.training.checkpoints import journal as journals
 from pipelines.training.checkpoints.checkpoint_names import highest_epoch
 from pipelines.training.checkpoints.journal import Journal
-from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, Place, Plan, StateKept
+from pipelines.training.checkpoints.plans import Ending, Journaled, JournalRecord, StateKept
 from pipelines.training.known.batches import Batch, Lesson
+from pipelines.training.samples.trial import Plan
 from pipelines.training.state import Fate
 from tests.unit.pipelines.training.builders import random_experience
 from tests.worlds.hostile_files import HOSTILE_FILES
@@ -68,33 +69,32 @@ def test_what_is_written_is_read_with_every_field(folder: Path) -> None:
     assert highest_epoch(folder) == 1
 
 
+RECORDS: list[JournalRecord] = [a_plan(1), an_end(a_plan(1)), kept()]
+
+
+def num_read(folder: Path, content: bytes) -> int:
+    """How many of the records such a file gives: the first ones, and no others."""
+    (folder / NAME / "journal-000001").write_bytes(content)
+    found = Journal(folder).read(NAME, before=2).records
+    assert found == RECORDS[: len(found)]
+    return len(found)
+
+
 @pytest.mark.slow
 def test_cut_anywhere_it_gives_the_records_before(folder: Path) -> None:
-    records: list[JournalRecord] = [a_plan(1), an_end(a_plan(1)), kept()]
-    write(folder, *records)
-    path = folder / NAME / "journal-000001"
-    whole = path.read_bytes()
-    found = []
-    for length in range(len(whole) + 1):
-        path.write_bytes(whole[:length])
-        read = Journal(folder).read(NAME, before=2).records
-        assert read == records[: len(read)]
-        found.append(len(read))
+    write(folder, *RECORDS)
+    whole = (folder / NAME / "journal-000001").read_bytes()
+    found = [num_read(folder, whole[:length]) for length in range(len(whole) + 1)]
     assert found == sorted(found)
     assert set(found) == {0, 1, 2, 3}
 
 
 @pytest.mark.slow
 def test_a_changed_bit_ends_it_there(folder: Path) -> None:
-    records: list[JournalRecord] = [a_plan(1), an_end(a_plan(1)), kept()]
-    write(folder, *records)
-    path = folder / NAME / "journal-000001"
-    whole = path.read_bytes()
+    write(folder, *RECORDS)
+    whole = (folder / NAME / "journal-000001").read_bytes()
     for at in range(0, len(whole), 7):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        read = Journal(folder).read(NAME, before=2).records
-        assert read == records[: len(read)]
-        assert len(read) < 3
+        assert num_read(folder, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]) < 3
 
 
 def test_what_a_stopped_twin_adds_is_not_part_of_it(folder: Path) -> None:
@@ -103,14 +103,14 @@ def test_what_a_stopped_twin_adds_is_not_part_of_it(folder: Path) -> None:
     found = successor.read(NAME, before=2)
     assert len(found.records) == 3
     # The step that had begun is taken again under the new epoch, so it continues before it.
-    successor.resume(NAME, 2, Journaled(found.records[:2], Place(1, 2)))
+    successor.start(NAME, 2, found)
     add(twin, an_end(a_plan(2)), kept())
     add(successor, a_plan(2), an_end(a_plan(2)), kept(2))
     third = Journal(folder)
     again = third.read(NAME, before=3)
     assert again.records == [a_plan(1), an_end(a_plan(1)), a_plan(2), an_end(a_plan(2)), kept(2)]
-    assert again.end == Place(2, 3)
-    third.resume(NAME, 3, again)
+    assert (again.epoch, again.number) == (2, 3)
+    third.start(NAME, 3, again)
     assert (third.num_steps, third.seconds) == (2, 1.0)
     assert Journal(folder).read(NAME, before=4).records == again.records
 
@@ -202,7 +202,7 @@ def test_after_a_thousand_starts_the_records_of_the_first_are_still_found(folder
             folder, epoch, {"checkpoint": NAME, "epoch": epoch, "after_epoch": epoch - 1, "after_count": after}
         )
     found = Journal(folder).read(NAME, before=1200)
-    assert found == Journaled([a_plan(1), an_end(a_plan(1))], Place(1199, 0))
+    assert found == Journaled([a_plan(1), an_end(a_plan(1))], 1199, 0)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "a pipe", "a device", "a folder", "a link to itself"])

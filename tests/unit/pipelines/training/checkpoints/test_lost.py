@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from sqlalchemy import insert
@@ -28,11 +26,7 @@ from tests.unit.weights.examples import same
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World.new(tmp_path / "home", checkpoint_seconds=0.0)
-    yield world
-    world.close()
+HOME = {"checkpoint_seconds": 0.0}
 
 
 def join(world: World, *experiences: Experience) -> None:

@@ -24,8 +24,7 @@ from tests.unit.pipelines.training.builders import (
     tiny_model,
     weights_now,
 )  # fmt: skip
-from tests.unit.pipelines.training.test_worker import states
-from tests.unit.pipelines.training.world import World
+from tests.unit.pipelines.training.world import World, states
 
 SETTINGS = TrainingSettings(learning_rate=1e-3, kl_coefficient=0.0, mismatch_samples=0, step_bound=math.inf)
 LOG_2 = math.log(2.0)

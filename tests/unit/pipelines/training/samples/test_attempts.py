@@ -71,21 +71,18 @@ def test_who_was_in_a_step_that_killed_is_suspected_and_who_kills_alone_is_conde
     path = tmp_path / "attempt.json"
     Attempts(path).begin(1, 2, ["a", "b", "c"])
     second = Attempts(path)
-    assert (second.has_died, second.num_deaths, second.suspects_among("abcd")) == (True, 1, ["a", "b", "c"])
-    second.begin(1, 2, ["a"])
-    second.try_alone("a")
+    assert (second.has_died, second.known.num_deaths, second.known.suspects) == (True, 1, {"a", "b", "c"})
+    second.begin(1, 2, ["a"], alone="a")
     second.survived("a")
     second.end()
-    second.begin(1, 2, ["b"])
-    second.try_alone("b")
+    second.begin(1, 2, ["b"], alone="b")
     third = Attempts(path)
-    assert third.is_condemned("b")
+    assert third.known.condemned == {"b"}
     # The death is explained: the size of the batch was not to blame.
-    assert third.num_deaths == 0
-    assert third.suspects_among("abc") == ["c"]
+    assert (third.known.num_deaths, third.known.suspects) == (0, {"c"})
     third.survived("c")
     third.end()
-    assert Attempts(path).is_condemned("b")
+    assert Attempts(path).known.condemned == {"b"}
     third.saved({"x"})
     assert path.exists()
     third.saved({"a", "b"})
@@ -95,25 +92,24 @@ def test_who_was_in_a_step_that_killed_is_suspected_and_who_kills_alone_is_conde
 def test_a_death_between_steps_blames_nobody_again(tmp_path: Path) -> None:
     path = tmp_path / "attempt.json"
     Attempts(path).begin(1, 2, ["a", "b"])
-    assert Attempts(path).num_deaths == 1
+    assert Attempts(path).known.num_deaths == 1
     again = Attempts(path)
-    assert (again.has_died, again.num_deaths, again.suspects_among("ab")) == (False, 1, ["a", "b"])
+    assert (again.has_died, again.known.num_deaths, again.known.suspects) == (False, 1, {"a", "b"})
 
 
 def test_deaths_that_nobody_explains_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "attempt.json"
     for number in range(2):
         attempts = Attempts(path)
-        assert attempts.num_deaths == number
-        for key in "ab":
-            attempts.survived(key)
+        assert attempts.known.num_deaths == number
+        attempts.survived("a", "b")
         attempts.begin(1, 2, ["a", "b"])
-    assert Attempts(path).num_deaths == 2
+    assert Attempts(path).known.num_deaths == 2
 
 
 def test_a_file_that_nobody_can_read_suspects_nobody(tmp_path: Path) -> None:
     (tmp_path / "attempt.json").write_bytes(b'{"keys": [tru')
-    assert Attempts(tmp_path / "attempt.json").suspects_among(["a"]) == []
+    assert Attempts(tmp_path / "attempt.json").remembered == set()
 
 
 @pytest.mark.slow

@@ -166,13 +166,13 @@ def test_other_fates_cover_later_revisions(state: str) -> None:
 
 def test_positions_stay_before_what_is_not_decided() -> None:
     intake = Intake(TrainerState(positions={"experiences": {0: 10, 1: 3}}))
-    assert (intake.position("experiences", 1), intake.position("experiences", 2)) == (3, 0)
+    assert (intake.position(1), intake.position(2)) == (3, 0)
     read(intake, (at(10), item("a")), (at(11), item("b")), (at(3, 1), item("c")), (at(12), item("a", 2)))
     intake.decide("c", Fate(0, "filtered"))
     assert intake.decided_positions() == {"experiences": {0: 10, 1: 4}}
     intake.decide("a", Fate(2, "filtered"))
     assert intake.decided_positions() == {"experiences": {0: 11, 1: 4}}
-    assert intake.position("experiences", 0) == 13
+    assert intake.position(0) == 13
 
 
 def test_a_batch_is_full_or_old_enough() -> None:
@@ -201,7 +201,7 @@ def test_duplicates_and_crashes_never_decide_a_key_twice(
     state, decided = TrainerState(), list[str]()
     for end in (crash_at, len(records)):
         intake = Intake(state)
-        for record, content in records[intake.position("experiences", 0) : end]:
+        for record, content in records[intake.position(0) : end]:
             read(intake, (record, content))
             if len(intake) == batch_size:
                 for held in intake.waiting:
@@ -264,7 +264,7 @@ def test_applied_rewards_sum_to_the_last_revision_whatever_happens_between(
     learned = Learned()
     for end in [*(min(crash, len(records)) for crash in crashes), len(records)]:
         intake = learned.crash()
-        for number in range(intake.position("experiences", 0), end):
+        for number in range(intake.position(0), end):
             read(intake, records[number])
             if len(intake) >= batch_size:
                 learned.take(intake, batch_size)

@@ -18,6 +18,7 @@ from pipelines.training.known.known_samples import KnownSamples, SampleChanges, 
 from pipelines.training.learning.masters import Checkpoint
 from pipelines.training.samples.intake import Intake
 from pipelines.training.state import Fate, TrainerState, Undone, cut_version, roll_back
+from tests.unit.pipelines.training.builders import newest_in
 
 KEYS = [sample_key(new_completion_id(), 0), sample_key(new_completion_id(), 12), "k", ""]
 
@@ -133,8 +134,7 @@ def test_an_older_checkpoint_knows_what_it_knew(tmp_path: Path) -> None:
     found.state.fates["d"] = Fate(1, "stale")
     found.state.epoch = 2
     save(a_store(tmp_path), found.state)
-    again, _ = a_store(tmp_path).load_newest()
-    assert again is not None
+    again = newest_in(tmp_path)
     assert again.state.fates == {"a": Fate(1, "trained"), "d": Fate(1, "stale")}
 
 
@@ -142,8 +142,7 @@ def test_fates_of_older_checkpoints_move_into_the_file(tmp_path: Path) -> None:
     state = TrainerState(epoch=1, fates={"a": Fate(1, "trained", version=1)}, unrewarded={"b": 2}, lineage=[1, 0])
     name = save(a_store(tmp_path), state)
     assert b"trained" not in (tmp_path / name / "state.json").read_bytes()
-    found, _ = a_store(tmp_path).load_newest()
-    assert found is not None
+    found = newest_in(tmp_path)
     assert (found.state.fates, found.state.unrewarded) == ({"a": Fate(1, "trained", version=1)}, {"b": 2})
 
 
@@ -190,8 +189,7 @@ def test_a_flipped_bit_of_a_row_is_named(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / SAMPLES) as connection:
         (row,) = connection.execute("SELECT value FROM change").fetchone()
         connection.execute("UPDATE change SET value = ?", (row[:-1] + bytes([row[-1] ^ 1]),))
-    found, _ = a_store(tmp_path).load_newest()
-    assert found is not None
+    found = newest_in(tmp_path)
     with pytest.raises(Damaged, match="the row of a has another checksum"):
         found.state.fates.get("a")
 
@@ -234,9 +232,7 @@ def test_a_mark_whose_row_was_pruned_is_still_known(tmp_path: Path) -> None:
     state.fates[KEYS[0]] = Fate(1, "stale", "expired")
     save(store, state)
     save(store, state)
-    found, refused = a_store(tmp_path).load_newest()
-    assert refused == []
-    assert found is not None
+    found = newest_in(tmp_path)
     assert found.state.fates == {}
 
 

@@ -2,9 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from contracts.errors import StepsBroken, Unavailable
 from contracts.records import Experience
 from pipelines.training.learning.device import RECOVERY_STEPS, TokenBudget
 from pipelines.training.learning.masters import Checkpoint
-from pipelines.training.samples.culprits import Failure, find_culprits
+from pipelines.training.samples.trial import Failure, find_culprits
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
 from policy.logprobs import TokenScores
@@ -33,13 +31,8 @@ from tests.unit.pipelines.training.builders import (
 )
 from tests.unit.pipelines.training.world import World, weights_of
 
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World.new(tmp_path / "home", batch_size=8, publish_samples=10**6)
-    world.make_model = breaking_model
-    yield world
-    world.close()
+HOME: dict[str, Any] = {"batch_size": 8, "publish_samples": 10**6}
+MAKE_MODEL = breaking_model
 
 
 def learn(world: World, trainer: Trainer, *items: Experience) -> dict[str, tuple[str, str]]:
@@ -60,7 +53,7 @@ def innocents(count: int, seed: int = 0) -> list[Experience]:
 def test_whatever_the_corpus_innocents_are_trained_and_culprits_are_named_without_a_restart(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[str | None], seed: int
 ) -> None:
-    world = World.new(tmp_path_factory.mktemp("corpus") / "home", batch_size=8, publish_samples=10**6)
+    world = World.new(tmp_path_factory.mktemp("corpus") / "home", **HOME)
     world.make_model = breaking_model
     random = np.random.default_rng(seed)
     items, expected = [], {}
@@ -82,7 +75,7 @@ def test_each_kind_is_found_among_innocents_and_changes_nothing_of_what_they_tea
         **{item.key: ("trained", "") for item in good},
         bad.key: fate,
     }
-    without = World.new(world.settings.home / "without", batch_size=8, publish_samples=10**6)
+    without = World.new(world.settings.home / "without", **HOME)
     other = without.start()
     learn(without, other, *good)
     expected = weights_of(other)
