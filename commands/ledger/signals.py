@@ -75,7 +75,6 @@ def check_signals(connection: Connection, log: EventLog, say: Say) -> SignalFind
 
 
 def _unread(connection: Connection, log: EventLog) -> Iterator[Name | None]:
-    """Signals in the log that the join has not read."""
     positions = join_positions(connection, SIGNALS)
     for partition, end in log.ends(SIGNALS).items():
         offset = positions.get(partition, 0)

@@ -1,7 +1,12 @@
-"""The main loop of a process that follows servers: a thread per server, and their rows every second."""
+"""A process that follows servers: a thread per server, their rows every second, and versions as plain files for all of them.
+
+In: versions that were assigned. Out: servers on these versions, rows. Waits for: servers, the weight store and the disk. A version is fetched,
+verified and decoded once; each server keeps a link to the file it was given, so a later version does not take it away.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,12 +19,10 @@ import structlog
 
 from contracts.assignments import MOVED
 from contracts.engines import EngineReplica
-from contracts.errors import Unavailable
+from contracts.errors import Unavailable, WeightsRefused
 from contracts.faults import no_fault
-from engines.following.driver import EngineDriver
+from engines.following.driver import EngineDriver, VersionFile, check_server
 from engines.following.follower import ManagedServer, SlotFollower
-from engines.following.host_copy import HostCopy
-from engines.following.joining import check_server
 from engines.following.repository import FollowingRepository
 from runtime.base_policy import fingerprint
 from runtime.engine_key import authorization, engine_key
@@ -37,6 +40,37 @@ _POLL_SECONDS = 0.25
 _CALL_SECONDS = 300.0
 _END_SECONDS = 3.0
 _log = structlog.get_logger(__name__)
+
+
+class HostCopy:
+    """Published versions on this host. `replica`: of the policy, on this host's disk. `run`: whose versions are taken."""
+
+    def __init__(self, replica: Replica, run: str | None) -> None:
+        self._replica, self._run, self._lock = replica, run, threading.Lock()
+
+    def file_of(self, version: int, root: str | None, run: str | None, folder: Path) -> VersionFile:
+        """The file of a version, linked into `folder`, where only it and the one before are kept.
+
+        Raises:
+            WeightsRefused: `wrong_root`: the store has other weights than were assigned; or as `Replica.bring`.
+            NotFound, Unavailable: as `Replica.bring`.
+        """
+        with self._lock:
+            slot = self._replica.bring(version, run or self._run)
+            if root is not None and slot.root != root:
+                found = f"version {version} in the store has the root {slot.root}, but {root} was assigned"
+                raise WeightsRefused("wrong_root", f"{found}: see who else writes to this store", version=version)
+            path = folder / f"v{version:06d}-{slot.root[:12]}.safetensors"
+            if not path.exists():
+                os.link(self._replica.model, path)
+        os.utime(path)
+        for old in sorted(folder.glob("v*.safetensors"), key=lambda found: found.stat().st_mtime)[:-2]:
+            old.unlink()
+        return VersionFile(version, slot.root, path)
+
+    def close(self) -> None:
+        """Release the folder for another process."""
+        self._replica.close()
 
 
 class Host(NamedTuple):
@@ -89,7 +123,7 @@ class Host(NamedTuple):
         own.mkdir(parents=True, exist_ok=True)
         return SlotFollower(
             row, server=server, connect=connect, check=lambda facts, url: check_server(facts, Path(settings.base), url),
-            files=self.copy, folder=own, swaps=self.repository, assigned=self.repository.assigned,
+            file_of=self.copy.file_of, folder=own, keep_swap=self.repository.keep_swap, assigned=self.repository.assigned,
         )  # fmt: skip
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from sqlalchemy import update
 
-from commands.engine_rows import engine_findings, train_finding
-from commands.engines import check_announced, check_given, choose_engine
+from commands.engines import check_announced, check_given, choose_engine, engine_findings, train_finding
 from commands.home import Home
 from commands.sections import check_sections
 from commands.supervisor import replica_names

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from commands.ledger import readers
-from commands.ledger.compare import compare
-from commands.ledger.hours import by_hour, hours_of
-from commands.ledger.logged import LogSide, stretches_of
+from commands.ledger.differences import compare
+from commands.ledger.logged import LogSide, by_hour, hours_of, stretches_of
 from commands.ledger.readers import log_of, rare_collections, read_log
 from contracts.errors import Damaged, Unavailable
 from contracts.event_log import EventLog, Message

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from commands.accept_loss import accept_loss
 from commands.doctor import examine
 from commands.home import prepare_home
+from commands.log import accept_loss
 from contracts.errors import Damaged, LogLost
 from contracts.ids import new_completion_id
 from contracts.ledger import generation_counts
@@ -53,11 +53,8 @@ def serve(settings: Settings, number: int) -> None:
 
 
 def num_joined(settings: Settings) -> int:
-    database = settings.database()
-    with database.snapshot() as connection:
-        total = generation_counts(connection).total
-    database.close()
-    return total
+    with settings.snapshot() as connection:
+        return generation_counts(connection).total
 
 
 def test_a_start_without_its_log_is_refused_until_the_loss_is_accepted(

@@ -30,10 +30,8 @@ METRIC = {
 
 @pytest.fixture
 def home(seeded_home: Path) -> Path:
-    database = settings_of(seeded_home).database()
-    with database.transaction() as connection:
+    with settings_of(seeded_home).transaction() as connection:
         connection.execute(train.delete())
-    database.close()
     return seeded_home
 
 

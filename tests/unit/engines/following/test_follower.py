@@ -47,8 +47,8 @@ class FollowerWorld:
             abilities=frozenset(), instance="", engine="vllm", dtype="float32", seen_at=0.0,
         )  # fmt: skip
         return SlotFollower(
-            row, server=self, connect=self.connect, check=self.check, files=self, folder=self.folder, swaps=self,
-            assigned=self.assigned,
+            row, server=self, connect=self.connect, check=self.check, file_of=self.file_of, folder=self.folder,
+            keep_swap=self.keep_swap, assigned=self.assigned,
         )  # fmt: skip
 
     def assign(self, version: int) -> None:

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from contracts.errors import InvalidSettings, Unavailable
-from engines.following.driver import ServerFacts
-from engines.following.joining import abilities, check_server
+from engines.following.driver import ServerFacts, abilities, check_server
 from engines.vllm.deliver import VllmServer
 from engines.vllm.server.receiver import make_engine
 from tests.unit.engines.vllm.fake_vllm import PARTS, FakeModel, FakeVllm
