@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import socket
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from typing import Annotated
 import typer
 
 from commands.deep import deep_findings
-from commands.deep.servers import port_findings, process_findings, store_finding
+from commands.deep.servers import is_free, port_findings, process_findings, store_finding
 from commands.engines import engine_findings
 from commands.findings import Finding, checked, missing, note
 from commands.home_gates import gates_of_home
@@ -62,7 +61,7 @@ def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
     yield Finding("disk", free >= _FREE_GIB, True, f"{free:.0f} GiB free; {_FREE_GIB} are needed")
     yield sandbox_of(MAKERS)
     if not settings_file(home).exists():
-        free_port = _can_bind(8400)
+        free_port = is_free("127.0.0.1", 8400)
         yield Finding("port 8400", free_port, False, "free" if free_port else "taken: start with --port")
         if deep:
             yield missing("home", f"{home} was never started, so --deep has nothing to ask: name a home with --home")
@@ -181,12 +180,3 @@ def versions_of(settings: Settings) -> Finding:
         if found.expires_in > 0
         else note("versions", f"{says}: millrace keys renew")
     )
-
-
-def _can_bind(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

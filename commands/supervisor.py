@@ -146,7 +146,8 @@ class Supervisor:
             return
         _close(child)
         if status == WRONG_SETTINGS:
-            raise InvalidSettings(f"{child.name} cannot start: {self._last_line(child.name)}")
+            said = self.log_path(child.name).read_text(errors="replace").strip().splitlines()
+            raise InvalidSettings(f"{child.name} cannot start: {said[-1] if said else 'it printed nothing'}")
         healthy = now - child.started_at > _HEALTHY_AFTER
         child.pause = _FIRST_PAUSE if healthy else min(_LONGEST_PAUSE, child.pause * 2)
         child.start_again_at = now + child.pause
@@ -182,10 +183,6 @@ class Supervisor:
             for name, listening in self._operations.items()
         ]
         (self._home / "targets.json").write_text(json.dumps(targets, indent=2) + "\n")
-
-    def _last_line(self, name: str) -> str:
-        lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it printed nothing"
 
 
 def replica_names(process: str, count: int) -> list[str]:

@@ -62,7 +62,10 @@ def findings_here(folder: Path) -> Iterator[Finding]:
     tools = "renders tools" if template.takes_tools else "renders no tools"
     family = template.family
     reasoning = "reasoning is told apart" if family.reasoning or family.channels else "no reasoning marks"
-    yield Finding("template", True, True, f"family {family.name}, {_origin(folder, template)}: {tools}, {reasoning}")
+    kind = _read(folder / "config.json").get("model_type", "unknown")
+    known = bundled_name(template.source)
+    origin = f"the same as {known} of trl" if known else f"none of those that trl bundles (model_type {kind})"
+    yield Finding("template", True, True, f"family {family.name}, {origin}: {tools}, {reasoning}")
     yield _sessions(folder, template)
 
 
@@ -73,12 +76,6 @@ def bundled_name(source: str) -> str | None:
     paths = (Path(spec.origin).parent / "chat_templates").glob("*.jinja")
     found = [path.stem for path in paths if path.read_text().strip() == source.strip()]
     return min(found, key=lambda name: (name.endswith("_training"), name), default=None)
-
-
-def _origin(folder: Path, template: ChatTemplate) -> str:
-    if (known := bundled_name(template.source)) is not None:
-        return f"the same as {known} of trl"
-    return f"none of those that trl bundles (model_type {_read(folder / 'config.json').get('model_type', 'unknown')})"
 
 
 def _sessions(folder: Path, template: ChatTemplate) -> Finding:

@@ -191,15 +191,11 @@ def waiting_signals(connection: Connection) -> Iterator[tuple[str, str]]:
     return _names(connection, waiting_signal, waiting_signal.c.tenant, waiting_signal.c.id)
 
 
-def signals_in_outboxes(connection: Connection) -> Iterator[bytes]:
-    """Records of signals on their way to the log."""
-    return (item.value for item in waiting(connection, SIGNALS))
-
-
-def buried_signals(connection: Connection) -> Iterator[bytes]:
-    """Records of signals that the join could not process and with which nobody has dealt."""
+def signals_under_way(connection: Connection) -> Iterator[bytes]:
+    """Records of signals on their way to the log, and of those that the join could not process and with which nobody has dealt."""
+    yield from (item.value for item in waiting(connection, SIGNALS))
     mine = (dead_letter.c.consumer_group == JOIN, dead_letter.c.topic == SIGNALS, dead_letter.c.state == OPEN)
-    return iter(connection.execute(select(dead_letter.c.value).where(*mine)).scalars())
+    yield from connection.execute(select(dead_letter.c.value).where(*mine)).scalars()
 
 
 def wrong_states(connection: Connection, which: Sequence[Condition]) -> Iterator[WrongState]:

@@ -42,6 +42,9 @@ _END_SECONDS = 3.0
 _log = structlog.get_logger(__name__)
 
 
+Drive = Callable[[httpx.Client], EngineDriver]
+
+
 class HostCopy:
     """Published versions on this host. `replica`: of the policy, on this host's disk. `run`: whose versions are taken."""
 
@@ -87,24 +90,16 @@ class Host(NamedTuple):
         """A host whose process has this name. `weights`: where versions are read, if not in the home's store."""
         warm_up()
         folder, database, policy = settings.home / name, settings.database(), settings.policy
-        store = open_weight_store(
-            settings,
-            measures=WeightStoreMetrics(),
-            read_from=weights,
-            held=lambda: {slot.version for slot in Slots(folder / "replica", policy, no_fault).held()},
-        )
+
+        def held() -> set[int]:
+            return {slot.version for slot in Slots(folder / "replica", policy, no_fault).held()}
+
+        store = open_weight_store(settings, measures=WeightStoreMetrics(), read_from=weights, held=held)
         copy = HostCopy(Replica(folder / "replica", store, policy), settings.run)
         return cls(settings, folder, copy, FollowingRepository(database, policy), EngineRows(database, policy))
 
     def follower(
-        self,
-        *,
-        kind: str,
-        name: str,
-        slot: str,
-        region: str,
-        server: ManagedServer,
-        drive: Callable[[httpx.Client], EngineDriver],
+        self, kind: str, name: str, slot: str, *, region: str, server: ManagedServer, drive: Drive
     ) -> SlotFollower:
         """A follower of one server. `drive` makes a driver from a client with the server's URL and key."""
         settings, key = self.settings, engine_key(self.settings.home)

@@ -59,7 +59,7 @@ def _follower(host: Host, own: VllmSettings, number: int) -> SlotFollower:
         )
     )
     slot, region = own.slots[number], own.region or settings.region
-    return host.follower(kind="vllm", name=name, slot=slot, region=region, server=server, drive=VllmServer)
+    return host.follower("vllm", name, slot, region=region, server=server, drive=VllmServer)
 
 
 class RunningServer(msgspec.Struct, frozen=True):

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from sqlalchemy import update
 
 from commands.engines import check_announced, check_given, choose_engine, engine_findings, train_finding
@@ -18,10 +17,8 @@ from contracts.assignments import SLOTS
 from contracts.engines import EngineReplica, announce
 from contracts.errors import InvalidSettings
 from contracts.tables import engine_replica
-from engines.vllm.server.receiver import make_engine
 from runtime.settings import Settings, write_settings
-from tests.unit.engines.vllm.fake_vllm import PARTS, FakeModel, FakeVllm
-from tests.unit.engines.vllm.test_receiver import FakeAbstract
+from tests.unit.engines.vllm.fake_vllm import FakeModel, FakeVllm
 from tests.unit.services.serving import serve
 
 PYTHON = Path(sys.executable)
@@ -104,7 +101,7 @@ class TestGivenServers:
         return Settings.model_validate({"home": tmp_path, "run": "r", "policy": "p", **more})
 
     def test_a_server_of_this_base_is_taken_and_anothers_is_refused(self, settings: Settings) -> None:
-        fake = FakeVllm(make_engine(FakeAbstract, PARTS)(None, None, torch.device("cpu"), FakeModel()))
+        fake = FakeVllm(FakeModel())
         fake.config.model = fake.config.tokenizer = settings.base
         with serve(fake.app()) as url:
             chosen = choose_engine("vllm", None, 2, None, (url,))

@@ -77,8 +77,8 @@ def made(folder: Path) -> Path:
 def serve(settings: Settings) -> None:
     database, log = settings.database(), settings.event_log()
     tasks = load_tasks(settings.tasks)
-    about = {"metadata": {"reference": "2"}}
-    made = [a_generation(completion_id=new_completion_id(), task=name, **about) for name in tasks for _ in range(40)]
+    names, about = [name for name in tasks for _ in range(40)], {"reference": "2"}
+    made = [a_generation(completion_id=new_completion_id(), task=name, metadata=about) for name in names]
     log.append([message(GENERATIONS, item.key, item) for item in made])
     now = made[0].finished_at + 1000.0
     for worker in (

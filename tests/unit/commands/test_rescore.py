@@ -226,8 +226,9 @@ def test_a_replay_of_nothing_says_what_there_is(
     ],
 )
 def test_wrong_options_are_refused(home: Path, options: dict[str, Any], says: str) -> None:
+    given: dict[str, Any] = {"home": home, "task": "booking", "since": "1h"}
     with pytest.raises(InvalidSettings, match=says):
-        run_rescore(**({"home": home, "task": "booking", "since": "1h"} | options))
+        run_rescore(**(given | options))
 
 
 def test_a_new_task_file_with_a_mistake_is_refused_by_its_line(home: Path, tmp_path: Path) -> None:
