@@ -6,7 +6,6 @@ import datetime as dt
 import re
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -14,7 +13,6 @@ import typer
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings, NotFound
 from contracts.keys import SCOPES, NewKey, Role, Scope, list_keys, make_key, revoke_keys
-from runtime.database import Database
 from runtime.settings import load_settings
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -45,17 +43,16 @@ def new(
         name=name,
     )
     wanted.check(time.time())
-    with _database(home).transaction() as connection:
+    with load_settings(home).transaction() as connection:
         print(make_key(connection, wanted))
 
 
 @app.command("list")
 def print_keys(home: HomeOption = DEFAULT_HOME) -> None:
     """List every key: id, role, tenant, scopes, state and expiry. Secrets are never shown."""
-    with _database(home).snapshot() as connection:
-        rows = list_keys(connection)
-    lines = [_COLUMNS, *(_line(row, time.time()) for row in rows)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(_COLUMNS))]
+    with load_settings(home).snapshot() as connection:
+        lines = [_COLUMNS, *(_line(row, time.time()) for row in list_keys(connection))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
@@ -69,30 +66,30 @@ def revoke(
 
     If one of the keys is unknown, none is revoked.
     """
-    ids = [_id_of(text) for text in keys]
-    with _database(home).transaction() as connection:
+    # Of a whole key, mr-ROLE-ID-SECRET, the id.
+    ids = [found[1] if (found := re.fullmatch(r"mr-[^-]*-([^-]*).*", text.strip())) else text.strip() for text in keys]
+    with load_settings(home).transaction() as connection:
         known = {row.id: row for row in list_keys(connection)}
         if missing := sorted(set(ids) - known.keys()):
             raise NotFound(f"no key has the id {', '.join(missing)}; millrace keys api list shows them")
         revoked = revoke_keys(connection, ids, time.time())
     for key_id in dict.fromkeys(ids):
         print(f"{key_id} is revoked{'' if key_id in revoked else ' already'}: refused everywhere within 2 s")
-    if any(f"-{key_id}-" in _operator_key(home) for key_id in revoked):
-        print(
-            f"It was the key of this home, so `millrace up` needs a new one. Make it with: millrace keys --role operator --home {home} "
-            f"> {home / 'operator.key'}",
-            file=sys.stderr,
-        )
+    file = home / "operator.key"
+    own = file.read_text(errors="replace") if file.exists() else ""
+    if any(f"-{key_id}-" in own for key_id in revoked):
+        lost = "It was the key of this home, so `millrace up` needs a new one"
+        print(f"{lost}. Make it with: millrace keys --role operator --home {home} > {file}", file=sys.stderr)
 
 
 def read_scopes(text: str) -> frozenset[Scope] | None:
     """Scopes from names separated by commas or spaces. None: all scopes of the role."""
     if not text:
         return None
-    names = [name for name in re.split("[, ]+", text) if name]
-    if unknown := sorted(set(names) - set(SCOPES)):
+    names = set(filter(None, re.split("[, ]+", text)))
+    if unknown := sorted(names - set(SCOPES)):
         raise InvalidSettings(f"--scopes {', '.join(unknown)}: there are {', '.join(SCOPES)}")
-    return frozenset(cast("list[Scope]", names))
+    return frozenset(cast("set[Scope]", names))
 
 
 def read_expiry(text: str, now: float) -> float | None:
@@ -120,18 +117,3 @@ def _line(row: Any, now: float) -> tuple[str, ...]:
 
 def _moment(at: float | None) -> str:
     return _NEVER if at is None else f"{dt.datetime.fromtimestamp(at, dt.UTC):%Y-%m-%dT%H:%MZ}"
-
-
-def _id_of(text: str) -> str:
-    """The id inside a whole key; an id stays as it is."""
-    parts = text.strip().split("-")
-    return parts[2] if parts[0] == "mr" and len(parts) > 2 else text.strip()  # noqa: PLR2004 mr-role-id-secret
-
-
-def _operator_key(home: Path) -> str:
-    file = home / "operator.key"
-    return file.read_text(errors="replace") if file.exists() else ""
-
-
-def _database(home: Path) -> Database:
-    return load_settings(home).database()

@@ -1,7 +1,7 @@
 """`millrace audit`: every generation and every signal has exactly one state; compares them with the clients' own list.
 
-A record that the join has passed must be known: as a row, a dead letter, part of a dropped day, or an accepted loss. If it is not, it is
-unexplained, and named with its place. A record that the join has not reached is pending.
+A record that the join has passed is known as a row, a dead letter, part of a dropped day, or an accepted loss; else it is unexplained,
+and named with its place. A record that the join has not reached is pending.
 
 A clients' list has JSON lines: {"kind": "generation", "key": "..."} for every answer that a client saw, and
 {"kind": "signal", "id": "..."} for every signal that was acknowledged.
@@ -20,13 +20,12 @@ from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from sqlalchemy import Connection
 
 from commands.ledger import queries
 from commands.ledger.account import account
 from commands.ledger.logged import Say
 from commands.ledger.readers import Reopen, log_of, rare_collections
-from commands.ledger.sealing import write_seals
+from commands.ledger.sealing import counted, write_seals
 from commands.ledger.signals import SignalFindings, check_signals
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
@@ -51,9 +50,8 @@ class Audit(NamedTuple):
     in_doubt: tuple[str, ...] = ()
     """Logged answers that no client saw and that are not cancelled: nobody read them to the end."""
     rejected: Mapping[str, int] = MappingProxyType({})
-    """How many signals were refused or rejected, by reason."""
+    """Signals that were refused or rejected, by reason."""
     learning: LearningCounts = NOTHING_LEARNED.counts
-    """What monitors measured, corrections, and prompts of shadows."""
     notes: tuple[str, ...] = ()
     """What the log no longer has, and what was sealed now."""
 
@@ -89,12 +87,10 @@ def run_audit(
     database = settings.database()
     if day is not None:
         return print_day(database, day)
-    listed = read_clients(clients) if clients else None
+    listed, log = read_clients(clients) if clients else None, settings.event_log()
     reopen = partial(log_of, home)
     with rare_collections():
-        result = audit(
-            database, settings.event_log(), listed, settled=settled, deep=deep, seal=seal, say=_say, reopen=reopen
-        )
+        result = audit(database, log, listed, settled=settled, deep=deep, seal=seal, say=_say, reopen=reopen)
     print_audit(result)
     return 0 if result.balanced else 1
 
@@ -112,15 +108,8 @@ def audit(
 ) -> Audit:
     """Check the ledger against the log.
 
-    Args:
-        database: of the home.
-        log: of the home.
-        clients: the clients' own list; see `read_clients`.
-        settled: the loop was drained, so nothing may be pending.
-        deep: read the rows of closed days too.
-        seal: write seals if all is explained.
-        say: told how far the work is.
-        reopen: opens the log in other processes, so that a long one is read in several.
+    `clients`: see `read_clients`. `settled`: the loop was drained, so nothing may be pending. `seal`: write seals if all is explained. Others
+    as `account`.
     """
     now = time.time()
     seen = {item["key"] for item in clients or () if item["kind"] == "generation"}
@@ -129,32 +118,25 @@ def audit(
         found = account(connection, log, seen, say, deep=deep, seal_at=now if seal else None, reopen=reopen)
         lost = check_signals(connection, log, say)
         learning = check_learning(connection, now)
-        signals = _without(signal_counts(connection), lost.num_lost)
+        signals = signal_counts(connection)
+        # A lost signal is not pending: it has no state.
+        signals = signals._replace(states=signals.states | {PENDING: signals.states.get(PENDING, 0) - lost.num_lost})
         rejected = rejection_counts(connection)
         letters = queries.open_letters(connection)
-        in_doubt = _in_doubt(connection, seen) if clients is not None else ()
+        rows = queries.users_rows(connection) if clients is not None else ()
+        in_doubt = tuple(sorted(key for key, state in rows if key not in seen and state != "cancelled"))
         unheard = said - {id_ for _, id_ in queries.accepted_signals(connection)} if said else set()
+    # An operator has to decide about dead letters.
     problems = [
-        # An operator has to decide about them.
-        *(
-            f"{topic}: {num} could not be processed by {process} (millrace dead-letters list --process {process})"
-            for (process, topic), num in letters.items()
-        ),
-        *(
-            f"{name}: {counts.unexplained} unexplained"
-            for name, counts in (("generations", found.counts), ("signals", signals))
-            if counts.unexplained
-        ),
-        *found.problems,
-        *_about_signals(lost),
-        *(problem for kind in learning.problems for problem in kind),
+        f"{topic}: {num} could not be processed by {process} (millrace dead-letters list --process {process})"
+        for (process, topic), num in letters.items()
     ]
+    both = (("generations", found.counts), ("signals", signals))
+    problems += [f"{name}: {counts.unexplained} unexplained" for name, counts in both if counts.unexplained]
+    problems += [*found.problems, *_about_signals(lost), *(text for kind in learning.problems for text in kind)]
     if settled:
-        problems += [
-            f"{name}: {counts.states[PENDING]} still pending"
-            for name, counts in (("generations", found.counts), ("signals", signals))
-            if counts.states.get(PENDING, 0) > 0
-        ]
+        pending = [(name, counts.states.get(PENDING, 0)) for name, counts in both]
+        problems += [f"{name}: {num} still pending" for name, num in pending if num > 0]
     problems += [f"generation {key}: a client saw it, and the log does not have it" for key in sorted(found.unlogged)]
     problems += [f"signal {id_}: it was acknowledged, and it is lost" for id_ in sorted(unheard)]
     notes = list(found.notes)
@@ -169,9 +151,8 @@ def audit(
 def sealed_day(database: Database, day: str) -> dict[int, Seal]:
     """Partition of the log to the seal of a day; empty if the day was never sealed."""
     with database.snapshot() as connection:
-        return {
-            key.partition: seal for key, seal in sorted(read_seals(connection, day).items(), key=lambda item: item[0])
-        }
+        found = read_seals(connection, day)
+    return {key.partition: found[key] for key in sorted(found)}
 
 
 def print_day(database: Database, text: str) -> int:
@@ -180,34 +161,23 @@ def print_day(database: Database, text: str) -> int:
         day = date.fromisoformat(text).isoformat()
     except ValueError as error:
         raise InvalidSettings(f"--day is a date such as 2026-11-21, not {text!r}") from error
-    seals = sealed_day(database, day)
+    seals, is_whole = sealed_day(database, day), True
     for partition, seal in seals.items():
         states = " + ".join(f"{number} {state}" for state, number in sorted(seal.states.items()))
         kind = "dropped" if seal.dropped_at is not None else "closed" if seal.closed_at is not None else "not closed"
-        number = seal.dropped if seal.dropped_at is not None else seal.sealed
-        print(
-            f"{day} generations/{partition}: {kind}, {number.num}, hash {number.hash:016x}"
-            + (f" = {states}" if states else "")
-        )
+        keys = counted(seal)
+        is_whole &= keys is None or keys.num == sum(seal.states.values())
+        num, value = keys or seal.sealed
+        print(f"{day} generations/{partition}: {kind}, {num}, hash {value:016x}" + (f" = {states}" if states else ""))
     if not seals:
         print(f"{day}: never sealed (millrace audit --seal)")
-    whole = all(
-        sum(seal.states.values()) == (seal.dropped.num if seal.dropped_at is not None else seal.sealed.num)
-        for seal in seals.values()
-        if seal.dropped_at is not None or seal.closed_at is not None
-    )
-    if not whole:
+    if not is_whole:
         print(f"UNEXPLAINED {day}: the states of its seal do not add up")
-    return 0 if seals and whole else 1
+    return 0 if seals and is_whole else 1
 
 
 def _say(progress: str) -> None:
     print(progress, file=sys.stderr, flush=True)
-
-
-def _without(counts: LedgerCounts, num_lost: int) -> LedgerCounts:
-    """A lost signal is not pending: it has no state."""
-    return counts._replace(states=counts.states | {PENDING: counts.states.get(PENDING, 0) - num_lost})
 
 
 def _about_signals(found: SignalFindings) -> list[str]:
@@ -215,11 +185,6 @@ def _about_signals(found: SignalFindings) -> list[str]:
     problems += [f"signal {id_} of {tenant} has a state, and was never received" for tenant, id_ in found.unreceived]
     more = found.num_lost - len(found.lost) + found.num_unreceived - len(found.unreceived)
     return problems + ([f"and {more} more signals"] if more else [])
-
-
-def _in_doubt(connection: Connection, seen: set[str]) -> tuple[str, ...]:
-    rows = queries.users_rows(connection)
-    return tuple(sorted(key for key, state in rows if key not in seen and state != "cancelled"))
 
 
 def read_clients(path: Path) -> list[dict[str, Any]]:
@@ -235,10 +200,7 @@ def read_clients(path: Path) -> list[dict[str, Any]]:
 
 def print_audit(result: Audit) -> None:
     """Print the result for a person."""
-    for name, left, counts in (
-        ("generations", "logged", result.generations),
-        ("signals", "received", result.signals),
-    ):
+    for name, left, counts in (("generations", "logged", result.generations), ("signals", "received", result.signals)):
         parts = " + ".join(f"{count} {state}" for state, count in sorted(counts.states.items()) if count)
         print(f"{name}: {counts.total} {left} = {parts or '0'}")
     for name, learned in result.learning._asdict().items():

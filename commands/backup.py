@@ -12,9 +12,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 import typer
@@ -38,15 +38,6 @@ _MIB = 2**20
 SEQUENCES = "tables/sequences.json"
 
 
-class _Taken(NamedTuple):
-    """What is read at leisure, once writers go on."""
-
-    header: BackupHeader
-    cut: HomeCut
-    rows: Connection | None
-    """A snapshot of PostgreSQL."""
-
-
 def backup(
     to: Annotated[Path, typer.Option("--to", help="The file to write; it must not exist.")],
     home: HomeOption = DEFAULT_HOME,
@@ -63,16 +54,18 @@ def backup(
         )
     if to.resolve().is_relative_to(settings.home.resolve()):
         raise Conflict(f"{to} is inside the home: write the backup elsewhere, or the next one would hold this one")
-    with writing(to) as writer, _taken(settings, with_weights=weights) as taken:
-        writer.add_bytes(HEADER, msgspec.json.encode(taken.header))
-        if taken.rows is not None:  # first: the server ends a snapshot that idles
-            _write_rows(writer, taken.rows)
-        _write_home(writer, taken.cut, to.parent)
-        if taken.header.weights == "bucket":
+    with writing(to) as writer, _taken(settings, with_weights=weights) as (header, cut, rows):
+        writer.add_bytes(HEADER, msgspec.json.encode(header))
+        if rows is not None:  # first: the server ends a snapshot that idles
+            for table, number, content in tables.pieces_of(rows):
+                writer.add_bytes(f"tables/{table}/{number:06}", content)
+            writer.add_bytes(SEQUENCES, msgspec.json.encode(tables.sequences_of(rows)))
+        _write_home(writer, cut, to.parent)
+        if header.weights == "bucket":
             _write_bucket(writer, settings)
-        num_bytes, held = writer.num_bytes, taken.cut.held_seconds
+        num_bytes, held = writer.num_bytes, cut.held_seconds
     print(f"{to}: {num_bytes / _MIB:.1f} MiB in {time.monotonic() - began:.1f} s; writers waited {held * 1000:.0f} ms")
-    for line in left_out(taken.header):
+    for line in left_out(header):
         print(line)
 
 
@@ -90,7 +83,8 @@ def left_out(header: BackupHeader) -> Iterator[str]:
 
 
 @contextmanager
-def _taken(settings: Settings, *, with_weights: bool) -> Iterator[_Taken]:
+def _taken(settings: Settings, *, with_weights: bool) -> Iterator[tuple[BackupHeader, HomeCut, Connection | None]]:
+    """What is read at leisure, once writers go on; with a snapshot of PostgreSQL's rows."""
     with ExitStack() as stack:
         database = Database(
             settings.database_url or f"sqlite:///{settings.home / 'millrace.db'}",
@@ -108,7 +102,6 @@ def _taken(settings: Settings, *, with_weights: bool) -> Iterator[_Taken]:
 
         cut = stack.enter_context(home_cut(settings.home, take_rows))
         rows = found[0] if found else None
-        ends = _ends(settings)
         header = BackupHeader(
             format=FORMAT,
             release=schema.release(),
@@ -120,39 +113,32 @@ def _taken(settings: Settings, *, with_weights: bool) -> Iterator[_Taken]:
             database="sqlite" if rows is None else "postgresql",
             log="home" if settings.kafka is None else "kafka",
             weights="home" if settings.weights_url is None else "bucket" if with_weights else "left out",
-            ends=ends,
+            ends=_ends(settings),
             days=() if rows is None else tuple(held_days(rows)),
         )
-        yield _Taken(header, cut, rows)
+        yield header, cut, rows
 
 
 def _ends(settings: Settings) -> dict[str, dict[str, int]]:
     """Where the log ends, by topic and partition; nothing if it is away: a backup is wanted then, too."""
-    event_log = settings.event_log()
-    try:
-        found = event_log.describe()
-    except Unavailable as error:
-        print(f"the log's ends are not noted: {error.message}")
-        return {}
-    finally:
-        event_log.close()
+    with closing(settings.event_log()) as event_log:
+        try:
+            found = event_log.describe()
+        except Unavailable as error:
+            print(f"the log's ends are not noted: {error.message}")
+            return {}
     return {topic: {str(partition): end for partition, end in state.ends.items()} for topic, state in found.items()}
-
-
-def _write_rows(writer: BackupWriter, rows: Connection) -> None:
-    for piece in tables.pieces_of(rows):
-        writer.add_bytes(f"tables/{piece.table}/{piece.number:06}", piece.content)
-    writer.add_bytes(SEQUENCES, msgspec.json.encode(tables.sequences_of(rows)))
 
 
 def _write_home(writer: BackupWriter, cut: HomeCut, space: Path) -> None:
     """`space`: where copies of databases lie for a moment."""
     for name, connection in cut.databases.items():
         with tempfile.NamedTemporaryFile(dir=space, prefix=".millrace-", suffix=".part") as held:
-            copy_database(connection, Path(held.name))
+            copy = Path(held.name)
+            copy_database(connection, copy)
             connection.execute("ROLLBACK")  # from now on its write-ahead log may shrink again
-            with Path(held.name).open("rb") as file:
-                writer.add(f"home/{name}", file, Path(held.name).stat().st_size)
+            with copy.open("rb") as file:
+                writer.add(f"home/{name}", file, copy.stat().st_size)
     for item in cut.files:
         with item.path.open("rb") as file:
             writer.add(f"home/{item.name}", file, item.size)
@@ -162,8 +148,7 @@ def _write_bucket(writer: BackupWriter, settings: Settings) -> None:
     """Every object of the policy. One that was removed meanwhile belonged to no version that the database serves."""
     objects = open_store_at(str(settings.weights_url)).objects
     for item in objects.list_below(policy_folder(settings.policy)):
-        content = objects.get_range(item.path, 0, item.num_bytes)
-        if content is None:
+        if (content := objects.get_range(item.path, 0, item.num_bytes)) is None:
             continue
         if len(content) != item.num_bytes and objects.head(item.path) is not None:
             raise Unavailable(f"{objects.place} sent a part of {item.path}: take the backup again")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ from runtime.log import redrive as letters_of
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
 from runtime.log.outbox import Relay
 from runtime.log.redrive import SENDER, DeadLetter, decoded, parse_place
-from runtime.settings import Settings, load_settings
+from runtime.settings import load_settings
 
 _MAX_SHOWN_BYTES = 400
 _ProcessArgument = Annotated[
@@ -59,7 +59,8 @@ def print_letters(
         return
     table = Table("process", "place", "state", "at", "reason")
     for letter in letters:
-        table.add_row(letter.process, str(letter.place), letter.state, _clock(letter.at), visible(letter.reason[:200]))
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter.at))
+        table.add_row(letter.process, str(letter.place), letter.state, at, visible(letter.reason[:200]))
     Console(markup=False).print(table)
 
 
@@ -110,9 +111,8 @@ def skip(
     counted as `dead_letter`.
     """
     letters = _settle(home, letters_of.skip, process, place, topic, everything=everything)
-    print(
-        f"skipped: {_named(letters)}; kept for inspection (list --all), and samples that waited are named `dead_letter`"
-    )
+    kept = "kept for inspection (list --all), and samples that waited are named `dead_letter`"
+    print(f"skipped: {_named(letters)}; {kept}")
 
 
 def _settle(
@@ -124,37 +124,24 @@ def _settle(
     *,
     everything: bool,
 ) -> list[DeadLetter]:
-    """Redrive or skip the chosen dead letters, and relay what that sends; returns them."""
-    settings = load_settings(home)
-    letters = _chosen(settings, process, place, topic, everything=everything)
-    with settings.transaction() as connection:
-        decide(connection, letters, time.time())
-    _send(settings)
-    return letters
-
-
-def _chosen(
-    settings: Settings, process: str, place: str | None, topic: str | None, *, everything: bool
-) -> list[DeadLetter]:
-    """The dead letter at `place`, or all open ones."""
     if (place is None) == (not everything):
         raise InvalidRequest("name one place, TOPIC/PARTITION@OFFSET, or say --all; not both")
     _check_topic(topic)
+    settings = load_settings(home)
     with settings.snapshot() as connection:
         if place is not None:
-            return [letters_of.get(connection, process, parse_place(place))]
-        letters = letters_of.find(connection, process=process, topic=topic)
+            letters = [letters_of.get(connection, process, parse_place(place))]
+        else:
+            letters = letters_of.find(connection, process=process, topic=topic)
     if not letters:
         of_topic = f" of {topic}" if topic else ""
         raise NotFound(f"{process} has no open dead letters{of_topic}; see millrace dead-letters list")
+    with settings.transaction() as connection:
+        decide(connection, letters, time.time())
+    with closing(settings.event_log()) as event_log:
+        # Also what an earlier command left that was interrupted. A record appended twice counts once.
+        Relay(SENDER, settings.database(), event_log).flush()
     return letters
-
-
-def _send(settings: Settings) -> None:
-    """Relay the outbox of this command, and of an earlier one that was interrupted. A record appended twice counts once."""
-    event_log = settings.event_log()
-    Relay(SENDER, settings.database(), event_log).flush()
-    event_log.close()
 
 
 def _check_topic(topic: str | None) -> None:
@@ -205,7 +192,3 @@ def _printable(value: Any) -> Any:
 
 def _named(letters: list[DeadLetter]) -> str:
     return str(letters[0].place) if len(letters) == 1 else f"{len(letters)} records"
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

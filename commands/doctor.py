@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import socket
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,13 +14,12 @@ from typing import Annotated
 import typer
 
 from commands.deep import deep_findings
-from commands.deep.ports import port_findings
-from commands.engine_rows import engine_findings
-from commands.findings import Finding, checked
+from commands.deep.servers import is_free, port_findings, process_findings, store_finding
+from commands.engines import engine_findings
+from commands.findings import Finding, checked, missing, note
 from commands.home_gates import gates_of_home
 from commands.options import DEFAULT_HOME, DeviceOption, HomeOption
 from commands.policy_check import findings_of
-from commands.process_rows import process_findings
 from commands.sections import sections_finding
 from commands.up import resolve_policy
 from contracts.assignments import LIVE
@@ -35,19 +33,12 @@ from runtime.log.loss_detection import losses, read_positions, refusal
 from runtime.private_files import open_to_others
 from runtime.settings import Settings, load_settings
 from runtime.settings_file import settings_file
+from weights.stores.opening import inspect_store
 from weights.versions.keys import keyring_of, signer_of, signing_key
 
 _OF_TORCH = ("torch", "transformers", "trl", "accelerate")
-_PACKAGES = (
-    "fastapi",
-    "sqlalchemy",
-    "alembic",
-    "msgspec",
-    "blake3",
-    "cryptography",
-    "tokenizers",
-)
-_INSTALL = "run `make setup`, or install the wheel with its dependencies"
+_PACKAGES = ("fastapi", "sqlalchemy", "alembic", "msgspec", "blake3", "cryptography", "tokenizers")
+_INSTALL = "missing: run `make setup`, or install the wheel with its dependencies"
 _INSTALL_TORCH = "missing: only engine and training need it; pip install 'millrace[torch]', or the image millrace-torch"
 _PYTHON = (3, 11)
 _SQLITE = (3, 35)
@@ -61,25 +52,19 @@ def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
     """Run every check, without importing torch. `deep`: also ask everything that the home depends on."""
     version = sys.version_info[:3]
     yield Finding("python", version[:2] >= _PYTHON, True, f"{'.'.join(map(str, version))}; 3.11 or newer is needed")
-    for package in _PACKAGES:
-        there = importlib.util.find_spec(package) is not None
-        yield Finding(package, there, True, "installed" if there else f"missing: {_INSTALL}")
-    for package in _OF_TORCH:
-        there = importlib.util.find_spec(package) is not None
-        yield Finding(package, there, False, "installed" if there else _INSTALL_TORCH)
-    yield Finding(
-        "sqlite", sqlite3.sqlite_version_info >= _SQLITE, True, f"{sqlite3.sqlite_version}; 3.35 or newer is needed"
-    )
+    for package in (*_PACKAGES, *_OF_TORCH):
+        there, needed = importlib.util.find_spec(package) is not None, package in _PACKAGES
+        yield Finding(package, there, needed, "installed" if there else _INSTALL if needed else _INSTALL_TORCH)
+    says = f"{sqlite3.sqlite_version}; 3.35 or newer is needed"
+    yield Finding("sqlite", sqlite3.sqlite_version_info >= _SQLITE, True, says)
     free = shutil.disk_usage(home if home.exists() else Path()).free / _GIB
     yield Finding("disk", free >= _FREE_GIB, True, f"{free:.0f} GiB free; {_FREE_GIB} are needed")
     yield sandbox_of(MAKERS)
     if not settings_file(home).exists():
-        free_port = _can_bind(8400)
+        free_port = is_free("127.0.0.1", 8400)
         yield Finding("port 8400", free_port, False, "free" if free_port else "taken: start with --port")
         if deep:
-            yield Finding(
-                "home", False, True, f"{home} was never started, so --deep has nothing to ask: name a home with --home"
-            )
+            yield missing("home", f"{home} was never started, so --deep has nothing to ask: name a home with --home")
     else:
         settings = load_settings(home)
         yield sections_finding(home)
@@ -90,14 +75,13 @@ def examine(home: Path, *, deep: bool = False) -> Iterator[Finding]:
             yield Finding("gate", gate.is_gated, False, f"{gate.task}: {gate.says}")
         yield _files(settings)
         yield _private(home)
-        yield from _log_and_clock(settings)
+        with closing(settings.database()) as database, closing(settings.event_log()) as event_log:
+            yield checked("log", lambda: _log(settings, database, event_log))
+            yield checked("clock", lambda: _clock(database), needed=False)
         if settings.weights_url:
-            yield checked("weights", lambda: _bucket(str(settings.weights_url)))
+            yield checked("weights", lambda: store_finding(str(settings.weights_url)))
         yield checked("versions", lambda: versions_of(settings), needed=False)
-        if deep:
-            yield from deep_findings(settings)
-        else:
-            yield from port_findings(settings)
+        yield from deep_findings(settings) if deep else port_findings(settings)
     gpu = shutil.which("nvidia-smi") is not None
     yield Finding("gpu", gpu, False, "found: try --device cuda" if gpu else "none: everything runs on the CPU")
     browser = shutil.which("chromium") is not None
@@ -110,9 +94,7 @@ def sandbox_of(makers: Mapping[str, Maker]) -> Finding:
     working = [described(result) for result in found.values() if not isinstance(result, str)]
     refused = "; ".join(f"{name}: {result}" for name, result in found.items() if isinstance(result, str))
     if not working:
-        return Finding(
-            "sandbox", False, False, f"none works, so tasks that run code are refused; {_SANDBOX_REMEDY} ({refused})"
-        )
+        return note("sandbox", f"none works, so tasks that run code are refused; {_SANDBOX_REMEDY} ({refused})")
     return Finding("sandbox", True, False, f"{', '.join(working)}" + (f"; not {refused}" if refused else ""))
 
 
@@ -140,45 +122,37 @@ def doctor(
 def _keys(settings: Settings) -> Finding:
     keyring = keyring_of(settings)
     if keyring is None:
-        says = "weights_unsigned = true: anybody who can write to the weight store decides what is served; see "
-        return Finding("keys", False, False, f"{says}docs/operating.md, Keys")
+        says = "weights_unsigned = true: anybody who can write to the weight store decides what is served"
+        return note("keys", f"{says}; see docs/operating.md, Keys")
     signer = None if signing_key(settings.home) is None else signer_of(settings)
     signs = "no private key: versions are only read here" if signer is None else f"{signer.key_id} signs"
     return Finding("keys", True, True, f"{', '.join(keyring.key_ids)} trusted; {signs}")
 
 
 def _files(settings: Settings) -> Finding:
-    found = list(damaged_files(settings.home, everything=True))
-    if found:
+    if found := list(damaged_files(settings.home, everything=True)):
         says = "; ".join(f"{item.path} is damaged ({item.problem})" for item in found)
-        return Finding("files", False, True, f"{says}: see docs/repair.md, Bits flip")
+        return missing("files", f"{says}: see docs/repair.md, Bits flip")
     return Finding("files", True, True, "no damaged page in millrace.db and log/")
 
 
 def _private(home: Path) -> Finding:
-    found = list(open_to_others(home))
-    if found:
-        says = f"{len(found)} files or folders can be read by other users, first {found[0]}: `chmod -R go= {home}` as their owner"
-        return Finding("private", False, False, says)
+    if found := list(open_to_others(home)):
+        says = f"{len(found)} files or folders can be read by other users, first {found[0]}"
+        return note("private", f"{says}: `chmod -R go= {home}` as their owner")
     return Finding("private", True, False, "no other user of this machine can read the home")
-
-
-def _log_and_clock(settings: Settings) -> Iterator[Finding]:
-    with closing(settings.database()) as database, closing(settings.event_log()) as event_log:
-        yield checked("log", lambda: _log(settings, database, event_log))
-        yield checked("clock", lambda: _clock(database), needed=False)
 
 
 def _log(settings: Settings, database: Database, event_log: EventLog) -> Finding:
     event_log.check_topics()
     if lost := losses(database, event_log):
-        return Finding("log", False, True, refusal(lost, settings.home).message)
+        return missing("log", refusal(lost, settings.home).message)
     with database.snapshot() as connection:
         positions = read_positions(connection)
     damaged = [] if settings.kafka else list(damaged_records(event_log, positions, newest=_EVERY_RECORD))
     if damaged:
         places = ", ".join(f"{item.topic}/{item.partition} {item.offset}" for item in damaged[:_MAX_NAMED])
-        return Finding("log", False, False, f"{len(damaged)} records are damaged: {places}; check the disk")
+        return note("log", f"{len(damaged)} records are damaged: {places}; check the disk")
     return Finding("log", True, True, "the log is the one that the database was written with")
 
 
@@ -187,37 +161,22 @@ def _clock(database: Database) -> Finding:
         offset = offset_seconds(database)
         database_time(database)
     except ClockOff as error:
-        return Finding("clock", False, True, error.message)
+        return missing("clock", error.message)
     return Finding("clock", True, True, f"{abs(offset):.1f} s from the database's; {MOST_SECONDS:.0f} are allowed")
-
-
-def _bucket(url: str) -> Finding:
-    from weights.stores.opening import open_store_at  # noqa: PLC0415 a home without a bucket needs no client
-
-    open_store_at(url).check()
-    return Finding("weights", True, True, f"{url} accepts writes, and refuses to overwrite")
 
 
 def versions_of(settings: Settings) -> Finding:
     """Whether everything in the weight store can be read and verified, and the signed list of versions is fresh."""
-    from weights.stores.opening import inspect_store  # noqa: PLC0415 only homes have a store
-
     found = inspect_store(settings, LIVE)
     if found.junk:
         named = "; ".join(f"{place}: {code}" for place, code in found.junk[:_MAX_NAMED])
-        says = f"{len(found.junk)} objects in the weight store cannot be used: {named}; see docs/repair.md, Weights are refused"
-        return Finding("versions", False, False, says)
+        says = f"{len(found.junk)} objects in the weight store cannot be used: {named}"
+        return note("versions", f"{says}; see docs/repair.md, Weights are refused")
     if found.expires_in is None:
         return Finding("versions", True, False, f"{found.num_versions}; no signed list yet: training writes it")
     says = f"{found.num_versions} listed; the list is good for {found.expires_in / 3600:.0f} h"
-    is_fresh = found.expires_in > 0
-    return Finding("versions", is_fresh, False, says if is_fresh else f"{says}: millrace keys renew")
-
-
-def _can_bind(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    return (
+        Finding("versions", True, False, says)
+        if found.expires_in > 0
+        else note("versions", f"{says}: millrace keys renew")
+    )

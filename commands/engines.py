@@ -1,26 +1,35 @@
-"""Which engine `up` and `demo` start, and what it cannot do. In: options. Out: settings and processes."""
+"""The engines of a home: which ones the options of `up` and `demo` mean, and what `doctor` says of those that announce themselves."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 
-from contracts.assignments import CANDIDATE, LIVE
+from commands.findings import Finding, missing, note
+from contracts import assignments
+from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE
+from contracts.engines import EngineReplica, read_replicas
 from contracts.errors import InvalidSettings, Unavailable
-from engines import registry
-from engines.following.joining import check_server
-from engines.following.settings import FollowedSection
-from engines.registry import FOLLOWED, KINDS, followed_of, kind_of, why_gone
-from runtime.engine_key import authorization, engine_key
-from runtime.engine_rows import read_engines
-from runtime.settings import Section, Settings, make_section
+from engines.fitting import misfit
+from engines.following.driver import check_server
+from engines.kind import FollowedSection
+from engines.registry import FOLLOWED, KINDS, OWN, followed_of, kind_of, only_followed, why_gone
+from runtime.base_policy import fingerprint
+from runtime.engine_key import ENGINE_KEY, authorization, engine_key
+from runtime.settings import Section, Settings, load_section, make_section
+from runtime.train_settings import TrainSettings
 from services.engine.settings import EngineSettings
 
-_ASK_SECONDS = 10.0
+_ASK_SECONDS, _DOCTOR_SECONDS = 10.0, 2.0
+_REMEDIES = {
+    "another_run": "it belongs to another run, so it gets no requests: end it, or give its home this run",
+    "another_base": "its config.json or tokenizer.json is another's, so it gets no requests: start it with this home's base",
+    "unknown_kind": "this release has no such engine, so it gets no requests: end the process that announces it",
+}
 
 
 class EngineChoice(NamedTuple):
@@ -59,7 +68,7 @@ class EngineChoice(NamedTuple):
         ]
 
 
-OWN = EngineChoice(registry.OWN)
+OURS = EngineChoice(OWN)
 
 
 def choose_engine(
@@ -79,8 +88,7 @@ def choose_engine(
         replicas: servers to start: the first serves live, the second candidate, further ones live.
         num_own: of our engine; None: one, or none beside others.
         urls: servers that run already, instead of `replicas` new ones. With our own kind they stand beside ours.
-        slots: arms, with commas: one for each server, instead of `replicas`; without servers, those that each of our replicas holds.
-            None: the defaults.
+        slots: arms, with commas: one for each server, instead of `replicas`; without servers, those of each of our replicas.
 
     Raises:
         InvalidSettings: another kind, no such interpreter, or slots that make no sense.
@@ -88,26 +96,24 @@ def choose_engine(
     if kind not in KINDS:
         raise InvalidSettings(f"--engine is {' or '.join(KINDS)}, not {kind!r}{why_gone(kind)}")
     arms = None if slots is None else tuple(name.strip() for name in slots.split(","))
-    if kind == registry.OWN and not urls:
+    if kind == OWN and not urls:
         if num_own == 0:
-            raise InvalidSettings(f"--engines 0 leaves no engine; add --engine {FOLLOWED[0]}")
+            raise InvalidSettings(f"--engines 0 leaves no engine; add --engine {' or '.join(FOLLOWED)}")
         own = None if arms is None else make_section("--slots: [engine]", EngineSettings, slots=arms)
-        return OWN._replace(num_own=num_own or 1, own=own)
-    is_beside = kind == registry.OWN
-    name = FOLLOWED[0] if is_beside else kind
-    servers = followed_of(name).choose(python, arms or _slots(len(urls) or replicas), urls)
+        return OURS._replace(num_own=num_own or 1, own=own)
+    is_beside = kind == OWN
+    name = only_followed() if is_beside else kind
+    num_servers = len(urls) or replicas
+    usual = (LIVE, CANDIDATE, *[LIVE] * (num_servers - 2))[: max(1, num_servers)]
+    servers = followed_of(name).choose(python, arms or usual, urls)
     return EngineChoice(name, servers, int(is_beside) if num_own is None else num_own)
-
-
-def _slots(num_servers: int) -> tuple[str, ...]:
-    return (LIVE, CANDIDATE, *[LIVE] * (num_servers - 2))[: max(1, num_servers)]
 
 
 def check_given(choice: EngineChoice, settings: Settings) -> None:
     """Check before a process starts that the engine can serve this policy, and the servers of `--engine-url`.
 
     Raises:
-        InvalidSettings: the engine cannot take versions of this policy; or a given server is not there, was started in a way that cannot be followed, or serves another model.
+        InvalidSettings: the engine cannot take versions of this policy; or a given server is not there, cannot be followed, or serves another model.
     """
     if choice.servers is None:
         return
@@ -124,19 +130,94 @@ def check_given(choice: EngineChoice, settings: Settings) -> None:
 
 
 def check_announced(settings: Settings) -> None:
-    """Check that no replica of a kind that this release lacks announces itself.
-
-    Raises:
-        InvalidSettings: one does; names it.
-    """
-    database = settings.database()
-    try:
-        rows = read_engines(database, settings.policy)
-    finally:
-        database.close()
+    """Raises InvalidSettings if a replica of a kind that this release lacks announces itself; names it."""
+    with settings.snapshot() as connection:
+        rows = read_replicas(connection, settings.policy)
     for row in rows:
         if row.kind not in KINDS and row.is_fresh(time.time()):
             raise InvalidSettings(
                 f"the engine {row.name} at {row.url} announces itself as {row.kind}, which this release has not{why_gone(row.kind)}; "
                 "end the process that announces it"
             )
+
+
+def engine_findings(settings: Settings) -> Iterator[Finding]:
+    """One finding for each replica that announced itself; without any, one for the engine at this home's address."""
+    try:
+        headers = authorization(engine_key(settings.home))
+        rows, has_proved = _rows(settings)
+    except (InvalidSettings, Unavailable) as error:
+        yield Finding("engine", False, isinstance(error, InvalidSettings), error.message)
+        return
+    if not rows:
+        yield _key_taken(f"the engine at {settings.engine_url}", settings.engine_url, headers)
+    base, now = fingerprint(settings.base), time.time()
+    for row in rows:
+        yield _finding(row, settings.run, base, now, headers)
+    fresh = [row for row in rows if row.is_fresh(now) and misfit(row, settings.run, base) is None]
+    if fresh:
+        try:
+            is_enabled = load_section(settings.home, "train", TrainSettings).enabled
+        except InvalidSettings as error:
+            yield missing("release train", error.message)
+            return
+        yield train_finding({slot for row in fresh for slot in row.slots}, is_enabled=is_enabled, has_proved=has_proved)
+
+
+def train_finding(slots: Collection[str], *, is_enabled: bool, has_proved: bool = False) -> Finding:
+    """How far the slots of all engines carry a release train. `has_proved`: there was one, so versions wait for a slot that is missing."""
+    without = {
+        CANARY: "a version that passed the gate goes live at once, without proof on a few users",
+        LEARNING: "no share of the users gets the newest gated version for the trainer",
+        HOLDOUT: "no lift over a frozen version is measured",
+    }
+    name = "release train"
+    if not is_enabled:
+        return Finding(name, True, False, f"off ([train] enabled = false): {without[CANARY]}")
+    if has_proved and CANARY not in slots:
+        without[CANARY] = (
+            "versions that passed the gate wait for one; if it was removed for good, write [train] enabled = false and restart release"
+        )
+    missing = [f"no engine has a slot for {arm}: {why}" for arm, why in without.items() if arm not in slots]
+    if not missing:
+        return Finding(name, True, False, f"engines have slots for {', '.join(without)}")
+    good = not has_proved or CANARY in slots
+    return Finding(name, good, False, "; ".join(missing) + "; add slots with [engine] slots or --slots")
+
+
+def _finding(row: EngineReplica, run: str, base: str, now: float, headers: Mapping[str, str]) -> Finding:
+    held = ", ".join(f"{arm} {'empty' if version is None else f'v{version}'}" for arm, version in row.slots.items())
+    who = f"{row.name} ({row.kind}, region {row.region}, {row.url})"
+    if not row.is_fresh(now):
+        return note("engine", f"{who}: no sign of life for {now - row.seen_at:.0f} s; last {held}")
+    if (why := misfit(row, run, base)) is not None:
+        return missing("engine", f"{who}: {why}: {_REMEDIES[why]}{why_gone(row.kind)}")
+    problems = (
+        f"cannot load v{problem['version']} as {arm}: {problem['code']}: {problem['message']}"
+        for arm, problem in row.problems.items()
+    )
+    says = "; ".join([f"{who}: {row.status}, {held}", *problems])
+    serves = row.status == "serving" and not row.problems
+    if row.kind != OWN:  # such servers are bound to loopback; their follower speaks for them
+        return Finding("engine", serves, False, says)
+    answered = _key_taken(says, row.url, headers)
+    return answered._replace(good=answered.good and serves)
+
+
+def _key_taken(who: str, url: str, headers: Mapping[str, str]) -> Finding:
+    """Whether the engine, if one runs, accepts the key that this home's processes send."""
+    try:
+        answer = httpx.get(f"{url}/state", headers=headers, timeout=_DOCTOR_SECONDS)
+    except httpx.TransportError as error:
+        return Finding("engine", True, False, f"{who}: no engine answers from here ({type(error).__name__})")
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        return missing("engine", f"{who}: it refuses this home's key: restart it, or give both the same {ENGINE_KEY}")
+    return Finding("engine", answer.is_success, False, f"{who}: accepts this home's key ({answer.status_code})")
+
+
+def _rows(settings: Settings) -> tuple[list[EngineReplica], bool]:
+    if settings.database_url is None and not (settings.home / "millrace.db").exists():
+        return [], False  # nothing was started yet, and a look must make no file
+    with settings.snapshot() as connection:
+        arms = assignments.read(connection, settings.policy)
+        return read_replicas(connection, settings.policy), CANARY in arms

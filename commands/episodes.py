@@ -1,9 +1,7 @@
 """Puts the process `episodes` together: the join, and beside it the seals of the ledger, once a day.
 
-In: nothing. Out: seals, by `millrace audit --seal` in a process of its own, so that the join shares neither memory nor interpreter with it.
-Waits for: the hour.
-
-Replicas look at different minutes, so the second one finds what the first one sealed. If both seal, one of them writes nothing.
+Out: seals, by `millrace audit --seal` in a process of its own, so that the join shares neither memory nor interpreter with it. Replicas
+look at different minutes, so the second one finds what the first one sealed. If both seal, one of them writes nothing.
 """
 
 from __future__ import annotations
@@ -67,11 +65,7 @@ class SealKeeper:
         self._database.close()
 
     def look(self, now: float, stop: threading.Event) -> bool:
-        """Seal, if the last seal is old or there is none; returns whether it tried.
-
-        Raises:
-            Unavailable: the database cannot be read.
-        """
+        """Seal, if the last seal is old or there is none; returns whether it tried. Raises Unavailable."""
         self._note()
         if self._sealed_at is not None and now - self._sealed_at < SEALED_EVERY_SECONDS:
             return False

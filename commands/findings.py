@@ -17,6 +17,16 @@ class Finding(NamedTuple):
     says: str
 
 
+def missing(name: str, says: str) -> Finding:
+    """Something without which Millrace cannot run."""
+    return Finding(name, False, True, says)
+
+
+def note(name: str, says: str) -> Finding:
+    """Something that is wrong, and with which Millrace runs."""
+    return Finding(name, False, False, says)
+
+
 def checked(name: str, check: Callable[[], Finding], *, needed: bool = True) -> Finding:
     """The finding of a check. If the check fails, its error is the finding."""
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import redirect_stdout
+from contextlib import closing, redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,12 +67,9 @@ def judge_files(task_file: Path, sentinels: Path, answers: Path, against: Path) 
     if not cases.items:
         raise InvalidSettings(f"{sentinels}: it has no sentinels")
     given = {_NEW: _read_answers(answers, cases), _OLD: _read_answers(against, cases)}
-    graders = GateGraders({task.name: task})
-    try:
+    with closing(GateGraders({task.name: task})) as graders:
         graders.check(cases)
         values = grade_together(graders, cases, task.name, given)
-    finally:
-        graders.close()
     question = GatedTask(task.name, task.gate_graders, task.gate.margin, {LIVE: _OLD}, values)
     decision = decide([question], _NEW, {})
     (comparison,) = decision.comparisons
@@ -82,18 +79,13 @@ def judge_files(task_file: Path, sentinels: Path, answers: Path, against: Path) 
 def _as_json(task: Task, found: GateComparison, *, accepted: bool) -> dict[str, Any]:
     facts = found.facts
     names = ("value", "against", "num", "discordant", "wins", "losses", "p", "alpha", "least_difference", "test")
-    losses, wins, limit = facts["losses"], facts["wins"], facts["alpha"]
     verdict = "no worse beyond chance" if accepted else "worse beyond chance"
     reason = (
-        f"{task.name}: {verdict}: {found.value:.3f} against {found.against:.3f}, {losses} lost and {wins} won of {facts['num']}, "
-        f"p = {facts['p']:.2g} (limit {limit:.2g})"
+        f"{task.name}: {verdict}: {found.value:.3f} against {found.against:.3f}, {facts['losses']} lost and {facts['wins']} won of "
+        f"{facts['num']}, p = {facts['p']:.2g} (limit {facts['alpha']:.2g})"
     )
-    return {
-        "accepted": accepted,
-        "reason": reason,
-        **{name: facts[name] for name in names},
-        "graders": list(task.gate_graders),
-    }
+    figures = {name: facts[name] for name in names}
+    return {"accepted": accepted, "reason": reason, **figures, "graders": list(task.gate_graders)}
 
 
 def _read_answers(path: Path, sentinels: SentinelFile) -> tuple[SentinelAnswer, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from commands.operators import WRITER, wake_followers
+from commands.operators import WRITER, ReasonOption, moving_arms
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts import holdout as held_out
 from contracts import holds
@@ -15,7 +15,6 @@ from contracts.errors import InvalidValue
 from runtime.settings import load_settings
 from weights.stores.opening import open_weight_store
 
-ReasonOption = Annotated[str, typer.Option(help="Kept in the history.")]
 _FOR = "How long: a number and s, m, h or d, for example 2h; at most 30d."
 
 
@@ -26,12 +25,10 @@ def freeze(
     reason: ReasonOption = "frozen by an operator",
 ) -> None:
     """Keep every arm as it is: the gate waits, the train stands still. A rollback still goes through."""
-    settings = load_settings(home)
-    now = time.time()
+    settings, now = load_settings(home), time.time()
     until = None if duration is None else now + holds.seconds_of(duration)
-    with settings.transaction() as connection:
+    with moving_arms(settings) as connection:
         hold = holds.freeze(connection, policy=settings.policy, until=until, writer=WRITER, reason=reason, now=now)
-    wake_followers(settings)
     print(hold.words)
 
 
@@ -43,24 +40,21 @@ def pin(
     reason: ReasonOption = "pinned by an operator",
 ) -> None:
     """Give everybody one version for a while: a running train ends, no version is revoked, and nothing moves until the end."""
-    settings = load_settings(home)
-    now = time.time()
+    settings, now = load_settings(home), time.time()
     until = now + holds.seconds_of(duration)
     open_weight_store(settings).manifest(settings.policy, version)
-    with settings.transaction() as connection:
+    with moving_arms(settings) as connection:
         hold = holds.pin(
             connection, policy=settings.policy, version=version, until=until, writer=WRITER, reason=reason, now=now
         )
-    wake_followers(settings)
     print(f"{hold.words}; users of the hold-out, if there is one, keep theirs")
 
 
 def resume(home: HomeOption = DEFAULT_HOME, reason: ReasonOption = "resumed by an operator") -> None:
     """End a freeze or a pin. The arms stay where they are until the gate and the train go on."""
     settings = load_settings(home)
-    with settings.transaction() as connection:
+    with moving_arms(settings) as connection:
         held = holds.resume(connection, policy=settings.policy, writer=WRITER, reason=reason)
-    wake_followers(settings)
     print(
         "the arms move again"
         if held.version is None
@@ -80,18 +74,15 @@ def holdout(
     settings = load_settings(home)
     if off != (version is None) or off != (share is None):
         raise InvalidValue("give a version and --share, or only --off", param="version")
-    if version is not None:
-        open_weight_store(settings).manifest(settings.policy, version)
     asked = {"policy": settings.policy, "writer": WRITER, "reason": reason}
-    with settings.transaction() as connection:
-        if version is None or share is None:
-            held_out.end_holdout(connection, **asked)
-        else:
-            held_out.set_holdout(connection, version=version, share=share, **asked)
-    wake_followers(settings)
     if version is None or share is None:
+        with moving_arms(settings) as connection:
+            held_out.end_holdout(connection, **asked)
         print("there is no hold-out any more: its users get what everybody gets")
         return
+    open_weight_store(settings).manifest(settings.policy, version)
+    with moving_arms(settings) as connection:
+        held_out.set_holdout(connection, version=version, share=share, **asked)
     print(f"{share:.1%} of the users stay on v{version}")
     low, high = held_out.RECOMMENDED
     if share < low:

@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized, WeightsRefused
-from contracts.event_log import EventLog
 from contracts.keys import check_key, create_key, register_key
 from rewards.preflight import check_tasks
 from rewards.silence_warnings import propose_expected
@@ -40,6 +39,7 @@ from runtime.private_files import create_private_files, make_private
 from runtime.settings import Section, Settings, load_settings, make_section, write_settings
 from runtime.settings_file import is_given, settings_file
 from services.inference.template.chat_template import load_template
+from weights.files import write_durably
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store
 from weights.stores.store import WeightStore
@@ -59,10 +59,8 @@ class Home(NamedTuple):
 def claimed(home: Path) -> Iterator[None]:
     """Lock a home for one supervisor: a second would start every process twice. The lock ends with this process.
 
-    A start that is refused before it made anything leaves no folder behind.
-
-    Raises:
-        InvalidSettings: Millrace already runs in this home, or the folder cannot be made.
+    A start that is refused before it made anything leaves no folder behind. Raises InvalidSettings: Millrace already runs in this home, or the
+    folder cannot be made.
     """
     path = home / "up.lock"
     made = [place for place in (path, home) if not place.exists()]
@@ -87,14 +85,11 @@ def claimed(home: Path) -> Iterator[None]:
 
 
 def _remove_unused(made: list[Path], lock: Path) -> None:
-    """Remove the files that `claimed` made, if nothing was added since. The lock is still held."""
+    """Remove what `claimed` made, if nothing was added since. The lock is still held."""
     with suppress(OSError):  # the home is gone already, or it is a mount point
         if made and list(lock.parent.iterdir()) == [lock]:
             for place in made:
-                if place == lock:
-                    place.unlink()
-                else:
-                    place.rmdir()
+                (place.unlink if place == lock else place.rmdir)()
 
 
 def prepare_home(
@@ -102,10 +97,7 @@ def prepare_home(
 ) -> Home:
     """See the module docstring.
 
-    Args:
-        settings: of the home.
-        sections: the settings of the processes.
-        inspect: looks at the base policy, see `policy_check.check_policy`. None: its names and tensors are trusted.
+    `inspect`: looks at the base policy, see `policy_check.check_policy`. None: its names and tensors are trusted.
 
     Raises:
         InvalidTask, InvalidSettings: before anything is written.
@@ -129,10 +121,8 @@ def prepare_home(
     stored_root = _base_root(store, policy)
     signer = signer_of(settings) if stored_root is None else None
     if stored_root not in {None, root_of(base)}:
-        raise InvalidSettings(
-            f"the weights in {settings.base} differ from those that {settings.home} started with; restore them, or choose "
-            "another --home"
-        )
+        differ = f"the weights in {settings.base} differ from those that {settings.home} started with"
+        raise InvalidSettings(f"{differ}; restore them, or choose another --home")
     check_files(settings)
     database = settings.database()
     migrate(database)
@@ -178,7 +168,6 @@ def prepare_home(
 
 
 def _load_base(settings: Settings, inspect: Callable[[Path], CheckpointReport] | None) -> Tensors:
-    """The base policy in its published form. Raises InvalidSettings."""
     base = Path(settings.base)
     if not base.is_dir():
         raise InvalidSettings(f"policy folder {base} does not exist")
@@ -204,14 +193,24 @@ def _check_redis(settings: Settings) -> None:
 
 
 def _check_log(database: Database, settings: Settings) -> None:
-    """Check that the log is the database's own, create its topics, and report damaged records."""
-    log = settings.event_log()
-    require_same_log(database, log, settings.home)
-    log.create_topics()
-    note(database, log.describe(), time.time())
-    if settings.kafka is None:
-        _report_damaged(database, log)
-    log.close()
+    """Check that the log is the database's own, create its topics, and report damaged records.
+
+    The readers of damaged records turn each into a dead letter later; nothing else is lost.
+    """
+    with closing(settings.event_log()) as log:
+        require_same_log(database, log, settings.home)
+        log.create_topics()
+        note(database, log.describe(), time.time())
+        if settings.kafka is not None:
+            return
+        with database.snapshot() as connection:
+            positions = read_positions(connection)
+        for record in damaged_records(log, positions):
+            print(
+                f"{record.topic}/{record.partition} {record.offset} is damaged: the disk changed its bits. It will become a dead letter; "
+                "check the disk",
+                flush=True,
+            )
 
 
 def _make_secrets(database: Database, home: Path) -> str | None:
@@ -226,14 +225,14 @@ def _make_secrets(database: Database, home: Path) -> str | None:
         if operator := given_operator_key():
             register_key(connection, operator, "operator", OPERATOR_KEY)
         elif is_first:
-            _write_secret(operator_file(home), create_key(connection, "operator"))
+            write_durably(operator_file(home), [f"{create_key(connection, 'operator')}\n".encode()], mode=0o600)
     if not is_given():
         engine_key(home)
     return app_key
 
 
 def _base_root(store: WeightStore, policy: str) -> str | None:
-    """The root hash of version 0. None: it was never published. Raises WeightsRefused if its manifest is wrong."""
+    """The root hash of version 0. None: it was never published."""
     try:
         return store.manifest(policy, 0).target_root
     except NotFound:
@@ -248,27 +247,13 @@ def _check_database(database: Database, settings: Settings, versions: list[int])
         if known and not given and file.exists():
             _check_operator(connection, file)
     if known and not given and not file.exists():
-        raise InvalidSettings(
-            f"the database holds the keys of another home, and {file} does not exist: restore millrace.toml and "
-            "operator.key of that home, or give this one a database of its own"
-        )
+        another = f"the database holds the keys of another home, and {file} does not exist: restore millrace.toml and operator.key"
+        raise InvalidSettings(f"{another} of that home, or give this one a database of its own")
     live = arms[LIVE].version if LIVE in arms else None
     if live is not None and live not in versions:
+        held = f"the weight store ({settings.weights_url or settings.weights}) has {versions or 'none'}"
         raise InvalidSettings(
-            f"{policy} serves version {live}, and the weight store ({settings.weights_url or settings.weights}) has "
-            f"{versions or 'none'}: restore it, or start over with another database and --home"
-        )
-
-
-def _report_damaged(database: Database, log: EventLog) -> None:
-    """Report damaged records at the start. Their readers turn each into a dead letter later; nothing else is lost."""
-    with database.snapshot() as connection:
-        positions = read_positions(connection)
-    for record in damaged_records(log, positions):
-        print(
-            f"{record.topic}/{record.partition} {record.offset} is damaged: the disk changed its bits. It will become a dead letter; "
-            "check the disk",
-            flush=True,
+            f"{policy} serves version {live}, and {held}: restore it, or start over with another database and --home"
         )
 
 
@@ -307,9 +292,7 @@ _KEPT = (
 
 
 def to_bf16(tensors: Tensors) -> Tensors:
-    """The published form of a policy: every tensor as bf16, rounded to nearest even.
-
-    A float32 tensor of a checkpoint is rounded too: the policy is its published bits, and is served and trained from them.
+    """The published form of a policy: every tensor as bf16, rounded to nearest even. It is served and trained from these bits.
 
     Raises:
         WeightsRefused: `wrong_dtype`: a tensor is not of BF16, F16 or F32.
@@ -326,9 +309,3 @@ def _bf16(name: str, tensor: Tensor) -> Tensor:
     bits = tensor.data.view(source).astype(np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
     return Tensor("BF16", tensor.shape, rounded.view(np.uint8))
-
-
-def _write_secret(path: Path, secret: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secret + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,12 +36,7 @@ class GateSummary(NamedTuple):
 
 
 def check_gate(task_files: Sequence[Path], home: Path, sentinels: Path | None) -> ReleaseSettings:
-    """The section [release] for a start, after a check that its sentinels can be graded.
-
-    Args:
-        task_files: of all tasks.
-        home: the home folder.
-        sentinels: by default the file that the home already has.
+    """The section [release] for a start, after a check that its sentinels, by default those of the home, can be graded.
 
     Raises:
         InvalidTask, InvalidSettings: a mistake in a task or a sentinel, with file and line.
@@ -49,11 +45,8 @@ def check_gate(task_files: Sequence[Path], home: Path, sentinels: Path | None) -
     held = load_section(home, "release", ReleaseSettings) if settings_file(home).exists() else release
     tasks = load_tasks(tuple(task_files))
     found = read_sentinels(release.sentinels or held.sentinels, tasks)
-    graders = GateGraders({name: task for name, task in tasks.items() if task.gate_graders})
-    try:
+    with closing(GateGraders({name: task for name, task in tasks.items() if task.gate_graders})) as graders:
         graders.check(found)
-    finally:
-        graders.close()
     return release
 
 
@@ -81,23 +74,14 @@ def print_gates(console: Console, settings: Settings) -> None:
 
 def _gate(task: Task, sentinels: SentinelFile) -> GateSummary:
     if task.name in sentinels.ungated:
-        why = sentinels.ungated[task.name]
-        remedy = (
-            "; to gate it, give test cases with --sentinels FILE (docs/rewards.md, Sentinels)"
-            if task.gate_graders
-            else ""
-        )
-        return GateSummary(
-            task.name, False, f"UNGATED: {why}; every candidate ships, however bad it is at {task.name}{remedy}"
-        )
+        says = f"UNGATED: {sentinels.ungated[task.name]}; every candidate ships, however bad it is at {task.name}"
+        remedy = "; to gate it, give test cases with --sentinels FILE (docs/rewards.md, Sentinels)"
+        return GateSummary(task.name, False, says + (remedy if task.gate_graders else ""))
     num = len(sentinels.places_of(task.name))
     alpha = FALSE_REFUSALS / (len(sentinels.tasks) * _REFERENCES)
     detectable = [least_seen(num, discordance, alpha) for discordance in DISCORDANCES]
     points = " / ".join("nothing" if least is None else f"{100 * least:.1f}" for least in detectable)
     shares = " / ".join(f"{discordance:.0%}" for discordance in DISCORDANCES)
-    return GateSummary(
-        task.name,
-        True,
-        f"gated by {', '.join(task.gate_graders)} on {num} sentinels; detects losses of {points} points where versions differ "
-        f"on {shares} of them",
-    )
+    says = f"gated by {', '.join(task.gate_graders)} on {num} sentinels"
+    detects = f"detects losses of {points} points where versions differ on {shares} of them"
+    return GateSummary(task.name, True, f"{says}; {detects}")

@@ -19,11 +19,10 @@ from commands import options
 from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
 from commands.policy_check import check_policy
-from commands.servers import Servers
 from commands.up import console, make_settings, name_of, print_keys_of, resolve_policy
 from contracts.errors import InvalidSettings
 from pipelines.training.settings import TrainingSettings
-from runtime.settings import Settings, load_settings
+from runtime.settings import load_settings
 from runtime.settings_file import SETTINGS, is_given
 
 _AS_INFERENCE = typer.Option(help="As --inference.")
@@ -52,15 +51,17 @@ def init(
     if is_given():
         _check_alone(context)
         with claimed(home):
-            _print_ready(prepare_home(_given(home), {}, check_policy))
+            settings = load_settings(home)
+            check_gate(settings.tasks, home, None)
+            _print_ready(prepare_home(settings, {}, check_policy))
         return
     if not policy or not tasks:
         raise InvalidSettings(f"init needs --policy and --task, or the whole settings in the file of {SETTINGS}")
-    addresses = {"web": inference, "engine": engine, "feedback": feedback, "dashboard": dashboard}
+    addresses = {"inference": inference, "engine": engine, "feedback": feedback, "dashboard": dashboard}
     with claimed(home):
         places: dict[str, str | int] = {}
-        for process, address in addresses.items():
-            option = "inference" if process == "web" else process
+        for option, address in addresses.items():
+            process = "web" if option == "inference" else option
             places[f"{process}_host"], places[f"{process}_port"] = _host_and_port(option, address)
         settings = make_settings(
             home,
@@ -68,7 +69,7 @@ def init(
             base=resolve_policy(policy),
             tasks=tasks,
             device=device,
-            servers=Servers(kafka, database, redis, weights),
+            servers=options.Servers(kafka, database, redis, weights),
             **options.chosen_settings(chosen),
             **places,
         )
@@ -79,26 +80,14 @@ def init(
 
 def _check_alone(context: typer.Context) -> None:
     """Raises InvalidSettings for an option that would count only if init wrote the settings."""
-    given = [
-        parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name not in {None, "home"} and _is_typed(context, str(parameter.name))
-    ]
-    if given:
+    names = {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
+    sources = {name: context.get_parameter_source(name) for name in names if name != "home"}
+    if given := [
+        names[name] for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"
+    ]:
         raise InvalidSettings(
             f"{SETTINGS} is set, so the settings are in {os.environ[SETTINGS]}: change them there, and leave out {', '.join(given)}"
         )
-
-
-def _is_typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _given(home: Path) -> Settings:
-    settings = load_settings(home)
-    check_gate(settings.tasks, home, None)
-    return settings
 
 
 def _print_ready(ready: Home) -> None:
@@ -107,8 +96,8 @@ def _print_ready(ready: Home) -> None:
     print_gates(console, ready.settings)
 
 
-def _host_and_port(process: str, address: str) -> tuple[str, int]:
+def _host_and_port(option: str, address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise InvalidSettings(f"--{process} takes host:port, not {address!r}")
+        raise InvalidSettings(f"--{option} takes host:port, not {address!r}")
     return host, int(port)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from commands import api_keys
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
-from contracts.keys import NewKey, Role, create_key, new_text
+from contracts.keys import new_text
 from pipelines.release.webhooks import messages as webhook_secret
 from runtime.engine_key import ENGINE_KEY, new_engine_key
 from runtime.operator_key import APP_KEY, OPERATOR_KEY
@@ -54,9 +54,7 @@ def keys(
     The other commands are about the keys that sign versions.
     """
     if context.invoked_subcommand is None:
-        NewKey(cast("Role", role), tenant).check(time.time())
-        with load_settings(home).database().transaction() as connection:
-            print(create_key(connection, cast("Role", role), tenant))
+        api_keys.new(home=home, role=role, tenant=tenant)
     elif (home, role, tenant) != (DEFAULT_HOME, "app", "default"):
         raise InvalidSettings(
             f"put the options after the command: millrace keys {context.invoked_subcommand} --home HOME"
@@ -88,15 +86,11 @@ def new(home: HomeOption = DEFAULT_HOME) -> None:
     """Make the first key pair of a home. `up`, `demo` and `init` do this for a new home."""
     home = _home(home, SIGNING_KEY, TRUSTED_KEYS)
     signer = read_private_key(signing_file(home))
-    if signer is None:
-        signer = _make_pair(home)
-    elif signer.key_id in trusted_keys(home):
+    if signer is not None and signer.key_id in trusted_keys(home):
         raise InvalidSettings(
             f"{signing_file(home)} exists already (key {signer.key_id}); replace it with: millrace keys rotate --home {home}"
         )
-    else:
-        write_public_key(trusted_folder(home), signer.public_key)
-    _print_made(signer, home)
+    _print_made(_trusted_pair(home, signer), home)
 
 
 @app.command()
@@ -106,20 +100,16 @@ def secrets() -> None:
     Give them to the environment of the processes: docs/kubernetes.md says which process needs which.
     """
     key = Ed25519PrivateKey.generate()
+    pems = {SIGNING_KEY: private_pem(key), TRUSTED_KEYS: public_pem(key.public_key())}
     made = {
         APP_KEY: new_text("app"),
         OPERATOR_KEY: new_text("operator"),
         ENGINE_KEY: new_engine_key(),
-        SIGNING_KEY: _one_line(private_pem(key)),
-        TRUSTED_KEYS: _one_line(public_pem(key.public_key())),
+        **{name: pem.decode().strip().replace("\n", "\\n") for name, pem in pems.items()},
         webhook_secret.VARIABLE: webhook_secret.new_secret(),
     }
     for name, value in made.items():
         print(f"{name}={value}")
-
-
-def _one_line(pem: bytes) -> str:
-    return pem.decode().strip().replace("\n", "\\n")
 
 
 @app.command()
@@ -139,10 +129,9 @@ def rotate(
             f"{signing_file(home)} does not exist, so there is nothing to rotate; make a pair with: millrace keys new --home {home}"
         )
     if coming is None:
-        key = Ed25519PrivateKey.generate()
-        write_private_key(next_file(home), key)
-        coming = Signer(key)
-    write_public_key(trusted_folder(home), coming.public_key)
+        coming = _make_pair(home, next_file(home))
+    else:
+        write_public_key(trusted_folder(home), coming.public_key)
     if prepare:
         _print_made(coming, home)
         print(f"  then          millrace keys rotate --home {home}   (until then {current.key_id} signs)")
@@ -200,13 +189,11 @@ def retire(
         raise InvalidSettings(f"{key_id!r} is not trusted in {home}; trusted: {', '.join(trusted) or 'none'}")
     signer, coming = signing_key(home), read_private_key(next_file(home))
     if signer is not None and signer.key_id == key_id:
-        raise InvalidSettings(
-            f"{key_id} signs the versions of this home: switch to another key first, with: millrace keys rotate --home {home}"
-        )
+        switch = f"switch to another key first, with: millrace keys rotate --home {home}"
+        raise InvalidSettings(f"{key_id} signs the versions of this home: {switch}")
     if coming is not None and coming.key_id == key_id:
-        raise InvalidSettings(
-            f"{key_id} is the key that `millrace keys rotate` switches to; to give it up, delete {next_file(home)} first"
-        )
+        give_up = f"to give it up, delete {next_file(home)} first"
+        raise InvalidSettings(f"{key_id} is the key that `millrace keys rotate` switches to; {give_up}")
     if len(trusted) == 1:
         raise InvalidSettings(f"{key_id} is the only key that {home} trusts: trust its successor first")
     if not force and (versions := _signed_by(home, key_id)):
@@ -228,13 +215,8 @@ def make_first_keys(home: Path) -> None:
     Raises:
         InvalidSettings: an existing key cannot be read, or the disk cannot be written.
     """
-    if trusted_keys(home):
-        return
-    signer = signing_key(home)
-    if signer is None:
-        _make_pair(home)
-    else:
-        write_public_key(trusted_folder(home), signer.public_key)
+    if not trusted_keys(home):
+        _trusted_pair(home, signing_key(home))
 
 
 def _home(home: Path, *variables: str) -> Path:
@@ -243,11 +225,10 @@ def _home(home: Path, *variables: str) -> Path:
     Raises:
         InvalidSettings: it does not exist, or one of these variables overrides its keys, so that changes would do nothing.
     """
-    for name in variables:
-        if os.environ.get(name):
-            raise InvalidSettings(
-                f"{name} is set, so the keys in {home} do not count: change them where it is set, or unset it"
-            )
+    if name := next(filter(os.environ.get, variables), None):
+        raise InvalidSettings(
+            f"{name} is set, so the keys in {home} do not count: change them where it is set, or unset it"
+        )
     if not home.is_dir():
         raise InvalidSettings(f"{home} does not exist; name a home with --home")
     return load_settings(home).home if settings_file(home).exists() else home.resolve()
@@ -262,16 +243,22 @@ def _signed_by(home: Path, key_id: str) -> list[int]:
     return vouched_by(load_settings(home), key_id)
 
 
-def _make_pair(home: Path) -> Signer:
+def _make_pair(home: Path, file: Path) -> Signer:
     key = Ed25519PrivateKey.generate()
     # Private key first: after a kill between the two writes, the next start can make the public key from it.
-    write_private_key(signing_file(home), key)
+    write_private_key(file, key)
     write_public_key(trusted_folder(home), key.public_key())
     return Signer(key)
 
 
+def _trusted_pair(home: Path, signer: Signer | None) -> Signer:
+    if signer is None:
+        return _make_pair(home, signing_file(home))
+    write_public_key(trusted_folder(home), signer.public_key)
+    return signer
+
+
 def _print_made(signer: Signer, home: Path) -> None:
     print(f"{signer.key_id} is made and trusted in {home}")
-    print(
-        f"  elsewhere     millrace keys trust {trusted_folder(home) / signer.key_id}.pub   (a copy of the file, in every home)"
-    )
+    file = f"{trusted_folder(home) / signer.key_id}.pub"
+    print(f"  elsewhere     millrace keys trust {file}   (a copy of the file, in every home)")

@@ -1,23 +1,27 @@
-"""`millrace log tail`: print records as JSON lines, with bodies decoded and packed arrays as lists."""
+"""`millrace log tail`: print records as JSON lines. `accept-loss`, `recover-signals`: go on with a log that lost or kept more than the database.
+
+Nothing is appended to the log here: records to send again go through the outboxes, in one transaction with the positions.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from commands.accept_loss import accept_loss
 from commands.home import claimed
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import Conflict, InvalidRecord, InvalidSettings
 from contracts.event_log import LogRecord
 from contracts.records import Generation, decode_shape, unpack_floats, unpack_ids
+from contracts.tasks.loading import load_tasks
 from contracts.topics import TOPICS
+from runtime.log import loss_acceptance
 from runtime.log.loss_detection import in_words, losses
 from runtime.log.recovery import recover_signals
 from runtime.log.redrive import KINDS
@@ -26,7 +30,47 @@ from runtime.settings import load_settings
 _PACKED_IDS = {"prompt_ids", "completion_ids", "token_ids"}
 _POLL_SECONDS = 0.2
 app = typer.Typer(help="Print records of the log; go on after a lost log.", no_args_is_help=True)
-app.command("accept-loss")(accept_loss)
+
+
+class _DryRunError(Exception):
+    """Rolls the transaction of a dry run back."""
+
+
+@app.command("accept-loss")
+def accept_loss(
+    home: HomeOption = DEFAULT_HOME,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it. Without --yes, only show what would happen.")] = False,
+) -> None:
+    """Go on after the log was lost or replaced: show what is missing and what becomes of it; with --yes, do it."""
+    settings = load_settings(home)
+    with claimed(home), closing(settings.database()) as database, closing(settings.event_log()) as event_log:
+        if not (lost := losses(database, event_log)):
+            print("nothing is missing: the log is the one that this database was written with")
+            return
+        for line in in_words(lost):
+            print(line)
+        tasks = load_tasks(settings.tasks)
+        with suppress(_DryRunError), database.transaction() as connection:
+            accepted = loss_acceptance.accept_loss(connection, lost, event_log.describe(), tasks, time.time())
+            if not yes:
+                raise _DryRunError
+    verb = "were" if yes else "would be"
+    print(
+        f"answers only in the lost log: {accepted.num_generations} {verb} written off; `millrace audit` calls them log_lost"
+    )
+    print(f"signals not yet joined: {accepted.num_signals} {verb} sent again from the database")
+    print(
+        f"answers not yet decided: {accepted.num_episodes} {verb} emitted again, to be scored and decided as a later revision"
+    )
+    print(f"outcomes that are known: {accepted.num_fates} {verb} sent again")
+    print(f"answers that can no longer be scored: {accepted.num_unscored} {verb} marked unscored(log_lost)")
+    if accepted.is_training_hit:
+        print(
+            "the trainer reads experiences again from the oldest one in the log, and skips by key those it has decided. To skip "
+            f"all of them: millrace training --home {home} --from now"
+        )
+    print(f"done; continue with: millrace up --home {home}" if yes else "nothing was changed; run it again with --yes")
 
 
 @app.command("recover-signals")
@@ -45,14 +89,12 @@ def receive_from_log(home: Path) -> int:
 
     Raises:
         Conflict: the log is not the one of this database, or lost records of it.
-        Unavailable: log or database are away.
     """
     settings = load_settings(home)
     with closing(settings.database()) as database, closing(settings.event_log()) as event_log:
         if lost := losses(database, event_log):
-            raise Conflict(
-                f"the log is not the one of this database: {'; '.join(in_words(lost))}: see millrace log accept-loss"
-            )
+            why = "; ".join(in_words(lost))
+            raise Conflict(f"the log is not the one of this database: {why}: see millrace log accept-loss")
         with database.transaction() as connection:
             return recover_signals(connection, event_log, time.time())
 

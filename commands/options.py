@@ -1,10 +1,10 @@
-"""Options that several commands share."""
+"""Options that several commands share, and what they say of outside servers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -65,12 +65,30 @@ SlotsOption = Annotated[
 ]
 
 
-def chosen_settings(given: Sequence[str] | None) -> dict[str, str]:
-    """The values of `--set NAME=VALUE`.
+class Servers(NamedTuple):
+    """Kafka, PostgreSQL, Redis and an object store. None means: embedded, in the home. The names are those of `Settings`."""
 
-    Raises:
-        InvalidSettings: it is not of that form, or another option sets that name.
-    """
+    kafka: str | None = None
+    database_url: str | None = None
+    redis: str | None = None
+    weights_url: str | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """True if log and database take many readers and writers: every service is a process and can have replicas."""
+        return self.kafka is not None and self.database_url is not None
+
+    @property
+    def replicas(self) -> dict[str, int]:
+        """How many of each process to start, if not one. An embedded log or database has one reader."""
+        return dict.fromkeys(("inference", "feedback", "episodes", "rewards"), 2) if self.is_shared else {}
+
+
+EMBEDDED = Servers()
+
+
+def chosen_settings(given: Sequence[str] | None) -> dict[str, str]:
+    """The values of `--set NAME=VALUE`. Raises InvalidSettings: it is not of that form, or another option sets that name."""
     found = {}
     for text in given or ():
         name, equals, value = text.partition("=")

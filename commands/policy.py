@@ -1,34 +1,33 @@
-"""`millrace policy`: the versions of a policy, and which of them serves whom."""
+"""`millrace policy`: the versions of a policy, which of them serves whom, and the release train that runs or ran."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from sqlalchemy import Connection
 
-from commands import holds, queries, rejecting, train, webhooks
+from commands import holds, operators, queries, webhooks
 from commands.home_gates import gates_of_home
-from commands.operators import WRITER, is_agreed, treatment_of, wake_followers
 from commands.options import DEFAULT_HOME, HomeOption
-from contracts import assignments, revocations
+from contracts import assignments, error_budget, revocations
 from contracts import holds as held_arms
-from contracts import rollback as rollback_plan
 from contracts.arms import DRAWN
-from contracts.assignments import LIVE, SLOTS, Assignment
+from contracts.assignments import SLOTS, Assignment
+from contracts.engines import read_replicas
 from contracts.errors import NotFound, WeightsRefused
 from contracts.holds import Hold
-from contracts.revocations import Revocation, Treatment, claimed_parents
-from contracts.rollback_effects import describe, read_effects
-from contracts.version_parents import BASE, stored_parents
+from contracts.revocations import Revocation
+from pipelines.release.train import repository
+from pipelines.release.train.repository import IN_SHADOW, Train
 from runtime.settings import load_section, load_settings
 from runtime.train_settings import TrainSettings
+from services.dashboard.rollout.words import left_sentence, slot_sentences, unit_sentence
 from weights.stores.opening import open_weight_store
 
-EVIDENCE: Treatment = "evidence"
 _ROW = "{:<8} {:<7} {:<12} {:>7} {:>8} {:>8}  {:<11} {}"
 """Fits into 80 columns; the gate's reason stands below."""
 
@@ -49,7 +48,7 @@ def print_versions(home: HomeOption = DEFAULT_HOME) -> None:
         anchors = queries.anchors(connection, policy)
         revoked = revocations.read(connection, policy)
         held = held_arms.read(connection, policy, now := time.time())
-        slots = train.slots_say(connection, policy, now, is_enabled=load_section(home, "train", TrainSettings).enabled)
+        slots = _slots_say(connection, policy, home, now)
     print(_ROW.format("version", "parent", "made", "samples", "delta", "changed", "verdict", "serves").rstrip())
     for version in reversed(store.versions(policy)):
         try:
@@ -71,143 +70,76 @@ def print_versions(home: HomeOption = DEFAULT_HOME) -> None:
         print(row.rstrip())
         if verdict is not None:
             print(f"  {verdict.reason}")
-    for line in (*arm_lines(arms, held), *slots):
-        print(line)
-    for line in _revoked_lines(revoked.values()):
+    for line in (*_arm_lines(arms, held), *slots, *_revoked_lines(revoked.values())):
         print(line)
     for gate in gates_of_home(settings):
         print(f"task {gate.task}: {gate.says}")
 
 
-@app.command()
-def promote(
-    version: Annotated[int, typer.Argument(help="Version to make live.")],
+def print_train(
     home: HomeOption = DEFAULT_HOME,
-    reason: Annotated[str, typer.Option(help="Kept in the history.")] = "promoted by an operator",
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before a rollback.")] = False,
+    last: Annotated[int, typer.Option(min=0, max=100, help="How many trains that ended.")] = 5,
 ) -> None:
-    """Make a version live, whatever the gate's verdict. Below the live one it is a rollback. A revoked version is refused."""
-    settings = load_settings(home)
-    policy, database = settings.policy, settings.database()
-    open_weight_store(settings).manifest(policy, version)
-    with database.snapshot() as connection:
-        live = assignments.read(connection, policy).get(LIVE)
-    if live is not None and live.version is not None and version < live.version:
-        print(f"v{version} is below v{live.version}, which is live: this is a rollback.")
-        roll_back(home, version, reason, ask=None if yes or not sys.stdin.isatty() else typer.confirm)
-        return
-    with database.transaction() as connection:
-        rollback_plan.promote(connection, policy=policy, to=version, writer=WRITER, reason=reason)
-    wake_followers(settings)
-    print(f"v{version} is live now")
+    """Print the running release train with what it measured, the trains before it, and which train the engines allow."""
+    settings, now = load_settings(home), time.time()
+    with settings.snapshot() as connection:
+        train = repository.read_running(connection, settings.policy)
+        ended = repository.read_ended(connection, settings.policy, last)
+        held = held_arms.read(connection, settings.policy, now)
+        arms = assignments.read(connection, settings.policy)
+        budget = error_budget.read(connection, settings.policy, now)
+        says = _slots_say(connection, settings.policy, home, now)
+    for line in says:
+        print(line)
+    serving = (arms[name] for name in DRAWN if name in arms and arms[name].version is not None)
+    if drawn := [f"{arm.arm} v{arm.version} {arm.share:.1%}" for arm in serving]:
+        print(f"shares of the users: {', '.join(drawn)}")
+    if held is not None:
+        print(f"{held.words}: the train waits. To go on: millrace policy resume")
+    if train is None:
+        print("no train runs: the next one departs with the newest version that passed the gate, once users ask")
+    else:
+        for line in _train_lines(train, now):
+            print(line)
+    for part, shown in sorted(budget.items(), reverse=True):
+        print(left_sentence(part, shown))
+    for item in ended:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(item.ended_at))
+        after = _duration((item.ended_at or now) - item.started_at)
+        print(f"{when}  v{item.version} against v{item.blessed}: {item.state} after {after}: {item.reason}")
 
 
-@app.command()
-def rollback(
-    home: HomeOption = DEFAULT_HOME,
-    to: Annotated[
-        int | None, typer.Option(help="Version to go back to. Default: the accepted one before the live one.")
-    ] = None,
-    reason: Annotated[str, typer.Option(help="Kept in the history.")] = "rolled back by an operator",
-    *,
-    treatment: Annotated[
-        str,
-        typer.Option(
-            help="What happens to samples of the revoked versions. evidence: they were merely worse, so learn from them "
-            "again, as off-policy. poison: never learn from them again."
-        ),
-    ] = EVIDENCE,
-    revoke: Annotated[
-        list[int] | None,
-        typer.Option(
-            help="Revoke only this version and its descendants, not all above the target. Repeat it for more."
-        ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and change nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask. Without a terminal, it never asks.")] = False,
-) -> None:
-    """Go back to an older live version and revoke the versions above it. The trainer goes on from the older one."""
-    ask = None if yes or not sys.stdin.isatty() else typer.confirm
-    roll_back(home, to, reason, treatment=treatment, revoke=set(revoke or ()) or None, dry_run=dry_run, ask=ask)
-
-
-app.command("withdraw")(rejecting.withdraw)
-app.command("revoke")(rejecting.revoke)
+app.command("promote")(operators.promote)
+app.command("rollback")(operators.rollback)
+app.command("withdraw")(operators.withdraw)
+app.command("revoke")(operators.revoke)
 app.command("freeze")(holds.freeze)
 app.command("pin")(holds.pin)
 app.command("resume")(holds.resume)
 app.command("holdout")(holds.holdout)
-app.command("train")(train.print_train)
+app.command("train")(print_train)
 app.command("webhook-test")(webhooks.webhook_test)
 
 
-def roll_back(
-    home: Path,
-    to: int | None,
-    reason: str,
-    *,
-    treatment: str = EVIDENCE,
-    revoke: Collection[int] | None = None,
-    dry_run: bool = False,
-    ask: Callable[[str], bool] | None = None,
-) -> None:
-    """Show what a rollback does; then do it if `ask`, where given, agrees.
-
-    Raises:
-        InvalidValue: no such treatment, or the plan is impossible.
-        StaleWrite: another version went live in the meantime.
-    """
-    chosen = treatment_of(treatment)
-    settings = load_settings(home)
-    store, policy, database = open_weight_store(settings), settings.policy, settings.database()
-    if to is not None:
-        store.manifest(policy, to)
-    with database.snapshot() as connection:
-        parents = stored_parents(store, policy, BASE, claimed_parents(connection, policy))
-        plan = rollback_plan.read_plan(connection, policy, to=to, revoke=revoke, parents=parents)
-        effects = read_effects(connection, plan)
-    for line in describe(plan, effects):
-        print(line)
-    if not is_agreed(effects, chosen, f"Roll back to v{plan.target}?", dry_run=dry_run, ask=ask):
-        return
-    with database.transaction() as connection:
-        done = rollback_plan.roll_back(
-            connection,
-            policy=policy,
-            writer=WRITER,
-            reason=reason,
-            to=plan.target,
-            treatment=chosen,
-            revoke=revoke,
-            parents=parents,
-            seen_live=plan.live,
-        )
-    wake_followers(settings)
-    print(f"v{done.target} is live now, and the trainer goes on from it")
-
-
 def _serves(version: int, arms: Mapping[str, Assignment], anchors: Mapping[int, list[str]], *, is_revoked: bool) -> str:
-    """The arms that serve a version, and the tasks on which candidates are compared with it."""
     if is_revoked:
         return "revoked"
     served = (name for name in SLOTS if name in arms and arms[name].version == version)
     return ", ".join([*served, *(f"anchor of {task}" for task in anchors.get(version, ()))])
 
 
-def arm_lines(arms: Mapping[str, Assignment], held: Hold | None) -> list[str]:
-    """Which version each arm serves and to which share of the users, and why nothing moves."""
+def _arm_lines(arms: Mapping[str, Assignment], held: Hold | None) -> list[str]:
     serving = [
-        f"{name} v{arm.version}" + (f" ({arm.share:.1%} of the users)" if name in DRAWN else "")
+        f"{name} v{arms[name].version}" + (f" ({arms[name].share:.1%} of the users)" if name in DRAWN else "")
         for name in SLOTS
-        if (arm := arms.get(name)) is not None and arm.version is not None
+        if name in arms and arms[name].version is not None
     ]
     lines = [f"arms: {', '.join(serving) or 'none'}"]
     return lines if held is None else [*lines, f"{held.words}: nothing moves. To go on: millrace policy resume"]
 
 
 def _revoked_lines(found: Iterable[Revocation]) -> list[str]:
-    """One line for each decision: the versions, the treatment, who revoked them and why."""
     decisions: dict[tuple[str, str, str], list[int]] = {}
     for item in found:
         decisions.setdefault((item.treatment, item.reason, item.writer), []).append(item.version)
@@ -215,3 +147,47 @@ def _revoked_lines(found: Iterable[Revocation]) -> list[str]:
         f"revoked as {treatment}: {', '.join(f'v{version}' for version in sorted(versions))} ({writer}: {reason})"
         for (treatment, reason, writer), versions in decisions.items()
     ]
+
+
+def _slots_say(connection: Connection, policy: str, home: Path, now: float) -> list[str]:
+    running = [row for row in read_replicas(connection, policy) if row.is_fresh(now)]
+    return slot_sentences(
+        {arm for row in running for arm in row.slots},
+        num_engines=len(running),
+        is_enabled=load_section(home, "train", TrainSettings).enabled,
+        has_proved=assignments.CANARY in assignments.read(connection, policy),
+    )
+
+
+def _train_lines(train: Train, now: float) -> Iterator[str]:
+    stages, at = train.settings["stages"], train.stage
+    where = "in shadow" if at == IN_SHADOW else f"stage {at + 1} of {len(stages)}, {stages[at]:.1%}"
+    left = train.settings["patience_seconds"] + train.paused_seconds - (now - train.started_at)
+    who = f"v{train.version} against v{train.blessed}: {train.state}, {where}, for {_duration(now - train.stage_at)}"
+    yield f"{who}; withdrawn unless proven in {_duration(max(0.0, left))}"
+    yield train.reason
+    facts = train.evidence
+    if "num_canary_units" in facts:
+        kinds = facts.get("unit_kinds", {})
+        units = ", ".join(f"{count} by {kind}" for kind, count in kinds.items()) or "none"
+        yield f"answered so far: {facts['num_canary_units']} on the canary and {facts['num_control_units']} on live ({units})"
+        yield unit_sentence(train.settings["unit"], kinds)
+    for item in facts.get("metrics", ()):
+        yield f"  {item['task']}: {item['says']} ({item['num_canary']} and {item['num_live']} compared)"
+    if ratio := facts.get("sample_ratio"):
+        yield f"sample ratio {ratio['verdict']}: {ratio['seen']:.1%} came from the canary, {ratio['expected']:.1%} were drawn for it"
+    if says := facts.get("says"):
+        yield str(says)
+    if promise := facts.get("promise"):
+        yield f"what a proof takes: {promise}"
+    if (ready_at := facts.get("stage_ready_at")) is not None:
+        yield f"the stage may end in {_duration(max(0.0, ready_at - now))}, if answers keep coming"
+    if following := facts.get("next"):
+        yield f"next: {following['kind']}: {following['reason']}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes >= 60:  # noqa: PLR2004 an hour
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,7 +1,7 @@
 """What a base policy is and needs, found before a process starts.
 
-In: a checkpoint's folder. Out: its report, or the reason why it is refused. The architecture is known to transformers alone, so a
-process of its own looks at it: commands stay free of torch.
+In: a checkpoint's folder. Out: its report, or why it is refused. Only transformers knows the architecture, so a process of its own looks
+at it: commands stay free of torch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from commands.findings import Finding
-from commands.room import memory_need, room_here, shortage
+from commands.findings import Finding, missing
+from commands.room import gib, memory_need, room_here, shortage
 from commands.template_check import template_findings
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
@@ -27,7 +27,6 @@ LOAD_RATE = 30e6
 """Bytes of a checkpoint per second that are read at least, on a slow disk and busy cores (see docs/models.md)."""
 _REMEMBERED = "checkpoint.json"
 _CODE = Path(__file__).parent.parent / "policy"
-_GIB = 2**30
 
 
 class _Remembered(msgspec.Struct, frozen=True):
@@ -36,11 +35,7 @@ class _Remembered(msgspec.Struct, frozen=True):
 
 
 def inspect_policy(folder: Path) -> CheckpointReport:
-    """The report on a checkpoint.
-
-    Raises:
-        InvalidSettings: the process that looks at it failed.
-    """
+    """The report on a checkpoint. Raises InvalidSettings: the process that looks at it failed."""
     command = [sys.executable, "-m", "policy.inspect", str(folder)]
     seconds = _TIMEOUT_SECONDS + size_of(folder) / LOAD_RATE
     try:
@@ -55,11 +50,7 @@ def inspect_policy(folder: Path) -> CheckpointReport:
 
 
 def check_policy(folder: Path) -> CheckpointReport:
-    """The report on a checkpoint that can be served and trained.
-
-    Raises:
-        InvalidSettings: it cannot, and why, by the code of the problem.
-    """
+    """The report on a checkpoint that can be served and trained. Raises InvalidSettings: why it cannot, by the code of the problem."""
     report = inspect_policy(folder)
     if report.problems:
         problem = report.problems[0]
@@ -78,8 +69,7 @@ def size_of(folder: Path) -> int:
 class CheckOnce:
     """`check_policy`, which remembers in a home what it found: a later start need not load torch for the same answer.
 
-    What was found holds for the same files (names, sizes, times of change, and the configuration itself), the same code, and the
-    same transformers. A refusal is not remembered.
+    It holds for the same files (names, sizes, times of change, the configuration itself), code and transformers. No refusal is remembered.
     """
 
     def __init__(self, home: Path, check: Callable[[Path], CheckpointReport] = check_policy) -> None:
@@ -112,15 +102,11 @@ def _digest_of(folder: Path) -> str:
         seen = path.stat()
         found.update(f"{path.name}\0{seen.st_size}\0{seen.st_mtime_ns}\0".encode())
         if path.name == "config.json":
-            found.update(_config_of(path))
+            try:
+                found.update(read_small(path))
+            except OSError as error:
+                raise InvalidSettings(f"{path}: {error.strerror}") from error
     return found.hexdigest()
-
-
-def _config_of(path: Path) -> bytes:
-    try:
-        return read_small(path)
-    except OSError as error:
-        raise InvalidSettings(f"{path}: {error.strerror}") from error
 
 
 def findings_of(folder: Path, device: str) -> Iterator[Finding]:
@@ -128,10 +114,10 @@ def findings_of(folder: Path, device: str) -> Iterator[Finding]:
     try:
         report = inspect_policy(folder)
     except InvalidSettings as error:
-        yield Finding("checkpoint", False, True, error.message)
+        yield missing("checkpoint", error.message)
         return
     for problem in report.problems:
-        yield Finding("checkpoint", False, True, f"{problem.code}: {problem.message}")
+        yield missing("checkpoint", f"{problem.code}: {problem.message}")
     if report.num_tensors:
         yield from _described(report, device)
     if (folder / "config.json").is_file():
@@ -140,43 +126,24 @@ def findings_of(folder: Path, device: str) -> Iterator[Finding]:
 
 def _described(report: CheckpointReport, device: str) -> Iterator[Finding]:
     dtypes = ", ".join(f"{count} in {dtype}" for dtype, count in sorted(report.dtypes.items()))
-    yield Finding(
-        "checkpoint",
-        True,
-        True,
-        f"{report.architecture}: {report.num_weights:,} weights in {report.num_tensors} tensors ({dtypes}), published in BF16",
-    )
+    size = f"{report.num_weights:,} weights in {report.num_tensors} tensors ({dtypes})"
+    yield Finding("checkpoint", True, True, f"{report.architecture}: {size}, published in BF16")
     is_fused = report.num_parameters != report.num_tensors
     how = f", slices of {report.num_parameters} parameters in memory" if is_fused else ""
     yield Finding("names", True, True, f"published under the checkpoint's own names{how}")
     for name, other in report.published_as.items():
-        yield Finding(
-            "names", True, False, f"{name} is {f'published as {other}' if other else 'not published: unused or a tie'}"
-        )
-    yield Finding(
-        "sizes", True, True, f"context {report.context} tokens, vocabulary {report.vocabulary}, "
-        f"{report.cache_elements_per_token} cached numbers per token"
-    )  # fmt: skip
-    how = (
-        "requests share a paged cache"
-        if report.is_paged
-        else "it has a recurrent state, so requests are stepped without pages"
-    )
-    yield Finding("engine", True, True, how)
+        how = f"published as {other}" if other else "not published: unused or a tie"
+        yield Finding("names", True, False, f"{name} is {how}")
+    cached = f"{report.cache_elements_per_token} cached numbers per token"
+    yield Finding("sizes", True, True, f"context {report.context} tokens, vocabulary {report.vocabulary}, {cached}")
+    recurrent = "it has a recurrent state, so requests are stepped without pages"
+    yield Finding("engine", True, True, "requests share a paged cache" if report.is_paged else recurrent)
     if report.is_mixture:
         layers = report.num_expert_layers
         says = f"the engine records their choice in {layers} layers" if layers else "their choice is not recorded"
         yield Finding("experts", layers > 0, False, says)
     need = memory_need(report, device)
     lack = shortage(report, device, room_here(Path(), device))
-    yield Finding(
-        "room",
-        not lack,
-        False,
-        f"engine {_size(need.engine)} with two slots, {_size(need.slot)} for each further one; trainer {_size(need.trainer)}, "
-        f"{_size(need.trainer_peak)} while it saves; " + (lack or "this machine has room"),
-    )
-
-
-def _size(count: float) -> str:
-    return f"{count / _GIB:.1f} GiB"
+    engine = f"engine {gib(need.engine)} with two slots, {gib(need.slot)} for each further one"
+    trainer = f"trainer {gib(need.trainer)}, {gib(need.trainer_peak)} while it saves"
+    yield Finding("room", not lack, False, f"{engine}; {trainer}; {lack or 'this machine has room'}")

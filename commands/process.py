@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +20,12 @@ import structlog
 import typer
 
 from commands.options import DEFAULT_HOME, HomeOption
-from commands.supervisor import WRONG_SETTINGS
+from commands.supervisor import SERVERS, WRONG_SETTINGS
 from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, LogRefused, PositionLost, Unavailable
 from engines.registry import FOLLOWED, check_section_names, followed_of
 from runtime import schema
 from runtime.clocks import ClockWatch
+from runtime.database import Database
 from runtime.disks import watch_disks
 from runtime.heartbeat import Heartbeat, end_heartbeats
 from runtime.log.loss_detection import require_same_log
@@ -33,13 +35,6 @@ from runtime.passwords import check_passwords
 from runtime.settings import load_settings, read_home_settings
 from runtime.settings_file import settings_file
 
-_SERVERS = {
-    "engine",
-    "web",
-    "inference",
-    "feedback",
-    "dashboard",
-}  # these handle the signals themselves, see services/serving.py
 # One turn of these takes a training step, gives a candidate all sentinels, or waits for judges and sandboxes.
 _LONG_WORKERS = {"training", "release", "rewards", *FOLLOWED}
 _LONGEST_END_SECONDS = 30.0
@@ -67,13 +62,9 @@ def process(context: typer.Context, home: HomeOption = DEFAULT_HOME, *, supervis
 
 
 def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> None:
-    """Import only this process, and run it until SIGTERM, SIGINT or the end of its supervisor.
+    """Import only this process, and run it until SIGTERM, SIGINT or, if `supervised`, until standard input closes.
 
-    Args:
-        name: a key of `PROCESSES`, or one of `FOLLOWED`.
-        home: the home folder.
-        supervised: end when standard input closes.
-        options: further arguments of its `main`.
+    `name`: a key of `PROCESSES`, or one of `FOLLOWED`. `options`: further arguments of its `main`.
     """
     set_up_logs(name)
     stop = threading.Event()
@@ -84,22 +75,22 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
         threading.Thread(target=_follow_supervisor, daemon=True).start()
     try:
         module = importlib.import_module(PROCESSES.get(name) or followed_of(name).process)
-        check_passwords(load_settings(home), os.environ)
+        settings = load_settings(home)
+        check_passwords(settings, os.environ)
         check_section_names(read_home_settings(home) or (), str(settings_file(home)))
         check_release(home)
         if name in _ON_THE_LOG:
-            _check_log(home, may_wait=name in _SERVERS)
+            _check_log(home, may_wait=name in SERVERS)
         longest = LONGEST_WORK_SECONDS if name in _LONG_WORKERS else LONGEST_STEP_SECONDS
-        settings = load_settings(home)
         Heartbeat(settings.database(), settings.policy, name, longest)
         watch_disks({"home": home, "checkpoints": settings.checkpoints, "weights": settings.weights})
-        if name in _SERVERS:
+        if name in SERVERS:  # they handle the signals themselves, see services/serving.py
             module.main(home)
         else:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: stop.set())
-            clock = ClockWatch(load_settings(home).database())
-            checks = {"database": _database_check(home), "clock": clock.check}
+            clock = ClockWatch(settings.database())
+            checks = {"database": _database_check(settings.database()), "clock": clock.check}
             operations = Operations(checks, longest_step_seconds=longest)
             module.main(home, stop, **options)
             operations.close()
@@ -110,21 +101,14 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
 
 
 def check_release(home: Path) -> None:
-    """Refuse to run beside another release on its database.
-
-    Raises:
-        InvalidSettings: its schema is another; a database that cannot be reached now is not a reason to refuse the start.
-    """
-    database = load_settings(home).database()
+    """Raises InvalidSettings if the database has another release's schema. One that cannot be reached now is no reason to refuse."""
     try:
-        with database.snapshot() as connection:
+        with load_settings(home).snapshot() as connection:
             schema.require_same(connection)
     except Damaged:
         raise
     except Unavailable as error:
         log.warning("schema not compared with this release's", reason=error.message)
-    finally:
-        database.close()
 
 
 def _check_log(home: Path, *, may_wait: bool) -> None:
@@ -133,24 +117,19 @@ def _check_log(home: Path, *, may_wait: bool) -> None:
     A log that cannot be reached now is not a reason to refuse the start. A server goes on without it: users are answered, and records wait.
     """
     settings = load_settings(home)
-    database, event_log = settings.database(), settings.event_log()
-    try:
-        event_log.check_topics()
-        require_same_log(database, event_log, home)
-    except Damaged:
-        raise
-    except Unavailable as error:
-        if isinstance(error, LogRefused) and not may_wait:
+    with closing(settings.database()) as database, closing(settings.event_log()) as event_log:
+        try:
+            event_log.check_topics()
+            require_same_log(database, event_log, home)
+        except Damaged:
             raise
-        log.warning("log not compared with the database", reason=error.message)
-    finally:
-        event_log.close()
-        database.close()
+        except Unavailable as error:
+            if isinstance(error, LogRefused) and not may_wait:
+                raise
+            log.warning("log not compared with the database", reason=error.message)
 
 
-def _database_check(home: Path) -> Check:
-    database = load_settings(home).database()
-
+def _database_check(database: Database) -> Check:
     def check() -> None:
         with database.snapshot():
             pass

@@ -37,6 +37,8 @@ from weights.versions.vouching import Snapshots
 _Result = TypeVar("_Result")
 _MOST_NAMED = 1000
 _ANNOUNCE_SECONDS = 60.0
+_REFUSALS = (NotFound, Unavailable, InvalidSettings, WeightsRefused)
+"""Why a source cannot bring a version."""
 
 
 def run_replica(
@@ -72,7 +74,8 @@ def run_replica(
         replica = stack.enter_context(Replica(folder, sources, policy))
         reader = PointerReader(sources, policy, LIVE, keyring, folder / "pointer.json")
         if follow:
-            tell = _teller(sources, policy, name or name_of_machine(), None if unsigned else replica_signer(folder))
+            own_name = name or re.sub(r"[^a-z0-9_-]", "-", socket.gethostname().lower()).lstrip("-_")[:63] or "replica"
+            tell = _teller(sources, policy, own_name, None if unsigned else replica_signer(folder))
             _follow(
                 lambda: tell(replica, bring_from(sources, replica, reader, snapshots)), _stopped_by_signals(), every
             )
@@ -95,22 +98,18 @@ class Sources(ReplicaStore, PointerSource):
     def first_that_can(
         self, attempt: Callable[[], _Result], is_enough: Callable[[_Result], bool] | None = None
     ) -> _Result:
-        """The first result that is enough, trying the stores in order; else the last result.
-
-        Raises:
-            NotFound, Unavailable, InvalidSettings, WeightsRefused: the first store's error, if all fail.
-        """
+        """The first result that is enough, trying the stores in order; else the last result; if all fail, the first store's error."""
         failed: list[MillraceError] = []
         results: list[_Result] = []
         for store in self._stores:
             self._used = store
             try:
                 results.append(attempt())
-            except (NotFound, Unavailable, InvalidSettings, WeightsRefused) as error:
+            except _REFUSALS as error:
                 failed.append(error)
                 continue
             if is_enough is None or is_enough(results[-1]):
-                return results[-1]
+                break
         if not results:
             raise failed[0]
         return results[-1]
@@ -143,12 +142,7 @@ class Sources(ReplicaStore, PointerSource):
 
 
 def bring_from(sources: Sources, replica: Replica, reader: PointerReader, snapshots: Snapshots | None) -> str:
-    """Serve the pointer's version from the first source that has it and is not out of date; returns text for a person.
-
-    Raises:
-        NotFound: there is no pointer yet, or no such version.
-        Unavailable, InvalidSettings, WeightsRefused: why no source could. The old version is still served.
-    """
+    """As `bring_pointed`, from the first source that can and is not out of date. Raises InvalidSettings too, as a source does."""
     policy = reader.policy
 
     def attempt() -> str:
@@ -167,12 +161,11 @@ def bring_from(sources: Sources, replica: Replica, reader: PointerReader, snapsh
 
 
 def bring_pointed(replica: Replica, reader: PointerReader, snapshots: Snapshots | None = None) -> str:
-    """Serve the version of the pointer; returns text for a person.
+    """Serve the version of the pointer; returns text for a person. After an error the old version is still served.
 
     Raises:
         NotFound: there is no pointer yet, or no such version.
-        Unavailable, WeightsRefused: see `PointerReader.look`, `Snapshots.check_pointer` and `Replica.bring`. The old
-            version is still served.
+        Unavailable, WeightsRefused: see `PointerReader.look`, `Snapshots.check_pointer` and `Replica.bring`.
     """
     if (pointer := reader.look()) is None:
         raise NotFound("the store has no pointer yet: nothing is live")
@@ -185,8 +178,7 @@ def bring_pointed(replica: Replica, reader: PointerReader, snapshots: Snapshots 
 class Announcer:
     """Writes this replica's presence beside the versions: at every new version, and once a minute.
 
-    The publisher then publishes folds for it when it falls behind, and keeps the chunks that it needs. A replica without write
-    access works too.
+    The publisher then publishes folds for it when it falls behind, and keeps the chunks that it needs.
     """
 
     def __init__(
@@ -197,11 +189,8 @@ class Announcer:
         clock: Callable[[], float] = time.time,
         signer: Signer | None = None,
     ) -> None:
-        self._signer = signer
-        self._store = store
-        self._policy = policy
-        self._name = name
-        self._clock = clock
+        self._store, self._policy, self._name = store, policy, name
+        self._clock, self._signer = clock, signer
         self._said: tuple[int, float] = (-1, 0.0)
 
     def __call__(self, replica: Replica, text: str) -> str:
@@ -210,21 +199,12 @@ class Announcer:
         if held is None or (held.version == self._said[0] and now < self._said[1] + _ANNOUNCE_SECONDS):
             return text
         self._said = held.version, now
+        presence = Presence(name=self._name, version=held.version, history=held.history, at=now)
         try:
-            announce(
-                self._store,
-                self._policy,
-                Presence(name=self._name, version=held.version, history=held.history, at=now),
-                self._signer,
-            )
+            announce(self._store, self._policy, presence, self._signer)
         except (Unavailable, InvalidSettings) as error:
             return f"{text}; not announced: {error.message}"
         return text
-
-
-def name_of_machine() -> str:
-    """The machine's name, as `Presence` takes it."""
-    return re.sub(r"[^a-z0-9_-]", "-", socket.gethostname().lower()).lstrip("-_")[:63] or "replica"
 
 
 def _follow(step: Callable[[], str], stop: threading.Event, every: float) -> None:
@@ -232,7 +212,7 @@ def _follow(step: Callable[[], str], stop: threading.Event, every: float) -> Non
     while not stop.is_set():
         try:
             text = step()
-        except (NotFound, Unavailable, InvalidSettings, WeightsRefused) as error:
+        except _REFUSALS as error:
             text = f"{error.code}: {error.message}"
         if text != said:
             print(text, flush=True)
@@ -252,8 +232,7 @@ def _stopped_by_signals() -> threading.Event:
 
 
 def _keyring(folder: Path) -> Keyring:
-    trusted = trusted_keys(folder)
-    if not trusted:
+    if not (trusted := trusted_keys(folder)):
         raise InvalidSettings(
             f"no key is trusted: put the publisher's .pub file into {trusted_folder(folder)}, or set {TRUSTED_KEYS}; with "
             "--unsigned anybody who can write to the store decides which weights are served here"
@@ -263,33 +242,22 @@ def _keyring(folder: Path) -> Keyring:
 
 def _teller(sources: Sources, policy: str, name: str, own: tuple[Signer, Path] | None) -> Callable[[Replica, str], str]:
     """A function that announces this replica, if it can write. `own`: the replica's key, and the file of its public half."""
-    if sources.writable is not None:
-        signer = None
-        if own is not None:
-            signer, public = own
-            print(
-                f"announced with the key {signer.key_id}; the publisher trusts it after: millrace keys trust --replica "
-                f"{public}   (a copy of the file, in the publisher's home)"
-            )
-        return Announcer(sources.writable, policy, name, signer=signer)
-    print(
-        "not announced: nothing can be written through a web server. The publisher only folds for announced replicas, and keeps "
-        "the chunks that they need; this one may have to fetch every step, or a full copy"
-    )
-    return lambda _, text: text
+    if sources.writable is None:
+        print(
+            "not announced: nothing can be written through a web server. The publisher only folds for announced replicas, and keeps "
+            "the chunks that they need; this one may have to fetch every step, or a full copy"
+        )
+        return lambda _, text: text
+    signer, public = own or (None, None)
+    if signer is not None:
+        trusts = f"the publisher trusts it after: millrace keys trust --replica {public}"
+        print(f"announced with the key {signer.key_id}; {trusts}   (a copy of the file, in the publisher's home)")
+    return Announcer(sources.writable, policy, name, signer=signer)
 
 
 def open_to_read(store: str, keyring: Verifier | None, folder: Path, policy: str) -> WeightStore:
-    """The versions in a folder, at an `s3://` or an `http(s)://` address, for the replica in `folder`.
-
-    Raises:
-        InvalidSettings: the address, or an AWS_* variable, cannot be used.
-    """
-
-    def held() -> list[int]:
-        return [slot.version for slot in Slots(folder, policy, no_fault).held()]
-
-    weights = open_store_at(store, keyring, held)
+    """The versions in a folder, at an `s3://` or an `http(s)://` address, for the replica in `folder`. Raises InvalidSettings."""
+    weights = open_store_at(store, keyring, lambda: [slot.version for slot in Slots(folder, policy, no_fault).held()])
     weights.on_junk = _name_once()
     return weights
 

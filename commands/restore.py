@@ -7,14 +7,13 @@ In: a file of `millrace backup`. Out: a home that goes on from that moment. Wait
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -25,7 +24,7 @@ from commands.log import receive_from_log
 from contracts.errors import Conflict, InvalidSettings, Unavailable
 from runtime import schema
 from runtime.backup import tables
-from runtime.backup.archive import BackupHeader, read_header, unpack
+from runtime.backup.archive import BackupHeader, read_header, sync_folder, unpack
 from runtime.database import Database
 from runtime.settings import read_settings, to_toml
 from weights.stores.opening import open_store_at
@@ -34,13 +33,6 @@ from weights.versions.layout import policy_folder
 
 _SETTINGS = "millrace.toml"
 _OF_A_DISK = frozenset({"lost+found"})
-
-
-class _Places(NamedTuple):
-    """Where a backup goes, besides the home; all are empty."""
-
-    database: Database | None
-    bucket: Objects | None
 
 
 def restore(  # noqa: PLR0917 options of the command line
@@ -62,14 +54,13 @@ def restore(  # noqa: PLR0917 options of the command line
         staging.mkdir(parents=True, mode=0o700)
         unpack(file, staging)
         written = _write_settings(staging / "home", header, home, given)
-        with _places(header, written) as places:
-            _fill(places, header, staging)
+        with _empty_places(header, written) as (database_there, bucket):
+            _fill(database_there, bucket, header, staging)
             _name(staging / "home", home)
         is_as_it_was = header.log == "kafka" and _recover(home)
     except OSError as error:
-        raise Unavailable(
-            f"{home} cannot be made ({error.strerror or error}): free space, or name another --home"
-        ) from error
+        says = f"{home} cannot be made ({error.strerror or error}): free space, or name another --home"
+        raise Unavailable(says) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     taken = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(header.taken_at))
@@ -84,10 +75,8 @@ def _require_empty(home: Path) -> None:
     if not home.is_dir():
         raise InvalidSettings(f"{home} is a file: name a folder with --home")
     if held := sorted(path.name for path in home.iterdir() if path.name not in _OF_A_DISK):
-        raise Conflict(
-            f"{home} is not empty: it holds {held[0]!r} and {len(held) - 1} more. Nothing was changed; name a new folder with --home",
-            path=str(home),
-        )
+        full = f"{home} is not empty: it holds {held[0]!r} and {len(held) - 1} more"
+        raise Conflict(f"{full}. Nothing was changed; name a new folder with --home", path=str(home))
 
 
 def _check_kinds(header: BackupHeader, given: Mapping[str, str | None]) -> None:
@@ -102,15 +91,13 @@ def _check_kinds(header: BackupHeader, given: Mapping[str, str | None]) -> None:
 
 
 def _write_settings(folder: Path, header: BackupHeader, home: Path, given: Mapping[str, str | None]) -> dict[str, Any]:
-    """Settings with the new paths and addresses; returns the section [millrace]."""
     content = read_settings(folder / _SETTINGS)
     if content is None:
         raise InvalidSettings(f"the backup has no {_SETTINGS}: it is no home")
-    moved: dict[str, Any] = _moved(content, header.home, str(home))
+    moved: dict[str, dict[str, Any]] = _moved(content, header.home, str(home))
     moved["millrace"] |= {name: value for name, value in given.items() if value is not None}
     (folder / _SETTINGS).write_text(to_toml(moved))
-    section: dict[str, Any] = moved["millrace"]
-    return section
+    return moved["millrace"]
 
 
 def _moved(value: Any, old: str, new: str) -> Any:
@@ -125,8 +112,8 @@ def _moved(value: Any, old: str, new: str) -> Any:
 
 
 @contextmanager
-def _places(header: BackupHeader, written: Mapping[str, Any]) -> Iterator[_Places]:
-    """Open the database and the bucket. Raises Conflict: one is not empty."""
+def _empty_places(header: BackupHeader, written: Mapping[str, Any]) -> Iterator[tuple[Database | None, Objects | None]]:
+    """Open the database and the bucket that the backup has rows or objects for. Raises Conflict: one is not empty."""
     bucket = open_store_at(written["weights_url"]).objects if header.weights == "bucket" else None
     if bucket is not None and next(iter(bucket.list_below(policy_folder(header.policy))), None) is not None:
         raise Conflict(
@@ -134,30 +121,23 @@ def _places(header: BackupHeader, written: Mapping[str, Any]) -> Iterator[_Place
             "--weights, or take the backup with --no-weights and keep this one"
         )
     if header.database == "sqlite":
-        yield _Places(None, bucket)
+        yield None, bucket
         return
-    database = Database(written["database_url"], longest_pause_seconds=LONGEST_PAUSE_SECONDS)
-    try:
+    with closing(Database(written["database_url"], longest_pause_seconds=LONGEST_PAUSE_SECONDS)) as database:
         tables.require_empty(database)
-        yield _Places(database, bucket)
-    finally:
-        database.close()
+        yield database, bucket
 
 
-def _fill(places: _Places, header: BackupHeader, staging: Path) -> None:
-    if places.bucket is not None:
+def _fill(database: Database | None, bucket: Objects | None, header: BackupHeader, staging: Path) -> None:
+    if bucket is not None:
         root = staging / "weights"
         for path in sorted(path for path in root.rglob("*") if path.is_file()):
-            places.bucket.put(path.relative_to(root).as_posix(), path.read_bytes())
-    if places.database is not None:
+            bucket.put(path.relative_to(root).as_posix(), path.read_bytes())
+    if database is not None:
         folders = sorted(path for path in (staging / "tables").iterdir() if path.is_dir())
-        rows = {folder.name: _pieces(folder) for folder in folders}
+        rows = {folder.name: map(Path.read_bytes, sorted(folder.iterdir())) for folder in folders}
         sequences = msgspec.json.decode((staging / SEQUENCES).read_bytes(), type=dict[str, int])
-        tables.load(places.database, header.days, rows, sequences)
-
-
-def _pieces(folder: Path) -> Iterator[bytes]:
-    return (path.read_bytes() for path in sorted(folder.iterdir()))
+        tables.load(database, header.days, rows, sequences)
 
 
 def _name(staged: Path, home: Path) -> None:
@@ -168,9 +148,7 @@ def _name(staged: Path, home: Path) -> None:
     _require_empty(home)
     for path in sorted(staged.iterdir(), key=lambda path: path.name == _SETTINGS):
         shutil.move(path, home / path.name)
-    descriptor = os.open(home, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    sync_folder(home)
 
 
 def _recover(home: Path) -> bool:

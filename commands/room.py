@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,10 +18,8 @@ import psutil
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings
 
-_CACHE_TOKENS, _BATCH_TOKENS = 16_384, 1024
-"""The defaults of the section [engine]."""
-SLOTS = 2
-"""Those that an engine has by default: live and candidate."""
+_CACHE_TOKENS, _BATCH_TOKENS, SLOTS = 16_384, 1024, 2
+"""The defaults of the section [engine]. Slots: live and candidate."""
 _PROCESS_BYTES = 700 * 2**20
 """A process with torch and transformers and without a model."""
 _OTHERS_BYTES = 600 * 2**20
@@ -38,13 +38,11 @@ class MemoryNeed(NamedTuple):
     """Bytes of host and device memory together."""
 
     engine: int
-    """Two slots, live and candidate, while a version is loaded whole."""
+    """With two slots, while a version is loaded whole; `slot` of these are each slot's."""
     trainer: int
-    """Between steps."""
+    """Between steps; `trainer_peak` while a checkpoint is saved."""
     trainer_peak: int
-    """While a checkpoint is saved."""
     slot: int
-    """Of `engine`, for each slot."""
 
 
 class MachineRoom(NamedTuple):
@@ -58,15 +56,13 @@ class MachineRoom(NamedTuple):
 def memory_need(report: CheckpointReport, device: str) -> MemoryNeed:
     """What engine and trainer need for this policy with their default settings.
 
-    Bytes per weight. The trainer's were compared with a Llama of 17 million weights on CPU (tests/unit/commands/test_room.py
-    compares again); the engine's are added up from what it holds: the engine holds each arm in float32 on CPU and in bfloat16 on a GPU, one byte of history, and 6 more while a version is
-    loaded whole; the trainer holds master, gradient and two moments (16), a frozen copy in bfloat16 (2) and the bits of three versions (6), and
-    copies at most a quarter of master and moments (3) while it saves.
+    Bytes per weight: the engine holds each arm in float32 on CPU and in bfloat16 on a GPU, one byte of history, and 6 more while a version
+    is loaded whole; the trainer holds master, gradient and two moments (16), a frozen copy in bfloat16 (2) and the bits of three versions
+    (6), and copies at most a quarter of master and moments (3) while it saves. tests/unit/commands/test_room.py compares the trainer's.
     """
     width = 4 if device == "cpu" else 2
-    cache = _CACHE_TOKENS * report.cache_elements_per_token * width + (
-        4 * _BATCH_TOKENS * _CACHE_TOKENS if device == "cpu" and report.is_paged else 0
-    )
+    pages = 4 * _BATCH_TOKENS * _CACHE_TOKENS if device == "cpu" and report.is_paged else 0
+    cache = _CACHE_TOKENS * report.cache_elements_per_token * width + pages
     slot = report.num_weights * width + cache
     engine = SLOTS * slot + 7 * report.num_weights
     trainer, peak = 24 * report.num_weights, 27 * report.num_weights
@@ -76,8 +72,7 @@ def memory_need(report: CheckpointReport, device: str) -> MemoryNeed:
 def room_here(home: Path, device: str) -> MachineRoom:
     """What this machine has. `home`: its disk counts, which is that of the nearest folder above it if it does not exist yet."""
     existing = next(path for path in (home, *home.resolve().parents) if path.exists())
-    limits = [int(text) for path in _LIMITS if (text := _text(path)).isdecimal()]
-    memory = min([psutil.virtual_memory().total, *limits])
+    memory = min([psutil.virtual_memory().total, *_limits()])
     return MachineRoom(memory, shutil.disk_usage(existing).free, None if device == "cpu" else _gpu_bytes(device))
 
 
@@ -86,38 +81,32 @@ def shortage(
 ) -> str:
     """What this machine lacks for a policy, and what to do; empty if it has everything.
 
-    Args:
-        report: on the policy.
-        device: cpu, cuda or cuda:N: of engines and trainer.
-        room: what there is.
-        num_engines: how many of our engines run here; vLLM's servers are not counted.
-        num_slots: of each engine.
+    `num_engines`: how many of our engines run here, with `num_slots` each; vLLM's servers are not counted.
     """
     need, weights = memory_need(report, device), report.num_weights
     engines = num_engines * (need.engine + (num_slots - SLOTS) * need.slot)
     if device == "cpu":
         memory = engines + need.trainer_peak + _OTHERS_BYTES
-        parts = f"engine {_gib(engines)}, trainer {_gib(need.trainer_peak)} while it saves, the other processes {_gib(_OTHERS_BYTES)}"
+        parts = f"engine {gib(engines)}, trainer {gib(need.trainer_peak)} while it saves, the other processes {gib(_OTHERS_BYTES)}"
     else:
         memory = (1 + num_engines) * _PROCESS_BYTES + _GPU_HOST * weights + _OTHERS_BYTES
         parts = "what engine and trainer keep beside the GPU, and the other processes"
         gpu = _GPU_TRAINER * weights + num_engines * num_slots * need.slot
         if room.gpu is not None and gpu > room.gpu:
-            return (
-                f"it needs {_gib(gpu)} of GPU memory, without activations, and {device} has {_gib(room.gpu)}: take a smaller policy or "
-                "a larger GPU, or give engine and trainer a GPU each (docs/models.md, Memory)"
+            lack = f"it needs {gib(gpu)} of GPU memory, without activations, and {device} has {gib(room.gpu)}"
+            remedy = (
+                "take a smaller policy or a larger GPU, or give engine and trainer a GPU each (docs/models.md, Memory)"
             )
+            return f"{lack}: {remedy}"
     if memory > room.memory:
-        return (
-            f"it needs {_gib(memory)} of memory ({parts}), and there are {_gib(room.memory)}: take a smaller policy or more memory, or "
-            "run engine and trainer on machines of their own (docs/operating.md, Deploy)"
-        )
+        lack = f"it needs {gib(memory)} of memory ({parts}), and there are {gib(room.memory)}"
+        remedy = "take a smaller policy or more memory, or run engine and trainer on machines of their own"
+        return f"{lack}: {remedy} (docs/operating.md, Deploy)"
     disk = _DISK_WEIGHT * weights + _DISK_BYTES
     if disk > room.disk:
-        return (
-            f"its home needs {_gib(disk)} of disk at the start (version 0, two checkpoints of the trainer, log and database), and "
-            f"{_gib(room.disk)} are free: free space, or name a --home on another disk"
-        )
+        parts = "version 0, two checkpoints of the trainer, log and database"
+        lack = f"its home needs {gib(disk)} of disk at the start ({parts}), and {gib(room.disk)} are free"
+        return f"{lack}: free space, or name a --home on another disk"
     return ""
 
 
@@ -130,7 +119,6 @@ def require_room(
 
 
 def _gpu_bytes(device: str) -> int | None:
-    """The memory of a GPU, from nvidia-smi; None without it."""
     number = int(device.partition(":")[2] or 0)
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     chosen = visible[number] if number < len(visible) else str(number)
@@ -142,12 +130,12 @@ def _gpu_bytes(device: str) -> int | None:
         return None
 
 
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
+def _limits() -> Iterator[int]:
+    for path in _LIMITS:
+        with suppress(OSError, ValueError):  # `max`: no limit
+            yield int(Path(path).read_text())
 
 
-def _gib(count: float) -> str:
+def gib(count: float) -> str:
+    """A number of bytes for a person."""
     return f"{count / _GIB:.1f} GiB"

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from commands.findings import Finding
+from commands.findings import Finding, missing
 from contracts.errors import InvalidSettings
-from engines.registry import check_section_names
+from engines.registry import FOLLOWED, check_section_names, followed_of
 from pipelines.release.settings import ReleaseSettings
 from pipelines.release.webhooks.settings import WebhookSettings
 from pipelines.training.settings import TrainingSettings
@@ -26,13 +26,21 @@ KINDS: Mapping[str, type[Section]] = MappingProxyType(
         "webhooks": WebhookSettings,
     }
 )
+"""Those of every home."""
+
+
+def followed_kinds() -> dict[str, type[Section]]:
+    """Those of homes that follow servers of other projects."""
+    return {name: followed_of(name).section for name in FOLLOWED}
 
 
 def check_sections(home: Path) -> None:
     """Raises InvalidSettings for the first mistake; it names file, section and field."""
-    check_section_names(read_home_settings(home) or (), str(settings_file(home)))
-    for name, kind in KINDS.items():
-        load_section(home, name, kind)
+    held = read_home_settings(home) or {}
+    check_section_names(held, str(settings_file(home)))
+    for name, kind in {**KINDS, **followed_kinds()}.items():
+        if name in KINDS or name in held:
+            load_section(home, name, kind)
 
 
 def sections_finding(home: Path) -> Finding:
@@ -40,5 +48,5 @@ def sections_finding(home: Path) -> Finding:
     try:
         check_sections(home)
     except InvalidSettings as error:
-        return Finding("settings", False, True, error.message)
+        return missing("settings", error.message)
     return Finding("settings", True, True, f"millrace.toml: {', '.join(KINDS)} can be read")

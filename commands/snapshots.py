@@ -17,12 +17,7 @@ from weights.versions.snapshot import MOST_BYTES, Snapshot, digest_of_manifest, 
 
 
 def issue_again(settings: Settings) -> Snapshot:
-    """Issue the snapshot of a home's versions, with the key that signs now.
-
-    Raises:
-        InvalidSettings: this home does not sign.
-        StaleWrite, Unavailable: see `Issuer.issue`.
-    """
+    """Issue the snapshot of a home's versions, with the key that signs now. Raises InvalidSettings: this home does not sign."""
     signer = signer_of(settings)
     if signer is None or settings.weights_unsigned:
         raise InvalidSettings(f"{settings.home} does not sign (weights_unsigned), so it has no snapshot to renew")

@@ -2,8 +2,8 @@
 
 In: a home folder. Out: one child per process, with its output in <home>/logs/<name>.log. A child that dies is started again,
 with growing pauses. The supervisor owns the sockets of the servers, so connections wait while a server restarts; replicas of
-a server share a socket, except engines, of which each has its own. <home>/targets.json lists the address of each child's /metrics, in the form that Prometheus reads;
-and its own, which counts how often each child ended: one that dies before it can answer is seen only there.
+a server share a socket, except engines, of which each has its own. <home>/targets.json lists the address of each child's /metrics, as
+Prometheus reads it; and its own, which counts how often each child ended: one that dies before it can answer is seen only there.
 Waits for: children to end. Exit status 2 of a child means wrong settings: everything ends, because a restart cannot help.
 """
 
@@ -30,18 +30,7 @@ from runtime.operations import OPERATIONS_FD, Operations, step_done
 SERVERS = ("engine", "web", "inference", "feedback", "dashboard")
 WORKERS = ("episodes", "rewards", "training", "release")
 # Clients end before their servers: if the engine ended first, `web` would wait for it with every open request.
-_ENDS = (
-    "training",
-    "release",
-    "rewards",
-    "episodes",
-    "dashboard",
-    "feedback",
-    "web",
-    "inference",
-    "engine",
-    *FOLLOWED,
-)
+_ENDS = ("training", "release", "rewards", "episodes", "dashboard", "feedback", "web", "inference", "engine", *FOLLOWED)
 _CLIENTS_OF = {
     "web": ("release",),
     "inference": ("release",),
@@ -74,11 +63,11 @@ class Supervisor:
     """Runs until told to stop.
 
     Args:
-        home: the folder.
+        home: its folder.
         sockets: by name, of the servers that run here. Every worker runs.
         report: called with each line for the operator.
         replicas: by name, how many of a process, if not one.
-        more: processes to start beside servers and workers.
+        more: processes beside servers and workers.
     """
 
     def __init__(
@@ -89,11 +78,8 @@ class Supervisor:
         replicas: Mapping[str, int] | None = None,
         more: Sequence[str] = (),
     ) -> None:
-        self._home = home
-        self._sockets = sockets
-        self._replicas = replicas or {}
-        self._report = report
-        self._more = more
+        self._home, self._sockets, self._report = home, sockets, report
+        self._replicas, self._more = replicas or {}, more
         self._operations: dict[str, socket.socket] = {}
         self._own: Operations | None = None
         self.children: dict[str, Child] = {}
@@ -112,11 +98,7 @@ class Supervisor:
             CHILD_ENDS.labels(child)
 
     def watch(self, stop: threading.Event) -> None:
-        """Restart children that die, until `stop` is set.
-
-        Raises:
-            InvalidSettings: a child refused its settings; the message holds its last line.
-        """
+        """Restart children that die, until `stop` is set. Raises InvalidSettings: a child refused its settings; has its last line."""
         while not stop.wait(_LOOK_SECONDS):
             step_done()
             for child in self.children.values():
@@ -164,7 +146,8 @@ class Supervisor:
             return
         _close(child)
         if status == WRONG_SETTINGS:
-            raise InvalidSettings(f"{child.name} cannot start: {self._last_line(child.name)}")
+            said = self.log_path(child.name).read_text(errors="replace").strip().splitlines()
+            raise InvalidSettings(f"{child.name} cannot start: {said[-1] if said else 'it printed nothing'}")
         healthy = now - child.started_at > _HEALTHY_AFTER
         child.pause = _FIRST_PAUSE if healthy else min(_LONGEST_PAUSE, child.pause * 2)
         child.start_again_at = now + child.pause
@@ -178,15 +161,14 @@ class Supervisor:
         inherited = {OPERATIONS_FD: self._operations[name]}
         if listening := self._sockets.get(name) or self._sockets.get(_process_of(name)):
             inherited[LISTEN_FD] = listening
+        given = {variable: str(handed.fileno()) for variable, handed in inherited.items()}
         # The child ends when its standard input closes, so that nothing outlives a supervisor that was killed.
         process = subprocess.Popen(  # noqa: S603 our own interpreter and script
             [sys.executable, str(_MILLRACE), _process_of(name), "--home", str(self._home), "--supervised"],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=os.environ
-            | {variable: str(handed.fileno()) for variable, handed in inherited.items()}
-            | {REPLICA: name.partition("-")[2] or "1"},
+            env=os.environ | given | {REPLICA: _replica_of(name)},
             process_group=0,  # Ctrl-C reaches only the supervisor, which ends the children in order
             pass_fds=[handed.fileno() for handed in inherited.values()],
         )
@@ -196,15 +178,11 @@ class Supervisor:
         targets = [
             {
                 "targets": [f"{_LOOPBACK}:{listening.getsockname()[1]}"],
-                "labels": {"process": _process_of(name), "replica": name.partition("-")[2] or "1"},
+                "labels": {"process": _process_of(name), "replica": _replica_of(name)},
             }
             for name, listening in self._operations.items()
         ]
         (self._home / "targets.json").write_text(json.dumps(targets, indent=2) + "\n")
-
-    def _last_line(self, name: str) -> str:
-        lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it printed nothing"
 
 
 def replica_names(process: str, count: int) -> list[str]:
@@ -214,6 +192,10 @@ def replica_names(process: str, count: int) -> list[str]:
 
 def _process_of(child: str) -> str:
     return child.partition("-")[0]
+
+
+def _replica_of(child: str) -> str:
+    return child.partition("-")[2] or "1"
 
 
 def _has_ended(child: Child, seconds: float) -> bool:

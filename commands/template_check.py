@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from commands.findings import Finding
+from commands.findings import Finding, missing
 from contracts.errors import MillraceError
 from contracts.files import read_small
 from services.inference.sessions.suffixes import next_calls
@@ -48,7 +48,7 @@ def template_findings(folder: Path, cpu_seconds: int = MOST_CPU_SECONDS) -> list
     except msgspec.MsgspecError:
         lines = ran.stderr.decode(errors="replace").strip().splitlines()
         problem = loops if ran.returncode in {-signal.SIGXCPU, -signal.SIGKILL} else (lines or ["no word"])[-1]
-    return [Finding("template", False, True, f"{folder}: the chat template cannot be used: {problem[:300]}")]
+    return [missing("template", f"{folder}: the chat template cannot be used: {problem[:300]}")]
 
 
 def findings_here(folder: Path) -> Iterator[Finding]:
@@ -57,30 +57,25 @@ def findings_here(folder: Path) -> Iterator[Finding]:
         template = load_template(str(folder))
         template.encode(_QUESTION)
     except MillraceError as error:
-        yield Finding("template", False, True, error.message)
+        yield missing("template", error.message)
         return
     tools = "renders tools" if template.takes_tools else "renders no tools"
     family = template.family
     reasoning = "reasoning is told apart" if family.reasoning or family.channels else "no reasoning marks"
-    yield Finding("template", True, True, f"family {family.name}, {_origin(folder, template)}: {tools}, {reasoning}")
+    kind = _read(folder / "config.json").get("model_type", "unknown")
+    known = bundled_name(template.source)
+    origin = f"the same as {known} of trl" if known else f"none of those that trl bundles (model_type {kind})"
+    yield Finding("template", True, True, f"family {family.name}, {origin}: {tools}, {reasoning}")
     yield _sessions(folder, template)
 
 
 def bundled_name(source: str) -> str | None:
     """The name under which trl bundles this template, for inference if it can be; None: it does not."""
-    spec = find_spec("trl")  # found, not imported: that would load torch
-    if spec is None or spec.origin is None:
+    if (spec := find_spec("trl")) is None or spec.origin is None:  # found, not imported: that would load torch
         return None
     paths = (Path(spec.origin).parent / "chat_templates").glob("*.jinja")
     found = [path.stem for path in paths if path.read_text().strip() == source.strip()]
     return min(found, key=lambda name: (name.endswith("_training"), name), default=None)
-
-
-def _origin(folder: Path, template: ChatTemplate) -> str:
-    known = bundled_name(template.source)
-    if known is not None:
-        return f"the same as {known} of trl"
-    return f"none of those that trl bundles (model_type {_read(folder / 'config.json').get('model_type', 'unknown')})"
 
 
 def _sessions(folder: Path, template: ChatTemplate) -> Finding:
@@ -98,8 +93,7 @@ def _sessions(folder: Path, template: ChatTemplate) -> Finding:
 def _stops(folder: Path, template: ChatTemplate) -> list[int]:
     """The tokens that end an answer, as the engine has them; the tokenizer's own end if no file names one."""
     for name in ("generation_config.json", "config.json"):
-        ids = _read(folder / name).get("eos_token_id")
-        if ids is not None:
+        if (ids := _read(folder / name).get("eos_token_id")) is not None:
             return [one for one in (ids if isinstance(ids, list) else [ids]) if isinstance(one, int)]
     end = _read(folder / "tokenizer_config.json").get("eos_token")
     found = template.tokenizer.token_to_id(end["content"] if isinstance(end, dict) else str(end))

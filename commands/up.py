@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from commands import options
-from commands.engines import OWN, EngineChoice, check_announced, check_given, choose_engine
+from commands.engines import OURS, EngineChoice, check_announced, check_given, choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
 from commands.link import dashboard_link
+from commands.options import EMBEDDED, Servers
 from commands.policy_check import LOAD_RATE, CheckOnce, size_of
 from commands.room import require_room
-from commands.servers import EMBEDDED, Servers
 from commands.supervisor import Supervisor, replica_names
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings, Unavailable
@@ -82,7 +82,8 @@ def up(
             servers=servers,
             **options.chosen_settings(chosen),
         )
-        training = training_settings(learning_rate)
+        rate = {} if learning_rate is None else {"learning_rate": learning_rate}
+        training = make_section("[training]", TrainingSettings, **rate)
         release = check_gate(tasks, home, sentinels)
         sections = {"training": training, "release": release, **engines_chosen.sections}
         console.print(f"[dim]preparing {home.resolve()} with {folder}")
@@ -101,9 +102,8 @@ def up(
         check_announced(ready.settings)
         for limit in engines_chosen.limits():
             console.print(f"[yellow]{limit}")
-        with running(
-            ready, sockets, servers.replicas | {"engine": engines_chosen.num_own}, engines_chosen
-        ) as supervisor:
+        replicas = servers.replicas | {"engine": engines_chosen.num_own}
+        with running(ready, sockets, replicas, engines_chosen) as supervisor:
             greet(ready)
             supervisor.watch(threading.Event())
 
@@ -125,11 +125,7 @@ def name_of(policy: str) -> str:
 
 
 def resolve_policy(policy: str) -> Path:
-    """The folder of a policy. Anything that is not a folder is downloaded as a hub id.
-
-    Raises:
-        InvalidSettings: it is neither.
-    """
+    """The folder of a policy. Anything that is not a folder is downloaded as a hub id. Raises InvalidSettings: it is neither."""
     if Path(policy).is_dir():
         return Path(policy).resolve()
     from huggingface_hub import snapshot_download  # noqa: PLC0415 only a hub id needs the hub
@@ -138,9 +134,8 @@ def resolve_policy(policy: str) -> Path:
     try:
         return Path(snapshot_download(policy, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise InvalidSettings(
-            f"--policy {policy!r} is not a folder, and it cannot be downloaded as a hub id: {error}"
-        ) from error
+        says = f"--policy {policy!r} is not a folder, and it cannot be downloaded as a hub id: {error}"
+        raise InvalidSettings(says) from error
 
 
 def listen(port: int, *, split: bool = False, num_engines: int = 1) -> dict[str, socket.socket]:
@@ -148,8 +143,7 @@ def listen(port: int, *, split: bool = False, num_engines: int = 1) -> dict[str,
 
     Args:
         port: of the HTTP endpoint.
-        split: give inference `port`, feedback `port` + 2 and dashboard `port` + 3. Otherwise one process, `web`, serves
-            all three on `port`.
+        split: give inference `port`, feedback `port` + 2 and dashboard `port` + 3. Otherwise `web` serves all three on `port`.
         num_engines: how many of our engines are started; each has a port of its own.
 
     Raises:
@@ -170,10 +164,8 @@ def _listening(name: str, port: int) -> socket.socket:
         return socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise InvalidSettings(
-            f"port {port} of {name} cannot be used ({reason}): end what listens there (`ss -ltnp 'sport = :{port}'` names it), or choose "
-            "another with --port"
-        ) from error
+        end_it = f"end what listens there (`ss -ltnp 'sport = :{port}'` names it), or choose another with --port"
+        raise InvalidSettings(f"port {port} of {name} cannot be used ({reason}): {end_it}") from error
     except OverflowError as error:
         raise InvalidSettings(f"--port takes 0 to 65535: {error}") from error
 
@@ -196,25 +188,11 @@ def new_settings(home: Path, sockets: Mapping[str, socket.socket], **chosen: Any
 
 
 def make_settings(
-    home: Path,
-    *,
-    name: str,
-    base: Path,
-    tasks: list[Path],
-    device: str,
-    servers: Servers = EMBEDDED,
-    **addresses: Any,
+    home: Path, *, name: str, base: Path, tasks: list[Path], device: str, servers: Servers = EMBEDDED, **addresses: Any
 ) -> Settings:
-    """Settings of a new run.
+    """Settings of a new run. `name`: of the policy, that is, the `model` that apps ask for. `base`: its folder.
 
-    Args:
-        home: the home folder.
-        name: of the policy, that is, the `model` that apps ask for.
-        base: folder of the base policy.
-        tasks: task files.
-        device: cpu, cuda or cuda:N.
-        servers: outside servers.
-        addresses: hosts and ports, and other values, named as in `Settings`.
+    `addresses`: hosts and ports, and other values, named as in `Settings`.
     """
     return make_section(
         "[millrace]",
@@ -230,29 +208,22 @@ def make_settings(
     )
 
 
-def training_settings(learning_rate: float | None) -> TrainingSettings:
-    """The trainer's settings, with the learning rate from the command line. Raises InvalidSettings."""
-    chosen = {} if learning_rate is None else {"learning_rate": learning_rate}
-    return make_section("[training]", TrainingSettings, **chosen)
-
-
 @contextmanager
 def running(
     home: Home,
     sockets: Mapping[str, socket.socket],
     replicas: Mapping[str, int] | None = None,
-    engine: EngineChoice = OWN,
+    engine: EngineChoice = OURS,
 ) -> Iterator[Supervisor]:
     """Start the processes of a home, wait until they are ready, and stop them at the end of the block."""
+    settings = home.settings
     supervisor = Supervisor(
-        home.settings.home, sockets, lambda line: console.print(f"[yellow]{line}"), replicas, engine.workers
+        settings.home, sockets, lambda line: console.print(f"[yellow]{line}"), replicas, engine.workers
     )
     supervisor.start()
-    console.print(
-        f"[dim]starting, which takes up to a minute; {home.settings.home / 'logs'} has what each process says"
-    )
+    console.print(f"[dim]starting, which takes up to a minute; {settings.home / 'logs'} has what each process says")
     try:
-        _wait_ready(home.settings, supervisor, engine.start_seconds + size_of(Path(home.settings.base)) / LOAD_RATE)
+        _wait_ready(settings, supervisor, engine.start_seconds + size_of(Path(settings.base)) / LOAD_RATE)
         yield supervisor
     finally:
         supervisor.stop()
@@ -266,9 +237,8 @@ def greet(home: Home) -> None:
     console.print(f"Millrace serves [bold]{settings.policy}[/] at {settings.web_url}/v1")
     if settings.is_split:
         console.print(f"  feedback      {settings.feedback_url}/v1/feedback")
-    console.print(
-        f"  dashboard     {dashboard_link(settings.home)}   (works once; for another: millrace link --home {settings.home})"
-    )
+    link = dashboard_link(settings.home)
+    console.print(f"  dashboard     {link}   (works once; for another: millrace link --home {settings.home})")
     print_keys_of(home)
     console.print(f"  home          {settings.home}")
     print_gates(console, settings)
@@ -297,35 +267,32 @@ def _wait_ready(settings: Settings, supervisor: Supervisor, seconds: float) -> N
         done = threading.Event()
         threading.Timer(0.3, done.set).start()
         supervisor.watch(done)
-        reason = _unready(settings)
-        if not reason:
+        if not (reason := _unready(settings)):
             return
-        dying = next((child.name for child in supervisor.children.values() if len(child.ends) >= _MOST_ENDS), None)
-        if dying is not None:
-            raise Unavailable(f"not ready: {dying} ended {_MOST_ENDS} times; see {supervisor.log_path(dying)}")
+        for child in supervisor.children.values():
+            if len(child.ends) >= _MOST_ENDS:
+                log = supervisor.log_path(child.name)
+                raise Unavailable(f"not ready: {child.name} ended {_MOST_ENDS} times; see {log}")
     raise Unavailable(f"not ready after {seconds:.0f} s: {reason}; see {settings.home / 'logs'}")
 
 
 def _waits_for(supervisor: Supervisor) -> Iterator[str]:
-    """The processes that are not ready, each with its reason. One that still imports takes connections and answers none."""
     for name, address in supervisor.operations_of_servers().items():
         try:
             problems = httpx.get(f"http://{address}/ready", timeout=2.0).json()["problems"]
-        except httpx.TransportError:
+        except httpx.TransportError:  # one that still imports takes connections and answers none
             yield f"{name} does not answer yet, see {supervisor.log_path(name)}"
-        else:
-            if problems:
-                reasons = [why if part == name else f"{part}: {why}" for part, why in problems.items()]
-                yield f"{name} waits: {', '.join(reasons)}"
+            continue
+        if reasons := [why if part == name else f"{part}: {why}" for part, why in problems.items()]:
+            yield f"{name} waits: {', '.join(reasons)}"
 
 
 def _unready(settings: Settings) -> str:
     """Why apps cannot be served yet; empty if they can."""
     for url in dict.fromkeys((settings.web_url, settings.feedback_url, settings.dashboard_url)):
         try:
-            answer = httpx.get(f"{url}/ready", timeout=5.0)
+            if not (answer := httpx.get(f"{url}/ready", timeout=5.0)).is_success:
+                return answer.text
         except httpx.TransportError as error:
             return f"{url} does not answer ({type(error).__name__})"
-        if not answer.is_success:
-            return answer.text
     return ""

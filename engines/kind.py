@@ -4,23 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import httpx
+from pydantic import Field, model_validator
 
+from contracts.assignments import Slot
 from engines.following.driver import EngineDriver
-from engines.following.settings import FollowedSection
 from engines.wire import Wire
-from runtime.settings import Settings
+from runtime.settings import Section, Settings
+from weights.stores.port import REMOTE
+
+
+class FollowedSection(Section):
+    """What the sections of all followed servers have: one server for each slot."""
+
+    slots: tuple[Slot, ...] = Field(default=("live", "candidate"), min_length=1)
+    """The arm of each server; without `candidate` nothing is gated."""
+    urls: tuple[str, ...] = ()
+    """Servers of this host that run already, one per slot."""
+    region: str | None = None
+    """Default: the home's."""
+    weights: str | None = Field(default=None, pattern=REMOTE)
+    """Where versions are read: the region's `millrace cache`. Default: the home's store."""
+
+    @model_validator(mode="after")
+    def _count_urls(self) -> Self:
+        if self.urls and len(self.urls) != len(self.slots):
+            raise ValueError(
+                f"urls names {len(self.urls)} servers for {len(self.slots)} slots: give one URL for each slot"
+            )
+        return self
 
 
 class Followed(NamedTuple):
     """Servers of another project: a process of ours starts them, or is given them, and brings them to versions."""
 
+    section: type[FollowedSection]
+    """Its settings: the section of millrace.toml with the name of the kind."""
     process: str
     """The module of that process, which imports it alone."""
     choose: Callable[[Path | None, tuple[str, ...], Sequence[str]], FollowedSection]
-    """Its section, from an interpreter, the arm of each server, and the URLs of servers that run already. Raises InvalidSettings."""
+    """The section, from an interpreter, the arm of each server, and the URLs of servers that run already. Raises InvalidSettings."""
     check_policy: Callable[[Settings], None]
     """Raises InvalidSettings if these servers cannot take versions of the home's policy."""
     drive: Callable[[httpx.Client], EngineDriver]

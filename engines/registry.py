@@ -6,7 +6,7 @@ Nothing heavy is imported before a kind is asked for: the command line reads onl
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -30,11 +30,7 @@ GONE: Mapping[str, str] = MappingProxyType(
 
 
 def kind_of(name: str) -> EngineKind:
-    """The parts of a kind.
-
-    Raises:
-        InvalidSettings: this release has no such engine.
-    """
+    """The parts of a kind. Raises InvalidSettings: this release has no such engine."""
     if name not in KINDS:
         raise InvalidSettings(f"there is no engine {name!r}, only {' and '.join(KINDS)}{why_gone(name)}")
     found: EngineKind = importlib.import_module(KINDS[name]).KIND
@@ -49,16 +45,21 @@ def followed_of(name: str) -> Followed:
     return followed
 
 
+def only_followed(kinds: Sequence[str] = FOLLOWED) -> str:
+    """The kind of a server that runs already, where no option names it. Raises InvalidSettings: there are several kinds."""
+    if len(kinds) != 1:
+        raise InvalidSettings(
+            f"--engine-url does not say what its server is: add --engine {' or '.join(kinds)}; with --engines 1, ours runs beside it"
+        )
+    return kinds[0]
+
+
 def why_gone(name: str) -> str:
     """What to say, behind a refusal, of a kind that an older release had; empty for any other name."""
     return f"; {GONE[name]}" if name in GONE else ""
 
 
 def check_section_names(names: Iterable[str], where: str) -> None:
-    """Check that a settings file sets up no engine that left.
-
-    Raises:
-        InvalidSettings: it has such a section; names it.
-    """
+    """Raises InvalidSettings if a settings file has the section of an engine that left; names it."""
     for name in sorted(GONE.keys() & set(names)):
         raise InvalidSettings(f"{where}: [{name}]{why_gone(name)}; then remove the section")

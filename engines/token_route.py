@@ -26,7 +26,6 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _SHOWN_CHARACTERS = 300
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-CachedTokens = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _NEVER_DRAWN = -9999.0
 """What vLLM writes for a log-prob of minus infinity."""
 LogProb = Annotated[float, msgspec.Meta(gt=_NEVER_DRAWN, le=1e-2)]
@@ -71,7 +70,7 @@ class _Choice(msgspec.Struct):
 
 
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: CachedTokens | None = None
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -138,8 +137,8 @@ def read_event(data: bytes, offset: int, num_top: int = 0, *, with_support: bool
     """One event of a stream whose first token has number `offset` in the answer. An event may have no token.
 
     Raises:
-        EngineRestarted: the engine reports that it lost the request, or that it ended it without an answer.
-        GrammarStuck: the engine reports that the grammar of the answer cannot go on.
+        EngineRestarted: the engine lost the request, or ended it without an answer.
+        GrammarStuck: the grammar of the answer cannot go on.
         EngineFailed: the engine reports a failure, or the event cannot be used.
     """
     try:
@@ -181,19 +180,14 @@ def _tokens(choice: _Choice, num_top: int, *, with_support: bool) -> list[Sample
     if num_top == 0 and not with_support:
         return [SampledToken(entry.token_id, entry.logprob) for entry in content]
     return [
-        SampledToken(
-            entry.token_id,
-            entry.logprob,
-            _top(entry.top_logprobs, num_top),
-            _support(entry) if with_support else None,
-        )
+        SampledToken(entry.token_id, entry.logprob, _top(entry, num_top), _support(entry) if with_support else None)
         for entry in content
     ]
 
 
-def _top(told: list[_TopLogprob], num_top: int) -> tuple[tuple[int, float], ...]:
-    ranked = sorted(told, key=lambda entry: -entry.logprob)  # the sampled token comes first on the wire
-    return tuple((entry.token_id, entry.logprob) for entry in ranked[:num_top])
+def _top(entry: _TokenLogprob, num_top: int) -> tuple[tuple[int, float], ...]:
+    ranked = sorted(entry.top_logprobs, key=lambda other: -other.logprob)  # the sampled token comes first on the wire
+    return tuple((other.token_id, other.logprob) for other in ranked[:num_top])
 
 
 def _support(entry: _TokenLogprob) -> tuple[int, ...] | None:
@@ -204,13 +198,10 @@ def _support(entry: _TokenLogprob) -> tuple[int, ...] | None:
 
 def _spans(told: list[_WeightVersion], offset: int) -> list[Span]:
     """The spans of an event; none if a label is not one of our versions, as on a replica that was never updated."""
-    found = [version_of(entry.version) for entry in told]
     starts = [entry.start for entry in told]
     if starts != sorted(set(starts)) or starts[0] < 0 or starts[-1] >= 2**31:
         raise EngineFailed(f"the engine sent versions of tokens that are not valid: {shown(msgspec.json.encode(told))}")
-    spans = [
-        Span(offset + entry.start, version) for entry, version in zip(told, found, strict=True) if version is not None
-    ]
+    spans = [Span(offset + e.start, version) for e in told if (version := version_of(e.version)) is not None]
     return spans if len(spans) == len(told) else []
 
 

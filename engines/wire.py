@@ -31,12 +31,11 @@ class System(msgspec.Struct, frozen=True):
 
 
 class SampledToken(NamedTuple):
-    """A sampled token and its log-prob when it was sampled."""
+    """A sampled token and its log-prob when it was sampled. `top`: id and log-prob of the likeliest ones at this place, in order."""
 
     id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens at this place, as many as were asked for: id and log-prob, in order."""
     support: tuple[int, ...] | None = None
     """The ids that could be drawn at this place; None if that was not asked, or if they are too many."""
 
@@ -61,7 +60,7 @@ class Piece(NamedTuple):
     lost_versions: bool = False
     """True: nobody can tell the versions of some tokens any more, so the answer has no spans at all."""
     num_cached: int | None = None
-    """How many tokens of the prompt the engine had computed before, where it says so: ours in the first piece, others in the last."""
+    """How many tokens of the prompt the engine had computed before, if it says so: ours in the first piece, others in the last."""
 
 
 class EngineRequest(NamedTuple):
@@ -75,11 +74,11 @@ class EngineRequest(NamedTuple):
     background: bool = False
     """Not a user's request; users come first."""
     constraint: Mapping[str, Any] | None = None
-    """The grammar of the answer, as vLLM's `structured_outputs`; None without one."""
+    """The grammar of the answer, as vLLM's `structured_outputs`."""
     num_top: int = 0
     """How many of the likeliest tokens to report at each place."""
     with_support: bool = False
-    """Whether to tell which tokens could be drawn at each place."""
+    """Whether to tell which tokens could be drawn there."""
     arm: str = "live"
     """The arm that was chosen; another one may answer if it holds the same version."""
     session: str | None = None
@@ -120,11 +119,7 @@ class Wire(NamedTuple):
 
 
 def new_spans(known: Sequence[Span], told: Sequence[Span]) -> list[Span]:
-    """The spans that an event adds to those that are known: an engine may repeat what it said.
-
-    Raises:
-        EngineFailed: it names another version for a token than it did before.
-    """
+    """The spans that an event adds: an engine may repeat what it said. Raises EngineFailed: it names another version for a token than before."""
     spans, added = list(known), []
     for span in told:
         before = next((other for other in reversed(spans) if other.start <= span.start), None)

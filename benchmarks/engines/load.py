@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from contracts.sampling import Sampling
-from engines.own.wire import own_body
+from engines.own.kind import own_body
 from engines.token_route import PATH, read_event
 from engines.wire import EngineRequest
 from services.inference.engine.connection import data_of

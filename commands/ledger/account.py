@@ -2,27 +2,25 @@
 
 In: one snapshot of the database, and the log as it is after it. Out: an `Account`. Waits for: reads.
 
-    log ──▶ readers.py ─╮
-                        ├──▶ compare.py ──▶ explain.py ──▶ problems, notes ──▶ sealing.py
-    rows ─▶ queries.py ─╯                       ▲
-    seals ──────────────────────────────────────╯
+    log ─────────▶ readers.py ─╮
+                               ├──▶ differences.py ──▶ problems, notes ──▶ sealing.py
+    rows, seals ─▶ queries.py ─╯
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from commands.ledger import queries
-from commands.ledger.compare import UnknownRecords, compare, sort_out
-from commands.ledger.explain import Explained, explain, find_orphans
+from commands.ledger.differences import UnknownRecords, compare, explain, find_orphans, sort_out
 from commands.ledger.logged import LogSide, Say
-from commands.ledger.queries import DeadPlaces
+from commands.ledger.queries import KnownRecords
 from commands.ledger.readers import Reopen, read_log
-from commands.ledger.sealing import NewSeals, plan_seals, range_of
+from commands.ledger.sealing import NewSeals, counted, plan_seals, range_of
 from contracts.event_log import EventLog
 from contracts.ledger import GENERATION_STATES, PENDING, LedgerCounts, generation_counts
 from contracts.topics import GENERATIONS
@@ -30,7 +28,7 @@ from runtime.learning_ledger import MOST_NAMED
 from runtime.log.loss_acceptance import num_written_off
 from runtime.log.loss_detection import read_known
 from runtime.log.redrive import DEAD_LETTER
-from runtime.seals import Seal, SealKey, day_of, hash_of, hour_of, read_marks, read_seals
+from runtime.seals import day_of, hash_of, hour_of
 
 
 class Account(NamedTuple):
@@ -67,127 +65,88 @@ def account(
         seal_at: plan seals, with this time.
         reopen: opens the log in other processes; see `read_log`.
     """
-    positions = queries.join_positions(connection, GENERATIONS)
-    letters = queries.letters_of_join(connection)
-    marks = read_marks(connection) if with_marks else {}
-    seals = read_seals(connection)
-    if not with_marks:
-        seals = {
-            key: Seal(dropped=seal.dropped, dropped_at=seal.dropped_at, states=seal.states)
-            for key, seal in seals.items()
-        }
-    lost_at = queries.lost_at(connection)
+    known = queries.known_records(connection, with_marks=with_marks)
 
     def alive(progress: str = "") -> None:
         queries.stay(connection)
         if progress:
             say(progress)
 
-    side = read_log(log, marks, alive, reopen)
-    closed = set() if deep else _closed_days(seals) - {day_of(hour) for hour in side.hours}
+    side = read_log(log, known.marks, alive, reopen)
+    closed = set() if deep else known.closed - {day_of(hour) for hour in side.hours}
     which = queries.ids_outside([range_of(day) for day in closed])
     say("database: comparing every row")
     difference = compare(side, (page for gap in which for page in queries.keys_of(connection, gap)))
-    unknown = sort_out(difference, positions, letters, queries.keys_being_sent_again(connection), side.damaged)
-    orphans = find_orphans(connection, difference.orphans, side, lost_at)
-    open_seals = {key: seal for key, seal in seals.items() if key.day not in closed}
-    found = explain(log, side, marks=marks, seals=open_seals, passed=unknown.passed, orphans=orphans, lost_at=lost_at)
+    unknown = sort_out(difference, known, queries.keys_being_sent_again(connection), side.damaged)
+    orphans = find_orphans(connection, difference.orphans, side, known.lost_at)
+    read = known._replace(seals={key: seal for key, seal in known.seals.items() if key.day not in closed})
+    found = explain(log, side, read, unknown.passed, orphans)
     if found.broken_seals and with_marks:
         say("a seal does not fit: reading the whole log")
         again = account(connection, log, seen, say, deep=True, with_marks=False, seal_at=seal_at, reopen=reopen)
         if not again.problems and not any(first.offset for first in side.firsts.values()):
             # Records that came twice, before and after a mark, do that. The whole log agrees with the rows.
-            return again._replace(
-                notes=[*again.notes, "sealed days have records that came again: run it with --seal once"]
-            )
+            repeated = "sealed days have records that came again: run it with --seal once"
+            return again._replace(notes=[*again.notes, repeated])
         return again._replace(problems=[*found.broken_seals, *again.problems], new_seals=None)
     say("database: comparing states with outcomes")
-    counts = _add(generation_counts(connection, *gap) for gap in which)
+    states: Counter[str] = Counter()
+    for gap in which:
+        states.update(generation_counts(connection, *gap).states)
     problems = [
         *found.problems,
-        *_about_log(connection, side, positions),
-        *_about_seals(seals),
-        *_about_states(connection, which, counts),
+        *_about_log(connection, side, known),
+        *_about_seals(known),
+        *_about_states(connection, which, states),
+        *_about_positions(connection, known, closed, states.total(), found.num_unexplained),
     ]
-    ledger = _counted(
-        connection, counts, seals=seals, closed=closed, unknown=unknown, letters=letters, marks=marks, found=found
-    )
-    problems += _about_positions(connection, positions, letters, counts, seals=seals, closed=closed, found=found)
     plan = None
     if seal_at is not None and not problems:
-        plan = plan_seals(
-            connection,
-            side,
-            difference,
-            passed=unknown.passed,
-            positions=positions,
-            letters=letters,
-            seals=seals,
-            now=seal_at,
-        )
-    unlogged = _unlogged(connection, side, seen, {key.day for key, seal in seals.items() if seal.dropped.num})
+        plan = plan_seals(connection, side, difference, passed=unknown.passed, known=known, now=seal_at)
+    dropped_days = {key.day for key, seal in known.seals.items() if seal.dropped.num}
+    unlogged = _unlogged(connection, side, seen, dropped_days)
+    states.update(_without_row(known, closed, unknown))
+    states["log_lost"] += num_written_off(connection)
+    named = {state: number for state, number in states.items() if number or state == PENDING}
+    ledger = LedgerCounts(sum(named.values()) + found.num_unexplained, named)
     return Account(ledger, problems, found.notes, unlogged, plan)
 
 
-def _closed_days(seals: Mapping[SealKey, Seal]) -> set[str]:
-    return {key.day for key, seal in seals.items() if seal.closed_at is not None}
-
-
-def _add(parts: Iterable[LedgerCounts]) -> LedgerCounts:
-    states: Counter[str] = Counter()
-    for part in parts:
-        states.update(part.states)
-    return LedgerCounts(sum(states.values()), dict(states))
-
-
-def _counted(
-    connection: Connection,
-    counts: LedgerCounts,
-    *,
-    seals: Mapping[SealKey, Seal],
-    closed: Collection[str],
-    unknown: UnknownRecords,
-    letters: DeadPlaces,
-    marks: Mapping[int, int],
-    found: Explained,
-) -> LedgerCounts:
-    """The identity: rows, seals, and records that have no row for a reason with a name."""
-    states = Counter(counts.states)
-    for key, seal in seals.items():
+def _without_row(known: KnownRecords, closed: Collection[str], unknown: UnknownRecords) -> Counter[str]:
+    """What the identity has beside rows: seals, and records that have no row for a reason with a name."""
+    letters = known.letters.open | known.letters.skipped
+    sealed_dead = sum(place.offset < known.marks.get(place.partition, 0) for place in letters)
+    states = Counter({PENDING: unknown.num_unread, DEAD_LETTER: unknown.num_dead + sealed_dead})
+    for key, seal in known.seals.items():
         if key.day in closed or seal.dropped_at is not None:
             states.update(seal.states)
-    states[PENDING] += unknown.num_unread
-    sealed_dead = sum(place.offset < marks.get(place.partition, 0) for place in letters.open | letters.skipped)
-    more = {"log_lost": num_written_off(connection), DEAD_LETTER: unknown.num_dead + sealed_dead}
-    states.update({state: number for state, number in more.items() if number})
-    return LedgerCounts(sum(states.values()) + found.num_unexplained, dict(states))
+    return states
 
 
-def _about_log(connection: Connection, side: LogSide, positions: Mapping[int, int]) -> list[str]:
+def _about_log(connection: Connection, side: LogSide, known: KnownRecords) -> list[str]:
     problems = [f"damaged in the log: {place.topic}/{place.partition} {place.offset}" for place in side.damaged]
     problems += [f"the log lacks {number} records between others, from {place} on" for place, number in side.gaps]
-    known = read_known(connection).get(GENERATIONS)
+    topic = read_known(connection).get(GENERATIONS)
     for partition, end in side.ends.items():
-        reached = max(positions.get(partition, 0), known.ends.get(partition, 0) if known else 0)
+        reached = max(known.positions.get(partition, 0), topic.ends.get(partition, 0) if topic else 0)
         if reached > end:
             problems.append(f"{GENERATIONS}/{partition} ends at {end}, and it had {reached} records")
     return problems
 
 
-def _about_seals(seals: Mapping[SealKey, Seal]) -> list[str]:
+def _about_seals(known: KnownRecords) -> list[str]:
     """A seal has two counts of the same rows."""
     return [
-        f"{key.day}, {GENERATIONS}/{key.partition}: its seal counts {sum(seal.states.values())} by state and {number} in all"
-        for key, seal in sorted(seals.items(), key=lambda item: item[0])
-        for number in (seal.dropped.num if seal.dropped_at is not None else seal.sealed.num,)
-        if (seal.dropped_at is not None or seal.closed_at is not None) and sum(seal.states.values()) != number
+        f"{key.day}, {GENERATIONS}/{key.partition}: its seal counts {by_state} by state and {keys.num} in all"
+        for key, seal in sorted(known.seals.items(), key=lambda item: item[0])
+        if (keys := counted(seal)) is not None and (by_state := sum(seal.states.values())) != keys.num
     ]
 
 
-def _about_states(connection: Connection, which: list[list[queries.Condition]], counts: LedgerCounts) -> list[str]:
+def _about_states(connection: Connection, which: list[list[queries.Condition]], states: Counter[str]) -> list[str]:
     problems = [
         f"{number} generations have the state {state!r}, which has no name"
-        for state, number in sorted(counts.states.items())
+        for state, number in sorted(states.items())
         if state not in GENERATION_STATES
     ]
     wrong = [item for gap in which for item in queries.wrong_states(connection, gap)]
@@ -200,29 +159,23 @@ def _about_states(connection: Connection, which: list[list[queries.Condition]], 
 
 
 def _about_positions(
-    connection: Connection,
-    positions: Mapping[int, int],
-    letters: DeadPlaces,
-    counts: LedgerCounts,
-    *,
-    seals: Mapping[SealKey, Seal],
-    closed: Collection[str],
-    found: Explained,
+    connection: Connection, known: KnownRecords, closed: Collection[str], num_rows: int, num_unexplained: int
 ) -> list[str]:
     """The join moved its positions once for every record that it read. This needs no record, so it holds after retention too."""
-    if not positions:
+    if not known.positions:
         return []
-    rows = counts.total + sum(seal.sealed.num for key, seal in seals.items() if key.day in closed)
-    without_row = queries.counts_without_row(connection)
+    rows = num_rows + sum(seal.sealed.num for key, seal in known.seals.items() if key.day in closed)
+    without_row, letters = queries.counts_without_row(connection), known.letters
     num_dead = len(letters.open) + len(letters.skipped) + letters.num_redriven
-    read, known = sum(positions.values()), rows + sum(without_row.values()) + num_dead
-    if read - known == found.num_unexplained:
+    read, num_known = sum(known.positions.values()), rows + sum(without_row.values()) + num_dead
+    if read - num_known == num_unexplained:
         return []
-    parts = " + ".join(f"{number} {name}" for name, number in sorted(without_row.items()) if number)
-    return [
-        f"the join read {read} records, and {known} are known = {rows} rows + {num_dead} dead letters"
-        + (f" + {parts}" if parts else "")
+    parts = [
+        f"{rows} rows",
+        f"{num_dead} dead letters",
+        *(f"{num} {name}" for name, num in sorted(without_row.items()) if num),
     ]
+    return [f"the join read {read} records, and {num_known} are known = {' + '.join(parts)}"]
 
 
 def _unlogged(connection: Connection, side: LogSide, seen: Collection[str], dropped_days: set[str]) -> set[str]:

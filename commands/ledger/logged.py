@@ -5,25 +5,33 @@ In: the log. Out: 16 bytes for each record, by the hour of its key; no values. W
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from commands.ledger.hours import by_hour
 from contracts.event_log import EventLog, LogRecord, is_damaged
 from contracts.topics import GENERATIONS
 from runtime.log.redrive import RecordPlace
-from runtime.seals import hashes_of
+from runtime.seals import ELSEWHEN, HOUR_MS, LAST_HOUR, hashes_of
 
 Words = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
 Say = Callable[[str], None]
 """Called now and then with how far the work is."""
 
 _WORD = np.dtype("<u8")
 _PAGE = 1000
 _OFFSET_BITS = 48
+_HEAD = b"chatcmpl-tttttttt-tttt-"
+"""The beginning of an id of ours: `t` stands for a digit of its time."""
+_CHARACTERS = np.frombuffer(_HEAD, np.uint8)
+_IS_TIME = np.array([at > _HEAD.index(b"-") and letter == ord("t") for at, letter in enumerate(_HEAD)])
+_NO_DIGIT = 255
+_VALUES = np.full(256, _NO_DIGIT, np.uint8)
+_VALUES[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
+_POWERS = 16 ** np.arange(np.count_nonzero(_IS_TIME) - 1, -1, -1, dtype=np.int64)
 
 
 class FirstRecord(NamedTuple):
@@ -56,7 +64,7 @@ class HourOfKeys:
 
 
 class LogSide(NamedTuple):
-    """What the log has."""
+    """What the log has, or one partition of it."""
 
     hours: dict[int, HourOfKeys]
     firsts: dict[int, FirstRecord]
@@ -80,13 +88,20 @@ class Stretch(NamedTuple):
         return max(0, self.end - self.mark)
 
 
-class StretchRead(NamedTuple):
-    """What was read of a partition; see `LogSide`. `first`: None if the partition is empty."""
+def hours_of(keys: Sequence[bytes]) -> NDArray[np.int64]:
+    """[keys]: `hour_of` of each."""
+    heads = np.array(keys, f"S{len(_HEAD)}").view(np.uint8).reshape(len(keys), len(_HEAD))
+    digits = _VALUES[heads[:, _IS_TIME]]
+    is_id = (heads[:, ~_IS_TIME] == _CHARACTERS[~_IS_TIME]).all(axis=1) & (digits != _NO_DIGIT).all(axis=1)
+    hours = digits.astype(np.int64) @ _POWERS // HOUR_MS
+    return np.where(is_id & (hours < LAST_HOUR), hours, ELSEWHEN)
 
-    first: FirstRecord | None
-    hours: dict[int, HourOfKeys]
-    damaged: list[RecordPlace]
-    gaps: list[tuple[RecordPlace, int]]
+
+def by_hour(keys: Sequence[bytes]) -> Iterator[tuple[int, Mask]]:
+    """Each hour that some of the keys have, and which ones: [keys]."""
+    hours = hours_of(keys)
+    for hour in np.unique(hours).tolist():
+        yield hour, hours == hour
 
 
 def place_of(packed: int) -> RecordPlace:
@@ -109,16 +124,13 @@ def stretches_of(log: EventLog, marks: Mapping[int, int]) -> list[Stretch]:
     return [Stretch(partition, marks.get(partition, 0), end) for partition, end in log.ends(GENERATIONS).items()]
 
 
-def read_stretch(log: EventLog, stretch: Stretch, seen: Callable[[int], None]) -> StretchRead:
-    """Read one partition. `seen` is told the number of records of each page.
-
-    Raises:
-        Unavailable, Damaged: the log cannot be read.
-    """
+def read_stretch(log: EventLog, stretch: Stretch, seen: Callable[[int], None]) -> LogSide:
+    """Read one partition. `seen` is told the number of records of each page. Raises Unavailable, Damaged: the log cannot be read."""
     partition, end = stretch.partition, stretch.end
+    found = LogSide({}, {}, {partition: end}, [], [])
     if not (oldest := log.read(GENERATIONS, partition, 0, 1)):
-        return StretchRead(None, {}, [], [])
-    found = StretchRead(FirstRecord(oldest[0].offset, oldest[0].appended_at), {}, [], [])
+        return found
+    found.firsts[partition] = FirstRecord(oldest[0].offset, oldest[0].appended_at)
     offset = max(stretch.mark, oldest[0].offset)
     while offset < end and (records := log.read(GENERATIONS, partition, offset, _PAGE)):
         _add(found, partition, offset, records)
@@ -127,39 +139,32 @@ def read_stretch(log: EventLog, stretch: Stretch, seen: Callable[[int], None]) -
     return found
 
 
-def side_of(stretches: Iterable[Stretch], parts: Mapping[int, StretchRead]) -> LogSide:
+def side_of(stretches: Iterable[Stretch], parts: Mapping[int, LogSide]) -> LogSide:
     """Put the partitions together, in their order, whoever read them first."""
     side = LogSide({}, {}, {}, [], [])
-    for partition, _, end in stretches:
-        part = parts[partition]
-        side.ends[partition] = end
-        if part.first is not None:
-            side.firsts[partition] = part.first
+    for part in (parts[stretch.partition] for stretch in stretches):
+        side.ends.update(part.ends)
+        side.firsts.update(part.firsts)
         side.damaged.extend(part.damaged)
         side.gaps.extend(part.gaps)
         while part.hours:  # taken one by one, so that nothing is held twice
-            hour = next(iter(part.hours))
-            keys = part.hours.pop(hour)
+            hour, keys = part.hours.popitem()
             side.hours.setdefault(hour, HourOfKeys()).add(keys.hashes, keys.places)
     return side
 
 
-def _add(found: StretchRead, partition: int, wanted: int, records: Sequence[LogRecord]) -> None:
+def _add(found: LogSide, partition: int, wanted: int, records: Sequence[LogRecord]) -> None:
     if records[-1].offset - wanted >= len(records):
         for record in records:
             if record.offset > wanted:
                 found.gaps.append((RecordPlace(GENERATIONS, partition, wanted), record.offset - wanted))
             wanted = record.offset + 1
-    found.damaged.extend(
-        [RecordPlace(GENERATIONS, partition, record.offset) for record in records if is_damaged(record.value)]
-    )
+    found.damaged.extend(RecordPlace(GENERATIONS, partition, r.offset) for r in records if is_damaged(r.value))
     names = [record.key.encode() for record in records]
     offsets = np.array([record.offset for record in records], _WORD)
     hashes, places = np.frombuffer(hashes_of(names), _WORD), offsets | _WORD.type(partition << _OFFSET_BITS)
     for hour, mine in by_hour(names):
-        if (keys := found.hours.get(hour)) is None:
-            keys = found.hours[hour] = HourOfKeys()
-        keys.add(hashes[mine], places[mine])
+        found.hours.setdefault(hour, HourOfKeys()).add(hashes[mine], places[mine])
 
 
 def key_at(log: EventLog, place: RecordPlace) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Column, ColumnElement, Connection, String, Table, and_, cast, exists, func, select, tuple_
@@ -28,7 +28,7 @@ from pipelines.episodes.epochs.repository import outcomes_of
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
 from runtime.log.outbox import waiting
 from runtime.log.redrive import SENDER, RecordPlace
-from runtime.seals import PAGE, pages, rows_after
+from runtime.seals import PAGE, Seal, SealKey, pages, read_marks, read_seals, rows_after
 
 Condition = ColumnElement[bool]
 JOIN = "episodes"
@@ -53,6 +53,35 @@ class DeadPlaces(NamedTuple):
     num_redriven: int
 
 
+class KnownRecords(NamedTuple):
+    """What the database knows of the log's generations, beside rows."""
+
+    positions: dict[int, int]
+    """Partition to the next offset of the join."""
+    letters: DeadPlaces
+    marks: dict[int, int]
+    """Partition to the offset up to which the log need not be read."""
+    seals: dict[SealKey, Seal]
+    lost_at: float | None
+    """When the last loss of generations was accepted, UTC epoch seconds."""
+
+    @property
+    def closed(self) -> set[str]:
+        """Days whose rows need not be read, if no record of them comes."""
+        return {key.day for key, seal in self.seals.items() if seal.closed_at is not None}
+
+
+def known_records(connection: Connection, *, with_marks: bool) -> KnownRecords:
+    """`with_marks` False: as if nothing were sealed; what was dropped stays."""
+    marks, seals = read_marks(connection), read_seals(connection)
+    if not with_marks:
+        marks = {}
+        seals = {key: Seal(dropped=s.dropped, dropped_at=s.dropped_at, states=s.states) for key, s in seals.items()}
+    lost_at = connection.execute(select(log_topic.c.lost_at).where(log_topic.c.topic == GENERATIONS))
+    positions, letters = join_positions(connection, GENERATIONS), _letters_of_join(connection)
+    return KnownRecords(positions, letters, marks, seals, lost_at.scalar_one_or_none())
+
+
 def stay(connection: Connection) -> None:
     """A server ends a transaction that waits too long for its next statement: this is one."""
     connection.execute(select(1))
@@ -65,8 +94,7 @@ def join_positions(connection: Connection, topic: str) -> dict[int, int]:
     return {row.partition: row.next_offset for row in rows}
 
 
-def letters_of_join(connection: Connection) -> DeadPlaces:
-    """Where its dead letters among the generations are, without their values."""
+def _letters_of_join(connection: Connection) -> DeadPlaces:
     columns = dead_letter.c["topic", "partition", "offset", "state"]
     mine = (dead_letter.c.consumer_group == JOIN, dead_letter.c.topic == GENERATIONS, dead_letter.c.offset >= 0)
     places: dict[str, set[RecordPlace]] = {OPEN: set(), SKIPPED: set(), REDRIVEN: set()}
@@ -93,20 +121,12 @@ def counts_without_row(connection: Connection) -> dict[str, int]:
     return {state: number for state, number in rows}  # noqa: C416 a row is not a tuple for dict()
 
 
-def lost_at(connection: Connection) -> float | None:
-    """When the last loss of generations was accepted, UTC epoch seconds."""
-    statement = select(log_topic.c.lost_at).where(log_topic.c.topic == GENERATIONS)
-    return connection.execute(statement).scalar_one_or_none()
-
-
-def rows_of(
-    connection: Connection, which: Sequence[ColumnElement[bool]], seen: Callable[[], None], *columns: str
-) -> Iterator[Any]:
+def rows_of(connection: Connection, which: Sequence[Condition], *columns: str) -> Iterator[Any]:
     """Generations in the order of their keys: `completion_id`, `choice` and other columns."""
-    return pages(connection, *which, columns=[generation.c[name] for name in columns], seen=seen)
+    return pages(connection, *which, columns=[generation.c[name] for name in columns])
 
 
-def keys_of(connection: Connection, which: Sequence[ColumnElement[bool]]) -> Iterator[Sequence[str]]:
+def keys_of(connection: Connection, which: Sequence[Condition]) -> Iterator[Sequence[str]]:
     """Sample keys in the order of their ids, page by page: the database puts them together."""
     statement = select(_KEY).where(*which).order_by(generation.c.completion_id, generation.c.choice).limit(PAGE)
     keys = connection.execute(statement).scalars().all()
@@ -116,7 +136,7 @@ def keys_of(connection: Connection, which: Sequence[ColumnElement[bool]]) -> Ite
         keys = connection.execute(statement.where(*rows_after(completion_id, int(choice)))).scalars().all()
 
 
-def ids_between(first: str, after: str) -> ColumnElement[bool]:
+def ids_between(first: str, after: str) -> Condition:
     """Rows of a range of completion ids."""
     return and_(generation.c.completion_id >= first, generation.c.completion_id < after)
 
@@ -124,12 +144,10 @@ def ids_between(first: str, after: str) -> ColumnElement[bool]:
 def ids_outside(ranges: Collection[tuple[str, str]]) -> list[list[Condition]]:
     """Rows outside of all these ranges, as one list of conditions for each gap between them: a database seeks to each."""
     gaps: list[list[Condition]] = []
-    after: str | None = None
-    stops: list[tuple[str | None, str | None]] = [*sorted(ranges), (None, None)]
-    for first, end in stops:
-        if after is None or first is None or after < first:
-            bounds: list[Condition] = [generation.c.completion_id >= after] if after is not None else []
-            gaps.append(bounds + ([generation.c.completion_id < first] if first is not None else []))
+    after, column = "", generation.c.completion_id
+    for first, end in [*sorted(ranges), ("", "")]:
+        if not after or not first or after < first:
+            gaps.append([*([column >= after] if after else []), *([column < first] if first else [])])
         after = end
     return gaps
 
@@ -173,18 +191,14 @@ def waiting_signals(connection: Connection) -> Iterator[tuple[str, str]]:
     return _names(connection, waiting_signal, waiting_signal.c.tenant, waiting_signal.c.id)
 
 
-def signals_in_outboxes(connection: Connection) -> Iterator[bytes]:
-    """Records of signals on their way to the log."""
-    return (item.value for item in waiting(connection, SIGNALS))
-
-
-def buried_signals(connection: Connection) -> Iterator[bytes]:
-    """Records of signals that the join could not process and with which nobody has dealt."""
+def signals_under_way(connection: Connection) -> Iterator[bytes]:
+    """Records of signals on their way to the log, and of those that the join could not process and with which nobody has dealt."""
+    yield from (item.value for item in waiting(connection, SIGNALS))
     mine = (dead_letter.c.consumer_group == JOIN, dead_letter.c.topic == SIGNALS, dead_letter.c.state == OPEN)
-    return iter(connection.execute(select(dead_letter.c.value).where(*mine)).scalars())
+    yield from connection.execute(select(dead_letter.c.value).where(*mine)).scalars()
 
 
-def wrong_states(connection: Connection, which: Sequence[ColumnElement[bool]]) -> Iterator[WrongState]:
+def wrong_states(connection: Connection, which: Sequence[Condition]) -> Iterator[WrongState]:
     """Generations with a state that nobody told, and pending ones that somebody decided."""
     columns = generation.c["completion_id", "choice", "state", "revision"]
     told = exists().where(

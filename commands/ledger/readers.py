@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from commands.ledger.logged import LogSide, Say, Stretch, StretchRead, read_stretch, side_of, stretches_of
+from commands.ledger.logged import LogSide, Say, Stretch, read_stretch, side_of, stretches_of
 from contracts.errors import MillraceError, Unavailable
 from contracts.event_log import EventLog
 from rewards.killable.cores import num_cores
@@ -68,7 +68,7 @@ def read_log(
         say: told how far it is.
         reopen: how others open it; None: this process reads all of it.
         few: so many records are read in one process.
-        num_readers: processes, with this one; by default as many as there are cores.
+        num_readers: processes, with this one; by default as many as there are cores, up to four.
 
     Raises:
         Unavailable, Damaged: the log cannot be read, or a reader ended.
@@ -81,12 +81,10 @@ def read_log(
     return side_of(stretches, _read_apart(log, reopen, _shared_out(stretches, num), progress))
 
 
-def _read_apart(
-    log: EventLog, reopen: Reopen, shares: list[list[Stretch]], progress: _Progress
-) -> dict[int, StretchRead]:
+def _read_apart(log: EventLog, reopen: Reopen, shares: list[list[Stretch]], progress: _Progress) -> dict[int, LogSide]:
     mine, *others = shares
     readers: dict[Connection, _Reader] = {}
-    parts: dict[int, StretchRead] = {}
+    parts: dict[int, LogSide] = {}
 
     def hear(timeout: float | None) -> None:
         for source in wait([source for source, reader in readers.items() if not reader.is_done], timeout):
@@ -125,8 +123,6 @@ class _Progress:
 
 
 class _Reader:
-    """A process that reads a share of the partitions."""
-
     def __init__(self, reopen: Reopen, share: list[Stretch]) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._share = share
@@ -136,7 +132,7 @@ class _Reader:
         self._process.start()
         sink.close()  # the process has the only copy: once it has ended, nothing more can come
 
-    def hear(self) -> int | dict[int, StretchRead]:
+    def hear(self) -> int | dict[int, LogSide]:
         """The next thing that it says: how many records it read meanwhile, or at last all of them.
 
         Raises:
@@ -146,15 +142,13 @@ class _Reader:
             said = self.source.recv()
         except (EOFError, OSError) as error:
             self._process.join()
-            partitions = ", ".join(str(partition) for partition in sorted(item.partition for item in self._share))
-            raise Unavailable(
-                f"the process that read the log's partitions {partitions} for the audit ended early, with status "
-                f"{self._process.exitcode}: run it again"
-            ) from error
+            partitions = ", ".join(map(str, sorted(item.partition for item in self._share)))
+            who = f"the process that read the log's partitions {partitions} for the audit"
+            raise Unavailable(f"{who} ended early, with status {self._process.exitcode}: run it again") from error
         if isinstance(said, MillraceError):
             raise said
         self.is_done = not isinstance(said, int)
-        found: int | dict[int, StretchRead] = said
+        found: int | dict[int, LogSide] = said
         return found
 
     def end(self) -> None:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from sqlalchemy import Connection
 
-from commands.ledger.compare import LedgerDifference
+from commands.ledger.differences import LedgerDifference
 from commands.ledger.logged import LogSide, offsets_of, partitions_of
-from commands.ledger.queries import DeadPlaces, first_pending, ids_between
+from commands.ledger.queries import KnownRecords, first_pending, ids_between
 from contracts.errors import Conflict
 from contracts.ids import first_id_at
 from runtime.log.redrive import RecordPlace
@@ -57,24 +57,26 @@ def range_of(day: str) -> tuple[str, str]:
     return first_id_at(start), first_id_at(start + _DAY_MS)
 
 
+def counted(seal: Seal) -> KeySum | None:
+    """The keys of a day that its states must add up to; None while it is not closed."""
+    if seal.dropped_at is not None:
+        return seal.dropped
+    return seal.sealed if seal.closed_at is not None else None
+
+
 def plan_seals(
     connection: Connection,
     side: LogSide,
     difference: LedgerDifference,
     *,
     passed: Mapping[SealKey, Mapping[int, RecordPlace]],
-    positions: Mapping[int, int],
-    letters: DeadPlaces,
-    seals: Mapping[SealKey, Seal],
+    known: KnownRecords,
     now: float,
 ) -> NewSeals:
     """What can be sealed now. All sums are of the snapshot that was compared."""
-    before = read_marks(connection)
+    before, seals = read_marks(connection), known.seals
     last = _last_day(connection, now)
-    marks = {
-        partition: max(before.get(partition, 0), _mark(side, partition, last, positions, letters))
-        for partition in side.ends
-    }
+    marks = {partition: max(before.get(partition, 0), _mark(side, partition, last, known)) for partition in side.ends}
     bounds = np.zeros(max(marks, default=0) + 1, np.uint64)
     for partition, offset in marks.items():
         bounds[partition] = offset
@@ -83,15 +85,12 @@ def plan_seals(
     explained = {value for hashes in passed.values() for value in hashes}
     for hour, keys in side.hours.items():
         hashes, places = keys.hashes, keys.places
-        unknown = (
-            [value for value in np.unique(difference.unknown[hour][0]) if int(value) not in explained]
-            if (hour in difference.unknown)
-            else []
-        )
+        lacking = np.unique(difference.unknown[hour][0]) if hour in difference.unknown else ()
+        unknown = [value for value in lacking if int(value) not in explained]
         is_inside = offsets_of(places) < bounds[partitions_of(places)]
-        known = ~np.isin(hashes, np.array(unknown, np.uint64))
-        outside = hashes[~is_inside & known]
-        taken = is_inside & known & ~np.isin(hashes, outside)
+        has_row = ~np.isin(hashes, np.array(unknown, np.uint64))
+        outside = hashes[~is_inside & has_row]
+        taken = is_inside & has_row & ~np.isin(hashes, outside)
         if len(outside):
             late.add(day_of(hour))
         for partition in np.unique(partitions_of(places[taken])).tolist():
@@ -102,7 +101,11 @@ def plan_seals(
         for day in sorted({key.day for key in (*seals, *found)})
         if day and day <= last and day not in late and _changes(day, seals, found)
     ]
-    new = {key: _with(seals.get(key, Seal()), sum_of(found.get(key, ())), now) for key in {*found, *seals}}
+    new = dict(seals)
+    for key, values in found.items():
+        if (more := sum_of(values)).num:
+            seal = seals.get(key, Seal())
+            new[key] = seal._replace(sealed=seal.sealed.plus(more), sealed_at=now)
     for day in closed:
         states = states_of_rows(connection, ids_between(*range_of(day)))
         for key in [key for key in new if key.day == day]:
@@ -133,10 +136,6 @@ def _changes(day: str, seals: Mapping[SealKey, Seal], found: Mapping[SealKey, li
     return any(key.day == day for key in found) or any(seal.closed_at is None for seal in mine)
 
 
-def _with(seal: Seal, more: KeySum, now: float) -> Seal:
-    return seal._replace(sealed=seal.sealed.plus(more), sealed_at=now) if more.num else seal
-
-
 def _last_day(connection: Connection, now: float) -> str:
     """The last day that is over, and up to which nothing is pending."""
     over = (datetime.fromtimestamp(now - _REST_SECONDS, UTC).date() - timedelta(days=1)).isoformat()
@@ -147,12 +146,12 @@ def _last_day(connection: Connection, now: float) -> str:
     return min(over, (date.fromisoformat(day_of(hour)) - timedelta(days=1)).isoformat())
 
 
-def _mark(side: LogSide, partition: int, last: str, positions: Mapping[int, int], letters: DeadPlaces) -> int:
+def _mark(side: LogSide, partition: int, last: str, known: KnownRecords) -> int:
     """After the last record of the days that may be sealed, and not past a record about which nothing is decided yet."""
     mark = 0
     for hour, keys in side.hours.items():
         if hour != ELSEWHEN and day_of(hour) <= last:
             mine = keys.places[partitions_of(keys.places) == partition]
             mark = max(mark, int(offsets_of(mine).max()) + 1) if len(mine) else mark
-    open_offsets = [place.offset for place in letters.open if place.partition == partition]
-    return min([mark, positions.get(partition, 0), *open_offsets])
+    open_offsets = [place.offset for place in known.letters.open if place.partition == partition]
+    return min([mark, known.positions.get(partition, 0), *open_offsets])

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
 from sqlalchemy import Connection
 
+from commands.ledger import queries
 from commands.ledger.logged import Say, Words
-from commands.ledger.queries import (
-    accepted_signals,
-    buried_signals,
-    join_positions,
-    joined_signals,
-    signals_in_outboxes,
-    waiting_signals,
-)
 from contracts.errors import InvalidRecord
 from contracts.event_log import EventLog
 from contracts.records import Signal, decode_shape
@@ -48,39 +42,27 @@ class SignalFindings(NamedTuple):
 def check_signals(connection: Connection, log: EventLog, say: Say) -> SignalFindings:
     """Compare what was acknowledged with what the join has seen, and look for the others."""
     say("signals: comparing")
-    accepted = _hashes(accepted_signals(connection))
-    joined = _hashes(joined_signals(connection))
+    accepted = _hashes(queries.accepted_signals(connection))
+    joined = _hashes(queries.joined_signals(connection))
     say(f"signals: {len(accepted):,} acknowledged, {len(joined):,} seen by the join")
     unreceived = joined[~np.isin(joined, accepted)]
     lost = accepted[~np.isin(accepted, joined)]
     if len(lost):
-        known = _hashes(
-            name
-            for source in (
-                waiting_signals(connection),
-                map(_name_of, signals_in_outboxes(connection)),
-                map(_name_of, buried_signals(connection)),
-                _unread(connection, log),
-            )
-            for name in source
-            if name is not None
-        )
-        lost = lost[~np.isin(lost, known)]
+        records = chain(queries.signals_under_way(connection), _unread(connection, log))
+        known = chain(queries.waiting_signals(connection), filter(None, map(_name_of, records)))
+        lost = lost[~np.isin(lost, _hashes(known))]
+    named_lost = _named(queries.accepted_signals(connection), lost)
     return SignalFindings(
-        len(lost),
-        _named(accepted_signals(connection), lost),
-        len(unreceived),
-        _named(joined_signals(connection), unreceived),
+        len(lost), named_lost, len(unreceived), _named(queries.joined_signals(connection), unreceived)
     )
 
 
-def _unread(connection: Connection, log: EventLog) -> Iterator[Name | None]:
-    """Signals in the log that the join has not read."""
-    positions = join_positions(connection, SIGNALS)
+def _unread(connection: Connection, log: EventLog) -> Iterator[bytes]:
+    positions = queries.join_positions(connection, SIGNALS)
     for partition, end in log.ends(SIGNALS).items():
         offset = positions.get(partition, 0)
         while offset < end and (records := log.read(SIGNALS, partition, offset, _PAGE)):
-            yield from (_name_of(record.value) for record in records)
+            yield from (record.value for record in records)
             offset = records[-1].offset + 1
 
 
@@ -101,10 +83,4 @@ def _named(names: Iterator[Name], hashes: Words) -> list[Name]:
     if not len(hashes):
         return []
     wanted = set(hashes.tolist())
-    found: list[Name] = []
-    for name in names:
-        if hash(name) % _WORDS in wanted:
-            found.append(name)
-            if len(found) == MOST_NAMED:
-                break
-    return found
+    return list(islice((name for name in names if hash(name) % _WORDS in wanted), MOST_NAMED))

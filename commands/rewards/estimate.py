@@ -1,6 +1,6 @@
-"""`millrace estimate`: the mean reward of each version, over rewarded answers and over all answers.
+"""`millrace estimate` and `millrace bursts`: the mean reward of each version, and votes that weigh nothing because too many came at once.
 
-In: the sums that the reward worker stored for audited tasks. Out: a table or one JSON object. Waits for: nothing.
+In: what the reward worker stored. Out: tables, or one JSON object.
 
 Rewards are those of the first revisions, in the task's range, by gates, graders and users together. For answers without a
 reward the judge of [audit] stands in, if it measures the same as the reward. If it does not, the last column is refused,
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,8 +27,8 @@ from rewards.judges.identity import identity_of
 from rewards.judges.report import read_report
 from rewards.signals.audit import Accuracy, VersionAudit, together, why_different
 from rewards.signals.estimates import Estimate
-from rewards.signals.repository import known_of, mean_of_people
-from runtime.settings import load_settings
+from rewards.signals.repository import clear_burst, known_of, mean_of_people, quarantined_paces
+from runtime.settings import Settings, load_settings
 
 _FEW = 30
 """Equal values show no spread; with at least so many, their mean is taken as exact."""
@@ -44,10 +45,7 @@ def run_estimate(
     Only reads. If the audit does not measure the reward, the last column is refused, with exit status 1.
     """
     settings = load_settings(home)
-    tasks = load_tasks(settings.tasks)
-    if name not in tasks:
-        raise InvalidSettings(f"no task {name!r} in {home}; there are {sorted(tasks)}")
-    task = tasks[name]
+    task = task_of(settings, name, home)
     if task.audit is None:
         raise InvalidSettings(
             f"task {name!r} audits nothing, so the opinion of silent users is unknown; add [audit] to {task.where('name')}"
@@ -58,19 +56,60 @@ def run_estimate(
     refused = why_different(together(versions.values()), accuracy) if versions else ""
     found = as_rows(task, versions, accuracy, refused)
     if as_json:
-        print(json.dumps(found | _people_as_json(people)))
+        mean = people[0] if people[1] else None
+        print(json.dumps(found | {"people": {"num": people[1], "mean_of_what_each_said": mean}}))
     else:
         Console().print(table_of(task, found))
         if people[1]:
-            print(
-                f"mean reward by {people[1]:,} people, each counted once, over all versions: {people[0]:.3f} (without graders)"
-            )
+            counted = f"mean reward by {people[1]:,} people, each counted once, over all versions"
+            print(f"{counted}: {people[0]:.3f} (without graders)")
     if refused:
         raise InvalidSettings(
             f"the mean over all answers is not estimated: {refused}; let judge {task.audit.judge!r} judge what the reward "
             f"measures ({task.where('audit', 'judge')}), or use the audit by itself"
         )
     return versions
+
+
+def run_bursts(
+    name: Annotated[str, typer.Option("--task", help="Name of a task with [trust.burst].")],
+    home: HomeOption = DEFAULT_HOME,
+    clear: Annotated[
+        str | None, typer.Option(help="CLUSTER/SIDE: let the votes of this burst count again, after you checked them.")
+    ] = None,
+) -> None:
+    """List the bursts of a task: votes that count for nothing because too many came at once."""
+    settings = load_settings(home)
+    task = task_of(settings, name, home)
+    if (rule := task.trust.burst) is None:
+        raise InvalidSettings(f"task {name!r} does not detect bursts; add [trust.burst] to {task.where('name')}")
+    if clear is not None:
+        cluster, _, side = clear.rpartition("/")
+        with settings.transaction() as connection:
+            if not clear_burst(connection, name, cluster, side):
+                raise InvalidSettings(
+                    f"task {name!r} has no burst {clear!r}; `millrace bursts --task {name}` lists them"
+                )
+        print(f"votes of {clear} count again")
+        return
+    with settings.snapshot() as connection:
+        found = quarantined_paces(connection, name)
+    if not found:
+        print(f"no burst in task {name!r}: every vote counts")
+        return
+    table = Table("burst", "votes in its interval", "weighs nothing until", title=f"bursts of {name}")
+    for cluster, side, pace in found:
+        until = datetime.fromtimestamp((pace.quarantined_until + 1) * rule.bucket_seconds, UTC)
+        table.add_row(f"{cluster}/{side}", f"{pace.num:,}", until.strftime("%Y-%m-%d %H:%M UTC"))
+    Console().print(table)
+
+
+def task_of(settings: Settings, name: str, home: Path) -> Task:
+    """A task of a home by its name. Raises InvalidSettings: there is none."""
+    tasks = load_tasks(settings.tasks)
+    if name not in tasks:
+        raise InvalidSettings(f"no task {name!r} in {home}; there are {sorted(tasks)}")
+    return tasks[name]
 
 
 def as_rows(task: Task, versions: dict[int, VersionAudit], accuracy: Accuracy | None, refused: str) -> dict[str, Any]:
@@ -108,14 +147,13 @@ def table_of(task: Task, found: dict[str, Any]) -> Table:
         caption=f"of all: judge {found['audit']!r} stands in where there is no reward"
         + (", its errors corrected" if found["corrected_for_errors_of_the_judge"] else ""),
     )
-    columns = ["version", "answers", "rewarded", "spoke", "audited", "where somebody spoke", "where there is a reward"]
-    for column in [*columns, *([] if found["refused"] else ["of all"])]:
+    counts = ("answers", "rewarded", "spoke", "audited")
+    means = ["where_somebody_spoke", "where_there_is_a_reward", *([] if found["refused"] else ["of_all"])]
+    for column in ("version", *counts, *(name.replace("_", " ") for name in means)):
         table.add_column(column, justify="right")
     for row in found["versions"]:
-        counts = (row["num_answers"], row["num_rewarded"], row["num_spoke"], row["num_audited"])
-        names = ["where_somebody_spoke", "where_there_is_a_reward", *([] if found["refused"] else ["of_all"])]
-        words = (_in_words(row[name]) for name in names)
-        table.add_row(str(row["version"]), *(f"{count:,}" for count in counts), *words)
+        numbers = (f"{row[f'num_{name}']:,}" for name in counts)
+        table.add_row(str(row["version"]), *numbers, *(_in_words(row[name]) for name in means))
     return table
 
 
@@ -158,8 +196,3 @@ def _in_words(interval: dict[str, float] | None) -> str:
     if interval is None:
         return "too few"
     return f"{interval['value']:.3f}  ({interval['low']:.3f} to {interval['high']:.3f})"
-
-
-def _people_as_json(people: tuple[float, int]) -> dict[str, Any]:
-    mean, num = people
-    return {"people": {"num": num, "mean_of_what_each_said": mean if num else None}}

@@ -49,7 +49,8 @@ def run_admit(
         figures = measure(rule, labels, lambda other: trial_judge(task, other, http), _progress(judge))
         fallback = None
         if rule.fallback:
-            alone = alone_of(rule)
+            # A rule whose only endpoint is the fallback.
+            alone = rule.model_copy(update={"url": None, "model": None, "members": (rule.fallback,), "fallback": None})
             fallback = measure(alone, labels, lambda other: trial_judge(task, other, http), _progress("its fallback"))
     report = Report(
         task=task.name,
@@ -66,18 +67,11 @@ def run_admit(
         path.write_text(report.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise InvalidValue(f"{path}: {error.strerror}; choose another --out") from error
-    print_report(rule, report, path, task.folder)
+    _print_report(rule, report, path, task.folder)
     return 1 if shortfalls(rule, report) else 0
 
 
-def alone_of(rule: JudgeRule) -> JudgeRule:
-    """A rule whose only endpoint is the fallback of another rule."""
-    members = (rule.fallback,) if rule.fallback else ()
-    return rule.model_copy(update={"url": None, "model": None, "members": members, "fallback": None})
-
-
-def print_report(rule: JudgeRule, report: Report, path: Path, folder: str) -> None:
-    """Print the figures with their bars."""
+def _print_report(rule: JudgeRule, report: Report, path: Path, folder: str) -> None:
     console = Console(soft_wrap=True)
     console.print(_table(f"judge {report.judge}", rule, report.figures))
     if report.fallback:

@@ -53,7 +53,7 @@ def run_rescore(
             comparison.add(item)
             if file is not None:
                 file.write(msgspec.json.encode(item).decode() + "\n")
-    _print(Console(), wanted, start, replay, comparison)
+    _print(wanted, start, replay, comparison)
     if out is not None:
         print(f"every episode, before and after: {out}")
     return comparison
@@ -100,7 +100,7 @@ def _open_report(path: Path | None) -> Iterator[TextIO | None]:
         yield file
 
 
-def _print(console: Console, task: Task, start: float, replay: Replay, found: ReplayComparison) -> None:
+def _print(task: Task, start: float, replay: Replay, found: ReplayComparison) -> None:
     when = datetime.fromtimestamp(start, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     print(f"{found.num} episodes of {task.name} since {when}, through task {task.hash}")
     if replay.num_unreadable:
@@ -111,15 +111,16 @@ def _print(console: Console, task: Task, start: float, replay: Replay, found: Re
         return
     print(f"{found.num_unchanged} unchanged, {found.num_changed} changed, {found.num_new} not scored before")
     table = Table("", "mean before", "after", "null before", "after", "disagree")
-    table.add_row("reward", *_means(found.before, found.after), str(found.num_changed))
-    for name, part in sorted(found.components.items()):
-        table.add_row(name, *_means(part.before, part.after), str(part.disagreements))
-    console.print(table)
+    rows = [("reward", found.before, found.after, found.num_changed)]
+    rows += [(name, part.before, part.after, part.disagreements) for name, part in sorted(found.components.items())]
+    for name, before, after, num in rows:
+        table.add_row(name, _mean(before), _mean(after), str(before.num_null), str(after.num_null), str(num))
+    Console().print(table)
     # Lines instead of a table, so that text to copy is not cut to the width of the terminal.
     for name, part in sorted(found.components.items()):
         print(f"{name}: {_labels(part.labels_before)} -> {_labels(part.labels_after)}")
-    for (before, after), count in sorted(found.statuses.items()):
-        print(f"{count} went from {before} to {after}")
+    for (old, new), count in sorted(found.statuses.items()):
+        print(f"{count} went from {old} to {new}")
     for item in found.largest:
         if item.before is not None:
             by = ", ".join(_causes(item.before, item.after))
@@ -139,10 +140,6 @@ def _verdict(graded: GradedRevision) -> str:
     if graded.reward is not None:
         return f"{graded.reward:.3f}"
     return graded.status if graded.fault == "none" else f"{graded.status}: {graded.fault} fault"
-
-
-def _means(before: Mean, after: Mean) -> tuple[str, str, str, str]:
-    return _mean(before), _mean(after), str(before.num_null), str(after.num_null)
 
 
 def _mean(mean: Mean) -> str:

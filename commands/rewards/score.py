@@ -101,11 +101,7 @@ def print_kinds() -> None:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Read a config in TOML or JSON, chosen by the file's suffix.
-
-    Raises:
-        InvalidSettings: the file cannot be read; names the file.
-    """
+    """Read a config in TOML or JSON, chosen by the file's suffix. Raises InvalidSettings: it cannot be read."""
     try:
         text = read_small(path).decode()
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -164,23 +160,12 @@ def _case(line: bytes) -> object:
 
 
 def _of_score(score: Score) -> dict[str, Any]:
-    return {
-        "value": score.value,
-        "status": score.status,
-        "fault": score.fault,
-        "reason": score.reason,
-        "seconds": score.seconds,
-    }
+    return {name: getattr(score, name) for name in ("value", "status", "fault", "reason", "seconds")}
 
 
 def _of_task(scores: Iterable[Score], verdict: RewardVerdict) -> dict[str, Any]:
-    return {
-        "reward": verdict.reward,
-        "status": verdict.status,
-        "fault": verdict.fault,
-        "reason": verdict.reason,
-        "scores": [{"name": score.name, **_of_score(score), "grader": score.grader} for score in scores],
-    }
+    found = [{"name": score.name, **_of_score(score), "grader": score.grader} for score in scores]
+    return {**{name: getattr(verdict, name) for name in ("reward", "status", "fault", "reason")}, "scores": found}
 
 
 def _batches(cases: BufferedIOBase) -> Iterator[list[Numbered]]:

@@ -20,20 +20,12 @@ import structlog
 from contracts.assignments import Assignment
 from contracts.engines import EngineReplica, LoadProblem
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
-from engines.following.driver import EngineDriver, HeldVersions, ServerFacts, VersionFile
-from engines.following.joining import abilities
+from engines.following.driver import EngineDriver, HeldVersions, ServerFacts, VersionFile, abilities
 
 _ASK_SECONDS = 10.0
 """How often a server that serves what it should is asked what it holds: each question wakes its workers."""
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 30.0
 _log = structlog.get_logger(__name__)
-
-
-class VersionFiles(Protocol):
-    """Where files of versions come from: `HostCopy`."""
-
-    def file_of(self, version: int, root: str | None, run: str | None, folder: Path) -> VersionFile:
-        """The verified file of a version."""
 
 
 class ManagedServer(Protocol):
@@ -53,29 +45,30 @@ class ManagedServer(Protocol):
         """End it."""
 
 
-class SwapLog(Protocol):
-    """Where swaps are recorded: `FollowingRepository`."""
+class GivenServer:
+    """One that somebody else runs: it is neither started nor ended."""
 
-    def keep_swap(self, replica: str, arm: str, version: int, stage_seconds: float, pause_seconds: float) -> None:
-        """Record a swap."""
+    def __init__(self, url: str) -> None:
+        self.address: tuple[str, str] | None = (url, "given")
+
+    def start(self) -> None:
+        """Does nothing, as `renew` and `end`."""
+
+    renew = end = start
 
 
 class SlotFollower:
-    """See the module. `step` belongs to one thread; `row` may be called by any.
+    """See the module. `step` belongs to one thread; any may read `row`, which is what the replica announces now.
 
     Args:
         row: what the replica announces while it is down: names, region, kind, dtype; `slots` has its arm.
         server: its process.
         connect: makes a driver for a URL.
         check: raises InvalidSettings for a server that is not one for this policy, by its facts and its URL.
-        files: see `VersionFiles`.
+        file_of: see `HostCopy.file_of`.
         folder: where the server's files are linked.
-        swaps: see `SwapLog`.
+        keep_swap: see `FollowingRepository.keep_swap`.
         assigned: reads arm → assignment.
-
-    Attributes:
-        row: what the replica announces now.
-        serves: set once a version is served.
     """
 
     def __init__(
@@ -85,21 +78,19 @@ class SlotFollower:
         server: ManagedServer,
         connect: Callable[[str], EngineDriver],
         check: Callable[[ServerFacts, str], None],
-        files: VersionFiles,
+        file_of: Callable[[int, str | None, str | None, Path], VersionFile],
         folder: Path,
-        swaps: SwapLog,
+        keep_swap: Callable[[str, str, int, float, float], None],
         assigned: Callable[[], Mapping[str, Assignment]],
     ) -> None:
         (self.arm,) = row.slots
         self.row = row
         self.serves = threading.Event()
+        """Set once a version is served."""
         self.server = server
-        self._connect = connect
-        self._check = check
-        self._files = files
-        self._folder = folder
-        self._swaps = swaps
-        self._assigned = assigned
+        self._connect, self._check = connect, check
+        self._file_of, self._folder = file_of, folder
+        self._keep_swap, self._assigned = keep_swap, assigned
         self._driver: EngineDriver | None = None
         self._before: tuple[Assignment, VersionFile] | None = None
         self._failed: tuple[int | None, int, float] = (None, 0, 0.0)
@@ -150,8 +141,7 @@ class SlotFollower:
         return self._driver
 
     def _follow(self, driver: EngineDriver, held: HeldVersions, wanted: Assignment, now: float) -> None:
-        is_there = held.is_whole and held.version == wanted.version and wanted.root in {None, held.root}
-        if is_there:
+        if held.is_whole and held.version == wanted.version and wanted.root in {None, held.root}:
             if driver.is_paused():  # the one that paused it was killed
                 driver.resume()
             self._failed, self._settled = (None, 0, 0.0), wanted
@@ -168,7 +158,7 @@ class SlotFollower:
     def _bring(self, driver: EngineDriver, held: HeldVersions, wanted: Assignment) -> None:
         version = int(wanted.version or 0)
         begun = time.monotonic()
-        target = self._files.file_of(version, wanted.root, wanted.run, self._folder)
+        target = self._file_of(version, wanted.root, wanted.run, self._folder)
         base = VersionFile(int(held.version or 0), str(held.root), target.path) if held.is_whole else None
         driver.stage(target, base.root if base else None)
         staged = time.monotonic()
@@ -181,7 +171,7 @@ class SlotFollower:
             _log.warning("engine_mixed", name=self.row.name, version=version, error=error.message)
             pause = self._heal(driver, target, error)
         if self.serves.is_set():
-            self._swaps.keep_swap(self.row.name, self.arm, version, staged - begun, pause)
+            self._keep_swap(self.row.name, self.arm, version, staged - begun, pause)
         _log.info("engine_swapped", name=self.row.name, version=version, pause_seconds=round(pause, 4))
         self._before = (wanted, target)
         self._tell("serving", version)
@@ -193,12 +183,11 @@ class SlotFollower:
             return driver.push(target, None)
         except MillraceError as again:
             _log.warning("engine_not_healed", name=self.row.name, version=target.version, error=again.message)
-        before = self._before
         try:
-            if before is None:
+            if self._before is None:
                 raise error
-            assignment, file = before
-            file = self._files.file_of(file.version, assignment.root, assignment.run, self._folder)
+            assignment, file = self._before
+            file = self._file_of(file.version, assignment.root, assignment.run, self._folder)
             driver.stage(file, None)
             driver.push(file, None)
             self._tell("serving", file.version)

@@ -1,7 +1,12 @@
-"""The main loop of a process that follows servers: a thread per server, and their rows every second."""
+"""A process that follows servers: a thread per server, their rows every second, and versions as plain files for all of them.
+
+In: versions that were assigned. Out: servers on these versions, rows. Waits for: servers, the weight store and the disk. A version is fetched,
+verified and decoded once; each server keeps a link to the file it was given, so a later version does not take it away.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,12 +19,10 @@ import structlog
 
 from contracts.assignments import MOVED
 from contracts.engines import EngineReplica
-from contracts.errors import Unavailable
+from contracts.errors import Unavailable, WeightsRefused
 from contracts.faults import no_fault
-from engines.following.driver import EngineDriver
+from engines.following.driver import EngineDriver, VersionFile, check_server
 from engines.following.follower import ManagedServer, SlotFollower
-from engines.following.host_copy import HostCopy
-from engines.following.joining import check_server
 from engines.following.repository import FollowingRepository
 from runtime.base_policy import fingerprint
 from runtime.engine_key import authorization, engine_key
@@ -39,6 +42,40 @@ _END_SECONDS = 3.0
 _log = structlog.get_logger(__name__)
 
 
+Drive = Callable[[httpx.Client], EngineDriver]
+
+
+class HostCopy:
+    """Published versions on this host. `replica`: of the policy, on this host's disk. `run`: whose versions are taken."""
+
+    def __init__(self, replica: Replica, run: str | None) -> None:
+        self._replica, self._run, self._lock = replica, run, threading.Lock()
+
+    def file_of(self, version: int, root: str | None, run: str | None, folder: Path) -> VersionFile:
+        """The file of a version, linked into `folder`, where only it and the one before are kept.
+
+        Raises:
+            WeightsRefused: `wrong_root`: the store has other weights than were assigned; or as `Replica.bring`.
+            NotFound, Unavailable: as `Replica.bring`.
+        """
+        with self._lock:
+            slot = self._replica.bring(version, run or self._run)
+            if root is not None and slot.root != root:
+                found = f"version {version} in the store has the root {slot.root}, but {root} was assigned"
+                raise WeightsRefused("wrong_root", f"{found}: see who else writes to this store", version=version)
+            path = folder / f"v{version:06d}-{slot.root[:12]}.safetensors"
+            if not path.exists():
+                os.link(self._replica.model, path)
+        os.utime(path)
+        for old in sorted(folder.glob("v*.safetensors"), key=lambda found: found.stat().st_mtime)[:-2]:
+            old.unlink()
+        return VersionFile(version, slot.root, path)
+
+    def close(self) -> None:
+        """Release the folder for another process."""
+        self._replica.close()
+
+
 class Host(NamedTuple):
     """What the servers of this host share."""
 
@@ -53,24 +90,16 @@ class Host(NamedTuple):
         """A host whose process has this name. `weights`: where versions are read, if not in the home's store."""
         warm_up()
         folder, database, policy = settings.home / name, settings.database(), settings.policy
-        store = open_weight_store(
-            settings,
-            measures=WeightStoreMetrics(),
-            read_from=weights,
-            held=lambda: {slot.version for slot in Slots(folder / "replica", policy, no_fault).held()},
-        )
+
+        def held() -> set[int]:
+            return {slot.version for slot in Slots(folder / "replica", policy, no_fault).held()}
+
+        store = open_weight_store(settings, measures=WeightStoreMetrics(), read_from=weights, held=held)
         copy = HostCopy(Replica(folder / "replica", store, policy), settings.run)
         return cls(settings, folder, copy, FollowingRepository(database, policy), EngineRows(database, policy))
 
     def follower(
-        self,
-        *,
-        kind: str,
-        name: str,
-        slot: str,
-        region: str,
-        server: ManagedServer,
-        drive: Callable[[httpx.Client], EngineDriver],
+        self, kind: str, name: str, slot: str, *, region: str, server: ManagedServer, drive: Drive
     ) -> SlotFollower:
         """A follower of one server. `drive` makes a driver from a client with the server's URL and key."""
         settings, key = self.settings, engine_key(self.settings.home)
@@ -89,7 +118,7 @@ class Host(NamedTuple):
         own.mkdir(parents=True, exist_ok=True)
         return SlotFollower(
             row, server=server, connect=connect, check=lambda facts, url: check_server(facts, Path(settings.base), url),
-            files=self.copy, folder=own, swaps=self.repository, assigned=self.repository.assigned,
+            file_of=self.copy.file_of, folder=own, keep_swap=self.repository.keep_swap, assigned=self.repository.assigned,
         )  # fmt: skip
 
 

@@ -17,8 +17,7 @@ class FollowingRepository:
     """The tables of one policy."""
 
     def __init__(self, database: Database, policy: str) -> None:
-        self._database = database
-        self._policy = policy
+        self._database, self._policy = database, policy
 
     def assigned(self) -> Mapping[str, Assignment]:
         """Arm → its assignment. Raises Unavailable."""
@@ -27,14 +26,7 @@ class FollowingRepository:
 
     def keep_swap(self, replica: str, arm: str, version: int, stage_seconds: float, pause_seconds: float) -> None:
         """Store what a swap cost. Raises Unavailable."""
-        values = {
-            "policy": self._policy,
-            "replica": replica,
-            "arm": arm,
-            "version": version,
-            "at": time.time(),
-            "stage_seconds": stage_seconds,
-            "pause_seconds": pause_seconds,
-        }
+        values = {"policy": self._policy, "replica": replica, "arm": arm, "version": version, "at": time.time()}
+        costs = {"stage_seconds": stage_seconds, "pause_seconds": pause_seconds}
         with self._database.transaction() as connection:
-            connection.execute(insert(swap).values(values))
+            connection.execute(insert(swap).values(values | costs))

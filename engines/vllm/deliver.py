@@ -19,17 +19,15 @@ process is killed, so no token comes from them; requests wait. `push` without a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
 
 from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
-from engines.following.control import Server, worse
-from engines.following.driver import HeldVersions, ServerFacts, VersionFile, WeightDifference
+from engines.following.driver import HeldVersions, Server, ServerFacts, VersionFile, WeightDifference, worse
 
 _POLL_SECONDS = 0.02
-_NOT_FOUND, _KEYLESS = 404, (401, 403)
 _SAMPLED = "processed_logprobs"
 _LOGPROBS = (_SAMPLED, "raw_logprobs")
 _PLUG_IN = (
@@ -39,39 +37,27 @@ _PLUG_IN = (
 
 
 class VllmServer:
-    """One vLLM server. See the module. Not for several threads.
+    """One vLLM server, as an `EngineDriver`, which says what each method promises. `client`: see `Server`."""
 
-    Args:
-        client: see `Server`.
-        wait: called between two questions, with seconds.
-    """
-
-    def __init__(self, client: httpx.Client, wait: Callable[[float], object] = time.sleep) -> None:
+    def __init__(self, client: httpx.Client) -> None:
         self._server = Server(client)
-        self._wait = wait
 
     def facts(self) -> ServerFacts:
-        """How it was started.
-
-        Raises:
-            Unavailable: it does not answer.
-            InvalidSettings: it lacks our plug-in, a route or a mode that is needed, or refuses the key.
-        """
+        """Raises InvalidSettings if it lacks our plug-in, a route or a mode that is needed, or refuses the key."""
         try:
             found = self._workers("millrace_facts")[0]
         except Unavailable as error:
             raise _cannot_follow(self._server.url, error) from error
         self._check_route()
-        if found["logprobs_mode"] not in _LOGPROBS:
+        if (mode := found["logprobs_mode"]) not in _LOGPROBS:
             raise InvalidSettings(
-                f"{self._server.url} reports {found['logprobs_mode']} instead of log-probs; start it with "
-                "--logprobs-mode processed_logprobs"
+                f"{self._server.url} reports {mode} instead of log-probs; start it with --logprobs-mode {_SAMPLED}"
             )
         return ServerFacts(
             model=str(found["model"]),
             tokenizer=str(found["tokenizer"]),
             dtype=str(found["dtype"]),
-            has_sampled_logprobs=found["logprobs_mode"] == _SAMPLED,
+            has_sampled_logprobs=mode == _SAMPLED,
             has_constraints=True,
             has_seeds=True,
             num_top_logprobs=int(found["max_logprobs"]) - 1,  # the sampled token counts
@@ -79,7 +65,7 @@ class VllmServer:
         )
 
     def held(self) -> HeldVersions:
-        """What it serves. Raises Unavailable."""
+        """Its name, and what all workers hold."""
         name = str(self._server.get("/weight_info").get("weight_version"))
         states = self._workers("millrace_state")
         found = {(state["version"], state["root"]) for state in states}
@@ -87,24 +73,15 @@ class VllmServer:
         return HeldVersions(name, version, root, any(state["is_broken"] for state in states))
 
     def check(self) -> None:
-        """Raises Unavailable if it does not answer, or its engine died. Its workers are not asked."""
+        """Its workers are not asked."""
         self._server.get("/health")
 
     def stage(self, target: VersionFile, base_root: str | None) -> None:
-        """Let every worker verify a version while the server goes on.
-
-        Args:
-            target: the version.
-            base_root: of the weights that it must replace; None: any.
-
-        Raises:
-            WeightsRefused: a worker refused it.
-            Unavailable: the server is away.
-        """
+        """Let every worker verify a version, and wait for all of them."""
         arguments = {"version": target.version, "root": target.root, "path": str(target.path), "base_root": base_root}
         states = self._workers("millrace_stage", arguments)
         while any(state["is_staging"] for state in states):
-            self._wait(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
             states = self._workers("millrace_state")
         for state in states:
             if state["error"] is not None:
@@ -113,19 +90,7 @@ class VllmServer:
                 raise Unavailable(f"{self._server.url} lost v{target.version} while it was staged: stage it again")
 
     def push(self, target: VersionFile, base: VersionFile | None) -> float:
-        """Make the server serve a staged version. Requests in flight go on, with the new weights.
-
-        Args:
-            target: the version, as it was staged.
-            base: what the server must hold; None: write all of it, whatever the server holds.
-
-        Returns:
-            The seconds in which no token could be made.
-
-        Raises:
-            WeightsRefused: `wrong_base`; nothing was changed.
-            Unavailable: the server is away or failed. With the fact `mixed` it stays paused: stage and push without a base.
-        """
+        """See the module."""
         held = self.held()
         if base is not None and not (held.is_whole and held.root == base.root):
             raise WeightsRefused(
@@ -153,24 +118,19 @@ class VllmServer:
         return seconds
 
     def compare(self, target: VersionFile) -> WeightDifference:
-        """Compare what the server computes with against a version's file. It makes no tokens meanwhile.
-
-        Raises:
-            Unavailable: the server is away, or a worker refused.
-        """
+        """See `server/comparison.py`."""
         found = self._workers("millrace_compare", {"path": str(target.path), "root": target.root})
-        return WeightDifference(
-            sum(len(worker["equal"]) for worker in found),
-            tuple(name for worker in found for name in worker["different"]),
-            tuple(name for worker in found for name in worker["unknown"]),
+        equal, *others = (
+            tuple(name for worker in found for name in worker[part]) for part in ("equal", "different", "unknown")
         )
+        return WeightDifference(len(equal), *others)
 
     def resume(self) -> None:
-        """Let a server that holds a whole version go on. Raises Unavailable."""
+        """Requests that waited go on."""
         self._server.post("/resume")
 
     def is_paused(self) -> bool:
-        """True if it makes no tokens. Raises Unavailable."""
+        """Whoever paused it."""
         return bool(self._server.get("/is_paused").get("is_paused"))
 
     def _start(self, *, is_full: bool) -> None:
@@ -188,31 +148,29 @@ class VllmServer:
             self._server.post("/update_weight_version", {"new_version": f"{before}-to-{name}"})
             self._server.post("/update_weights", {"update_info": {"version": target.version, "root": target.root}})
             self._server.post("/finish_weight_update", {"weight_version": name})
-            self._forget_prefixes(before)
+            # What was computed with the old weights must not be used by the new ones; vLLM clears nothing when it pauses.
+            reset = self._server.post("/reset_prefix_cache", params={"reset_running_requests": "true"})
+            if not reset.get("success"):
+                raise Unavailable(f"{self._server.url} kept the prefixes of {before}")  # noqa: TRY301 as the other failures
         except Unavailable as error:
             more = f"vLLM cannot go back, so its weights may be a mixture of {before} and {name}; it stays paused"
             raise worse(error, more, mixed=True) from error
-
-    def _forget_prefixes(self, before: str) -> None:
-        # What was computed with the old weights must not be used by the new ones; vLLM clears nothing when it pauses.
-        reset = self._server.post("/reset_prefix_cache", params={"reset_running_requests": "true"})
-        if not reset.get("success"):
-            raise Unavailable(f"{self._server.url} kept the prefixes of {before}")
 
     def _check_route(self) -> None:
         """Raises InvalidSettings if requests could not be answered: an empty one must be found invalid, and not missing or keyless."""
         try:
             self._server.post("/inference/v1/generate", {})
         except Unavailable as error:
-            status = error.facts.get("status")
-            if status in _KEYLESS:
-                raise _cannot_follow(self._server.url, error) from error
-            if status == _NOT_FOUND:
-                raise InvalidSettings(
-                    f"{self._server.url} has no /inference/v1/generate: start it with --enable-scale-out"
-                ) from error
-            if status is None:
-                raise
+            match error.facts.get("status"):
+                case 401 | 403:
+                    raise _cannot_follow(self._server.url, error) from error
+                case 404:
+                    says = f"{self._server.url} has no /inference/v1/generate: start it with --enable-scale-out"
+                    raise InvalidSettings(says) from error
+                case None:
+                    raise
+                case _:
+                    return
 
     def _workers(self, method: str, arguments: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
         body = {"method": method, "kwargs": dict(arguments or {})}
@@ -224,16 +182,16 @@ class VllmServer:
 
 def _cannot_follow(url: str, error: Unavailable) -> Unavailable | InvalidSettings:
     """Why a server that answered cannot be followed; the error itself if it did not answer."""
-    status = error.facts.get("status")
-    if "status" in error.facts and status is None:
-        return error
-    if status in _KEYLESS:
-        return InvalidSettings(
-            f"{url} refuses this home's engine key: start the server with VLLM_API_KEY set to it, or give this home the server's "
-            "by MILLRACE_ENGINE_KEY"
-        )
-    if status == _NOT_FOUND:
-        return InvalidSettings(
-            f"{url} has no routes that change weights: start it with VLLM_SERVER_DEV_MODE=1 and {_PLUG_IN}"
-        )
-    return InvalidSettings(f"{url} was started without our plug-in: start it with {_PLUG_IN}")
+    match error.facts.get("status", ""):
+        case None:
+            return error
+        case 401 | 403:
+            says = (
+                "refuses this home's engine key: start the server with VLLM_API_KEY set to it, or give this home the server's by "
+                "MILLRACE_ENGINE_KEY"
+            )
+        case 404:
+            says = f"has no routes that change weights: start it with VLLM_SERVER_DEV_MODE=1 and {_PLUG_IN}"
+        case _:
+            says = f"was started without our plug-in: start it with {_PLUG_IN}"
+    return InvalidSettings(f"{url} {says}")

@@ -1,30 +1,44 @@
-"""The process `vllm`: one server per slot, each with a thread that follows its assignment; one decoder for all of them."""
+"""The process `vllm`: one server per slot, each with a thread that follows its assignment; one decoder for all of them.
+
+A server is found again after a restart of this process, and ended with all its workers:
+
+<folder>/server.json   where it answers, and its process
+<folder>/lease         touched by `renew`; a server whose lease is old ends itself
+<folder>/server.log    what it prints
+"""
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import subprocess
 import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+import structlog
+
 from contracts.errors import InvalidSettings
-from engines.following.follower import SlotFollower
-from engines.following.given import GivenServer
+from engines.following.follower import GivenServer, SlotFollower
 from engines.following.process import Host, follow
 from engines.vllm.deliver import VllmServer
 from engines.vllm.launch import make_plug_in, serve_command, serve_environment
-from engines.vllm.process import ServerProcess
 from engines.vllm.settings import VllmSettings
 from runtime.engine_key import engine_key
 from runtime.settings import load_section, load_settings
+from weights.files import write_durably
+
+_END_SECONDS = 8.0
+_LOOK_SECONDS = 0.1
+_log = structlog.get_logger(__name__)
 
 
 def main(home: Path, stop: threading.Event) -> None:
-    """Follow until `stop` is set; then end the servers.
-
-    Raises:
-        InvalidSettings: the interpreter does not exist, or a setting is missing.
-        NameTaken: another replica has the name of one of these.
-    """
+    """Follow until `stop` is set; then end the servers. Raises InvalidSettings: the interpreter does not exist. Others as `follow`."""
     settings, own = load_settings(home), load_section(home, "vllm", VllmSettings)
     if own.python is not None and not os.access(own.python, os.X_OK):
         raise InvalidSettings(f"[vllm] python: {own.python} is no interpreter; `make vllm` makes .vllm/bin/python")
@@ -34,18 +48,108 @@ def main(home: Path, stop: threading.Event) -> None:
 
 def _follower(host: Host, own: VllmSettings, number: int) -> SlotFollower:
     settings, name = host.settings, f"{own.name}-{number + 1}"
-    folder, key, is_cpu = host.folder / name, engine_key(settings.home), settings.device == "cpu"
-    plug_in = make_plug_in(host.folder / "plug_in")
+    key, is_cpu, plug_in = engine_key(settings.home), settings.device == "cpu", make_plug_in(host.folder / "plug_in")
     server = (
         GivenServer(own.urls[number])
         if own.urls
         else ServerProcess(
-            folder,
+            host.folder / name,
             lambda port: serve_command(own, settings.policy, Path(settings.base), port=port, is_cpu=is_cpu),
             lambda lease: serve_environment(os.environ, plug_in, lease, key, own),
         )
     )
-    slot = own.slots[number]
-    return host.follower(
-        kind="vllm", name=name, slot=slot, region=own.region or host.settings.region, server=server, drive=VllmServer
-    )
+    slot, region = own.slots[number], own.region or settings.region
+    return host.follower("vllm", name, slot, region=region, server=server, drive=VllmServer)
+
+
+class RunningServer(msgspec.Struct, frozen=True):
+    """What server.json holds. `process`: its process id, which is also its process group."""
+
+    url: str
+    process: int
+    instance: str
+
+
+class ServerProcess:
+    """One `vllm serve`. Not for several threads. `command`: makes the arguments for a port. `environment`: makes it for a lease."""
+
+    def __init__(
+        self, folder: Path, command: Callable[[int], list[str]], environment: Callable[[Path], dict[str, str]]
+    ) -> None:
+        self._folder, self._command, self._environment = folder, command, environment
+        self._child: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        if (found := self._found()) is not None:
+            _log.info("vllm_found_again", url=found.url, process=found.process)
+        self._running = found
+
+    @property
+    def running(self) -> RunningServer | None:
+        """The server, if its process lives."""
+        if self._running is not None and not self._lives(self._running.process):
+            self._kill_group(self._running.process)  # its workers may outlive it
+            self._running = self._child = None
+        return self._running
+
+    @property
+    def address(self) -> tuple[str, str] | None:
+        """(URL, instance) of the running process; None if it ended."""
+        return None if (running := self.running) is None else (running.url, running.instance)
+
+    def start(self) -> None:
+        """Start a server; it answers much later."""
+        self.renew()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with (self._folder / "server.log").open("ab") as output:
+            self._child = subprocess.Popen(  # noqa: S603 the operator's interpreter and our module
+                self._command(port),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment(self._folder / "lease"),
+                start_new_session=True,  # a signal to this process's group does not reach it
+            )
+        process = self._child.pid
+        self._running = RunningServer(f"http://127.0.0.1:{port}", process, f"{process}-{time.time():.0f}")
+        write_durably(self._folder / "server.json", [msgspec.json.encode(self._running)])
+
+    def renew(self) -> None:
+        """Say that this process follows the server."""
+        (self._folder / "lease").touch()
+
+    def end(self) -> None:
+        """End the server and its workers."""
+        if (running := self.running) is None:
+            return
+        os.kill(running.process, signal.SIGTERM)
+        deadline = time.monotonic() + _END_SECONDS
+        while self._lives(running.process) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        self._kill_group(running.process)
+        if self._child is not None:
+            self._child.wait()
+        self._running = self._child = None
+        (self._folder / "server.json").unlink(missing_ok=True)
+
+    def _found(self) -> RunningServer | None:
+        try:
+            found = msgspec.json.decode((self._folder / "server.json").read_bytes(), type=RunningServer)
+            # The number may belong to another process by now: ours has its lease in its environment.
+            environment = Path(f"/proc/{found.process}/environ").read_bytes()
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return found if str(self._folder / "lease").encode() in environment else None
+
+    def _lives(self, process: int) -> bool:
+        if self._child is not None and self._child.pid == process:
+            return self._child.poll() is None
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _kill_group(self, process: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process, signal.SIGKILL)

@@ -22,11 +22,7 @@ _MOST_LOGPROBS = MOST_IDS + 1  # the sampled token counts
 
 
 def choose(python: Path | None, slots: tuple[str, ...], urls: Sequence[str]) -> VllmSettings:
-    """The section that the command line means; `python` None: the interpreter that MILLRACE_VLLM_PYTHON names, or that `make vllm` made.
-
-    Raises:
-        InvalidSettings: there is no such interpreter, or the slots make no sense.
-    """
+    """See `Followed.choose`. Without `python`: the interpreter that MILLRACE_VLLM_PYTHON names, or that `make vllm` made."""
     if urls:
         return make_section("[vllm]", VllmSettings, urls=tuple(urls), slots=slots)
     found = python or Path(os.environ.get(VLLM_PYTHON) or _MADE_HERE)
@@ -39,7 +35,7 @@ def choose(python: Path | None, slots: tuple[str, ...], urls: Sequence[str]) -> 
 
 
 def check_policy(settings: Settings) -> None:
-    """Raises InvalidSettings if vLLM cannot take versions of this home's policy."""
+    """See `Followed.check_policy`."""
     if settings.device == "cpu" and has_experts(Path(settings.base)):
         raise InvalidSettings(
             f"{settings.base} is a mixture of experts, and vLLM on CPU cannot take versions of one: its reload leaves the experts wrong; "

@@ -7,25 +7,24 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from engines.following.settings import FollowedSection
+from engines.kind import FollowedSection
 
 
 class VllmSettings(FollowedSection):
     """One server for each slot."""
 
     python: Path | None = None
-    """The interpreter of the environment in which vLLM is installed; `make vllm` makes one. Not needed with `urls`."""
+    """vLLM's interpreter; `make vllm` makes one. Not needed with `urls`."""
     name: str = Field(default="vllm", pattern=r"^[a-z0-9][a-z0-9._-]*$")
-    """Beginning of the names of the replicas; another one for each host."""
+    """Beginning of the replicas' names; another on each host."""
     dtype: str | None = None
-    """vLLM's `--dtype`. Default: float32 on CPU, which holds every checkpoint's bits; else bfloat16."""
+    """Default: float32 on CPU, else bfloat16."""
     max_model_len: int | None = Field(default=None, ge=16)
-    """Longest prompt and answer, tokens. Default: what the model allows."""
+    """Tokens. Default: the model's."""
     cache_gib: int = Field(default=1, ge=1)
-    """Memory of the key-value cache on CPU, GiB."""
+    """Key-value cache on CPU."""
     threads: int | None = Field(default=None, ge=1)
-    """Threads in which one server computes on CPU. Default: the cores divided among the servers. With more, each waits spinning for
-    the others' threads."""
+    """Of a server on CPU. Default: its share of the cores; more only spin."""
     arguments: tuple[str, ...] = ()
     """Further arguments of `vllm serve`."""
 

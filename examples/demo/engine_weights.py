@@ -14,7 +14,7 @@ import httpx
 
 from contracts.engines import EngineReplica, read_replicas
 from engines.following.driver import WeightDifference
-from engines.following.host_copy import HostCopy
+from engines.following.process import HostCopy
 from engines.registry import FOLLOWED, followed_of
 from runtime.engine_key import authorization, engine_key
 from runtime.settings import Settings

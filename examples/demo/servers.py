@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from commands.servers import EMBEDDED, Servers
+from commands.options import EMBEDDED, Servers
 from contracts.errors import InvalidSettings
 from runtime.database import create_database
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, Literal
 
 import msgspec
 from blake3 import blake3
@@ -48,12 +48,10 @@ class BackupHeader(msgspec.Struct, frozen=True):
     """Where it was taken; paths in its settings begin with it."""
     taken_at: float
     """UTC epoch seconds."""
-    database: str
-    """`sqlite` or `postgresql`."""
-    log: str
-    """`home`, or `kafka`: then the records are not in the backup."""
-    weights: str
-    """`home`, `bucket`, or `left out`."""
+    database: Literal["sqlite", "postgresql"]
+    log: Literal["home", "kafka"]
+    """With Kafka, the records are not in the backup."""
+    weights: Literal["home", "bucket", "left out"]
     ends: dict[str, dict[str, int]]
     """Where each partition of the log ended when the backup was taken, by topic."""
     days: tuple[str, ...]
@@ -68,8 +66,8 @@ class _Entry(msgspec.Struct, frozen=True):
 class BackupWriter:
     """Writes a backup; see `writing`."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._tar = tarfile.open(fileobj=file, mode="w|", bufsize=PIECE_BYTES)  # noqa: SIM115 closed by `finish`
+    def __init__(self, archive: tarfile.TarFile) -> None:
+        self._tar = archive
         self._entries: dict[str, _Entry] = {}
         self.num_bytes = 0
 
@@ -97,15 +95,8 @@ class BackupWriter:
         self.add_bytes(CONTENTS, listed + b"\n" + blake3(listed).hexdigest().encode())
         self._tar.close()
 
-    def abandon(self) -> None:
-        """Give up: the stream of a tar file complains later if nobody closes it."""
-        with suppress(OSError, ValueError):
-            self._tar.close()
-
 
 class _Hashing(io.RawIOBase):
-    """Hashes what is read through it."""
-
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.hash, self.has_ended = file, blake3(), False
 
@@ -124,61 +115,57 @@ def writing(path: Path) -> Iterator[BackupWriter]:
         Conflict: the file exists.
         Unavailable: the disk is full, or the folder does not exist.
     """
+    taken = Conflict(f"{path} exists: a backup overwrites nothing; name another file", path=str(path))
     if path.exists():
-        raise Conflict(f"{path} exists: a backup overwrites nothing; name another file", path=str(path))
+        raise taken
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            writer = BackupWriter(file)
+            archive = tarfile.open(fileobj=file, mode="w|", bufsize=PIECE_BYTES)  # noqa: SIM115 closed below
             try:
-                yield writer
-            except BaseException:
-                writer.abandon()
-                raise
-            writer.finish()
+                yield (writer := BackupWriter(archive))
+                writer.finish()
+            finally:
+                with suppress(OSError, ValueError):  # after an error; a stream complains later if nobody closes it
+                    archive.close()
             file.flush()
             os.fsync(file.fileno())
         os.link(part, path)  # unlike a rename, it refuses a name that is taken
-        _sync(path.parent)
+        sync_folder(path.parent)
     except FileExistsError as error:
-        raise Conflict(f"{path} exists: a backup overwrites nothing; name another file", path=str(path)) from error
+        raise taken from error
     except OSError as error:
-        raise Unavailable(
-            f"{path} cannot be written ({error.strerror or error}): free space there, or name another place"
-        ) from error
+        says = f"{path} cannot be written ({error.strerror or error}): free space there, or name another place"
+        raise Unavailable(says) from error
     finally:
         part.unlink(missing_ok=True)
 
 
 def read_header(path: Path, schema: str, release: str) -> BackupHeader:
-    """The header of a backup that this release can restore.
+    """The header of a backup.
 
     Raises:
-        InvalidSettings: the file is missing or no backup, or of another format or release.
+        InvalidSettings: the file is missing or no backup, or this release cannot restore it.
         Damaged: its beginning cannot be read.
     """
     with _opened(path) as archive:
         first = archive.next()
         if first is None or first.name != HEADER:
-            raise InvalidSettings(f"{path} is not a backup of Millrace: name a file that `millrace backup` wrote")
+            raise _no_backup(path)
         content = _content(archive, first, path)
     try:
         said = msgspec.json.decode(content)
         number, maker = said["format"], said["release"]
-        if number == FORMAT:
-            header = msgspec.convert(said, BackupHeader)
+        header = msgspec.convert(said, BackupHeader) if number == FORMAT else None
     except (msgspec.MsgspecError, ValueError, LookupError, TypeError) as error:  # not JSON, not text, no such field
         raise _damaged(path, f"its header cannot be read: {error}") from error
-    if number != FORMAT:
-        raise InvalidSettings(
-            f"{path} is a backup of format {number}, written by {maker}; {release} reads format {FORMAT}: restore it with the "
-            "release that wrote it"
-        )
+    advice = "restore it with the release that wrote it"
+    if header is None:
+        kind = f"format {number}, written by {maker}; {release} reads format {FORMAT}"
+        raise InvalidSettings(f"{path} is a backup of {kind}: {advice}")
     if header.schema != schema:
-        raise InvalidSettings(
-            f"{path} is a backup of {header.release} with schema {header.schema}; {release} has schema {schema}: restore it with the "
-            "release that wrote it, then upgrade with `millrace init` of this one"
-        )
+        kind = f"{header.release} with schema {header.schema}; {release} has schema {schema}"
+        raise InvalidSettings(f"{path} is a backup of {kind}: {advice}, then upgrade with `millrace init` of this one")
     return header
 
 
@@ -187,7 +174,6 @@ def unpack(path: Path, folder: Path) -> None:
 
     Raises:
         Damaged: something is missing, too much, or not as it was written. The folder may hold a part.
-        Unavailable: the disk is full.
     """
     found: dict[str, _Entry] = {}
     listed: bytes | None = None
@@ -197,8 +183,8 @@ def unpack(path: Path, folder: Path) -> None:
                 raise _damaged(path, f"{member.name} comes after the contents")
             if member.name == CONTENTS:
                 listed = _content(archive, member, path)
-                continue
-            found[member.name] = _write(archive, member, folder, path)
+            else:
+                found[member.name] = _write(archive, member, folder, path)
     if listed is None:
         raise _damaged(path, "it ends before its contents: it was cut off")
     entries, _, digest = listed.rpartition(b"\n")
@@ -254,9 +240,7 @@ def _opened(path: Path) -> Iterator[tarfile.TarFile]:
     except tarfile.TarError as error:
         with suppress(OSError), open_plain(path) as file:
             if not file.read(len(HEADER)) == HEADER.encode():
-                raise InvalidSettings(
-                    f"{path} is not a backup of Millrace: name a file that `millrace backup` wrote"
-                ) from error
+                raise _no_backup(path) from error
         raise _damaged(path, str(error)) from error
     except (ValueError, EOFError) as error:  # a header with impossible numbers
         raise _damaged(path, str(error)) from error
@@ -266,11 +250,16 @@ def _opened(path: Path) -> Iterator[tarfile.TarFile]:
         raise Unavailable(f"the backup cannot be unpacked ({error.strerror or error}): free disk space") from error
 
 
+def _no_backup(path: Path) -> InvalidSettings:
+    return InvalidSettings(f"{path} is not a backup of Millrace: name a file that `millrace backup` wrote")
+
+
 def _damaged(path: Path, problem: str) -> Damaged:
     return Damaged(f"the backup {path} is damaged: {problem}. Nothing was changed; take another backup", path=str(path))
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -20,7 +20,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,11 +52,7 @@ class HomeCut(NamedTuple):
 
 @contextmanager
 def home_cut(home: Path, meanwhile: Callable[[], object]) -> Iterator[HomeCut]:
-    """Take the moment. It can be read until the block ends.
-
-    Args:
-        home: the folder.
-        meanwhile: called while nobody writes; takes the moment of a database elsewhere.
+    """Take the moment. It can be read until the block ends. `meanwhile`: called while nobody writes.
 
     Raises:
         Conflict: another backup of this home is being taken.
@@ -65,7 +61,9 @@ def home_cut(home: Path, meanwhile: Callable[[], object]) -> Iterator[HomeCut]:
     with ExitStack() as stack:
         staging = stack.enter_context(_staging(home))
         try:
-            locks = [stack.enter_context(_connected(path)) for path in _written(home)]
+            # The databases that bind all others, in the order in which a relay takes them.
+            written = (home / "millrace.db", *sorted((home / "log").glob("*.db")))
+            locks = [stack.enter_context(_connected(path)) for path in written if path.is_file()]
             began = time.monotonic()
             for lock in locks:
                 lock.execute("BEGIN IMMEDIATE")
@@ -96,11 +94,6 @@ def copy_database(source: sqlite3.Connection, target: Path) -> None:
         raise Unavailable(f"{target} cannot be written ({error}): free disk space") from error
 
 
-def _written(home: Path) -> list[Path]:
-    """The databases that bind all others, in the order in which a relay takes them."""
-    return [path for path in (home / "millrace.db", *sorted((home / "log").glob("*.db"))) if path.is_file()]
-
-
 def _is_plain(path: Path) -> bool:
     """Whether it is copied as it is: no database, and nothing half written."""
     return path.suffix not in {".db", ".tmp"} and not path.name.endswith(_BESIDE_SQLITE)
@@ -123,8 +116,6 @@ def _kept(home: Path, path: Path, staging: Path) -> CutFile | None:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(path, target)
-        except FileNotFoundError:
-            raise
         except OSError:  # another disk, or one without links
             shutil.copyfile(path, target)
         return CutFile(name.as_posix(), target, target.stat().st_size)
@@ -163,10 +154,5 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
-@contextmanager
-def _connected(path: Path) -> Iterator[sqlite3.Connection]:
-    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
-    try:
-        yield connection
-    finally:
-        connection.close()
+def _connected(path: Path) -> closing[sqlite3.Connection]:
+    return closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None))

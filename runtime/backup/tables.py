@@ -8,7 +8,7 @@ The tables themselves come from this release's migrations. So a restore needs no
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from psycopg import sql
 from sqlalchemy import Connection, text
@@ -30,16 +30,8 @@ _COLUMNS = text(
 _SEQUENCES = text("SELECT sequencename, last_value FROM pg_sequences WHERE schemaname = current_schema()")
 
 
-class TablePiece(NamedTuple):
-    """A part of COPY's text of a table; pieces are in order, and a row may be split between two."""
-
-    table: str
-    number: int
-    content: bytes
-
-
-def pieces_of(connection: Connection) -> Iterator[TablePiece]:
-    """Every row of every table that the snapshot shows."""
+def pieces_of(connection: Connection) -> Iterator[tuple[str, int, bytes]]:
+    """Every row of every table that the snapshot shows: table, number of the piece, and COPY's text, which may end in the middle of a row."""
     for table in connection.execute(_TABLES).scalars().all():
         names = _columns(connection, table)
         statement = sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT").format(names, sql.Identifier(table))
@@ -48,9 +40,9 @@ def pieces_of(connection: Connection) -> Iterator[TablePiece]:
             for row in copy:
                 buffer += row
                 if len(buffer) >= PIECE_BYTES:
-                    yield TablePiece(table, number, bytes(buffer))
+                    yield table, number, bytes(buffer)
                     buffer, number = bytearray(), number + 1
-        yield TablePiece(table, number, bytes(buffer))
+        yield table, number, bytes(buffer)
 
 
 def sequences_of(connection: Connection) -> dict[str, int]:
@@ -59,12 +51,7 @@ def sequences_of(connection: Connection) -> dict[str, int]:
 
 
 def require_empty(database: Database) -> None:
-    """Refuse a database with tables.
-
-    Raises:
-        Conflict: it has some.
-        Unavailable: it cannot be reached.
-    """
+    """Raises Conflict if a database has tables."""
     with database.snapshot() as connection:
         found = connection.execute(_TABLES).scalars().all()
     if found:
@@ -75,21 +62,11 @@ def require_empty(database: Database) -> None:
 
 
 def load(
-    database: Database,
-    days: Sequence[str],
-    tables: Mapping[str, Iterable[bytes]],
-    sequences: Mapping[str, int],
+    database: Database, days: Sequence[str], tables: Mapping[str, Iterable[bytes]], sequences: Mapping[str, int]
 ) -> None:
-    """Make the tables of this release and fill them, in one transaction: all or nothing.
+    """Make the tables of this release in an empty database and fill them, in one transaction: all or nothing.
 
-    Args:
-        database: an empty one.
-        days: see `held_days`.
-        tables: pieces by table.
-        sequences: see `sequences_of`.
-
-    Raises:
-        Unavailable: the server failed; the database is empty still.
+    `days`: see `held_days`. `tables`: pieces by table. `sequences`: see `sequences_of`.
     """
     with database.transaction() as connection:
         upgrade(connection)

@@ -9,7 +9,8 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import ColumnElement, Connection, Executable, delete, insert, select, update
+from msgspec.structs import replace
+from sqlalchemy import ColumnElement, Connection, Executable, Update, delete, insert, select, update
 
 from commands.audit import Audit, audit, print_day, sealed_day
 from commands.ledger.sealing import NewSeals, write_seals
@@ -90,26 +91,9 @@ class Ledger:
         return record.id
 
     def train(self, answers: list[Generation]) -> None:
-        numbered = [(next(self._steps), item.key) for item in answers]
-        self.log.append(
-            [
-                message(
-                    OUTCOMES,
-                    key,
-                    Outcome(
-                        key=key,
-                        revision=1,
-                        epoch=1,
-                        state="trained",
-                        version=1,
-                        writer="training",
-                        at=1.0,
-                        sequence=number,
-                    ),
-                )
-                for number, key in numbered
-            ]
-        )
+        told = Outcome(key="", revision=1, epoch=1, state="trained", version=1, writer="training", at=1.0, sequence=0)
+        fates = [replace(told, key=item.key, sequence=next(self._steps)) for item in answers]
+        self.log.append([message(OUTCOMES, fate.key, fate) for fate in fates])
 
     def work(self) -> None:
         Relay("feedback", self.database, self.log).flush()
@@ -133,10 +117,8 @@ class Ledger:
     def delete_day(self, connection: Connection, day: date) -> None:
         for table, column in ((generation, generation.c.completion_id), (outcome, outcome.c.key)):
             connection.execute(delete(table).where(column.between(first_id(day), first_id(day + timedelta(days=1)))))
-        ids = select(signal.c.id).where(
-            signal.c.completion_id.between(first_id(day), first_id(day + timedelta(days=1)))
-        )
-        gone = list(connection.execute(ids).scalars())
+        mine = signal.c.completion_id.between(first_id(day), first_id(day + timedelta(days=1)))
+        gone = list(connection.execute(select(signal.c.id).where(mine)).scalars())
         connection.execute(delete(signal).where(signal.c.id.in_(gone)))
         connection.execute(delete(received_signal).where(received_signal.c.id.in_(gone)))
 
@@ -194,6 +176,12 @@ def is_row(item: Generation) -> ColumnElement[bool]:
     return generation.c.completion_id == item.completion_id
 
 
+def joined(topic: str, partition: int) -> Update:
+    """A change of the join's position."""
+    mine = (position.c.consumer_group == "episodes", position.c.topic == topic, position.c.partition == partition)
+    return update(position).where(*mine)
+
+
 def lose_row(ledger: Ledger) -> str:
     ledger.change(delete(generation).where(is_row(ledger.answers[TODAY][3])))
     return f"generation {ledger.answers[TODAY][3].key} (generations/"
@@ -212,11 +200,8 @@ def lose_many_rows(ledger: Ledger) -> str:
 
 def swap_rows(ledger: Ledger) -> str:
     """One row for another: the number stays."""
-    ledger.change(
-        update(generation)
-        .where(is_row(ledger.answers[TODAY][5]))
-        .values(completion_id=f"{first_id(TODAY)}-7001-8abc-0")
-    )
+    other = f"{first_id(TODAY)}-7001-8abc-0"
+    ledger.change(update(generation).where(is_row(ledger.answers[TODAY][5])).values(completion_id=other))
     return f"generation {first_id(TODAY)}-7001-8abc-0:0 has a state, and the log does not have it"
 
 
@@ -229,25 +214,16 @@ def invent_row(ledger: Ledger) -> str:
 
 def move_position(ledger: Ledger) -> str:
     [fresh] = ledger.add(TODAY, 1)
-    [here] = [
-        p
-        for p, end in ledger.log.ends(GENERATIONS).items()
-        if ledger.log.read(GENERATIONS, p, end - 1, 1)[0].key == fresh.key
-    ]
-    here_it_is = (
-        position.c.consumer_group == "episodes",
-        position.c.topic == GENERATIONS,
-        position.c.partition == here,
-    )
-    ledger.change(update(position).where(*here_it_is).values(next_offset=position.c.next_offset + 1))
+    ends = ledger.log.ends(GENERATIONS)
+    [here] = [p for p, end in ends.items() if ledger.log.read(GENERATIONS, p, end - 1, 1)[0].key == fresh.key]
+    ledger.change(joined(GENERATIONS, here).values(next_offset=position.c.next_offset + 1))
     return f"generation {fresh.key} (generations/{here}@"
 
 
 def move_all_positions(ledger: Ledger) -> str:
     fresh = ledger.add(TODAY, 40)
     for partition, end in ledger.log.ends(GENERATIONS).items():
-        mine = (position.c.consumer_group == "episodes", position.c.topic == GENERATIONS)
-        ledger.change(update(position).where(*mine, position.c.partition == partition).values(next_offset=end))
+        ledger.change(joined(GENERATIONS, partition).values(next_offset=end))
     return f"generation {fresh[0].key} (generations/"
 
 
@@ -267,9 +243,8 @@ def lose_signal_in_the_log(ledger: Ledger) -> str:
     said = ledger.say(ledger.answers[TODAY][1])
     Relay("feedback", ledger.database, ledger.log).flush()
     assert ledger.audit().balanced
-    mine = (position.c.consumer_group == "episodes", position.c.topic == "signals")
     for partition, end in ledger.log.ends("signals").items():
-        ledger.change(update(position).where(*mine, position.c.partition == partition).values(next_offset=end))
+        ledger.change(joined("signals", partition).values(next_offset=end))
     return f"signal {said} of default: it was acknowledged, and nobody has it"
 
 
@@ -454,7 +429,7 @@ def test_a_closed_day_is_not_read_again_until_something_comes_for_it(ledger: Led
 def test_a_record_that_came_twice_around_a_mark_is_no_loss(ledger: Ledger) -> None:
     ledger.audit(seal=True)
     ledger.log.append(
-        [message(GENERATIONS, item.key, item) for item in (ledger.answers[OLD][1], ledger.answers[TODAY][1])]
+        [message(GENERATIONS, item.key, item) for day in (OLD, TODAY) for item in ledger.answers[day][1:2]]
     )
     ledger.work()
     found = ledger.audit()

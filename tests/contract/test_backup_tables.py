@@ -37,24 +37,20 @@ def fill(database: Database, event_log: LocalLog) -> None:
         worker.step()
     value = bytes(range(256)) * (PIECE_BYTES // 256)
     with database.transaction() as connection:
-        connection.execute(
-            insert(outbox).values(process="p", topic="t", route=1, key="a\tb\\\n\N{SNOWMAN}", value=value)
-        )
+        row = {"process": "p", "topic": "t", "route": 1, "key": "a\tb\\\n\N{SNOWMAN}", "value": value}
+        connection.execute(insert(outbox).values(row))
+
+
+def home_on(server: Database, folder: Path) -> Path:
+    home, more = folder / "home", {"weights_unsigned": True, "database_url": server.url}
+    own = {"home": home, "run": "r", "policy": "booking", "base": "none", "tasks": (Path("none"),)}
+    write_settings(Settings.model_validate(own | more), {})
+    return home
 
 
 def test_every_row_comes_back(server: Database, event_log: LocalLog, tmp_path: Path) -> None:
     fill(server, event_log)
-    home = tmp_path / "home"
-    settings = Settings(
-        home=home,
-        run="r",
-        policy="booking",
-        base="none",
-        tasks=(Path("none"),),
-        weights_unsigned=True,
-        database_url=server.url,
-    )
-    write_settings(settings, {})
+    home = home_on(server, tmp_path)
     (home / "log").mkdir()
     backup(tmp_path / "b", home)
     before = contents(server)
@@ -84,18 +80,8 @@ def test_rows_that_do_not_fit_leave_an_empty_database() -> None:
 
 
 def test_a_damaged_backup_touches_no_table(server: Database, tmp_path: Path) -> None:
-    settings = Settings(
-        home=tmp_path / "home",
-        run="r",
-        policy="p",
-        base="none",
-        tasks=(Path("none"),),
-        weights_unsigned=True,
-        database_url=server.url,
-    )
-    write_settings(settings, {})
     path = tmp_path / "b"
-    backup(path, tmp_path / "home")
+    backup(path, home_on(server, tmp_path))
     path.write_bytes(path.read_bytes()[:-20_000])
     other = Database(create_empty())
     with pytest.raises(Damaged):
@@ -110,5 +96,5 @@ def test_rows_of_one_moment(server: Database) -> None:
         rows.execute(text("SELECT 1"))
         with server.transaction() as connection:
             connection.execute(insert(outbox).values(process="p", topic="t", route=1, key="later", value=b""))
-        found = b"".join(piece.content for piece in tables.pieces_of(rows) if piece.table == "outbox")
+        found = b"".join(content for table, _, content in tables.pieces_of(rows) if table == "outbox")
     assert found == b""

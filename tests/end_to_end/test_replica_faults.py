@@ -21,7 +21,7 @@ import pytest
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from commands.engine_rows import engine_findings
+from commands.engines import engine_findings
 from contracts.engines import read_replicas
 from contracts.ids import sample_key
 from runtime.engine_key import ENGINE_KEY, authorization

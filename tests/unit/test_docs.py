@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from commands.options import EMBEDDED, Servers
 from commands.room import MachineRoom, memory_need, shortage
-from commands.servers import EMBEDDED, Servers
 from commands.supervisor import SERVERS, WORKERS, replica_names
 from commands.up import listen
 from contracts.checkpoints import CheckpointReport

@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from commands import policy_check, process, supervisor
-from commands.servers import Servers
+from commands.options import Servers
 from contracts.checkpoints import CheckpointReport
 from contracts.event_log import NUM_PARTITIONS
 from millrace import load

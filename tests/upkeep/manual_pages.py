@@ -15,11 +15,11 @@ from typing import Any
 import yaml
 from pydantic.fields import FieldInfo
 
-from commands.sections import KINDS
+from commands.sections import KINDS, followed_kinds
 from runtime.settings import Section, Settings
 
 ROOT = Path(__file__).parent.parent.parent
-SECTIONS: dict[str, type[Section]] = {"millrace": Settings, **KINDS}
+SECTIONS: dict[str, type[Section]] = {"millrace": Settings, **KINDS, **followed_kinds()}
 
 
 def alarms() -> str:

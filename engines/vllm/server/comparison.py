@@ -1,7 +1,7 @@
 """Compares what a vLLM worker computes with against a published version. In: the model, the version's tensors. Out: what differs.
 
-Waits for: nothing. vLLM's `/weight_checker` reads parameters, and on CPU a layer computes with a packed copy that is no parameter: a
-copy that was left on another version looks equal there. So each layer is asked to multiply the identity matrix, which yields its
+vLLM's `/weight_checker` reads parameters, and on CPU a layer computes with a packed copy that is no parameter: a copy that was left on
+another version looks equal there. So each layer is asked to multiply the identity matrix, which yields its
 weight exactly: every other product is a zero. Layers are found under the checkpoint's names by vLLM's own tables
 (`hf_to_vllm_mapper`, `packed_modules_mapping`). What these do not name is listed as unknown, never taken for equal. For one worker:
 with tensor parallelism each holds only a part, and everything is unknown.
@@ -19,21 +19,15 @@ _PROBED_ROWS = 1024
 
 
 class WeightComparison(NamedTuple):
-    """Names of modules' weights, as the model calls them."""
+    """Names of weights, as the model calls them. `unknown`: parameters that no table names, and tensors that were compared with nothing."""
 
     equal: list[str]
     different: list[str]
     unknown: list[str]
-    """Parameters that no table names, and tensors of the version that were compared with nothing."""
 
 
 def compare_weights(model: Any, published: Mapping[str, torch.Tensor]) -> WeightComparison:
-    """See the module.
-
-    Args:
-        model: vLLM's; its layers have `quant_method`, as vLLM's linear layers do.
-        published: the checkpoint's names to tensors.
-    """
+    """See the module. `model`: vLLM's. `published`: the checkpoint's names to tensors."""
     wanted, parts = _renamed(model, published), _parts(model)
     result, used, owners = WeightComparison([], [], []), set[str](), dict[int, str]()
     for name, layer in model.named_modules():

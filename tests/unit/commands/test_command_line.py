@@ -32,13 +32,8 @@ def process(*arguments: str) -> Ran:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    return Settings(
-        home=tmp_path / "home",
-        run="r",
-        policy="reservations",
-        base=str(PRODUCT / "base"),
-        tasks=(PRODUCT / "task.toml",),
-    )
+    base, tasks = str(PRODUCT / "base"), (PRODUCT / "task.toml",)
+    return Settings(home=tmp_path / "home", run="r", policy="reservations", base=base, tasks=tasks)
 
 
 @pytest.mark.parametrize(

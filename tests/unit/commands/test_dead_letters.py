@@ -38,10 +38,8 @@ class Episodes(EpisodesHandler):
 
     def handle(self, connection: Connection, items: Any) -> list[Message]:
         for item in items:
-            if (
-                isinstance(item, ReadRecord)
-                and getattr(item.record, "id", getattr(item.record, "key", "")) in self.broken
-            ):
+            name = getattr(item.record, "id", item.record.key) if isinstance(item, ReadRecord) else ""
+            if name in self.broken:
                 raise KeyError(f"a fault of ours about {item.record.key}")
         return super().handle(connection, items)
 
@@ -97,9 +95,8 @@ class DeadLettersWorld:
     def state(self, of: Generation) -> tuple[str, str] | None:
         with self.database.snapshot() as connection:
             columns = (generation.c.state, generation.c.state_reason)
-            row = connection.execute(
-                select(*columns).where(generation.c.completion_id == of.completion_id)
-            ).one_or_none()
+            mine = select(*columns).where(generation.c.completion_id == of.completion_id)
+            row = connection.execute(mine).one_or_none()
         return None if row is None else (row.state, row.state_reason)
 
 
@@ -304,15 +301,8 @@ def test_what_the_log_never_took_can_only_be_skipped(world: DeadLettersWorld) ->
     world.hear(about)
     episode = Episode(key=about.key, revision=1, reason="window", turns=(about,), signals=(), closed_at=1.0)
     with world.database.transaction() as connection:
-        row = {
-            "consumer_group": "episodes",
-            "topic": EPISODES,
-            "partition": 0,
-            "offset": -5,
-            "at": 0.0,
-            "reason": "large",
-        }
-        connection.execute(dead_letter.insert().values(key=about.key, value=encode(episode), **row))
+        row = {"consumer_group": "episodes", "topic": EPISODES, "partition": 0, "offset": -5, "at": 0.0}
+        connection.execute(dead_letter.insert().values(key=about.key, value=encode(episode), reason="large", **row))
         [letter] = find(connection)
         with pytest.raises(Conflict, match="skip it"):
             redrive(connection, [letter], 1.0)

@@ -18,15 +18,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from commands.deep.certificates import certificate_findings
-from commands.deep.places import clock_findings, disk_findings
-from commands.deep.ports import port_findings
-from commands.deep.servers import server_findings
-from commands.deep.tasks import task_findings
+from commands.deep import disk_findings, task_findings
+from commands.deep.servers import clock_findings, port_findings, process_findings, server_findings
+from commands.deep.tls import certificate_findings
 from commands.doctor import examine
 from commands.findings import Finding
+from commands.home import Home
 from contracts import heartbeats
-from contracts.heartbeats import ProcessBeat
+from contracts.heartbeats import NEEDED, ProcessBeat
 from runtime.log.local import LocalLog
 from runtime.settings import Settings, load_settings, write_settings
 from tests.unit.commands.test_backup import set_revision
@@ -197,3 +196,20 @@ def test_a_locked_database_is_named_and_does_not_end_the_look(
     lock.close()
     assert "database is locked" in named(found, "database").says
     assert named(found, "weights").good
+
+
+def test_a_look_names_processes_that_are_down(home: Home) -> None:
+    assert list(process_findings(home.settings)) == []
+    now, database = time.time(), home.settings.database()
+    with database.transaction() as connection:
+        for name in NEEDED:
+            heartbeats.beat(connection, home.settings.policy, ProcessBeat(name, "a/1", now, now, 120.0))
+    assert [(found.good, found.says) for found in process_findings(home.settings)] == [
+        (True, "episodes, release, rewards, training: all up")
+    ]
+    with database.transaction() as connection:
+        heartbeats.beat(connection, home.settings.policy, ProcessBeat("training", "a/1", now - 60, now - 60, 120.0))
+    database.close()
+    (found,) = process_findings(home.settings)
+    assert not found.good
+    assert found.says.startswith("training (a/1) is down: silent for 6")

@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from sqlalchemy import update
 
-from commands.engine_rows import engine_findings, train_finding
-from commands.engines import check_announced, check_given, choose_engine
+from commands.engines import check_announced, check_given, choose_engine, engine_findings, train_finding
 from commands.home import Home
 from commands.sections import check_sections
 from commands.supervisor import replica_names
@@ -19,10 +17,8 @@ from contracts.assignments import SLOTS
 from contracts.engines import EngineReplica, announce
 from contracts.errors import InvalidSettings
 from contracts.tables import engine_replica
-from engines.vllm.server.receiver import make_engine
 from runtime.settings import Settings, write_settings
-from tests.unit.engines.vllm.fake_vllm import PARTS, FakeModel, FakeVllm
-from tests.unit.engines.vllm.test_receiver import FakeAbstract
+from tests.unit.engines.vllm.fake_vllm import FakeModel, FakeVllm
 from tests.unit.services.serving import serve
 
 PYTHON = Path(sys.executable)
@@ -101,17 +97,11 @@ class TestGivenServers:
         (tmp_path / "base" / "config.json").write_text('{"model_type": "llama", "vocab_size": 8}')
         (tmp_path / "base" / "tokenizer.json").write_text("t")
         (tmp_path / "engine.key").write_text("k" * 43)
-        return Settings(
-            home=tmp_path,
-            run="r",
-            policy="p",
-            base=str(tmp_path / "base"),
-            tasks=(Path("none"),),
-            weights_unsigned=True,
-        )
+        more = {"base": str(tmp_path / "base"), "tasks": (Path("none"),), "weights_unsigned": True}
+        return Settings.model_validate({"home": tmp_path, "run": "r", "policy": "p", **more})
 
     def test_a_server_of_this_base_is_taken_and_anothers_is_refused(self, settings: Settings) -> None:
-        fake = FakeVllm(make_engine(FakeAbstract, PARTS)(None, None, torch.device("cpu"), FakeModel()))
+        fake = FakeVllm(FakeModel())
         fake.config.model = fake.config.tokenizer = settings.base
         with serve(fake.app()) as url:
             chosen = choose_engine("vllm", None, 2, None, (url,))
@@ -152,6 +142,13 @@ def test_a_home_with_an_engine_that_left_is_refused_by_name(home: Home) -> None:
     with pytest.raises(
         InvalidSettings, match=r"millrace.toml: \[sglang\]; SGLang is not supported.*serve on vLLM.*remove the section"
     ):
+        check_sections(home.settings.home)
+
+
+def test_a_mistake_in_the_section_of_followed_servers_is_named_only_where_there_is_one(home: Home) -> None:
+    path = write_settings(home.settings, {})
+    path.write_text(path.read_text() + '\n[vllm]\nurls = ["http://127.0.0.1:8000"]\n')
+    with pytest.raises(InvalidSettings, match=r"\[vllm\].*urls names 1 servers for 2 slots"):
         check_sections(home.settings.home)
 
 

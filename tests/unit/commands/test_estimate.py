@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from commands.rewards.estimate import _accuracy, as_rows, run_estimate, table_of
+from commands.rewards.estimate import _accuracy, as_rows, run_bursts, run_estimate, table_of
 from contracts.errors import InvalidSettings
 from contracts.tasks.loading import load_tasks
 from rewards.judges.identity import identity_of
 from rewards.signals.audit import Accuracy, VersionAudit
+from rewards.signals.bursts import VotePace
+from rewards.signals.repository import hold_paces, keep_paces
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing
 from rewards.sums import Sums
@@ -208,3 +210,42 @@ def test_what_the_judge_itself_gets_wrong_is_corrected_where_it_was_measured(
     (home / "task.toml").write_text((TASK + AUDITED).replace("good?", "kind?"))
     (other,) = load_tasks((home / "task.toml",)).values()
     assert _accuracy(other) is None
+
+
+def with_burst(folder: Path, migrated: Path) -> Path:
+    home = a_home(folder, migrated, TASK + "[trust.burst]\nbucket_seconds = 600\n")
+    database = Database(f"sqlite:///{home / 'millrace.db'}")
+    bad, good = ("chat", "other-3", "bad"), ("chat", "other-3", "good")
+    fast, quiet = VotePace(bucket=100, num=900, quarantined_until=106), VotePace(bucket=100, num=3)
+    with database.transaction() as connection:
+        keep_paces(connection, hold_paces(connection, {bad, good}) | {good: quiet, bad: fast})
+    database.close()
+    return home
+
+
+def test_a_burst_is_listed_until_somebody_clears_it(
+    tmp_path: Path, migrated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = with_burst(tmp_path, migrated)
+    run_bursts("chat", home)
+    listed = capsys.readouterr().out
+    assert "other-3/bad" in listed
+    assert "900" in listed
+    assert "1970-01-01 17:50 UTC" in listed
+    assert "other-3/good" not in listed
+    run_bursts("chat", home, "other-3/bad")
+    run_bursts("chat", home)
+    assert capsys.readouterr().out == ("votes of other-3/bad count again\nno burst in task 'chat': every vote counts\n")
+
+
+def test_what_is_not_there_is_named_with_what_to_do(tmp_path: Path, migrated: Path) -> None:
+    home = with_burst(tmp_path, migrated)
+    with pytest.raises(InvalidSettings, match="lists them"):
+        run_bursts("chat", home, "nosuch/bad")
+    with pytest.raises(InvalidSettings, match="there are"):
+        run_bursts("nosuch", home)
+
+
+def test_a_task_that_looks_for_none_says_how_to(tmp_path: Path, migrated: Path) -> None:
+    with pytest.raises(InvalidSettings, match=r"add \[trust.burst\] to .*task.toml:1"):
+        run_bursts("chat", a_home(tmp_path, migrated, TASK))

@@ -77,11 +77,8 @@ def made(folder: Path) -> Path:
 def serve(settings: Settings) -> None:
     database, log = settings.database(), settings.event_log()
     tasks = load_tasks(settings.tasks)
-    made = [
-        a_generation(completion_id=new_completion_id(), task=name, metadata={"reference": "2"})
-        for name in tasks
-        for _ in range(40)
-    ]
+    names, about = [name for name in tasks for _ in range(40)], {"reference": "2"}
+    made = [a_generation(completion_id=new_completion_id(), task=name, metadata=about) for name in names]
     log.append([message(GENERATIONS, item.key, item) for item in made])
     now = made[0].finished_at + 1000.0
     for worker in (
@@ -121,9 +118,8 @@ def start(home: Path, said: Callable[[], str]) -> tuple[str, object]:
         database, log = settings.database(), settings.event_log()
         result = audit(database, log)
         with database.snapshot() as connection:
-            rows = {
-                table.name: read_rows(connection, table) for table in metadata.sorted_tables if table is not log_topic
-            }
+            tables = [table for table in metadata.sorted_tables if table is not log_topic]
+            rows = {table.name: read_rows(connection, table) for table in tables}
             wires = connection.execute(select(generation.c.record).order_by(generation.c.completion_id)).scalars()
             answers = [decode(Generation, wire).open() for wire in wires]
         log.close()
@@ -133,16 +129,8 @@ def start(home: Path, said: Callable[[], str]) -> tuple[str, object]:
     told = ("is damaged", "object in the weight store not used")
     lines = [line for line in said().splitlines() if any(words in line for words in told)]
     named = [*(str(item) for item in refused), *result.problems, *lines]
-    facts = (
-        settings,
-        result.generations,
-        result.signals,
-        newest is None,
-        rows,
-        answers,
-        [sorted(root) for root in roots],
-    )
-    return "; ".join(named), facts
+    names = [sorted(root) for root in roots]
+    return "; ".join(named), (settings, result.generations, result.signals, newest is None, rows, answers, names)
 
 
 def read_rows(connection: Connection, table: Table) -> list[object]:
@@ -156,12 +144,8 @@ def read_rows(connection: Connection, table: Table) -> list[object]:
 def files_of(home: Path) -> Iterator[Path]:
     for path in sorted(home.rglob("*")):
         name = str(path.relative_to(home))
-        if (
-            path.is_file()
-            and path.stat().st_size
-            and not name.endswith(("-wal", "-shm"))
-            and not name.startswith(UNREAD)
-        ):
+        is_read = not name.endswith(("-wal", "-shm")) and not name.startswith(UNREAD)
+        if is_read and path.is_file() and path.stat().st_size:
             yield path
 
 

@@ -31,13 +31,8 @@ def made() -> dict[str, str]:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "config" / "millrace.toml"
     file.parent.mkdir()
-    own = {
-        "run": "main",
-        "policy": "reservations",
-        "base": str(PRODUCT / "base"),
-        "tasks": [str(PRODUCT / "task.toml")],
-    }
-    file.write_text(to_toml({"millrace": own}))
+    own = {"run": "main", "policy": "reservations", "base": str(PRODUCT / "base")}
+    file.write_text(to_toml({"millrace": own | {"tasks": [str(PRODUCT / "task.toml")]}}))
     monkeypatch.setenv(SETTINGS, str(file))
     secrets = made()
     assert secrets.keys() == {name for names in NEEDED.values() for name in names}
@@ -48,16 +43,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def knows(home: Path, key: str) -> bool:
-    database = load_settings(home).database()
     try:
-        with database.snapshot() as connection:
+        with load_settings(home).snapshot() as connection:
             check_key(connection, f"Bearer {key}")
     except Unauthorized:
         return False
-    else:
-        return True
-    finally:
-        database.close()
+    return True
 
 
 @pytest.mark.slow
@@ -66,12 +57,7 @@ def test_init_uses_what_it_is_given_and_writes_no_secret(home: Path, monkeypatch
     first = prepare_home(load_settings(home), {})
     assert first.app_key is None
     assert first.operator_key != secrets[OPERATOR_KEY]
-    assert {path.name for path in home.iterdir()} & {
-        "millrace.toml",
-        "keys",
-        "operator.key",
-        "engine.key",
-    } == set()
+    assert not {"millrace.toml", "keys", "operator.key", "engine.key"} & {path.name for path in home.iterdir()}
     for name in (APP_KEY, OPERATOR_KEY):  # an upgrade with new keys
         assert not knows(home, secrets[name])
         monkeypatch.setenv(name, secrets[name])

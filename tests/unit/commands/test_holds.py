@@ -29,11 +29,9 @@ def policy(home: Path, *arguments: str) -> Ran:
 
 
 def standing(home: Path) -> tuple[dict[str, tuple[int | None, float]], Hold | None]:
-    database = settings_of(home).database()
-    with database.snapshot() as connection:
+    with settings_of(home).snapshot() as connection:
         arms = assignments.read(connection, POLICY)
         held = holds.read(connection, POLICY, time.time())
-    database.close()
     return {name: (arm.version, arm.share) for name, arm in arms.items()}, held
 
 
@@ -123,8 +121,7 @@ def test_a_hold_out_is_set_by_hand_and_its_size_is_judged(home: Path, share: str
 
 
 def test_the_list_shows_every_arm_with_its_share(home: Path) -> None:
-    database = settings_of(home).database()
-    with database.transaction() as connection:
+    with settings_of(home).transaction() as connection:
         for arm, version, share in ((LEARNING, NUM_VERSIONS, 0.05), (CANARY, NUM_VERSIONS, 0.2), (HOLDOUT, 0, 0.02)):
             assignments.move(
                 connection,
@@ -136,7 +133,6 @@ def test_the_list_shows_every_arm_with_its_share(home: Path) -> None:
                 reason="t",
                 share=share,
             )
-    database.close()
     shown = policy(home, "list").stdout
     newest = f"v{NUM_VERSIONS}"
     assert f"learning {newest} (5.0% of the users), canary {newest} (20.0% of the users), holdout v0 (2.0%" in shown

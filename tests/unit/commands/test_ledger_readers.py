@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from commands.ledger import readers
-from commands.ledger.compare import compare
-from commands.ledger.hours import by_hour, hours_of
-from commands.ledger.logged import LogSide, stretches_of
+from commands.ledger.differences import compare
+from commands.ledger.logged import LogSide, by_hour, hours_of, stretches_of
 from commands.ledger.readers import log_of, rare_collections, read_log
 from contracts.errors import Damaged, Unavailable
 from contracts.event_log import EventLog, Message
@@ -166,15 +165,7 @@ def test_a_reader_whose_audit_is_gone_ends(log: LocalLog, folder: Path, monkeypa
 
 
 def test_a_home_is_opened_again_by_its_settings(tmp_path: Path) -> None:
-    settings = Settings(
-        home=tmp_path,
-        run="r",
-        policy="booking",
-        base="none",
-        tasks=(Path("none"),),
-        weights_unsigned=True,
-        partitions=7,
-    )
+    settings = Settings(home=tmp_path, run="r", policy="booking", base="none", tasks=(Path("none"),), partitions=7)
     write_settings(settings, {"millrace": settings})
     assert log_of(tmp_path).num_partitions == 7
 
@@ -183,9 +174,8 @@ def test_hours_of_many_keys_are_those_of_each() -> None:
     keys = [*STRANGE, *map(key_of, range(0, 5000, 7)), "chatcmpl-0199abcd-0000-7:0"]
     names = [key.encode() for key in keys]
     assert hours_of(names).tolist() == [hour_of(key) for key in keys]
-    assert sorted(name for _, mine in by_hour(names) for name, is_mine in zip(names, mine, strict=True) if is_mine) == (
-        sorted(names)
-    )
+    found = [name for _, mine in by_hour(names) for name, is_mine in zip(names, mine, strict=True) if is_mine]
+    assert sorted(found) == sorted(names)
 
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 7, 90, 100_000])

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from commands.accept_loss import accept_loss
 from commands.doctor import examine
 from commands.home import prepare_home
+from commands.log import accept_loss
 from contracts.errors import Damaged, LogLost
 from contracts.ids import new_completion_id
 from contracts.ledger import generation_counts
@@ -53,11 +53,8 @@ def serve(settings: Settings, number: int) -> None:
 
 
 def num_joined(settings: Settings) -> int:
-    database = settings.database()
-    with database.snapshot() as connection:
-        total = generation_counts(connection).total
-    database.close()
-    return total
+    with settings.snapshot() as connection:
+        return generation_counts(connection).total
 
 
 def test_a_start_without_its_log_is_refused_until_the_loss_is_accepted(
@@ -65,9 +62,8 @@ def test_a_start_without_its_log_is_refused_until_the_loss_is_accepted(
 ) -> None:
     shutil.rmtree(settings.home / "log")
     for _ in range(2):
-        with pytest.raises(
-            LogLost, match=r"generations is missing: 26 records are gone, all of them were read .*accept-loss"
-        ):
+        says = r"generations is missing: 26 records are gone, all of them were read .*accept-loss"
+        with pytest.raises(LogLost, match=says):
             prepare_home(settings, {})
     accept_loss(settings.home, yes=False)
     assert "nothing was changed; run it again with --yes" in capsys.readouterr().out
@@ -83,14 +79,8 @@ def test_a_start_without_its_log_is_refused_until_the_loss_is_accepted(
 
 def test_a_process_of_a_split_installation_refuses_at_its_own_start(settings: Settings) -> None:
     shutil.rmtree(settings.home / "log")
-    done = subprocess.run(  # noqa: S603 our own interpreter and script
-        [sys.executable, str(ROOT / "millrace.py"), "episodes", "--home", str(settings.home)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=60,
-    )
+    command = [sys.executable, str(ROOT / "millrace.py"), "episodes", "--home", str(settings.home)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)  # noqa: S603 our own
     assert done.returncode == 2
     assert "generations is missing: 26 records are gone" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
@@ -134,7 +124,7 @@ def checkpoint(path: Path) -> None:
 def test_a_flipped_bit_in_a_record_costs_that_record_and_is_named(
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    database, log = settings.database(), settings.event_log()
+    log = settings.event_log()
     made = [a_generation(completion_id=new_completion_id(), tenant="flipped") for _ in range(3)]
     log.append([message(GENERATIONS, item.key, item) for item in made])
     log.close()
@@ -148,13 +138,8 @@ def test_a_flipped_bit_in_a_record_costs_that_record_and_is_named(
     good, says = findings(settings)["log"]
     assert not good
     assert "1 records are damaged: generations/" in says
-    log = settings.event_log()
-    worker = Worker(EpisodesHandler({"booking": BOOKING_TASK}), database, log)
-    while worker.step():
-        pass
-    with database.snapshot() as connection:
+    serve(settings, 0)
+    with settings.snapshot() as connection:
         reasons = [row.reason for row in connection.execute(dead_letter.select())]
-    log.close()
-    database.close()
     assert [reason.split(":")[0] for reason in reasons] == ["not the Generation that was appended"]
     assert num_joined(settings) == 26 + 2

@@ -86,9 +86,8 @@ def replay(
 
 
 def test_the_same_task_file_changes_nothing(opened: tuple[LocalLog, Database], home: Path) -> None:
-    lived(
-        opened, home, (a_generation(), True), (a_generation(), False), (a_generation("x"), True), (a_generation(), None)
-    )
+    says = [(a_generation(), True), (a_generation(), False), (a_generation("x"), True), (a_generation(), None)]
+    lived(opened, home, *says)
     found = replay(opened, task_of(OLD, home))
     assert (found.num, found.num_unchanged, found.num_changed, found.num_new) == (4, 4, 0, 0)
     assert found.before.value == found.after.value == pytest.approx(1 / 3)
@@ -188,7 +187,7 @@ def test_the_command_prints_what_would_change(
     lived(opened, home, (plain, True), (a_generation('{"name":"Lee"}'), True))
     new, out = tmp_path / "strict.toml", tmp_path / "out.jsonl"
     new.write_text(STRICT)
-    run_rescore(home=home, task="booking", since="1h", task_file=new, out=out, limit=None)
+    run_rescore(home=home, task="booking", since="1h", task_file=new, out=out)
     said = capsys.readouterr().out
     assert "2 episodes of booking" in said
     assert "1 unchanged, 1 changed, 0 not scored before" in said
@@ -227,14 +226,7 @@ def test_a_replay_of_nothing_says_what_there_is(
     ],
 )
 def test_wrong_options_are_refused(home: Path, options: dict[str, Any], says: str) -> None:
-    given: dict[str, Any] = {
-        "home": home,
-        "task": "booking",
-        "since": "1h",
-        "task_file": None,
-        "out": None,
-        "limit": None,
-    }
+    given: dict[str, Any] = {"home": home, "task": "booking", "since": "1h"}
     with pytest.raises(InvalidSettings, match=says):
         run_rescore(**(given | options))
 

@@ -42,7 +42,7 @@ def test_memory_grows_with_weights_and_cache() -> None:
             MachineRoom(42 * GIB, 90 * GIB, 22 * GIB),
             "cuda:1",
             {},
-            "needs 22.4 GiB of GPU memory, without activations, and cuda:1 has",
+            "22.4 GiB of GPU memory, without activations, and cuda:1 has",
         ),
         (MachineRoom(42 * GIB, 90 * GIB, 22 * GIB), "cuda", {"num_engines": 0}, ""),
         (MachineRoom(16 * GIB, 90 * GIB, None), "cuda", {}, "needs 16.9 GiB of memory"),

@@ -32,13 +32,8 @@ ENDS = {
 }
 """Where an embedded home in which nothing happened gives another status than 0: that one, and what it says."""
 PLACEHOLDERS = {"N": "7", "PROCESS": "episodes"}
-PAGES = [
-    ROOT / "README.md",
-    *(
-        ROOT / "docs" / f"{name}.md"
-        for name in ("operating", "watching", "repair", "settings", "release", "rewards", "engines")
-    ),
-]
+_MANUAL = ("operating", "watching", "repair", "settings", "release", "rewards", "engines")
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _MANUAL)]
 NAMED = re.compile(r"`millrace ([a-z][^`]*)`|^(?: {4,}|\$ )?millrace ([a-z].*)$", re.MULTILINE)
 
 
@@ -50,13 +45,8 @@ def named_commands() -> list[str]:
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared as `millrace up` does it, with one record that nobody can read."""
-    settings = Settings(
-        home=tmp_path_factory.mktemp("runbooks") / "home",
-        run="r",
-        policy="reservations",
-        base=str(PRODUCT / "base"),
-        tasks=(PRODUCT / "task.toml",),
-    )
+    home, base = tmp_path_factory.mktemp("runbooks") / "home", str(PRODUCT / "base")
+    settings = Settings(home=home, run="r", policy="reservations", base=base, tasks=(PRODUCT / "task.toml",))
     prepare_home(settings, {})
     event_log = load_settings(settings.home).event_log()
     event_log.append([Message(GENERATIONS, 0, "chatcmpl-none:0", b"\x91")])
@@ -96,8 +86,9 @@ def unknown(command: str) -> list[str]:
         at = at.commands[words.pop(0)]
     if getattr(at, "commands", {}) and words and not words[0].startswith("-"):
         return [words[0]]
-    options = {option for parameter in at.params for option in (*parameter.opts, *parameter.secondary_opts)} | {
-        "--help"
+    options = {
+        "--help",
+        *(option for parameter in at.params for option in (*parameter.opts, *parameter.secondary_opts)),
     }
     given = [word.partition("=")[0] for word in words if word.startswith("--") and word.strip("-")]
     return [option for option in given if option not in options]

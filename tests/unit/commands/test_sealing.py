@@ -29,32 +29,29 @@ def age() -> float:
 @pytest.mark.slow
 def test_a_ledger_is_sealed_once_a_day_and_only_if_it_balances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episodes, "_LOW_PRIORITY", 0)  # other tests run beside it
-    settings = Settings(
-        home=tmp_path / "home",
-        run="r",
-        policy="reservations",
-        base=str(PRODUCT / "base"),
-        tasks=(PRODUCT / "task.toml",),
-    )
+    home, base, tasks = tmp_path / "home", str(PRODUCT / "base"), (PRODUCT / "task.toml",)
+    settings = Settings(home=home, run="r", policy="reservations", base=base, tasks=tasks)
     prepare_home(settings, {})
     database = settings.database()
     keeper = SealKeeper(settings.home, database)
-    with database.snapshot() as connection:
-        assert connection.execute(select(func.max(ledger_mark.c.at))).scalar_one() is None
 
+    def sealed_at() -> float | None:
+        with database.snapshot() as connection:
+            found: float | None = connection.execute(select(func.max(ledger_mark.c.at))).scalar_one()
+        return found
+
+    assert sealed_at() is None
     assert keeper.look(time.time(), NEVER)  # there was none
-    with database.snapshot() as connection:
-        sealed_at = connection.execute(select(func.max(ledger_mark.c.at))).scalar_one()
-    assert abs(age() - (time.time() - sealed_at)) < 60.0
-    assert not keeper.look(sealed_at + SEALED_EVERY_SECONDS - 60.0, NEVER)
+    before = sealed_at()
+    assert before is not None
+    assert abs(age() - (time.time() - before)) < 60.0
+    assert not keeper.look(before + SEALED_EVERY_SECONDS - 60.0, NEVER)
 
     with database.transaction() as connection:  # acknowledged, and nobody has it
         row = {"id": "s", "tenant": "t", "body_hash": "", "received_at": 0.0, "record": b""}
         connection.execute(insert(received_signal).values(row))
-        before = connection.execute(select(func.max(ledger_mark.c.at))).scalar_one()
     assert keeper.look(time.time() + SEALED_EVERY_SECONDS + 60.0, NEVER)
-    with database.snapshot() as connection:
-        assert connection.execute(select(func.max(ledger_mark.c.at))).scalar_one() == before
+    assert sealed_at() == before
     database.close()
 
 

@@ -93,14 +93,12 @@ def test_prometheus_is_told_of_a_child_that_never_lives(tmp_path: Path) -> None:
     """A home without settings: every child ends at once, long before it could be asked. Seen from outside, as Prometheus does."""
     supervisor = Supervisor(tmp_path, {}, lambda _: None)
     supervisor.start()
-    targets = {
-        entry["labels"]["process"]: entry["targets"][0] for entry in json.loads((tmp_path / "targets.json").read_text())
-    }
+    entries = json.loads((tmp_path / "targets.json").read_text())
+    targets = {entry["labels"]["process"]: entry["targets"][0] for entry in entries}
     own = f"http://{targets['supervisor']}/metrics"
     said = httpx.get(own).text
-    assert [
-        name for name in supervisor.children if f'millrace_child_ends_total{{child="{name}"}} 0.0' not in said
-    ] == []
+    for name in supervisor.children:
+        assert f'millrace_child_ends_total{{child="{name}"}} 0.0' in said
     supervisor.children["episodes"].process.kill()
     supervisor.children["episodes"].process.wait()
     supervisor._look_after(supervisor.children["episodes"])

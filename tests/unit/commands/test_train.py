@@ -30,10 +30,8 @@ METRIC = {
 
 @pytest.fixture
 def home(seeded_home: Path) -> Path:
-    database = settings_of(seeded_home).database()
-    with database.transaction() as connection:
+    with settings_of(seeded_home).transaction() as connection:
         connection.execute(train.delete())
-    database.close()
     return seeded_home
 
 
@@ -52,20 +50,17 @@ def shown(home: Path, *arguments: str) -> str:
 
 def add_train(database: Database, **changes: Any) -> None:
     now = time.time()
-    values = {
+    values: dict[str, Any] = {
         "policy": POLICY,
         "version": 10,
         "blessed": 9,
         "state": "canary",
         "stage": 1,
         "epoch": 3,
-        "started_at": now - 700.0,
-        "stage_at": now - 125.0,
-        "ended_at": None,
-        "reason": "stage 2: 5% of the users",
-        "settings": TrainSettings().model_dump(mode="json"),
         "evidence": {},
     }
+    values |= {"started_at": now - 700.0, "stage_at": now - 125.0, "ended_at": None}
+    values |= {"reason": "stage 2: 5% of the users", "settings": TrainSettings().model_dump(mode="json")}
     with database.transaction() as connection:
         connection.execute(train.insert().values(**{**values, **changes}))
 
@@ -84,16 +79,8 @@ def test_a_train_that_runs_is_told_with_its_metrics_and_what_comes_next(home: Pa
     add_train(database, evidence=evidence)
     with database.transaction() as connection:
         for arm, version, share in ((CANARY, 10, 0.05), (LEARNING, 10, 0.03)):
-            assignments.move(
-                connection,
-                policy=POLICY,
-                arm=arm,
-                version=version,
-                expected_epoch=0,
-                writer="t",
-                reason="t",
-                share=share,
-            )
+            moved: dict[str, Any] = {"version": version, "share": share, "writer": "t", "reason": "t"}
+            assignments.move(connection, policy=POLICY, arm=arm, expected_epoch=0, **moved)
     says = shown(home)
     assert "shares of the users: learning v10 3.0%, canary v10 5.0%" in says
     assert "v10 against v9: canary, stage 2 of 4, 5.0%, for 2 min" in says

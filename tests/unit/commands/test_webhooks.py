@@ -24,15 +24,13 @@ def test_a_test_says_what_came_back_and_wakes_a_receiver_that_was_gone(home: Hom
     folder, policy = home.settings.home, home.settings.policy
     with receiving() as good, receiving() as broken:
         configure(home, good.url, broken.url)
-        database = home.settings.database()
-        with database.transaction() as connection:
+        with home.settings.transaction() as connection:
             repository.know_receiver(connection, policy, good.url, 0.0)
             repository.set_receiver_problem(connection, policy, good.url, "410 Gone")
         broken.then = 500
         ran = run_here("policy", "webhook-test", "--home", str(folder))
-        with database.snapshot() as connection:
+        with home.settings.snapshot() as connection:
             known = repository.receiver(connection, policy, good.url)
-        database.close()
     assert ran.returncode == 1
     first, second = ran.stdout.splitlines()
     assert first.startswith(f"{good.url}: accepted, 204 No Content, after 0.")

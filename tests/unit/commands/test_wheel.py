@@ -66,14 +66,8 @@ def test_an_installed_wheel_makes_a_home_without_the_repository(wheel: Path, tmp
     zipfile.ZipFile(wheel).extractall(installed)
     product = installed / "examples" / "reservations"
     options = ["--policy", str(product / "base"), "--task", str(product / "task.toml")]
-    done = subprocess.run(  # noqa: S603 our own interpreter and script
-        [sys.executable, str(installed / "millrace.py"), "init", *options],
-        cwd=empty,
-        env=os.environ | {"PYTHONPATH": str(installed)},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    command, env = [sys.executable, str(installed / "millrace.py"), "init", *options], {"PYTHONPATH": str(installed)}
+    done = subprocess.run(command, cwd=empty, env=os.environ | env, check=False, capture_output=True, text=True)  # noqa: S603
     assert done.returncode == 0, done.stdout + done.stderr
     assert (empty / "runs" / "home" / "millrace.toml").exists()
     assert str(ROOT) not in (empty / "runs" / "home" / "millrace.toml").read_text()

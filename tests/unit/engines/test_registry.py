@@ -11,7 +11,7 @@ import pytest
 from contracts.engines import EngineReplica
 from contracts.errors import InvalidSettings
 from engines.fitting import fitting, misfit
-from engines.registry import FOLLOWED, KINDS, OWN, followed_of, kind_of
+from engines.registry import FOLLOWED, KINDS, OWN, followed_of, kind_of, only_followed
 
 ROW = EngineReplica(
     "one", "demo", "http://h:1", OWN, "eu", "serving", {"live": 3}, frozenset(), "i", "e", "d", 0.0, "r", "b"
@@ -33,6 +33,12 @@ def test_a_kind_that_is_not_here_is_refused_by_name() -> None:
         kind_of("sglang")
     with pytest.raises(InvalidSettings, match="follows its assignments itself"):
         followed_of(OWN)
+
+
+def test_a_server_without_a_kind_is_of_the_only_one_and_refused_by_name_among_several() -> None:
+    assert [only_followed()] == list(FOLLOWED)
+    with pytest.raises(InvalidSettings, match="--engine-url does not say what its server is: add --engine one or two"):
+        only_followed(("one", "two"))
 
 
 def test_a_replica_of_a_kind_that_is_not_here_serves_nothing() -> None:

@@ -9,10 +9,8 @@ import torch
 
 from commands.home import Home
 from contracts.engines import EngineReplica, announce
-from engines.vllm.server.receiver import make_engine
 from examples.demo.engine_weights import compare_engines
-from tests.unit.engines.vllm.fake_vllm import PARTS, FakeModel, FakeVllm
-from tests.unit.engines.vllm.test_receiver import FakeAbstract, as_floats, weights_of
+from tests.unit.engines.vllm.fake_vllm import FakeModel, FakeVllm, as_floats, weights_of
 from tests.unit.services.serving import serve
 from weights.publish import publish_version
 from weights.stores.opening import open_weight_store
@@ -26,10 +24,8 @@ def replica(url: str, status: str = "serving") -> EngineReplica:
 
 
 def tell(home: Home, row: EngineReplica) -> None:
-    database = home.settings.database()
-    with database.transaction() as connection:
+    with home.settings.transaction() as connection:
         announce(connection, row)
-    database.close()
 
 
 @pytest.fixture
@@ -44,8 +40,7 @@ def model(home: Home) -> Iterator[FakeModel]:
     model.layer.weight.data.copy_(as_floats(weights_of(0), "layer.weight"))
     for layer in (model.embed, model.layer, model.head):
         layer.quant_method.process_weights_after_loading(layer)
-    fake = FakeVllm(make_engine(FakeAbstract, PARTS)(None, None, torch.device("cpu"), model))
-    with serve(fake.app()) as url:
+    with serve(FakeVllm(model).app()) as url:
         tell(home, replica(url))
         yield model
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commands.deep.encryption import encryption_findings
+from commands.deep.tls import encryption_findings
 from commands.options import chosen_settings
 from contracts.errors import InvalidSettings
 from runtime.kafka_settings import KafkaSettings

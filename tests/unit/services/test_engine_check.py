@@ -10,7 +10,7 @@ from sqlalchemy import update
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from commands.engine_rows import engine_findings
+from commands.engines import engine_findings
 from commands.findings import Finding
 from contracts.engines import EngineReplica, LoadProblem, announce
 from contracts.errors import Unavailable

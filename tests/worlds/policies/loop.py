@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from commands.home import Home, prepare_home
-from commands.policy import roll_back
+from commands.operators import roll_back
 from commands.supervisor import Supervisor
 from commands.up import listen, new_settings
 from contracts.assignments import LIVE

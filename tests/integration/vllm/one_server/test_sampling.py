@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from contracts.errors import InvalidRequest
 from contracts.sampling import Sampling
 from engines.token_route import read_event
-from engines.vllm.wire import vllm_body
+from engines.vllm.kind import vllm_body
 from engines.wire import EngineRequest
 from policy.load import load_model
 from tests.integration.vllm.world import PRODUCT, VllmWorld

@@ -16,19 +16,16 @@ from contracts.errors import InvalidSettings, NotFound
 from engines.following.driver import ServerFacts, VersionFile
 from engines.following.follower import SlotFollower
 from engines.vllm.deliver import VllmServer
-from engines.vllm.server.receiver import make_engine
-from tests.unit.engines.vllm.fake_vllm import PARTS, FakeModel, FakeVllm
-from tests.unit.engines.vllm.test_receiver import FakeAbstract, weights_of
+from tests.unit.engines.vllm.fake_vllm import FakeModel, FakeVllm, version_file, weights_of
 from tests.unit.services.serving import serve
-from weights.tensors import root_of, write_safetensors
+from weights.tensors import root_of
 
 
 class FollowerWorld:
     """A host with one slot: its server can end and start again, and versions are files in a folder."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.folder = folder
-        self.stack = stack
+        self.folder, self.stack = folder, stack
         self.assignment: Assignment | None = None
         self.fake: FakeVllm | None = None
         self.model = FakeModel()
@@ -47,8 +44,8 @@ class FollowerWorld:
             abilities=frozenset(), instance="", engine="vllm", dtype="float32", seen_at=0.0,
         )  # fmt: skip
         return SlotFollower(
-            row, server=self, connect=self.connect, check=self.check, files=self, folder=self.folder, swaps=self,
-            assigned=self.assigned,
+            row, server=self, connect=self.connect, check=self.check, file_of=self.file_of, folder=self.folder,
+            keep_swap=self.keep_swap, assigned=self.assigned,
         )  # fmt: skip
 
     def assign(self, version: int) -> None:
@@ -63,7 +60,7 @@ class FollowerWorld:
     def start(self) -> None:
         self.num_starts += 1
         self.model = FakeModel()
-        self.fake = FakeVllm(make_engine(FakeAbstract, PARTS)(None, None, torch.device("cpu"), self.model))
+        self.fake = FakeVllm(self.model)
         self.process = self.stack.enter_context(ExitStack())
         self.address = (self.process.enter_context(serve(self.fake.app())), str(self.num_starts))
 
@@ -88,9 +85,7 @@ class FollowerWorld:
         assert run == "run"
         if version in self.missing:
             raise NotFound(f"version {version} is not in the store")
-        path = folder / f"v{version}.safetensors"
-        write_safetensors(path, weights_of(version))
-        return VersionFile(version, str(root), path)
+        return version_file(folder, version)._replace(root=str(root))
 
     def keep_swap(self, replica: str, arm: str, version: int, stage_seconds: float, pause_seconds: float) -> None:
         assert replica == "vllm-1"
@@ -226,11 +221,8 @@ def test_a_server_that_is_another_models_is_refused_by_name_and_asked_again_late
     world.assign(1)
     assert world.step() == ("failed", None)
     problem = world.follower.row.problems["live"]
-    assert (problem["version"], problem["code"], problem["message"]) == (
-        1,
-        "invalid_settings",
-        "it serves another model",
-    )
+    told = (problem["version"], problem["code"], problem["message"])
+    assert told == (1, "invalid_settings", "it serves another model")
     world.refuses = None
     assert world.step(0.1) == ("failed", None)
     assert world.step(10.0) == ("serving", 1)

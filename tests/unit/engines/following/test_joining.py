@@ -7,16 +7,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-import torch
 
 from contracts.errors import InvalidSettings, Unavailable
-from engines.following.driver import ServerFacts
-from engines.following.joining import abilities, check_server
+from engines.following.driver import ServerFacts, abilities, check_server
 from engines.vllm.deliver import VllmServer
-from engines.vllm.server.receiver import make_engine
-from tests.unit.engines.vllm.fake_vllm import PARTS, FakeModel, FakeVllm
-from tests.unit.engines.vllm.test_receiver import FakeAbstract
-from tests.unit.services.serving import serve
+from tests.unit.engines.vllm.fake_vllm import FakeModel, FakeVllm
 
 URL = "http://10.0.0.1:8000"
 
@@ -59,11 +54,11 @@ def test_abilities_are_those_that_it_was_started_with(base: Path) -> None:
 class TestVllm:
     @pytest.fixture
     def fake(self) -> FakeVllm:
-        return FakeVllm(make_engine(FakeAbstract, PARTS)(None, None, torch.device("cpu"), FakeModel()))
+        return FakeVllm(FakeModel())
 
     def asked(self, fake: FakeVllm) -> ServerFacts:
-        with serve(fake.app()) as url, httpx.Client(base_url=url) as client:
-            return VllmServer(client).facts()
+        with fake.driver() as driver:
+            return driver.facts()
 
     def test_it_says_how_it_was_started(self, fake: FakeVllm) -> None:
         assert self.asked(fake) == ServerFacts("/base", "/base", "float32", True, True, True, 20, False)

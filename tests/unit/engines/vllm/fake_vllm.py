@@ -8,15 +8,25 @@ is a 500 with an OpenAI error).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
+import httpx
+import numpy as np
 import torch
 from fastapi import Body, FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from engines.vllm.server.receiver import VllmParts, WorkerExtension
+from engines.following.driver import VersionFile
+from engines.vllm.deliver import VllmServer
+from engines.vllm.server.receiver import VllmParts, WorkerExtension, make_engine
+from tests.unit.services.serving import serve
+from tests.unit.weights.awkward_weights import MINUS_ZERO, tensor
+from weights.tensors import Tensors, root_of, write_safetensors
 
 
 class Packing:
@@ -84,6 +94,29 @@ def end_reload(model: FakeModel, _config: object) -> None:
 PARTS = VllmParts(begin_reload, end_reload, None, None)
 
 
+class FakeAbstract(ABC):
+    """`WeightTransferEngine`, as far as a subclass sees it."""
+
+    update_info_cls: Any
+
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
+        self.config, self.model_config, self.device, self.model = config, vllm_config, device, model
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.receive_weights(self.update_info_cls(**update_info))
+
+    @abstractmethod
+    def init_transfer_engine(self, init_info: Any) -> None: ...
+    @abstractmethod
+    def start_weight_update(self) -> None: ...
+    @abstractmethod
+    def finish_weight_update(self) -> None: ...
+    @abstractmethod
+    def receive_weights(self, update_info: Any) -> None: ...
+    @abstractmethod
+    def shutdown(self) -> None: ...
+
+
 class FakeVllm(WorkerExtension):
     """A server and its worker.
 
@@ -92,13 +125,13 @@ class FakeVllm(WorkerExtension):
         fails_at: a path that answers 500 instead of doing its work.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, model: FakeModel) -> None:
         self.calls: list[str] = []
         self.fails_at: str | None = None
         self.label = "default"
         self.is_paused = False
         self.num_resets = self.num_checks = 0
-        self.weight_transfer_engine = engine
+        self.weight_transfer_engine = make_engine(FakeAbstract, PARTS)(None, None, torch.device("cpu"), model)
         self.config = SimpleNamespace(
             model="/base", tokenizer="/base", dtype=torch.float32, logprobs_mode="processed_logprobs", max_logprobs=21
         )
@@ -106,6 +139,11 @@ class FakeVllm(WorkerExtension):
         self.vllm_config = SimpleNamespace(model_config=self.config, aux_output_config=experts)
         self.has_generate = True
         self._is_active = False
+
+    @contextmanager
+    def driver(self) -> Iterator[VllmServer]:
+        with serve(self.app()) as url, httpx.Client(base_url=url, timeout=5.0) as client:
+            yield VllmServer(client)
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -155,15 +193,12 @@ class FakeVllm(WorkerExtension):
         def route(request: Request, body: Annotated[dict[str, Any] | None, Body()] = None) -> JSONResponse:
             self.calls.append(str(request.url).removeprefix(str(request.base_url).rstrip("/")))
             try:
-                self._fail_if_told(path)
+                if path == self.fails_at:
+                    raise RuntimeError(f"{path} fails")  # noqa: TRY301 as a worker does
                 do(body or {})
             except Exception as error:  # noqa: BLE001 as the server does: whatever a worker raises is a 500
                 return JSONResponse({"error": {"message": str(error), "code": 500}}, 500)
             return JSONResponse(answer)
-
-    def _fail_if_told(self, path: str) -> None:
-        if path == self.fails_at:
-            raise RuntimeError(f"{path} fails")
 
     def _reset(self) -> None:
         self.num_resets += 1
@@ -189,3 +224,22 @@ class FakeVllm(WorkerExtension):
         self.weight_transfer_engine.finish_weight_update()
         self._is_active = False
         self.label = weight_version or self.label
+
+
+def weights_of(number: int) -> Tensors:
+    words = np.random.default_rng(number).normal(0, 1, (4, 8)).astype("<f4").view("<u4") >> 16
+    words[0, :2] = MINUS_ZERO, 1  # a negative zero and a subnormal number
+    return {
+        name: tensor("BF16", (words + at).astype("<u2")) for at, name in enumerate(("embed.weight", "layer.weight"))
+    }
+
+
+def as_floats(tensors: Tensors, name: str) -> torch.Tensor:
+    return torch.from_numpy(tensors[name].data.copy()).view(torch.bfloat16).reshape(4, 8).float()
+
+
+def version_file(folder: Path, number: int) -> VersionFile:
+    """The file of a version with `weights_of(number)`."""
+    path = folder / f"v{number}.safetensors"
+    write_safetensors(path, weights_of(number))
+    return VersionFile(number, root_of(weights_of(number)), path)

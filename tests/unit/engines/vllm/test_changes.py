@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from contracts.errors import WeightsRefused
-from engines.vllm.server.changes import changed_elements
+from engines.vllm.server.staging import changed_elements
 from tests.unit.weights.awkward_weights import MINUS_ZERO, NAN, bf16, tensor, version
 
 

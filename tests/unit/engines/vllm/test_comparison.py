@@ -5,19 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 
 from contracts.errors import Unavailable, WeightsRefused
-from engines.following.driver import VersionFile
-from engines.vllm.deliver import VllmServer
 from engines.vllm.server.comparison import compare_weights
-from engines.vllm.server.receiver import make_engine
-from tests.unit.engines.vllm.fake_vllm import PARTS, FakeLayer, FakeModel, FakeVllm
-from tests.unit.engines.vllm.test_receiver import FakeAbstract, as_floats, weights_of
-from tests.unit.services.serving import serve
-from weights.tensors import root_of, write_safetensors
+from tests.unit.engines.vllm.fake_vllm import FakeLayer, FakeModel, FakeVllm, as_floats, version_file, weights_of
 
 
 class Fused(torch.nn.Module):
@@ -113,13 +106,8 @@ def test_what_no_table_names_is_unknown_and_never_equal(published: dict[str, tor
 
 
 def test_a_tied_head_that_computes_with_an_old_copy_is_seen(tmp_path: Path) -> None:
-    path = tmp_path / "v1.safetensors"
-    write_safetensors(path, weights_of(1))
-    target = VersionFile(1, root_of(weights_of(1)), path)
-    model = FakeModel()
-    fake = FakeVllm(make_engine(FakeAbstract, PARTS)(None, None, torch.device("cpu"), model))
-    with serve(fake.app()) as url, httpx.Client(base_url=url) as client:
-        driver = VllmServer(client)
+    target, model = version_file(tmp_path, 1), FakeModel()
+    with FakeVllm(model).driver() as driver:
         assert len(driver.compare(target).different) == 3
         driver.stage(target, None)
         driver.push(target, None)
@@ -133,11 +121,9 @@ def test_a_tied_head_that_computes_with_an_old_copy_is_seen(tmp_path: Path) -> N
 
 
 def test_a_mixture_of_experts_on_cpu_is_refused_before_the_pause(tmp_path: Path) -> None:
-    path = tmp_path / "v1.safetensors"
-    write_safetensors(path, weights_of(1))
     model = FakeModel()
     model.w13_weight = torch.nn.Parameter(torch.zeros(2))
-    fake = FakeVllm(make_engine(FakeAbstract, PARTS)(None, None, torch.device("cpu"), model))
-    with serve(fake.app()) as url, httpx.Client(base_url=url) as client, pytest.raises(WeightsRefused, match="mixture"):
-        VllmServer(client).stage(VersionFile(1, root_of(weights_of(1)), path), None)
+    fake = FakeVllm(model)
+    with fake.driver() as driver, pytest.raises(WeightsRefused, match="mixture"):
+        driver.stage(version_file(tmp_path, 1), None)
     assert fake.calls == []

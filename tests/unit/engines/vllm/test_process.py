@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidSettings, WeightsRefused
-from engines.following.host_copy import HostCopy
+from engines.following.process import HostCopy
+from engines.vllm.follow import ServerProcess
 from engines.vllm.launch import has_experts, make_plug_in, serve_command, serve_environment
-from engines.vllm.process import ServerProcess
 from engines.vllm.settings import VllmSettings
 from tests.unit.weights.awkward_weights import version
 from weights.codec.history import History

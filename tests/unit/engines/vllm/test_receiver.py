@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
-import numpy as np
 import pytest
 import torch
 
@@ -17,46 +15,18 @@ from contracts.errors import Unavailable, Unsupported, WeightsRefused
 from engines.following.driver import VersionFile
 from engines.vllm.deliver import VllmServer
 from engines.vllm.server import launcher
-from engines.vllm.server.receiver import BACKEND, Receiver, VllmParts, make_engine, register
-from tests.unit.engines.vllm.fake_vllm import PARTS, FakeModel, FakeVllm
-from tests.unit.services.serving import serve
-from tests.unit.weights.awkward_weights import MINUS_ZERO, NAN, tensor
-from weights.tensors import Tensors, root_of, write_safetensors
-
-
-class FakeAbstract(ABC):
-    """`WeightTransferEngine`, as far as a subclass sees it."""
-
-    update_info_cls: Any
-
-    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
-        self.config, self.model_config, self.device, self.model = config, vllm_config, device, model
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        self.receive_weights(self.update_info_cls(**update_info))
-
-    @abstractmethod
-    def init_transfer_engine(self, init_info: Any) -> None: ...
-    @abstractmethod
-    def start_weight_update(self) -> None: ...
-    @abstractmethod
-    def finish_weight_update(self) -> None: ...
-    @abstractmethod
-    def receive_weights(self, update_info: Any) -> None: ...
-    @abstractmethod
-    def shutdown(self) -> None: ...
-
-
-def weights_of(number: int) -> Tensors:
-    words = np.random.default_rng(number).normal(0, 1, (4, 8)).astype("<f4").view("<u4") >> 16
-    words[0, :2] = MINUS_ZERO, 1  # a negative zero and a subnormal number
-    return {
-        name: tensor("BF16", (words + at).astype("<u2")) for at, name in enumerate(("embed.weight", "layer.weight"))
-    }
-
-
-def as_floats(tensors: Tensors, name: str) -> torch.Tensor:
-    return torch.from_numpy(tensors[name].data.copy()).view(torch.bfloat16).reshape(4, 8).float()
+from engines.vllm.server.receiver import BACKEND, Receiver, VllmParts, register
+from tests.unit.engines.vllm.fake_vllm import (
+    PARTS,
+    FakeAbstract,
+    FakeModel,
+    FakeVllm,
+    as_floats,
+    version_file,
+    weights_of,
+)
+from tests.unit.weights.awkward_weights import NAN
+from weights.tensors import root_of, write_safetensors
 
 
 class Served(NamedTuple):
@@ -83,20 +53,15 @@ class Served(NamedTuple):
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[VersionFile]:
-    found = []
-    for number in range(4):
-        path = tmp_path / f"v{number}.safetensors"
-        write_safetensors(path, weights_of(number))
-        found.append(VersionFile(number, root_of(weights_of(number)), path))
-    return found
+    return [version_file(tmp_path, number) for number in range(4)]
 
 
 @pytest.fixture
 def served(files: list[VersionFile]) -> Iterator[Served]:
     model = FakeModel()
-    fake = FakeVllm(make_engine(FakeAbstract, PARTS)(None, None, torch.device("cpu"), model))
-    with serve(fake.app()) as url, httpx.Client(base_url=url, timeout=5.0) as client:
-        yield Served(VllmServer(client), fake, model, files)
+    fake = FakeVllm(model)
+    with fake.driver() as driver:
+        yield Served(driver, fake, model, files)
 
 
 def test_every_bit_is_served_and_tied_layers_follow(served: Served) -> None:
@@ -140,16 +105,13 @@ def test_a_file_that_is_not_the_version_is_refused_while_it_is_staged(
 ) -> None:
     served.bring(0, None)
     served.fake.calls.clear()
-    path = tmp_path / "bad.safetensors"
-    tensors = weights_of(1)
-    root = root_of(tensors)
+    path, tensors = tmp_path / "bad.safetensors", weights_of(1)
     if what == "another shape":
         tensors["layer.weight"] = tensors["layer.weight"]._replace(shape=(8, 4))
-        root = root_of(tensors)
     elif what == "a tensor more":
         tensors["more.weight"] = tensors["layer.weight"]
-        root = root_of(tensors)
-    elif what == "other weights":
+    root = root_of(tensors)
+    if what == "other weights":
         tensors = weights_of(2)
     if what != "no file":
         write_safetensors(path, tensors)

@@ -49,14 +49,12 @@ def test_a_backup_overwrites_nothing_and_one_that_fails_leaves_nothing(tmp_path:
 
 def test_another_format_and_another_release_are_named(tmp_path: Path) -> None:
     write(tmp_path / "later", format=FORMAT + 1, release="Millrace 9")
-    with pytest.raises(
-        InvalidSettings, match=f"format {FORMAT + 1}, written by Millrace 9; Millrace 1 reads format {FORMAT}"
-    ):
+    says = f"format {FORMAT + 1}, written by Millrace 9; Millrace 1 reads format {FORMAT}: restore it with"
+    with pytest.raises(InvalidSettings, match=says):
         read_header(tmp_path / "later", "s1", "Millrace 1")
     write(tmp_path / "other", schema="s0", release="Millrace 0")
-    with pytest.raises(
-        InvalidSettings, match="a backup of Millrace 0 with schema s0; Millrace 1 has schema s1: restore it with"
-    ):
+    says = "a backup of Millrace 0 with schema s0; Millrace 1 has schema s1: restore it with"
+    with pytest.raises(InvalidSettings, match=says):
         read_header(tmp_path / "other", "s1", "Millrace 1")
 
 

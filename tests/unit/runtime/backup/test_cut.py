@@ -3,7 +3,6 @@
 import itertools
 import sqlite3
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,10 +61,7 @@ def test_a_cause_is_never_missing(tmp_path: Path) -> None:
                 copy_database(cut.databases["millrace.db"], said)
                 copy_database(cut.databases[f"log/{SIGNALS}.db"], logged)
                 [kept] = [item for item in cut.files if item.name == "checkpoints/journal"]
-            counts = (
-                rows(said, "SELECT count(*) FROM said"),
-                rows(logged, "SELECT count(*) FROM record"),
-            )
+            counts = rows(said, "SELECT count(*) FROM said"), rows(logged, "SELECT count(*) FROM record")
             assert counts[0] - 1 <= counts[1] <= counts[0], counts
             assert counts[1] - 1 <= kept.size <= counts[1], (counts, kept)
             assert cut.held_seconds < 30
@@ -117,7 +113,6 @@ def test_nobody_writes_while_another_database_is_read(tmp_path: Path) -> None:
             failures.append(str(error))
         connection.close()
 
-    step: Callable[[], None] = try_to_write
-    with home_cut(tmp_path, step):
+    with home_cut(tmp_path, try_to_write):
         try_to_write()
     assert failures == ["database is locked"]

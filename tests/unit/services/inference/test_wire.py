@@ -14,10 +14,10 @@ import pytest
 from contracts.cache_salts import scope_of
 from contracts.errors import EngineFailed, InvalidRequest
 from contracts.sampling import ExpertShape, Sampling, Span
-from engines.own.wire import own_body
+from engines.own.kind import own_body
 from engines.registry import KINDS, kind_of
 from engines.token_route import read_event
-from engines.vllm.wire import vllm_body
+from engines.vllm.kind import vllm_body
 from engines.wire import EngineRequest, Piece, System
 from services.inference.engine.connection import Lines
 from services.inference.engine.state import Progress
