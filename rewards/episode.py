@@ -50,11 +50,7 @@ class LostEpisode(NamedTuple):
 
 
 def unpack_episode(record: LogRecord) -> UnpackedEpisode | LostEpisode:
-    """Decode a record of the topic of episodes, and the answer that was fetched for it.
-
-    Raises:
-        InvalidRecord: it is not an episode that can be scored.
-    """
+    """Decode a record of the topic of episodes, and the answer that was fetched for it. Raises InvalidRecord: it is not an episode that can be scored."""
     episode = decode(Episode, record.value)
     if not episode.turns and episode.source is None:
         raise InvalidRecord("not an Episode: it has no turns, and no place of an answer")

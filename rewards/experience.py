@@ -10,8 +10,7 @@ from contracts.segments import with_answer
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, OUTCOMES
 from rewards.episode import LostEpisode, UnpackedEpisode
-from rewards.rubric import RewardVerdict
-from rewards.weight import WeightedVerdict
+from rewards.rubric import RewardVerdict, WeightedVerdict
 from runtime.log.outbox import message
 
 _PLAIN = Score(name="", grader="", value=None)

@@ -1,10 +1,10 @@
 """From episodes that were graded to what is learned from them, one step after the other.
 
     episode ─▶ components ─▶ verdict ─▶ weight ─▶ experience
-               components.py rubric.py  weight.py experience.py
+                   rubric.py              here    experience.py
 
-Each step is a pure function of the task and the steps before. Only the weight also depends on the database:
-on who voted before, how fast and how late (`signals/weighing.py`).
+Each step is a pure function of the task and the steps before. Only the weight also depends on the database: on who voted
+before, how fast and how late (`signals/weighing.py`). Here a sample is described to it, and the weight that it returns applied.
 """
 
 from __future__ import annotations
@@ -12,18 +12,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 from sqlalchemy import Connection
 
 from contracts.clusters import Clusters, words_of
 from contracts.event_log import Message
+from contracts.records import Score
 from contracts.tasks import Task
-from rewards.components import Components, components_of
 from rewards.episode import UnpackedEpisode
 from rewards.experience import messages_of
-from rewards.rubric import RewardVerdict, verdict_of
+from rewards.rubric import (
+    SILENT,
+    Components,
+    RewardVerdict,
+    WeightedVerdict,
+    combine,
+    components_of,
+    grade_of,
+    users_value,
+    verdict_of,
+)
+from rewards.signals.silence import Expected
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing, Weight
-from rewards.weight import WeightedVerdict, sample_of, weighted
 
 
 class ScoredEpisode(NamedTuple):
@@ -68,3 +79,64 @@ class ScoringSteps:
         pairs = [(sample, item.turn.purpose == "user") for item, sample in zip(items, samples, strict=True)]
         weighed = iter(self._weighing.weigh(connection, [sample for sample, is_user in pairs if is_user]))
         return [next(weighed) if is_user else Weight(1.0, "", sample.reward) for sample, is_user in pairs]
+
+
+def sample_of(
+    task: Task, item: UnpackedEpisode, components: Components, verdict: RewardVerdict, cluster: str
+) -> ScoredSample:
+    """What `Weighing` needs to know about an episode."""
+    episode, turn = item.episode, item.turn
+    audits = [score.value for score in components.graders if task.audit is not None and score.name == task.audit.judge]
+    # Only tasks that give silence a value from what others said need these two.
+    grade = said = None
+    if task.silence == "expected" and not episode.off_line:
+        grade, said = grade_of(task, components.graders), users_value(task, components.graders, components.signals)
+    return ScoredSample(
+        task=task.name,
+        tenant=turn.tenant,
+        key=episode.key,
+        revision=episode.revision,
+        version=item.version,
+        cluster=cluster,
+        signals=episode.signals,
+        scores=components.signals,
+        finished_at=turn.finished_at,
+        closed_at=episode.closed_at,
+        provisional=episode.provisional,
+        reward=verdict.reward,
+        fault=verdict.fault,
+        person=turn.person,
+        ask_probability=turn.ask_probability,
+        audited=audits[0] if audits else None,
+        grade=grade,
+        said=said if isinstance(said, float) else None,
+        is_silent=verdict == SILENT,
+    )
+
+
+def weighted(task: Task, components: Components, verdict: RewardVerdict, weight: Weight) -> WeightedVerdict:
+    """Apply a weight to a verdict.
+
+    Where no vote counts, one of two things takes its place: what others said of answers that were graded alike, or,
+    if the task lets graders alone decide about silence, the verdict without users.
+    """
+    if weight.expected is not None:
+        return _with_expected(task, components, weight.expected, weight.value)
+    if weight.value == 0.0 and weight.reason:  # A refused vote counts as silence.
+        alone = combine(task, components.graders, [], has_signals=False)
+        if task.silence != "renormalise" or alone.reward is None:
+            alone = RewardVerdict(None, "unlabelled", "none", weight.reason)
+        return WeightedVerdict(components.scores, alone, 1.0)
+    return WeightedVerdict(components.scores, verdict._replace(reward=weight.reward), weight.value)
+
+
+def _with_expected(task: Task, components: Components, expected: Expected, weight: float) -> WeightedVerdict:
+    verdict = combine(task, components.graders, [], expected=expected.value)
+    silence = Score(
+        name="silence",
+        grader=f"signal/expected/1#{task.hash}",
+        value=expected.value,
+        reason=expected.in_words(),
+    )
+    ignored = (msgspec.structs.replace(score, weight=0.0) for score in components.signals)
+    return WeightedVerdict((*components.graders, *ignored, silence), verdict, weight)

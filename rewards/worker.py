@@ -25,11 +25,11 @@ from rewards.experience import outcome_message
 from rewards.judges.repository import DatabaseStore
 from rewards.monitors.features import WatchedSample
 from rewards.monitors.watch import Monitors
+from rewards.panel import TaskGraders
 from rewards.repository import add_scores, scored_revisions, siblings_of
 from rewards.rubric import RewardVerdict
 from rewards.signals.weighing import Weighing
 from rewards.steps import ScoredEpisode, ScoringSteps
-from rewards.task_graders import TaskGraders
 from runtime.database import Database
 from runtime.log.answers import BODY_LOST
 from runtime.metrics import REWARD, SCORES
@@ -52,19 +52,12 @@ class RewardsHandler:
         database: Database | None = None,
         secret: bytes = b"",
     ) -> None:
-        """Build every grader.
+        """Build every grader. Raises InvalidTask if a verifier or judge cannot be built.
 
-        Args:
-            tasks: by name.
-            clock: see above.
-            database: of the judges; without one, judges remember nothing and compare nothing.
-            secret: of the draw of audits. Without it nobody can tell which samples are audited; all replicas share it.
-
-        Raises:
-            InvalidTask: a verifier or judge cannot be built.
+        Without `database`, judges remember nothing and compare nothing. Without `secret` (of the draw of audits; all replicas share
+        it) nobody can tell which samples are audited.
         """
-        self._tasks = tasks
-        self._clock = clock
+        self._tasks, self._clock = tasks, clock
         self._graders = TaskGraders(tasks) if database is None else _with_memory(tasks, database, secret)
         self._weighing = Weighing(tasks, clock)
         self._steps = ScoringSteps(tasks, self._weighing)

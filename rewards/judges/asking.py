@@ -1,10 +1,8 @@
-"""Asks one judge about one case until it gives a verdict, or it is known why it does not.
+"""Asks one judge about one case until it gives a verdict, or it is known why it does not. Waits for: the model.
 
-In: cases. Out: verdicts, or failures and which answers caused them. Waits for: the model.
-
-If a reply has no verdict, the judge is asked again for the level alone, because a short reply is easier to parse. If that fails too, it is
-asked about a control answer in place of the judged one. If the control gets a verdict, the judged answer is to blame, and
-must not gain by it. A judge that often fails on the control itself is unreliable, and then no answer is blamed.
+If a reply has no verdict, the judge is asked again for the level alone, because a short reply is easier to parse. If that fails too, it
+is asked about a control answer in place of the judged one. If the control gets a verdict, the judged answer is to blame, and must not
+gain by it. A judge that often fails on the control itself is unreliable, and then no answer is blamed.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 from contracts.tasks.judges import JudgeRule
 from rewards.judges.client import JudgeClient, NoReply, Reply
@@ -66,8 +65,9 @@ class CaseAsker:
         client = self._clients[seat]
         reply = client.ask(messages, brief=brief)
         if isinstance(reply, NoReply):
-            self._count("unparsable" if reply.refused else "failed")
-            return NoVerdict("unparsable" if reply.refused else "failed", reply.reason)
+            fate: Literal["unparsable", "failed"] = "unparsable" if reply.kind == "refused" else "failed"
+            self._count(fate)
+            return NoVerdict(fate, reply.reason)
         self._charge(seat, reply, messages)
         tokens = reply.tokens if self._rule.expected_level else ()
         verdict = (parse_brief if brief else parse_verdict)(reply.content, self._rule.scale, tokens)

@@ -1,33 +1,27 @@
-"""Judges batches of answers.
-
-In: a batch of answers. Out: a check for each. Waits for: the models; all questions of a batch are asked in parallel.
+"""Judges batches of answers. Waits for: the models; all questions of a batch are asked in parallel.
 
 An answer is settled without asking (empty, or nothing to judge), left out at random to stay within the budget, found in the cache, or
-asked. A model that gives no verdict is asked once more, then the fallback is asked. Without any verdict the answer is
-unscored through our own fault, never 0 or the middle; unless the answer itself prevents the verdict (`asking.py`), which
-earns the lowest value.
+asked. A model that gives no verdict is asked once more, then the fallback is asked. Without any verdict the answer is unscored through
+our own fault, never 0 or the middle; unless the answer itself prevents the verdict (`asking.py`), which earns the lowest value.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import structlog
 
 from contracts.errors import Unavailable
 from contracts.tasks.judges import JudgeEndpoint, JudgeRule
 from rewards.judges.asking import CaseAsker
-from rewards.judges.budget import DAY_SECONDS, Budget, is_drawn
+from rewards.judges.budget import CLOCKS, DAY_SECONDS, Budget, Clocks, is_drawn
 from rewards.judges.client import JudgeClient, Reply
 from rewards.judges.parse import JudgeVerdict
-from rewards.judges.prompt import Case, Messages
+from rewards.judges.prompt import Messages, parts_of
 from rewards.judges.questions import FALLBACK, Findings, Inquiry, JudgeQuestion, NoVerdict, Reading, inquire, read
-from rewards.judges.store import JudgeCosts, JudgeStore
-from rewards.judges.texts import conversation
+from rewards.judges.repository import JudgeCosts, JudgeStore
 from rewards.verifiers.check import Answer, Check, broken, unlabelled
 from runtime.metrics import JUDGE_CALLS, JUDGE_DISAGREEMENT, JUDGE_MONEY, JUDGE_ORDER_FLIPS, JUDGE_TOKENS
 
@@ -37,16 +31,6 @@ _MILLION = 1_000_000.0
 _SMOOTHING = 0.05
 
 log = structlog.get_logger()
-
-
-class Clocks(NamedTuple):
-    """A monotonic clock in seconds, and one in UTC epoch seconds."""
-
-    monotonic: Callable[[], float] = time.monotonic
-    utc: Callable[[], float] = time.time
-
-
-CLOCKS = Clocks()
 
 
 class Judge:
@@ -64,9 +48,8 @@ class Judge:
     ) -> None:
         self.rule = rule
         self._clients = {**dict(enumerate(clients)), **({FALLBACK: fallback} if fallback else {})}
-        self._store = store
-        self._clocks = clocks
-        self._budget = Budget(task, rule, store, monotonic=clocks.monotonic, clock=clocks.utc)
+        self._store, self._clocks = store, clocks
+        self._budget = Budget(task, rule, store, clocks)
         self._asker = CaseAsker(rule, self._clients, self._charge, self._count)
         self._lock = threading.Lock()
         self._spent = JudgeCosts()
@@ -82,22 +65,14 @@ class Judge:
             return [broken(error.message) for _ in answers]
 
     def read_all(self, answers: Sequence[Answer]) -> list[Reading]:
-        """A reading for each answer.
-
-        Raises:
-            Unavailable: the store cannot be read.
-        """
+        """A reading for each answer. Raises Unavailable: the store cannot be read."""
         inquiries = [inquire(self.rule, answer) for answer in answers]
         raised = {question.key: question for inquiry in inquiries for question in inquiry.questions}
         known = self._store.verdicts({*raised, *(question.fallback_key for question in raised.values())} - {""})
         share = self._share([question for key, question in raised.items() if key not in known])
         kept = [self._is_kept(answer, share) for answer in answers]
-        wanted = {
-            question.key
-            for inquiry, is_kept in zip(inquiries, kept, strict=True)
-            if is_kept
-            for question in inquiry.questions
-        }
+        asked_about = [inquiry for inquiry, is_kept in zip(inquiries, kept, strict=True) if is_kept]
+        wanted = {question.key for inquiry in asked_about for question in inquiry.questions}
         self._count("cached", len(wanted & known.keys()))
         fresh: dict[str, JudgeVerdict] = {}
         asked = self._ask_all([raised[key] for key in raised if key in wanted and key not in known], known, fresh)
@@ -116,7 +91,7 @@ class Judge:
     def _share(self, questions: Sequence[JudgeQuestion]) -> float:
         tokens = money = 0.0
         for question in questions:
-            size = _TEMPLATE_TOKENS + _num_chars(question.case) / _CHARS_PER_TOKEN
+            size = _TEMPLATE_TOKENS + sum(len(text) for _, text in parts_of(question.case)) / _CHARS_PER_TOKEN
             tokens += size + self._output_tokens
             money += _money(self._clients[question.seat].endpoint, size, self._output_tokens)
         return self._budget.share(tokens, money)
@@ -205,8 +180,3 @@ class Judge:
 def _money(endpoint: JudgeEndpoint, num_input: float, num_output: float) -> float:
     price = endpoint.price_per_million_tokens
     return (num_input * price.input + num_output * price.output) / _MILLION
-
-
-def _num_chars(case: Case) -> int:
-    texts = [*case.answers, conversation(case.messages), case.reference or "", case.follow_up or ""]
-    return sum(map(len, texts))

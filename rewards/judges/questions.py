@@ -1,7 +1,6 @@
 """Which questions to ask about an answer, and the value that follows from the verdicts. Pure.
 
-A question is one model looking at one case. Its key is a hash of everything that can change the verdict, so that the same
-question is asked only once, also over batches. The random code of the fences is not part of it.
+A question is one model looking at one case. Its key is a hash of all that can change the verdict, so that it is asked only once.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from typing import Literal, NamedTuple
 from contracts.tasks.judges import PAIRWISE_LEVELS, JudgeEndpoint, JudgeRule
 from rewards.judges.parse import JudgeVerdict
 from rewards.judges.pregate import worthless
-from rewards.judges.prompt import Case, rubric_hash
-from rewards.judges.texts import without_thoughts
+from rewards.judges.prompt import Case, rubric_hash, without_thoughts
 from rewards.verifiers.check import Answer, Check, broken, unlabelled, wrong
 
 Fate = Literal["judged", "pregated", "unlabelled", "shed", "provoked", "unparsable", "failed"]
@@ -35,17 +33,12 @@ class JudgeQuestion(NamedTuple):
 
 
 class NoVerdict(NamedTuple):
-    """No verdict, and why.
-
-    Attributes:
-        fate: `unparsable`: the reply had no verdict; `failed`: there was no reply.
-        reason: in words.
-        culprits: answers without which there would have been a verdict.
-    """
+    """No verdict, and why: the reply had none, or there was no reply."""
 
     fate: Literal["unparsable", "failed"]
     reason: str
     culprits: tuple[str, ...] = ()
+    """Answers without which there would have been a verdict."""
 
 
 class Reading(NamedTuple):
@@ -63,10 +56,7 @@ Findings = Mapping[str, JudgeVerdict | NoVerdict]
 
 
 class Inquiry(NamedTuple):
-    """The questions about one answer: `of_member`[m][n] are those of member m about case (or pair) n.
-
-    `given` are values of pairs that are known without asking.
-    """
+    """The questions about one answer: `of_member`[m][n] are those of member m about case (or pair) n. `given` are values of pairs that are known without asking."""
 
     of_member: tuple[tuple[tuple[JudgeQuestion, ...], ...], ...] = ()
     given: tuple[float, ...] = ()
@@ -120,9 +110,9 @@ def read(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
     for failure in failures:
         if inquiry.text in failure.culprits:
             return Reading(wrong(f"it keeps the judge from a verdict: {failure.reason}"), "provoked")
-    failures = [failure for failure in failures if not failure.culprits]
-    if failures:
-        return Reading(broken(f"judge_error: {failures[0].reason}"), failures[0].fate)
+    for failure in failures:
+        if not failure.culprits:
+            return Reading(broken(f"judge_error: {failure.reason}"), failure.fate)
     if rule.protocol == "pairwise":
         return _compared(rule, inquiry, findings)
     verdicts = [item for item in found if isinstance(item, JudgeVerdict)]

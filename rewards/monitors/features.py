@@ -63,7 +63,8 @@ class Measure:
         elif verdict.status != "unscored":
             found["unlabelled"] = 1.0
         # What nobody could decide counts even if other graders carry the reward: it must not be a way out of a 0.
-        if verdict.status == "unscored" or any(self._is_undecided(score) for score in noted.scores):
+        undecided = [score for score in noted.scores if score.name in self._worth and score.status == "unscored"]
+        if verdict.status == "unscored" or any(score.reason.startswith(UNVERIFIABLE) for score in undecided):
             found["null"] = 1.0
         if verdict.fault == "model":
             found["model_fault"] = 1.0
@@ -71,10 +72,6 @@ class Measure:
             found["cut_off"] = 1.0
         found["tokens"] = math.log1p(noted.num_tokens)
         return found
-
-    def _is_undecided(self, score: Score) -> bool:
-        is_worth = score.name in self._worth and score.status == "unscored"
-        return is_worth and score.reason.startswith(UNVERIFIABLE)
 
     def _scores(self, scores: Sequence[Score]) -> dict[str, float]:
         found: dict[str, float] = {}

@@ -1,9 +1,8 @@
 """The first code that runs inside the sandbox: it reads one request and becomes the program.
 
-Millrace never imports it: `interpreter.py` compiles it and passes it to `python -I -S -c` in hex, followed by the filter
-of system calls. In: eight digits, that many bytes of `marshal`, then the program's standard input. Out, on the original
-standard output: "+" when all is ready; then for a function call the nonce and the value as JSON, for a script its
-output. It imports only built-in modules and what the filter needs, because the start is most of a run's cost.
+Millrace never imports it: `running.py` compiles it. In: eight digits, that many bytes of `marshal`, then the program's standard
+input. Out, on the original standard output: "+" when all is ready; then for a function call the nonce and the value as JSON, for a
+script its output. It imports only built-in modules and what the filter needs, because the start is most of a run's cost.
 """
 
 import marshal

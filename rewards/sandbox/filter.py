@@ -1,7 +1,6 @@
 """Compiles the filter of system calls that the driver installs before a program begins; the same in every sandbox. Pure.
 
-It is classic BPF, as in seccomp(2): eight bytes per instruction, for an operation, two jumps and a constant. The kernel caches
-which calls are allowed with any arguments, and runs the filter only for the others.
+It is classic BPF, as in seccomp(2): eight bytes per instruction, for an operation, two jumps and a constant.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ Instruction = tuple[int, int, int, int]
 
 @functools.cache
 def program_of(machine: str = "") -> bytes:
-    """The filter for a machine (`x86_64`, `aarch64`; this one by default), as bytes of `struct sock_filter`.
-
-    Raises:
-        Unavailable: there is no filter for it.
-    """
+    """The filter for a machine (`x86_64`, `aarch64`; this one by default), as bytes of `struct sock_filter`. Raises Unavailable: there is no filter for it."""
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES or sys.maxsize < 2**32:
         raise Unavailable(

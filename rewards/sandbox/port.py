@@ -9,8 +9,6 @@ from contracts.errors import MillraceError
 
 Ending = Literal["exit", "deadline", "flood"]
 """How a run ended: by itself, killed at its deadline, or killed because it wrote too much."""
-
-
 OWN_PROCESSES = 1
 """The driver's first process, which waits for the program's."""
 BY_SIGNAL = 128
@@ -53,7 +51,6 @@ class Ran(NamedTuple):
     exit_code: int
     stdout: bytes
     stderr: bytes
-    seconds: float
 
 
 class Sandbox(Protocol):
@@ -62,9 +59,4 @@ class Sandbox(Protocol):
     name: str
 
     def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
-        """Start the driver, send its input, and return when it and all its children have ended.
-
-        Raises:
-            SandboxBroken: the run could not be started or watched.
-        """
-        ...
+        """Start the driver, send its input, and return when it and all its children have ended. Raises SandboxBroken: the run could not be started or watched."""

@@ -6,6 +6,7 @@ that try to communicate. `shows` returns the files whose existence it can see.
 
 import ctypes
 import fcntl
+import itertools
 import mmap
 import os
 import resource
@@ -81,11 +82,9 @@ def inherited() -> None:
 
 def open_sockets() -> None:
     """Try every family: a socket that cannot be opened can neither connect nor listen. Raises OSError."""
-    for family in FAMILIES:
-        for kind in TYPES:
-            for protocol in PROTOCOLS:
-                if succeeds(lambda: os.close(call(41, 198, family, kind, protocol))):  # noqa: B023 called at once
-                    return
+    for each in itertools.product(FAMILIES, TYPES, PROTOCOLS):
+        if succeeds(lambda: os.close(call(41, 198, *each))):  # noqa: B023 called at once
+            return
     raise OSError
 
 
@@ -108,17 +107,23 @@ def lock_files() -> None:
 
 def signal_others(grader: int) -> None:
     """Signal the processes above: the grader, the driver, the first process, all. Signal 0 only tests permission. Raises OSError."""
+    any_of([lambda process=process: signal_one(process) for process in (grader, os.getppid(), 1)])  # type: ignore[misc]
+
+
+def signal_one(process: int) -> None:
+    """Raises OSError if no way to signal it works."""
     nothing = ctypes.create_string_buffer(128)
-    attempts: list[Callable[[], object]] = []
-    for process in (grader, os.getppid(), 1):
-        attempts += [
-            lambda process=process: os.kill(process, 0),  # type: ignore[misc]
-            lambda process=process: call(200, 130, process, 0),  # type: ignore[misc]
-            lambda process=process: call(234, 131, process, process, 0),  # type: ignore[misc]
-            lambda process=process: call(129, 138, process, 0, nothing),  # type: ignore[misc]
-            lambda process=process: call(424, 424, os.pidfd_open(process), 0, None, 0),  # type: ignore[misc]
+    any_of(
+        [
+            lambda: os.kill(process, 0),
+            lambda: call(200, 130, process, 0),
+            lambda: call(234, 131, process, process, 0),
+            lambda: call(129, 138, process, 0, nothing),
+            lambda: call(424, 424, os.pidfd_open(process), 0, None, 0),
+            lambda: os.kill(-1, 0),
+            lambda: os.kill(0, 0),
         ]
-    any_of([*attempts, lambda: os.kill(-1, 0), lambda: os.kill(0, 0)])
+    )
 
 
 def foreign_calls() -> None:
@@ -163,17 +168,14 @@ def start_processes(count: int) -> None:
 
 def meeting_points(port: int) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     """Channels between two programs: how one leaves something, and how the other finds it. Both raise OSError."""
-    listener, seeker = socket.socket, socket.socket
+    here, abstract, shared, temporary = ("127.0.0.1", port), "\0" + NAME, "/dev/shm/" + NAME, "/tmp/" + NAME  # noqa: S108 that is the question
     created = 0o1000 | 0o2000 | 0o666  # create, and fail if it exists
-    file = os.open(os.__file__, os.O_RDONLY)
+    file, writing = os.open(os.__file__, os.O_RDONLY), os.O_CREAT | os.O_WRONLY
     return {
-        "a port": (
-            lambda: hold(socket.create_server(("127.0.0.1", port))),
-            lambda: socket.create_connection(("127.0.0.1", port), timeout=1),
-        ),
+        "a port": (lambda: HELD.append(socket.create_server(here)), lambda: socket.create_connection(here, timeout=1)),
         "an abstract socket": (
-            lambda: hold(bound(listener(socket.AF_UNIX), "\0" + NAME)),
-            lambda: seeker(socket.AF_UNIX).connect("\0" + NAME),
+            lambda: listen(socket.socket(socket.AF_UNIX), abstract),
+            lambda: socket.socket(socket.AF_UNIX).connect(abstract),
         ),
         "shared memory": (
             lambda: call(29, 194, KEY, 4096, created),
@@ -192,32 +194,22 @@ def meeting_points(port: int) -> dict[str, tuple[Callable[[], object], Callable[
             lambda: call(250, 219, 21, call(250, 219, 10, -4, b"user", NAME.encode(), 0)),
         ),
         "a lock": (lambda: fcntl.flock(file, fcntl.LOCK_EX), lambda: find_locked(file)),
-        "a file in memory": (
-            lambda: os.open("/dev/shm/" + NAME, os.O_CREAT | os.O_WRONLY),  # noqa: S108 that is the question
-            lambda: os.unlink("/dev/shm/" + NAME),  # noqa: S108, PTH108 as above
-        ),
-        "a temporary file": (
-            lambda: os.open("/tmp/" + NAME, os.O_CREAT | os.O_WRONLY),  # noqa: S108 as above
-            lambda: os.unlink("/tmp/" + NAME),  # noqa: S108, PTH108 as above
-        ),
+        "a file in memory": (lambda: os.open(shared, writing), lambda: os.unlink(shared)),  # noqa: PTH108 as few imports as can be
+        "a temporary file": (lambda: os.open(temporary, writing), lambda: os.unlink(temporary)),  # noqa: PTH108 as above
         "each other's numbers": (lambda: None, find_others),
         "the time of /dev/null": (lambda: os.utime("/dev/null"), lambda: is_new("/dev/null")),
     }
 
 
 HELD: list[object] = []
+"""Sockets that stay open until the program ends."""
 
 
-def hold(what: object) -> None:
-    """Keep an object until the program ends."""
-    HELD.append(what)
-
-
-def bound(server: socket.socket, address: str) -> socket.socket:
-    """The server, bound and listening."""
+def listen(server: socket.socket, address: str) -> None:
+    """Until the program ends."""
     server.bind(address)
     server.listen()
-    return server
+    HELD.append(server)
 
 
 def find_locked(file: int) -> None:

@@ -1,11 +1,8 @@
 """Expected values of silent answers, and the counts behind them, for one batch of the reward worker.
 
-In: stored counts, read once a batch and only if one of its tasks has `silence = "expected"`; then each revision, after its
-vote was weighed. Out: the value of a silent revision, and counts to add, in the worker's transaction: a revision is counted
-together with its score or not at all. Waits for: nothing. Counts are only added to, so replicas need no order.
-
-Each answer is counted once, at its first revision. A reaction counts as long as the newest revision has it: a revision with
-another reaction, or with none, subtracts the one before.
+In: stored counts, and each revision after its vote was weighed. Out: the value of a silent one, and counts to add, in the worker's
+transaction. Counts are only added to, so replicas need no order. Each answer is counted once, at its first revision. A reaction
+counts as long as the newest revision has it: a revision with another one, or with none, subtracts the one before.
 """
 
 from __future__ import annotations
@@ -15,8 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection
 
-from contracts.draws import is_asked
-from contracts.ids import parse_sample_key
 from contracts.tasks import Task
 from rewards.signals.repository import add_heard, add_responses, heard_since, responses_of
 from rewards.signals.silence import (
@@ -31,7 +26,7 @@ from rewards.signals.silence import (
     newest_of,
     read_evidence,
 )
-from rewards.signals.votes import ScoredSample
+from rewards.signals.votes import ScoredSample, was_asked
 from rewards.sums import Sums
 
 
@@ -84,25 +79,20 @@ class Expectations:
     def keep(self, connection: Connection) -> None:
         """Store the counts of this batch."""
         add_heard(connection, {place: tally for place, tally in self._added.items() if any(tally)})
-        responses = {
-            of: Sums(tally.num_answers, tally.num_heard) for of, tally in self._heard.items() if any(tally[:2])
-        }
+        responses = {of: Sums(*tally[:2]) for of, tally in self._heard.items() if any(tally[:2])}
         add_responses(connection, responses)
 
     def _add(self, item: ScoredSample, bucket: int, tally: Tally, task_hash: str = "") -> None:
-        asked = int(is_asked(parse_sample_key(item.key)[0], item.ask_probability))
-        place = HeardKey(
-            item.task, task_hash or self._tasks[item.task].hash, cohort_of(item.finished_at), bucket, asked
-        )  # fmt: skip
+        asked = int(was_asked(item))
+        task_hash = task_hash or self._tasks[item.task].hash
+        place = HeardKey(item.task, task_hash, cohort_of(item.finished_at), bucket, asked)
         self._added[place] = self._added[place].plus(tally)
         of_version = (item.task, item.version, asked)
         self._heard[of_version] = self._heard[of_version].plus(tally)
 
     def _read(self, connection: Connection) -> None:
-        now: dict[str, float] = {}
-        for item in self._items:
-            now[item.task] = max(now.get(item.task, item.closed_at), item.closed_at)
-        for name, at in now.items():
+        for name in {item.task for item in self._items}:
+            at = max(item.closed_at for item in self._items if item.task == name)
             task = self._tasks[name]
             first = first_cohort(at, longest_window(task))
             self._tallies[name] = newest_of(heard_since(connection, name, task.hash, first, cohort_of(at)))

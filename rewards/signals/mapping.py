@@ -14,7 +14,6 @@ from rapidfuzz.distance import Levenshtein
 
 from contracts.records import Score, Signal
 from contracts.tasks import Task
-from contracts.tasks.signals import SignalRule
 
 VERSION = 2
 _MAX_COMPARED = 20_000
@@ -47,7 +46,10 @@ def score_signals(task: Task, about: About, signals: Iterable[Signal]) -> list[S
             reason = f"{early:.1f} s after the answer, sooner than min_seconds: taken as a mistake"
             scores.append(Score(name=name, grader=grader, value=None, weight=0.0, status="unlabelled", reason=reason))
             continue
-        value, reason = _worth(rule, signal, about)
+        value, reason = rule.reward_of(signal.value), ""
+        if rule.is_graded_edit:
+            kept = kept_share(about.text, signal.correction if signal.correction is not None else str(signal.value))
+            value, reason = kept - rule.threshold, f"{kept:.0%} kept"
         weight = 0.0 if is_decided else 1.0
         scores.append(Score(name=name, grader=grader, value=value, weight=weight, reason=reason))
         is_decided = True
@@ -60,10 +62,3 @@ def kept_share(answer: str, edited: str) -> float:
     Only the beginnings of very long texts are compared, since the distance takes quadratic time.
     """
     return Levenshtein.normalized_similarity(answer[:_MAX_COMPARED], edited[:_MAX_COMPARED])
-
-
-def _worth(rule: SignalRule, signal: Signal, about: About) -> tuple[float | None, str]:
-    if not rule.is_graded_edit:
-        return rule.reward_of(signal.value), ""
-    kept = kept_share(about.text, signal.correction if signal.correction is not None else str(signal.value))
-    return kept - rule.threshold, f"{kept:.0%} kept"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.tasks.section import TaskSection
-from rewards.verifiers.check import Answer, BadReference, Check, Context, Verifier, read_config, right, with_reference
+from rewards.verifiers.check import Answer, BadReference, Check, Verifier, read_config, right, with_reference
 from rewards.verifiers.texts import plain_spaces, read_references, without_articles, without_punctuation
 
 VERSION = 2
@@ -31,9 +31,8 @@ class Config(TaskSection):
     """The reference is a JSON list of texts, and each of them is right."""
 
 
-def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
+def build(config: Mapping[str, Any], _context: object = None) -> Verifier:
     """See `Builder`."""
-    del context
     rule = read_config(Config, config)
 
     def check(answer: Answer, reference: str) -> Check:

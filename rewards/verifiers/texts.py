@@ -35,11 +35,7 @@ def plain_spaces(text: str) -> str:
 
 
 def read_references(text: str) -> list[str]:
-    """The texts of a reference: a JSON list of texts, or the reference itself as one text.
-
-    Raises:
-        BadReference: it is a list of something else.
-    """
+    """The texts of a reference: a JSON list of texts, or the reference itself as one text. Raises BadReference: it is a list of something else."""
     if not text.lstrip().startswith("["):
         return [text]
     try:

@@ -1,12 +1,9 @@
 """`tool_call`: the answer calls tools that exist, with arguments that satisfy their schemas.
 
-A broken call is the model's fault, and the reason says what is broken. It is always scored, because a model that is not
-trained on its broken calls learns to make them where it expects to fail. A repeated call is broken too, unless the task
-or the reference wants it more than once.
-
-If the request offered tools, its calls are those that inference parsed from the answer's tokens; a call in the text is broken
-then. Else the calls are read from the text, in
-the form of any family (`contracts.answers`).
+A broken call is the model's fault, and always scored, because a model that is not trained on its broken calls learns to make them where
+it expects to fail. A repeated call is broken too, unless the task or the reference wants it more than once. If the request offered
+tools, its calls are those that inference parsed from the answer's tokens, and a call in the text is broken; else they are read from the
+text, in the form of any family (`contracts.answers`).
 """
 
 from __future__ import annotations
@@ -24,7 +21,6 @@ from rewards.verifiers.calls import Call, Malformed, calls_of, calls_of_json, fo
 from rewards.verifiers.check import (
     Answer,
     Check,
-    Context,
     Verifier,
     after_reasoning,
     bad_reference,
@@ -75,9 +71,8 @@ class Config(TaskSection):
         return self
 
 
-def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
+def build(config: Mapping[str, Any], _context: object = None) -> Verifier:
     """See `Builder`."""
-    del context
     rule = read_config(Config, config)
     schemas = {
         tool.name: compile_schema(tool.parameters, f"tools.{index}.parameters") for index, tool in enumerate(rule.tools)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rewards.sandbox.filter import allow_all
-from rewards.sandbox.interpreter import interpreter
 from rewards.sandbox.port import Ran, SandboxLimits
+from rewards.sandbox.running import interpreter
 from tests.worlds.paths import ROOT
 
 SOURCE = ROOT / "rewards" / "verifiers" / "code.py"
@@ -129,7 +129,6 @@ class NoSandbox:
 
     def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         """As `Sandbox.run`. Raises subprocess.TimeoutExpired."""
-        started = time.monotonic()
         done = subprocess.run(  # noqa: S603 our own command
             [*interpreter().command[:-1], self._filter.hex()],
             input=stdin,
@@ -137,4 +136,4 @@ class NoSandbox:
             timeout=limits.seconds,
             check=False,
         )
-        return Ran("exit", done.returncode, done.stdout, done.stderr, time.monotonic() - started)
+        return Ran("exit", done.returncode, done.stdout, done.stderr)

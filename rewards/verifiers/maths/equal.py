@@ -57,7 +57,8 @@ def is_same(gold: Any, given: Any) -> Found:
     if _is_relation(gold) or _is_relation(given):
         return _is_same_relation(gold, given)
     if isinstance(gold, MatrixBase) or isinstance(given, MatrixBase):
-        return _is_same_matrix(gold, given)
+        are_alike = isinstance(gold, MatrixBase) and isinstance(given, MatrixBase) and gold.shape == given.shape
+        return _all(map(is_same, gold.flat(), given.flat())) if are_alike else False
     if isinstance(gold, Set | Tuple) or isinstance(given, Set | Tuple):
         return _is_same_collection(gold, given)
     return _is_same_expression(gold, given)
@@ -67,14 +68,10 @@ def _is_same_expression(gold: Any, given: Any) -> Found:
     if not isinstance(gold, Expr) or not isinstance(given, Expr):
         return bool(gold == given)
     # Words are read as products of letters: they are the same word or not.
-    if all(_is_word(side) for side in (gold, given)):
+    letters = [letter for side in (gold, given) for letter in (side.args if isinstance(side, Mul) else (side,))]
+    if all(isinstance(letter, Symbol) or letter == E for letter in letters):
         return bool(gold == given or sympy_compare_symbols(gold, given))
     return is_same_value(gold, given)
-
-
-def _is_word(side: Any) -> bool:
-    letters = side.args if isinstance(side, Mul) else (side,)
-    return all(isinstance(letter, Symbol) or letter == E for letter in letters)
 
 
 def _all(found: Iterable[Found]) -> Found:
@@ -120,21 +117,16 @@ def _side_answers(gold: Any, side: Any, *, is_last: bool) -> Found:
     return is_same(gold, side)
 
 
-def _is_same_matrix(gold: Any, given: Any) -> Found:
-    if not isinstance(gold, MatrixBase) or not isinstance(given, MatrixBase) or gold.shape != given.shape:
-        return False
-    return _all(is_same(first, second) for first, second in zip(gold.flat(), given.flat(), strict=True))
-
-
 def _is_same_collection(gold: Any, given: Any) -> Found:
     if isinstance(gold, Interval) and isinstance(given, Interval):
         return (gold.left_open, gold.right_open) == (given.left_open, given.right_open) and _all(
             is_same(first, second) for first, second in ((gold.start, given.start), (gold.end, given.end))
         )
-    ordered = _ordered(gold), _ordered(given)
-    if ordered[0] is not None and (isinstance(given, FiniteSet) or ordered[1] is not None):
-        other = ordered[1] if ordered[1] is not None else list(getattr(given, "_unsorted_args", given.args))
-        return len(ordered[0]) == len(other) and _all(map(is_same, ordered[0], other))
+    items, others = _ordered(gold), _ordered(given)
+    if others is None and isinstance(given, FiniteSet):
+        others = list(getattr(given, "_unsorted_args", given.args))
+    if items is not None and others is not None:
+        return len(items) == len(others) and _all(map(is_same, items, others))
     kind = Union if any(isinstance(side, Interval | Union) for side in (gold, given)) else FiniteSet
     if any(isinstance(side, Tuple) or side == S.EmptySet for side in (gold, given)):
         return False
@@ -160,16 +152,16 @@ def _is_same_multiset(gold: Sequence[Any], given: Sequence[Any], same: Callable[
         return False
     if len(gold) > _MAX_ITEMS:
         return None
-    rest, is_known = list(given), True
+    rest, known = list(given), True
     for item in gold:
         found = [same(item, other) for other in rest]
         if True in found:
             del rest[found.index(True)]
-        elif None in found:
-            is_known = False
-        else:
+        elif None not in found:
             return False
-    return is_known or None
+        else:
+            known = False
+    return known or None
 
 
 def _is_same_relation(gold: Any, given: Any) -> Found:

@@ -9,7 +9,7 @@ import pytest
 from contracts.errors import InvalidTask
 from contracts.records import FinishReason, GenerationBody
 from contracts.tasks import Task
-from rewards.fast_marks import FastMarks
+from rewards.gating import FastMarks
 from rewards.grader import Grader
 from rewards.verifiers.check import broken
 

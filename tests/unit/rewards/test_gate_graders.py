@@ -13,8 +13,8 @@ from contracts.errors import InvalidSettings, InvalidTask
 from contracts.gating import GateAnswer
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
-from rewards.gate_graders import GateGraders
-from rewards.judges.identity import identity_of
+from rewards.gating import GateGraders
+from rewards.judges.report import identity_of
 from runtime.sentinels import read_sentinels
 from tests.unit.rewards.judges.figures import FIGURES
 from tests.unit.rewards.verifiers.tampers import HONEST, SUITE

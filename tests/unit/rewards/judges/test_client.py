@@ -72,7 +72,7 @@ def test_two_retries_are_all(server: JudgeServer, http: httpx.Client) -> None:
     answer = client(server, http, []).ask(MESSAGES)
     assert isinstance(answer, NoReply)
     assert "HTTP 429" in answer.reason
-    assert answer.alive
+    assert answer.kind == "busy"
     assert len(server.asked) == 3
 
 
@@ -132,7 +132,7 @@ def test_log_probs_come_with_their_alternatives(server: JudgeServer, http: httpx
     assert isinstance(reply, Reply)
     assert server.asked[0].body["logprobs"] is True
     (token,) = reply.tokens
-    assert {item.text: item.logprob for item in token.alternatives} == {"yes": -0.1, "no": -2.0}
+    assert token.alternatives == {"yes": -0.1, "no": -2.0}
 
 
 def test_a_dead_judge_is_left_alone_until_a_probe_finds_it_alive(server: JudgeServer, http: httpx.Client) -> None:

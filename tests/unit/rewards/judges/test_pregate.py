@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewards.judges.openers import MASTER_KEYS
-from rewards.judges.pregate import worthless
+from rewards.judges.pregate import MASTER_KEYS, worthless
 from tests.each_case import each_case
 
 

@@ -3,8 +3,16 @@ from __future__ import annotations
 import pytest
 
 from contracts.tasks.judges import JudgeRule
-from rewards.judges.prompt import Case, messages_of, new_nonce, rubric_hash
-from rewards.judges.texts import conversation, defused, shortened, without_thoughts
+from rewards.judges.prompt import (
+    Case,
+    conversation,
+    defused,
+    messages_of,
+    new_nonce,
+    rubric_hash,
+    shortened,
+    without_thoughts,
+)
 from tests.each_case import each_case
 
 RULE = JudgeRule(name="j", weight=1.0, url="http://127.0.0.1/v1", model="m", criteria="It is right.", max_chars=400)

@@ -6,8 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from rewards.monitors.alarms import OVERALL, Version, alarms_of
-from rewards.monitors.evidence import amount_above, share_above, share_above_line
+from rewards.monitors.alarms import OVERALL, Version, alarms_of, amount_above, share_above, share_above_line
 from rewards.monitors.rules import RULES
 from rewards.sums import Sums
 

@@ -8,7 +8,7 @@ from rewards.sandbox.port import BY_SIGNAL, Ran, SandboxBroken, SandboxLimits
 from rewards.sandbox.programs import Program, ProgramFailed
 from tests.worlds.sandboxes import NoSandbox
 
-KILLED = Ran("exit", BY_SIGNAL + 9, b"", b"", 0.1)
+KILLED = Ran("exit", BY_SIGNAL + 9, b"", b"")
 SQUARE = Program("def f(x):\n    return x * x\n")
 
 
@@ -36,9 +36,9 @@ def test_a_driver_that_was_killed_before_it_was_ready_is_started_once_more() -> 
 @pytest.mark.parametrize(
     ("ended", "wanted"),
     [
-        (Ran("exit", BY_SIGNAL + 9, b"+", b"", 0.1), ProgramFailed),
-        (Ran("deadline", BY_SIGNAL + 9, b"+", b"", 5.0), ProgramFailed),
-        (Ran("exit", 91, b"", b"refused", 0.1), SandboxBroken),
+        (Ran("exit", BY_SIGNAL + 9, b"+", b""), ProgramFailed),
+        (Ran("deadline", BY_SIGNAL + 9, b"+", b""), ProgramFailed),
+        (Ran("exit", 91, b"", b"refused"), SandboxBroken),
     ],
     ids=["a program that kills itself", "a program that hangs", "no filter"],
 )

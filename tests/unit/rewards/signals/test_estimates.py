@@ -64,7 +64,7 @@ def test_where_there_is_a_reward_it_counts_and_the_audit_elsewhere() -> None:
     between = 0.8 * 0.2 / 100 * 0.5**2
     assert found.error == pytest.approx(math.sqrt((0.8 * measured.error) ** 2 + (0.2 * silent.error) ** 2 + between))
     everybody = VersionAudit(rewarded=sums_of([1.0, 0.0]))
-    assert everybody.corrected() == everybody.measured
+    assert everybody.corrected() == mean_of(everybody.rewarded)
     nobody = VersionAudit(silent=Sums(9), audited_silent=sums_of([0.2, 0.4]))
     assert nobody.corrected() == mean_of(sums_of([0.2, 0.4]))
 

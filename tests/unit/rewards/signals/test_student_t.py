@@ -6,7 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from rewards.signals.student_t import t_probability, t_quantile
+from rewards.signals.estimates import t_probability, t_quantile
 from tests.each_case import each_case
 
 # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2: upper critical values of Student's t.

@@ -1,7 +1,7 @@
-"""The graders that the release gate asks about a version's answers: those that a task names for its gate.
+"""What release asks of rewards: grades of a version's answers to sentinels, and marks of any answer.
 
-In: answers of one task, by several versions, in any order. Out: one value for each, the lowest that one of the graders gives.
-Waits for: judges and sandboxes. Roles and weights do not count here, and nothing is remembered from batch to batch.
+`GateGraders` wait for judges and sandboxes. Roles and weights do not count here, and nothing is remembered from batch to batch.
+`FastMarks` cost microseconds and wait for nothing: no judge, no sandbox, no reference.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 
 from contracts.errors import InvalidSettings
 from contracts.gating import GateAnswer, GateScore, Sentinel, SentinelFile
-from contracts.records import Score
+from contracts.records import FinishReason, GenerationBody, Score
 from contracts.tasks import Task
-from contracts.tasks.gate import NEEDING_REFERENCE, without_reference
+from contracts.tasks.gate import FORM_KINDS, NEEDING_REFERENCE, without_reference
 from rewards.grader import Grader
 from rewards.judges.registry import gate_judge, new_http
+from rewards.monitors.features import TOOL_KINDS, marks_of
 from rewards.panel import graders_of
-from rewards.verifiers.check import Answer
+from rewards.verifiers.check import Answer, ParsedAnswer
 
 _BATCH = 64
 """Answers at a time, as many as in the reward worker: some graders start a process for each."""
@@ -28,14 +29,9 @@ class GateGraders:
     """The graders of the gated tasks of a home. See `contracts.gating.Grade`."""
 
     def __init__(self, tasks: Mapping[str, Task], *, with_reference: bool = True) -> None:
-        """Build the graders.
+        """Build the graders; without `with_reference` only those that need no reference, for prompts of users.
 
-        Args:
-            tasks: by name.
-            with_reference: False: only graders that need no reference, for prompts of users.
-
-        Raises:
-            InvalidTask: a config is wrong, a key is missing, or a judge was not admitted; with file and line.
+        Raises InvalidTask: a config is wrong, a key is missing, or a judge was not admitted; with file and line.
         """
         self._tasks = dict(tasks)
         self._names = {
@@ -96,8 +92,11 @@ def _check_probes(grader: Grader, items: Sequence[Sentinel]) -> None:
         for text in texts
     ]
     for item, *scores in zip(items, *rounds, strict=True):
-        if reason := _why_not(scores):
-            raise InvalidSettings(f"{item.where}: {grader.name} cannot grade an answer to this sentinel: {reason}")
+        reasons = [score.reason for score in scores if score.fault == "user"]
+        if not reasons and all(score.status == "unlabelled" for score in scores):
+            reasons = [scores[0].reason or "it has nothing to say"]
+        if reasons:
+            raise InvalidSettings(f"{item.where}: {grader.name} cannot grade an answer to this sentinel: {reasons[0]}")
 
 
 def _seen(answer: GateAnswer) -> Answer:
@@ -118,10 +117,40 @@ def _lowest(scores: Sequence[Score]) -> GateScore:
     return GateScore(min(score.value if score.value is not None else 0.0 for score in scores))
 
 
-def _why_not(scores: Sequence[Score]) -> str:
-    """Why a sentinel cannot be graded; empty if it can, or if that cannot be known now."""
-    if mistakes := [score.reason for score in scores if score.fault == "user"]:
-        return mistakes[0]
-    if all(score.status == "unlabelled" for score in scores):
-        return scores[0].reason or "it has nothing to say"
-    return ""
+class FastMarks:
+    """The form verifiers of every task. See `contracts.gating.MarkAnswer`. Verifiers that only watch do not count: a task may watch for what is not wrong."""
+
+    def __init__(self, tasks: Mapping[str, Task]) -> None:
+        """Raises InvalidTask: the config of a verifier is wrong; with file and line."""
+        self._form = {name: _graders(task, FORM_KINDS) for name, task in tasks.items()}
+        self._calls = {name: _graders(task, TOOL_KINDS) for name, task in tasks.items()}
+
+    def __call__(self, task: str, body: GenerationBody, finish_reason: FinishReason) -> dict[str, float]:
+        """See `MarkAnswer`. A verifier that fails gives no mark."""
+        text = body.text_with_calls
+        found = {"empty": float(not text.strip())}
+        said = marks_of(text)
+        found |= {name: said.get(name, 0.0) for name in ("refuses", "invalid_tool_call")}
+        answer = Answer(
+            text,
+            body.metadata,
+            body.messages,
+            finish_reason,
+            parsed=ParsedAnswer(body.text, body.tool_calls) if body.tools else None,
+        )
+        shape = [score.value for score in _asked(self._form, task, answer) if score.value is not None]
+        if shape:
+            found["misshapen"] = 1.0 - min(shape)
+        # A call unlike the reference has no fault of the model: it can run.
+        if any(score.value == 0.0 and score.fault == "model" for score in _asked(self._calls, task, answer)):
+            found["invalid_tool_call"] = 1.0
+        return found
+
+
+def _graders(task: Task, kinds: frozenset[str]) -> list[Grader]:
+    names = [rule.name for rule in task.verifiers if rule.kind in kinds and rule.role in {"gate", "component"}]
+    return graders_of(task, names)
+
+
+def _asked(graders: Mapping[str, list[Grader]], task: str, answer: Answer) -> list[Score]:
+    return [score for grader in graders.get(task, []) for score in grader.score_all([answer])]
