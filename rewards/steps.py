@@ -1,10 +1,9 @@
 """From episodes that were graded to what is learned from them, one step after the other.
 
     episode ─▶ components ─▶ verdict ─▶ weight ─▶ experience
-                   rubric.py              here    experience.py
 
-Each step is a pure function of the task and the steps before. Only the weight also depends on the database: on who voted
-before, how fast and how late (`signals/weighing.py`). Here a sample is described to it, and the weight that it returns applied.
+The first two are in `rubric.py`. Each step is a pure function of the task and the steps before. Only the weight also depends on the
+database: on who voted before, how fast and how late (`signals/weighing.py`). Here a sample is described to it, and its weight applied.
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from contracts.clusters import Clusters, words_of
-from contracts.event_log import Message
-from contracts.records import Score
+from contracts.event_log import MAX_RECORD_BYTES, Message
+from contracts.records import Experience, Outcome, Score
+from contracts.segments import with_answer
 from contracts.tasks import Task
-from rewards.episode import UnpackedEpisode
-from rewards.experience import messages_of
+from contracts.topics import EXPERIENCES, OUTCOMES
+from rewards.episode import LostEpisode, UnpackedEpisode
 from rewards.rubric import (
     SILENT,
     Components,
@@ -35,6 +36,7 @@ from rewards.rubric import (
 from rewards.signals.silence import Expected
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing, Weight
+from runtime.log.outbox import message
 
 
 class ScoredEpisode(NamedTuple):
@@ -140,3 +142,61 @@ def _with_expected(task: Task, components: Components, expected: Expected, weigh
     )
     ignored = (msgspec.structs.replace(score, weight=0.0) for score in components.signals)
     return WeightedVerdict((*components.graders, *ignored, silence), verdict, weight)
+
+
+_PLAIN = Score(name="", grader="", value=None)
+_TOO_LARGE = RewardVerdict(None, "unscored", "infra", "too_large")
+
+
+def messages_of(task: Task, item: UnpackedEpisode, weighted: WeightedVerdict, at: float) -> list[Message]:
+    """The experience of an episode, and an outcome if a user's episode has no reward. `at`: UTC epoch seconds."""
+    experience = message(EXPERIENCES, item.episode.key, experience_of(task, item, weighted, at))
+    if experience.num_bytes > MAX_RECORD_BYTES:
+        return [outcome_message(item, _TOO_LARGE, at)]
+    if weighted.verdict.reward is None and item.turn.purpose == "user":
+        return [experience, outcome_message(item, weighted.verdict, at)]
+    return [experience]
+
+
+def experience_of(task: Task, item: UnpackedEpisode, weighted: WeightedVerdict, at: float) -> Experience:
+    """What the trainer learns from."""
+    episode, turn, verdict = item.episode, item.turn, weighted.verdict
+    head = Experience(
+        key=episode.key,
+        revision=episode.revision,
+        policy=turn.policy,
+        task=turn.task,
+        task_hash=task.hash,
+        tenant=turn.tenant,
+        purpose=turn.purpose,
+        baseline_key=turn.task if task.baseline_key == "task" else f"{turn.task}/{turn.tenant}",
+        source=item.source,
+        scores=tuple(map(_learned, weighted.scores)),
+        reward=verdict.reward,
+        weight=weighted.weight * (1.0 if item.share is None else item.share.credit),
+        share=item.share,
+        status=verdict.status,
+        fault=verdict.fault,
+        scored_at=at,
+    )
+    return head if item.source else with_answer(head, turn, item.body)
+
+
+def _learned(score: Score) -> Score:
+    """What the trainer needs of a score. How long it took stands in its row, and defaults are not written."""
+    propensity = _PLAIN.propensity if score.propensity == _PLAIN.propensity else score.propensity
+    return replace(score, seconds=_PLAIN.seconds, propensity=propensity)
+
+
+def outcome_message(item: UnpackedEpisode | LostEpisode, verdict: RewardVerdict, at: float) -> Message:
+    """Why an episode has no reward."""
+    outcome = Outcome(
+        key=item.episode.key,
+        revision=item.episode.revision,
+        epoch=0,
+        state="unlabelled" if verdict.status == "unlabelled" else "unscored",
+        reason=verdict.reason,
+        writer="rewards",
+        at=at,
+    )
+    return message(OUTCOMES, item.episode.key, outcome)

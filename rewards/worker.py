@@ -21,7 +21,6 @@ from contracts.segments import BYTES_PER_TOKEN_ID
 from contracts.tasks import Task
 from contracts.topics import EPISODES
 from rewards.episode import LostEpisode, UnpackedEpisode, unpack_episode
-from rewards.experience import outcome_message
 from rewards.judges.repository import DatabaseStore
 from rewards.monitors.features import WatchedSample
 from rewards.monitors.watch import Monitors
@@ -29,7 +28,7 @@ from rewards.panel import TaskGraders
 from rewards.repository import add_scores, scored_revisions, siblings_of
 from rewards.rubric import RewardVerdict
 from rewards.signals.weighing import Weighing
-from rewards.steps import ScoredEpisode, ScoringSteps
+from rewards.steps import ScoredEpisode, ScoringSteps, outcome_message
 from runtime.database import Database
 from runtime.log.answers import BODY_LOST
 from runtime.metrics import REWARD, SCORES

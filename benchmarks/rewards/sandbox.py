@@ -21,9 +21,8 @@ from typing import Any
 
 from benchmarks.report import percentile, print_table, summarise, write_report
 from rewards.sandbox.choose import sandbox_named
-from rewards.sandbox.port import Ran, Sandbox, SandboxLimits
+from rewards.sandbox.port import Ran, Sandbox, SandboxLimits, interpreter
 from rewards.sandbox.programs import Program, ProgramFailed
-from rewards.sandbox.running import interpreter
 
 HONEST = Program("def f(x):\n    return x * x + 1\n")
 BOMBS = (

@@ -8,8 +8,7 @@ import subprocess
 from pathlib import Path
 
 from contracts.errors import Unavailable
-from rewards.sandbox.port import BY_SIGNAL, OWN_PROCESSES, Ran, SandboxBroken, SandboxLimits
-from rewards.sandbox.running import interpreter, pump
+from rewards.sandbox.port import BY_SIGNAL, OWN_PROCESSES, Ran, SandboxBroken, SandboxLimits, interpreter, pump
 
 _GRACE_SECONDS = 5.0
 _NOBODY = "65534"

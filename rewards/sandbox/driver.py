@@ -1,6 +1,6 @@
 """The first code that runs inside the sandbox: it reads one request and becomes the program.
 
-Millrace never imports it: `running.py` compiles it. In: eight digits, that many bytes of `marshal`, then the program's standard
+Millrace never imports it: `port.py` compiles it. In: eight digits, that many bytes of `marshal`, then the program's standard
 input. Out, on the original standard output: "+" when all is ready; then for a function call the nonce and the value as JSON, for a
 script its output. It imports only built-in modules and what the filter needs, because the start is most of a run's cost.
 """
@@ -15,7 +15,7 @@ SET_SECCOMP, MODE_FILTER, SET_NO_NEW_PRIVS = 22, 2, 38
 CLOSE_RANGE = 436
 """The call's number on every machine."""
 FIRST, OUTER = 0x7FFFFFFE, 0x7FFFFFFD
-"""As in `calls.py`."""
+"""As in `filter.py`."""
 
 
 def read_exactly(size: int) -> bytes:

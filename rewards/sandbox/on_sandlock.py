@@ -9,8 +9,7 @@ import warnings
 from typing import Any
 
 from contracts.errors import Unavailable
-from rewards.sandbox.port import BY_SIGNAL, OWN_PROCESSES, Ran, SandboxBroken, SandboxLimits
-from rewards.sandbox.running import interpreter, pump
+from rewards.sandbox.port import BY_SIGNAL, OWN_PROCESSES, Ran, SandboxBroken, SandboxLimits, interpreter, pump
 
 try:
     import sandlock  # type: ignore[import-untyped]

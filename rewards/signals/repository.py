@@ -47,7 +47,11 @@ def remember(connection: Connection, decided: Mapping[str, VoteDecision], known:
 def hold_people(connection: Connection, names: Collection[PersonName]) -> dict[PersonName, Person]:
     """Read these people, known or new, and lock them until the transaction ends."""
     found = _hold(connection, submitter, ("tenant", "task", "id"), [_person_row(name, Person()) for name in names])
-    return {name: Person(*found[name][:4], agreement=Agreement(*found[name][4:])) for name in names}
+    return {name: _person(*found[name]) for name in names}
+
+
+def _person(num: int, total: float, window_started_at: float, window_num: int, *agreement: int) -> Person:
+    return Person(num, total, window_started_at, window_num, Agreement(*agreement))
 
 
 def _hold(

@@ -12,7 +12,7 @@ from typing import Any
 
 from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer, BadReference, Check, Verifier, read_config, with_reference
-from rewards.verifiers.texts import read_references, squad_tokens
+from rewards.verifiers.exact import read_references, squad_tokens
 
 VERSION = 2
 

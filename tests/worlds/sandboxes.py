@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rewards.sandbox.filter import allow_all
-from rewards.sandbox.port import Ran, SandboxLimits
-from rewards.sandbox.running import interpreter
+from rewards.sandbox.port import Ran, SandboxLimits, interpreter
 from tests.worlds.paths import ROOT
 
 SOURCE = ROOT / "rewards" / "verifiers" / "code.py"

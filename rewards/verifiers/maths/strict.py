@@ -17,9 +17,8 @@ from sympy.core.relational import Relational  # type: ignore[import-untyped]
 from rewards.verifiers.maths.equal import is_same
 from rewards.verifiers.maths.exact import TooBig, measure
 from rewards.verifiers.maths.form import NumberForm, is_tuple, percent_value, still_open
-from rewards.verifiers.maths.marks import apart, in_both_cases, marks_differ, sayings
 from rewards.verifiers.maths.number import is_near
-from rewards.verifiers.maths.text import Spelling, is_same_text, spelled
+from rewards.verifiers.maths.text import Spelling, apart, in_both_cases, is_same_text, marks_differ, sayings, spelled
 from rewards.verifiers.maths.tree import normal
 
 _EXTRACTION = LatexExtractionConfig(

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import Unavailable
-from rewards.sandbox import calls, driver
+from rewards.sandbox import driver
+from rewards.sandbox import filter as calls
 from rewards.sandbox.filter import allow_all, program_of
 from tests.each_case import each_case
 
