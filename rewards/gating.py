@@ -13,11 +13,12 @@ from contracts.gating import GateAnswer, GateScore, Sentinel, SentinelFile
 from contracts.records import FinishReason, GenerationBody, Score
 from contracts.tasks import Task
 from contracts.tasks.gate import FORM_KINDS, NEEDING_REFERENCE, without_reference
+from rewards.episode import answer_in
 from rewards.grader import Grader
 from rewards.judges.registry import gate_judge, new_http
 from rewards.monitors.features import TOOL_KINDS, marks_of
 from rewards.panel import graders_of
-from rewards.verifiers.check import Answer, ParsedAnswer
+from rewards.verifiers.check import Answer
 
 _BATCH = 64
 """Answers at a time, as many as in the reward worker: some graders start a process for each."""
@@ -29,10 +30,7 @@ class GateGraders:
     """The graders of the gated tasks of a home. See `contracts.gating.Grade`."""
 
     def __init__(self, tasks: Mapping[str, Task], *, with_reference: bool = True) -> None:
-        """Build the graders; without `with_reference` only those that need no reference, for prompts of users.
-
-        Raises InvalidTask: a config is wrong, a key is missing, or a judge was not admitted; with file and line.
-        """
+        """Build the graders; without `with_reference` only those that need none, for prompts of users. Raises InvalidTask, with file and line."""
         self._tasks = dict(tasks)
         self._names = {
             name: task.gate_graders if with_reference else without_reference(task.grader_rules, task.gate_graders)
@@ -51,11 +49,7 @@ class GateGraders:
         return [_lowest(scores) for scores in zip(*columns, strict=True)]
 
     def check(self, sentinels: SentinelFile) -> None:
-        """Ask the verifiers of each sentinel about a probe, to find out whether they can grade an answer at all.
-
-        Raises:
-            InvalidSettings: they cannot; with file, line and reason.
-        """
+        """Ask the verifiers of each sentinel about a probe. Raises InvalidSettings if they cannot grade an answer at all; with file, line and reason."""
         for task in sentinels.tasks:
             items = [sentinels.items[place] for place in sentinels.places_of(task)]
             kinds = {rule.name: rule.kind for rule in self._tasks[task].verifiers}
@@ -127,17 +121,10 @@ class FastMarks:
 
     def __call__(self, task: str, body: GenerationBody, finish_reason: FinishReason) -> dict[str, float]:
         """See `MarkAnswer`. A verifier that fails gives no mark."""
-        text = body.text_with_calls
-        found = {"empty": float(not text.strip())}
-        said = marks_of(text)
+        answer = answer_in(body, finish_reason)
+        said = marks_of(answer.text)
+        found = {"empty": float(not answer.text.strip())}
         found |= {name: said.get(name, 0.0) for name in ("refuses", "invalid_tool_call")}
-        answer = Answer(
-            text,
-            body.metadata,
-            body.messages,
-            finish_reason,
-            parsed=ParsedAnswer(body.text, body.tool_calls) if body.tools else None,
-        )
         shape = [score.value for score in _asked(self._form, task, answer) if score.value is not None]
         if shape:
             found["misshapen"] = 1.0 - min(shape)

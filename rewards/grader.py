@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_args
 
 from contracts.records import Fault, Score, ScoreStatus
-from contracts.tasks.rewards import Role
+from contracts.tasks.rewards import GraderRule, Role
 from rewards.verifiers.check import Answer, Check, Verifier, broken
 
 _MAX_REASON = 200
@@ -27,6 +27,12 @@ class Grader(NamedTuple):
     is_slow: bool
     """It calls a server or starts processes, so it runs in parallel with others, after the fast gates."""
     check_all: CheckAll
+
+    @classmethod
+    def of(cls, rule: GraderRule, label: str, check_all: CheckAll, *, is_slow: bool) -> Grader:
+        """The grader of a rule. Only a component has a weight."""
+        weight = rule.weight if rule.role == "component" else 0.0
+        return cls(rule.name, rule.role, weight, label, is_slow, check_all)
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
         """One score for each answer. Never raises, except KeyboardInterrupt."""

@@ -73,11 +73,7 @@ class Panel:
 
 
 def graders_of(task: Task, names: Collection[str] | None = None) -> list[Grader]:
-    """The verifiers of a task, ready to run; only those of `names`, if it is given.
-
-    Raises:
-        InvalidTask: an unknown kind, or an invalid config; with file, line and what to do.
-    """
+    """The verifiers of a task; only those of `names`, if it is given. Raises InvalidTask: unknown kind, or invalid config; with file, line and what to do."""
     graders = []
     for index, rule in enumerate(task.verifiers):
         if names is not None and rule.name not in names and rule.kind in kinds():
@@ -88,16 +84,9 @@ def graders_of(task: Task, names: Collection[str] | None = None) -> list[Grader]
             place = task.where("verifiers", index, "kind")
             raise InvalidTask(f"{place}: verifier {rule.name!r} kind: {error.message}") from error
         built = built_by(module.build, task, index)
-        graders.append(
-            Grader(
-                name=rule.name,
-                role=rule.role,
-                weight=rule.weight if rule.role == "component" else 0.0,
-                label=f"{rule.kind}/{module.VERSION}#{task.hash}",
-                is_slow=kind.is_slow,
-                check_all=built.check_all if isinstance(built, BatchVerifier) else each(built),
-            )
-        )
+        label = f"{rule.kind}/{module.VERSION}#{task.hash}"
+        check_all = built.check_all if isinstance(built, BatchVerifier) else each(built)
+        graders.append(Grader.of(rule, label, check_all, is_slow=kind.is_slow))
     return graders
 
 

@@ -6,7 +6,7 @@ a judge that is away costs the scores that it would have given, not the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,9 +14,8 @@ from contracts.tasks import Task
 from contracts.tasks.gate import proves
 from contracts.tasks.judges import JudgeEndpoint
 from contracts.tasks.loading import load_tasks
-from contracts.tasks.rewards import GraderRule
 from rewards.judges.registry import new_http, probe
-from rewards.repository import GradedRevision, newest_scores
+from rewards.repository import newest_scores
 from rewards.sandbox.choose import described, sandbox_named
 from rewards.worker import RewardsHandler
 from runtime.database import Database
@@ -30,14 +29,12 @@ _NEWEST = 2_000
 def check_tasks(paths: tuple[Path, ...], own_url: str, tell: Callable[[str], None]) -> dict[str, Task]:
     """Load the tasks, build every verifier and judge, and ask every judge a short question.
 
+    Raises InvalidTask: the first mistake, or a judge that does not answer; with file, line and what to do.
+
     Args:
         paths: of the task files.
         own_url: of this Millrace. A judge there is not asked, because it cannot answer before the start.
-        tell: takes lines: which judge is asked (one that does not answer takes as long as its rule allows), which
-            sandbox runs code, and warnings.
-
-    Raises:
-        InvalidTask: the first mistake, or a judge that does not answer; with file, line and what to do.
+        tell: takes lines: which judge is asked, which sandbox runs code, and warnings.
     """
     tasks = load_tasks(paths)
     RewardsHandler(tasks).close()  # builds every verifier and judge, and so checks their settings
@@ -102,30 +99,23 @@ def warn_of_silence(task: Task, tell: Callable[[str], None]) -> None:
 def propose_expected(tasks: Mapping[str, Task], database: Database, tell: Callable[[str], None]) -> None:
     """Tell which share of its graded answers each task loses by leaving silence unlabelled, if the share is large."""
     for task in tasks.values():
-        if task.silence == "unlabelled" and task.signals_weight > 0 and any(map(proves, deciding(task))):
-            with database.snapshot() as connection:
-                known = newest_scores(connection, task.name, _NEWEST)
-            num_graded, num_lost = lost_of(task, known)
-            if num_graded >= MIN_GRADED and num_lost >= MIN_SHARE * num_graded:
-                tell(
-                    f"{task.where('silence')}: of the last {num_graded:,} answers that task {task.name!r} could grade, "
-                    f"{num_lost / num_graded:.0%} have no reward, because nobody reacted to them; "
-                    '`silence = "expected"` gives them what users said of similar answers, at reduced weight (docs/rewards.md)'
-                )
-
-
-def deciding(task: Task) -> list[GraderRule]:
-    """The graders that take part in the reward."""
-    return [rule for rule in task.grader_rules if rule.role == "gate" or (rule.role == "component" and rule.weight > 0)]
-
-
-def lost_of(task: Task, known: Sequence[GradedRevision]) -> tuple[int, int]:
-    """How many answers were scored by every deciding grader and refused by no gate, and how many of these have no reward."""
-    gates = {rule.name for rule in deciding(task) if rule.role == "gate"}
-    needed = {rule.name for rule in deciding(task)}
-    graded = []
-    for row in known:
-        scored = {score.name: score.value for score in row.scores if score.status == "scored"}
-        if needed <= scored.keys() and not any(scored[name] == 0.0 for name in gates):
-            graded.append(row)
-    return len(graded), sum(row.reward is None for row in graded)
+        gates = {rule.name for rule in task.grader_rules if rule.role == "gate"}
+        deciding = [
+            rule for rule in task.grader_rules if rule.name in gates or (rule.role == "component" and rule.weight > 0)
+        ]
+        if task.silence != "unlabelled" or task.signals_weight <= 0 or not any(map(proves, deciding)):
+            continue
+        with database.snapshot() as connection:
+            known = newest_scores(connection, task.name, _NEWEST)
+        rewards = []  # of the answers that every deciding grader scored, and no gate refused
+        for row in known:
+            scored = {score.name: score.value for score in row.scores if score.status == "scored"}
+            if {rule.name for rule in deciding} <= scored.keys() and all(scored[name] != 0.0 for name in gates):
+                rewards.append(row.reward)
+        num_graded, num_lost = len(rewards), rewards.count(None)
+        if num_graded >= MIN_GRADED and num_lost >= MIN_SHARE * num_graded:
+            tell(
+                f"{task.where('silence')}: of the last {num_graded:,} answers that task {task.name!r} could grade, "
+                f"{num_lost / num_graded:.0%} have no reward, because nobody reacted to them; "
+                '`silence = "expected"` gives them what users said of similar answers, at reduced weight (docs/rewards.md)'
+            )

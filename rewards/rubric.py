@@ -83,14 +83,9 @@ def combine(
     has_signals: bool = True,
     expected: float | None = None,
 ) -> RewardVerdict:
-    """Combine the scores of a task's graders with those of its signals.
+    """Combine the scores of a task's verifiers and judges with those of its signals.
 
-    Args:
-        task: says by name which score is a gate and which a component.
-        graders: scores of verifiers and judges.
-        signals: scores of users' signals; the one with a weight decides.
-        has_signals: False leaves users out: neither what they did nor their silence counts.
-        expected: stands for silence, in the task's range of rewards.
+    Without `has_signals`, neither what users did nor their silence counts. `expected` stands for silence, in the task's range of rewards.
     """
     rule = task.reward
     gates = _in_role(task, "gate", graders)
@@ -119,10 +114,7 @@ def combine(
 
 
 def grade_of(task: Task, graders: Sequence[Score]) -> float | None:
-    """What gates and components alone make of an answer, in [0, 1]; None if one is missing or a gate refused it.
-
-    Where a task has only gates, it is the lowest of their values.
-    """
+    """What gates and components alone make of an answer, in [0, 1] (of gates alone: the lowest); None if one is missing or a gate refused it."""
     verdict = combine(task, graders, [], has_signals=False)
     gates = _in_role(task, "gate", graders)
     if verdict == NOTHING_TO_WEIGH and gates:

@@ -119,8 +119,7 @@ def sample_of(
 def weighted(task: Task, components: Components, verdict: RewardVerdict, weight: Weight) -> WeightedVerdict:
     """Apply a weight to a verdict.
 
-    Where no vote counts, one of two things takes its place: what others said of answers that were graded alike, or,
-    if the task lets graders alone decide about silence, the verdict without users.
+    Where no vote counts, its place takes what others said of answers that were graded alike, or the verdict without users.
     """
     if weight.expected is not None:
         return _with_expected(task, components, weight.expected, weight.value)

@@ -51,10 +51,9 @@ class RewardsHandler:
         database: Database | None = None,
         secret: bytes = b"",
     ) -> None:
-        """Build every grader. Raises InvalidTask if a verifier or judge cannot be built.
+        """Build every grader. Raises InvalidTask if one cannot be built. Without `database`, judges remember nothing and compare nothing.
 
-        Without `database`, judges remember nothing and compare nothing. Without `secret` (of the draw of audits; all replicas share
-        it) nobody can tell which samples are audited.
+        Without `secret` (of the draw of audits; all replicas share it) nobody can tell which samples are audited.
         """
         self._tasks, self._clock = tasks, clock
         self._graders = TaskGraders(tasks) if database is None else _with_memory(tasks, database, secret)

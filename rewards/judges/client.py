@@ -56,10 +56,9 @@ class Reply(NamedTuple):
 
 
 class NoReply(NamedTuple):
-    """Why there is no reply, in words, and what that means.
+    """Why there is no reply. `busy`: the server is overloaded. `away`: it failed or does not answer in time.
 
-    `busy`: the server runs, but is overloaded. `away`: it failed or does not answer in time. `closed`: nobody is there, or every
-    request from us is refused: wrong key or wrong name. `refused`: by the model, by a content filter, or as a bad request; the
+    `closed`: nobody is there, or the key or name is wrong. `refused`: by the model, by a filter, or as a bad request; the
     content of the request may be the cause.
     """
 

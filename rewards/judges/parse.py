@@ -58,7 +58,7 @@ def parse_brief(content: str, levels: Sequence[str], tokens: Sequence[ReplyToken
 def expected_level(tokens: Sequence[ReplyToken], levels: Sequence[str]) -> float | None:
     """The sum over k of p_k k / (K - 1), with p_k from the alternatives of the tokens that spell the level.
 
-    None if the tokens do not show it: there are no alternatives, or levels have less than half of the probability.
+    None if there are no alternatives, or levels have less than half of the probability.
     """
     starts = [match.end() for match in _VALUE.finditer("".join(token.text for token in tokens))]
     if not starts:

@@ -129,7 +129,7 @@ def parts_of(case: Case) -> list[tuple[str, str]]:
 def without_thoughts(text: str) -> str:
     """The answer without its reasoning, and without later blocks of it, which no judge should follow.
 
-    If the closing tag is missing, everything after the opening tag is removed; if only the opening one is, everything before it.
+    A missing closing tag removes everything after the opening one; a missing opening tag everything before the closing one.
     """
     spoken = without_reasoning(text) or ""
     return _THOUGHT_END.sub("", _THOUGHT.sub("", spoken)).strip()

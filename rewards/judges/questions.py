@@ -100,8 +100,8 @@ def inquire(rule: JudgeRule, answer: Answer) -> Inquiry:
 def read(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
     """Combine the verdicts on an answer.
 
-    If a verdict is missing there is no value, because fewer members would be a different judge; unless the answer itself
-    prevented the verdict.
+    If one is missing there is no value, because fewer members would be a different judge; unless the answer itself prevented
+    the verdict.
     """
     if inquiry.settled is not None:
         return inquiry.settled
@@ -123,10 +123,7 @@ def read(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
 
 
 def combined(rule: JudgeRule, values: Sequence[float]) -> tuple[float, float]:
-    """The combined value of all members, which is their minimum or a lower quantile, and their largest difference.
-
-    The quantile interpolates linearly (R-7, Hyndman and Fan 1996), like numpy's.
-    """
+    """Minimum or lower quantile (linear, R-7, Hyndman and Fan 1996) of the members' values, and their largest difference."""
     ordered = sorted(values)
     disagreement = ordered[-1] - ordered[0]
     if rule.combine == "min":
@@ -137,10 +134,9 @@ def combined(rule: JudgeRule, values: Sequence[float]) -> tuple[float, float]:
 
 
 def both_orders(first: float, second: float) -> tuple[float, bool]:
-    """The value of an answer compared with another, and whether the order changed the result.
+    """The value of an answer compared with another, and whether the order changed the result: then it is a tie.
 
-    `first` is the value of this answer when it was shown first, `second` that of the other answer when that was. Orders
-    that disagree make a tie.
+    `first` is the value of this answer when it was shown first, `second` that of the other answer when that was.
     """
     flipped = not math.isclose(first, 1.0 - second, abs_tol=1e-9)
     return (0.5 if flipped else first), flipped

@@ -25,11 +25,7 @@ _PROBE = [{"role": "user", "content": "What is 2 + 2?"}]
 def judges_of(
     task: Task, store: JudgeStore, http: httpx.Client | None = None, *, environ: Mapping[str, str] = os.environ
 ) -> list[Grader]:
-    """The judges of a task. `http` belongs to the caller; by default the judges share a new client.
-
-    Raises:
-        InvalidTask: a key is missing, or a judge that decides was not admitted; with file, line and what to do.
-    """
+    """The judges of a task. Raises InvalidTask if a key is missing, or a judge that decides was not admitted; with file, line and what to do."""
     if not task.judges:
         return []
     http = http or new_http()
@@ -38,16 +34,8 @@ def judges_of(
         _check_keys(task, index, environ)
         if rule.role != "watch":
             _check_admission(task, index)
-        graders.append(
-            Grader(
-                name=rule.name,
-                role=rule.role,
-                weight=rule.weight if rule.role == "component" else 0.0,
-                label=label_of(rule, task.hash),
-                is_slow=True,
-                check_all=make_judge(task.name, rule, store, http, environ=environ).check_all,
-            )
-        )
+        judge = make_judge(task.name, rule, store, http, environ=environ)
+        graders.append(Grader.of(rule, label_of(rule, task.hash), judge.check_all, is_slow=True))
     return graders
 
 
@@ -67,11 +55,7 @@ def make_judge(
 
 
 def gate_judge(task: Task, name: str, http: httpx.Client, environ: Mapping[str, str] = os.environ) -> Judge:
-    """A judge for the release gate, whatever its role: it sees every answer, and remembers nothing between batches.
-
-    Raises:
-        InvalidTask: its key is missing, or it was not admitted; with file, line and what to do.
-    """
+    """A judge for the release gate, whatever its role: it sees every answer, and remembers nothing. Raises InvalidTask, like `judges_of`."""
     index = next(place for place, rule in enumerate(task.judges) if rule.name == name)
     _check_keys(task, index, environ)
     _check_admission(task, index)
@@ -99,8 +83,7 @@ def probe(
 ) -> None:
     """Ask each endpoint of a judge a short question, except those skipped. Being overloaded counts as an answer.
 
-    Raises:
-        InvalidTask: an endpoint does not answer; with file, line and what to do.
+    Raises InvalidTask if an endpoint does not answer; with file, line and what to do.
     """
     _check_keys(task, index, environ)
     rule = task.judges[index]

@@ -42,10 +42,10 @@ class Setup(NamedTuple):
 
 
 class ItemOutcome(NamedTuple):
-    """The outcome of an item.
+    """`answered`: `value` is the result. `raised`: its code raised.
 
-    `answered`: `value` is the result. `raised`: its code raised. `exhausted`: it ran out of memory or stack. `late`: it missed its deadline and was killed.
-    `crashed`: its process died. `unstarted`: no worker ran it.
+    `exhausted`: it ran out of memory or stack. `late`: it missed its deadline and was killed. `crashed`: its process died.
+    `unstarted`: no worker ran it.
     """
 
     how: How

@@ -38,11 +38,7 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
 
 @functools.cache
 def sandbox_named(name: str) -> Sandbox:
-    """The sandbox of that name, or with "auto" the first without an escape. Probed once per process.
-
-    Raises:
-        Unavailable: no sandbox works; the message says what is wrong with each.
-    """
+    """The sandbox of that name, or with "auto" the first without an escape. Probed once per process. Raises Unavailable if none works."""
     return first_that_holds(MAKERS if name == "auto" else {name: MAKERS[name]})
 
 

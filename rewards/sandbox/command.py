@@ -41,10 +41,7 @@ exit $?
 
 
 class CommandSandbox:
-    """Runs `prefix`, then the commands that drop rights and set limits, then the interpreter.
-
-    The memory limit applies to each process. When the first process is killed, all others must end with it.
-    """
+    """Runs `prefix`, then the commands that drop rights and set limits, then the interpreter. The memory limit applies to each process."""
 
     def __init__(self, name: str, prefix: list[str]) -> None:
         self.name = name

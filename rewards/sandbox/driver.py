@@ -63,8 +63,8 @@ def refuse(reason: str) -> None:
 def become_child() -> None:
     """Let the program run in a child process.
 
-    Our parent is the grader. A program can leave its children to its own parent, so this process stands between and
-    collects them.
+    A program can leave its children to its own parent, which would be the grader, so this process stands between and collects
+    them.
     """
     child = os.fork()
     if child == 0:

@@ -47,11 +47,7 @@ class Numbers(NamedTuple):
 class ArgumentRule(NamedTuple):
     """A condition on one argument. Kernels read 32 bits of the arguments that are tested here.
 
-    Attributes:
-        argument: its position, from 0.
-        mask: the bits to compare.
-        values: the values to compare with.
-        wanted: True if the bits must equal one of the values, False if they must equal no value.
+    The bits in `mask` must equal one of the values if `wanted`, else none of them. `argument`: its position, from 0.
     """
 
     argument: int
@@ -215,11 +211,6 @@ def program_of(machine: str = "") -> bytes:
         if number is not None:
             by_number[number] = answer
     return _bytes([*found, *_search(sorted(by_number.items()))])
-
-
-def allow_all() -> bytes:
-    """A filter that refuses nothing, for comparison."""
-    return _bytes([(_RETURN, 0, 0, _ALLOW)])
 
 
 def _search(answers: list[tuple[int, list[Instruction]]]) -> list[Instruction]:

@@ -89,11 +89,7 @@ class Interpreter(NamedTuple):
 
 @functools.cache
 def interpreter() -> Interpreter:
-    """The interpreter of this process, without its environment, its site packages and its user's settings.
-
-    Raises:
-        Unavailable: there is no filter for this machine.
-    """
+    """The interpreter of this process, without its environment, site packages and user settings. Raises Unavailable if its machine has no filter."""
     binary = os.path.realpath(sys.executable)
     source = (Path(__file__).parent / "driver.py").read_text()
     # Compiled once here, by the same interpreter. It takes a millisecond, which every run would pay.

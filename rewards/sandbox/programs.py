@@ -100,14 +100,11 @@ class Suite(NamedTuple):
 
 
 def read_suite(reference: str) -> Suite:
-    """The suite of `metadata.reference`.
+    """The suite of `metadata.reference`. Raises ValueError; the message says what the app must correct.
 
     `{"function": NAME, "tests": [[input, expected], ...], "held_out": [...]}`: an input that is a list holds the arguments, any
     other input is the only argument; so a function of one list has inputs like `[[1, 2, 3]]`.
     `{"stdin_tests": [[stdin, stdout], ...], "held_out": [...]}`: texts.
-
-    Raises:
-        ValueError: the reference is invalid; the message says what the app must correct.
     """
     try:
         found = json.loads(reference, parse_constant=_refuse)
@@ -150,8 +147,7 @@ def _test(place: str, pair: Any, is_script: bool) -> ProgramTest:
 def same(expected: Any, given: Any, tolerance: float = 0.0) -> bool:
     """Whether two JSON values are equal, types included: true is not 1, and 1 is not 1.0. A tuple comes back as a list.
 
-    Two floats may differ by `tolerance`, relative or absolute.
-    It recurses only as deep as `expected`, which the app wrote.
+    Two floats may differ by `tolerance`, relative or absolute. It recurses only as deep as `expected`, which the app wrote.
     """
     if type(expected) is not type(given):
         return False

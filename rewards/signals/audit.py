@@ -26,10 +26,7 @@ _ROUNDING = 1e-9
 
 
 class Accuracy(NamedTuple):
-    """How accurate an audit judge is, from labels: P(says good | is good), P(says bad | is bad), and the labelled cases behind each.
-
-    Without counts, the rates are treated as exact.
-    """
+    """How accurate an audit judge is: P(says good | is good), P(says bad | is bad), and the labelled cases behind each (none: exact)."""
 
     sensitivity: float
     specificity: float
@@ -132,8 +129,7 @@ def together(versions: Iterable[VersionAudit]) -> VersionAudit:
 def why_different(known: VersionAudit, judge: Accuracy | None = None) -> str:
     """Why the audit cannot stand in for a missing reward; empty if it can.
 
-    On the answers that have both, the means must surely lie within a tenth of the range, and the two must surely be
-    positively correlated. Otherwise the judge measures something else, and so would the "corrected" mean.
+    On the answers that have both, the means must surely lie within a tenth of the range, and the two be positively correlated.
     """
     num = known.differences.num
     if num < MIN_COMPARED:

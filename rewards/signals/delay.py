@@ -67,11 +67,7 @@ class Curve(NamedTuple):
 def product_limit(num_answers: np.ndarray, num_signals: np.ndarray, ages: np.ndarray, edges: np.ndarray) -> Curve:
     """1 - the product over buckets of (1 - signals / answers without one yet), over the cohorts that saw the bucket end.
 
-    Args:
-        num_answers: [C] of each cohort.
-        num_signals: [C, B] by delay.
-        ages: [C] seconds, of the youngest answer of each cohort.
-        edges: [B] seconds, the ends of the buckets.
+    Answers [C] of each cohort, signals [C, B] by delay, ages [C] of the youngest answer in seconds, edges [B]: ends of the buckets.
     """
     seen = ages[:, None] >= edges[None, :]
     before = np.cumsum(num_signals, axis=1) - num_signals

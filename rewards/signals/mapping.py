@@ -29,10 +29,9 @@ class About(NamedTuple):
 
 
 def score_signals(task: Task, about: About, signals: Iterable[Signal]) -> list[Score]:
-    """One score for each signal that has a value in the task.
+    """One score, in the task's range of rewards, for each signal that has a value in the task.
 
-    Rewards are in the task's range. A signal less than `min_seconds` after the answer is taken for an accident: its score
-    is unlabelled, not zero.
+    A signal less than `min_seconds` after the answer is taken for an accident: its score is unlabelled, not zero.
     """
     newest = {signal.name: signal for signal in sorted(signals, key=lambda item: (item.at, item.id))}
     grader = f"signal/{VERSION}#{task.hash}"

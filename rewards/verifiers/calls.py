@@ -44,8 +44,7 @@ class Malformed(ValueError):
 def calls_of(text: str, schemas: Mapping[str, Mapping[str, Any]], traces: Traces) -> list[Call]:
     """The calls in an answer without its reasoning, in order. Empty if it is plain prose, in which `traces` finds no call.
 
-    Raises:
-        Malformed: part of it is a broken call, or text follows a call.
+    Raises Malformed: part of it is a broken call, or text follows a call.
     """
     text = text.strip()
     if text.startswith("{") and not traces.search(text):
@@ -64,12 +63,9 @@ def calls_of(text: str, schemas: Mapping[str, Mapping[str, Any]], traces: Traces
 
 
 def parsed_calls(calls: Sequence[Mapping[str, Any]], text: str, traces: Traces) -> list[Call]:
-    """The calls that inference parsed from an answer's tokens. `text` is the rest of the answer.
+    """The calls that inference parsed from an answer's tokens. `text` is the rest of the answer. Raises Malformed.
 
     A client runs only these, so a call in the text is broken, however well it is written.
-
-    Raises:
-        Malformed: a call's arguments are not a JSON object, or the text has a call too.
     """
     found = [
         _call(WrittenCall(call["function"]["name"], call["function"]["arguments"]), number)

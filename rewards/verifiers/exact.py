@@ -14,6 +14,8 @@ from rewards.verifiers.check import Answer, BadReference, Check, Verifier, read_
 from rewards.verifiers.strict_json import NotJson, read_json
 
 VERSION = 2
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
+_SPACE = re.compile(r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 
 
 class Config(TaskSection):
@@ -51,13 +53,13 @@ def build(config: Mapping[str, Any], _context: object = None) -> Verifier:
 
 def _normalised(text: str, rule: Config) -> str:
     if not rule.raw:
-        text = plain_spaces(unicodedata.normalize("NFC", text))
+        text = _SPACE.sub(" ", unicodedata.normalize("NFC", text))
     if rule.casefold:
         text = text.casefold()
     if rule.punctuation:
-        text = without_punctuation(text)
+        text = text.translate(_punctuation())
     if rule.articles:
-        text = without_articles(text)
+        text = _ARTICLES.sub(" ", text)
     if rule.punctuation or rule.articles:
         text = " ".join(text.split())
     return text.strip() if rule.strip else text
@@ -74,28 +76,9 @@ def explain(answer: Answer, config: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-_SPACE = re.compile(r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
-
-
-def without_articles(text: str) -> str:
-    """Without the words a, an, the."""
-    return _ARTICLES.sub(" ", text)
-
-
-def without_punctuation(text: str) -> str:
-    """Without the characters that Unicode calls punctuation, and ASCII's symbols."""
-    return text.translate(_punctuation())
-
-
 def squad_tokens(text: str) -> list[str]:
     """Words as SQuAD's evaluation compares them: lower case, no punctuation, no articles."""
-    return without_articles(without_punctuation(text.lower())).split()
-
-
-def plain_spaces(text: str) -> str:
-    """With a plain space for each other kind of space, such as a no-break space."""
-    return _SPACE.sub(" ", text)
+    return _ARTICLES.sub(" ", text.lower().translate(_punctuation())).split()
 
 
 def read_references(text: str) -> list[str]:
