@@ -119,7 +119,7 @@ class TaskGraders:
         self,
         tasks: Mapping[str, Task],
         store: JudgeStore | None = None,
-        siblings: Siblings = lambda _: {},
+        siblings: Siblings | None = None,
         secret: bytes = b"",
     ) -> None:
         """Build every grader. Raises InvalidTask if a verifier or judge cannot be built.
@@ -131,9 +131,6 @@ class TaskGraders:
         self._http: httpx.Client | None = new_http() if any(task.judges for task in tasks.values()) else None
         store = store or MemoryStore()
         self._panels = {name: Panel(task, judges_of(task, store, self._http), secret) for name, task in tasks.items()}
-        self._compared = {
-            name for name, task in tasks.items() if any(judge.protocol == "pairwise" for judge in task.judges)
-        }
         self._siblings = siblings
         self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="grader")
 
@@ -148,14 +145,12 @@ class TaskGraders:
         places: dict[str, list[int]] = defaultdict(list)
         for place, item in enumerate(items):
             places[item.turn.task].append(place)
-        waiting = {
-            name: self._panels[name].start(
-                self._answers(self._tasks[name], [items[place] for place in places[name]]), self._pool
-            )
-            for name in places.keys() & self._panels.keys()
-        }
-        for name, found in waiting.items():
-            scores |= zip(places[name], found(), strict=True)
+        waiting = []
+        for name in places.keys() & self._panels.keys():
+            answers = self._answers(self._tasks[name], [items[place] for place in places[name]])
+            waiting.append((places[name], self._panels[name].start(answers, self._pool)))
+        for asked, found in waiting:
+            scores |= zip(asked, found(), strict=True)
         return [item._replace(grader_scores=scores.get(place, ())) for place, item in enumerate(items)]
 
     def close(self) -> None:
@@ -165,12 +160,11 @@ class TaskGraders:
             self._http.close()
 
     def _answers(self, task: Task, items: Sequence[UnpackedEpisode]) -> list[Answer]:
-        if task.name not in self._compared:
-            return [answer_of(item, task) for item in items]
-        texts = self._siblings({item.turn.completion_id for item in items})
-
-        def others(item: UnpackedEpisode) -> tuple[str, ...]:
-            choices = texts.get(item.turn.completion_id, {})
-            return tuple(text for choice, text in sorted(choices.items()) if choice != item.turn.choice)
-
-        return [answer_of(item, task, others(item)) for item in items]
+        texts: Mapping[str, Mapping[int, str]] = {}
+        if self._siblings is not None and any(judge.protocol == "pairwise" for judge in task.judges):
+            texts = self._siblings({item.turn.completion_id for item in items})
+        choices = [sorted(texts.get(item.turn.completion_id, {}).items()) for item in items]
+        return [
+            answer_of(item, task, tuple(text for choice, text in known if choice != item.turn.choice))
+            for item, known in zip(items, choices, strict=True)
+        ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -56,7 +57,8 @@ class RewardsHandler:
         Without `secret` (of the draw of audits; all replicas share it) nobody can tell which samples are audited.
         """
         self._tasks, self._clock = tasks, clock
-        self._graders = TaskGraders(tasks) if database is None else _with_memory(tasks, database, secret)
+        store = DatabaseStore(database) if database else None
+        self._graders = TaskGraders(tasks, store, partial(_siblings, database) if database else None, secret)
         self._weighing = Weighing(tasks, clock)
         self._steps = ScoringSteps(tasks, self._weighing)
         self._monitors = Monitors(tasks)
@@ -152,9 +154,6 @@ def _watched(scored: ScoredEpisode) -> WatchedSample:
     )
 
 
-def _with_memory(tasks: Mapping[str, Task], database: Database, secret: bytes) -> TaskGraders:
-    def siblings(completion_ids: Collection[str]) -> Mapping[str, Mapping[int, str]]:
-        with database.snapshot() as connection:
-            return siblings_of(connection, completion_ids)
-
-    return TaskGraders(tasks, DatabaseStore(database), siblings, secret)
+def _siblings(database: Database, completion_ids: Collection[str]) -> Mapping[str, Mapping[int, str]]:
+    with database.snapshot() as connection:
+        return siblings_of(connection, completion_ids)

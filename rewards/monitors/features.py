@@ -124,17 +124,12 @@ def marks_of(text: str) -> dict[str, float]:
     ):
         if is_there:
             found[name] = 1.0
-    if repeated := _repeated(looked):
-        found["repeats"] = repeated
+    # Lines that repeat an earlier one; blank lines and short texts do not count.
+    written = looked.splitlines() if looked.count("\n") >= _MIN_LINES - 1 else []
+    lines = [line for line in map(str.strip, written) if len(line) > 1]
+    if len(lines) >= _MIN_LINES and len(set(lines)) < len(lines):
+        found["repeats"] = 1.0 - len(set(lines)) / len(lines)
     return found
-
-
-def _repeated(text: str) -> float:
-    """Share of lines that repeat an earlier one, blank lines not counted; 0 for short texts."""
-    if text.count("\n") < _MIN_LINES - 1:
-        return 0.0
-    lines = [line for line in map(str.strip, text.splitlines()) if len(line) > 1]
-    return 1.0 - len(set(lines)) / len(lines) if len(lines) >= _MIN_LINES else 0.0
 
 
 def _tampers(code: str) -> bool:

@@ -63,7 +63,10 @@ def is_number(gold: list[Any], *, is_rational: bool = False) -> bool:
     known = [expression for expression in known if isinstance(expression, Basic | MatrixBase)]
     if not known or any(_unknowns(expression) for expression in known):
         return False
-    return not is_rational or any(isinstance(expression, Expr) and _is_rational(expression) for expression in known)
+    return not is_rational or any(
+        isinstance(expression, Expr) and (expression.is_rational is True or isinstance(expression, Float))
+        for expression in known
+    )
 
 
 def _names(expression: Any) -> bool:
@@ -77,10 +80,6 @@ def _is_name(expressions: list[Any]) -> bool:
     return not is_number(expressions) or any(
         isinstance(expression, Basic) and expression.has(AppliedUndef) for expression in expressions
     )
-
-
-def _is_rational(expression: Expr) -> bool:
-    return expression.is_rational is True or isinstance(expression, Float)
 
 
 def _unknowns(expression: Any) -> set[Any]:

@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from contracts.tasks.judges import JudgeRule
-from rewards.judges.asking import MOST_FAILED
-from rewards.judges.judge import Judge
+from rewards.judges.judge import MOST_FAILED, Judge
 from rewards.judges.registry import make_judge
 from rewards.judges.repository import JudgeCosts, MemoryStore
 from rewards.verifiers.check import Answer
