@@ -54,9 +54,7 @@ class GateGraders:
             items = [sentinels.items[place] for place in sentinels.places_of(task)]
             kinds = {rule.name: rule.kind for rule in self._tasks[task].verifiers}
             for grader in self._verifiers[task]:
-                if kinds[grader.name] in NEEDING_REFERENCE:
-                    _check_references(grader.name, items)
-                _check_probes(grader, items)
+                _check_probes(grader, items, needs_reference=kinds[grader.name] in NEEDING_REFERENCE)
 
     def close(self) -> None:
         """Close the connections."""
@@ -70,23 +68,16 @@ class GateGraders:
         ]
 
 
-def _check_references(name: str, items: Sequence[Sentinel]) -> None:
-    """Some verifiers look at the answer before the reference, so a probe cannot show that the reference is missing."""
-    for item in items:
-        if "reference" not in item.metadata:
-            raise InvalidSettings(
-                f"{item.where}: {name} cannot grade an answer to this sentinel: it has no `reference`"
-            )
-
-
-def _check_probes(grader: Grader, items: Sequence[Sentinel]) -> None:
+def _check_probes(grader: Grader, items: Sequence[Sentinel], *, needs_reference: bool) -> None:
     texts = [*_PROBES, None]
     rounds = [
         _ask(grader, [_seen(item.answered(text or item.metadata.get("reference", ""))) for item in items])
         for text in texts
     ]
     for item, *scores in zip(items, *rounds, strict=True):
-        reasons = [score.reason for score in scores if score.fault == "user"]
+        # Some verifiers look at the answer before the reference, so a probe cannot show that the reference is missing.
+        is_bare = needs_reference and "reference" not in item.metadata
+        reasons = ["it has no `reference`"] if is_bare else [score.reason for score in scores if score.fault == "user"]
         if not reasons and all(score.status == "unlabelled" for score in scores):
             reasons = [scores[0].reason or "it has nothing to say"]
         if reasons:

@@ -1,9 +1,7 @@
-"""From episodes that were graded to what is learned from them, one step after the other.
+"""From episodes that were graded to what is learned from them: components, verdict (`rubric.py`), then weight and experience.
 
-    episode ─▶ components ─▶ verdict ─▶ weight ─▶ experience
-
-The first two are in `rubric.py`. Each step is a pure function of the task and the steps before. Only the weight also depends on the
-database: on who voted before, how fast and how late (`signals/weighing.py`). Here a sample is described to it, and its weight applied.
+Each step is a pure function of the task and the steps before. Only the weight also depends on the database: on who voted before, how fast
+and how late (`signals/weighing.py`). Here a sample is described to it, and its weight applied.
 """
 
 from __future__ import annotations

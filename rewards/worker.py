@@ -1,10 +1,7 @@
-"""The reward worker.
+"""The reward worker. It waits for verifiers and judges before the transaction begins, so that no row is locked meanwhile.
 
-In: episodes. Out: an experience for each revision, with a reward or without, and an outcome for each user's episode that
-has no reward. Waits: for verifiers and judges, before the transaction begins, so that no row is locked meanwhile.
-
-Each revision is weighed once (`signals/`) and counted once (`monitors/`). Scores are stored as they were given: weights and
-what is expected of silent users change the experience, not the stored score.
+In: episodes. Out: an experience for each revision, with a reward or without, and an outcome for each user's episode that has no reward.
+Each revision is weighed once (`signals/`) and counted once (`monitors/`). Scores are stored as they were given.
 """
 
 from __future__ import annotations

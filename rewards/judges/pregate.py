@@ -45,18 +45,11 @@ def worthless(text: str, reference: str | None = None) -> str:
     letters = _letters(answer)
     if not letters:
         return "symbols only"
-    if len(answer) <= _MAX_CHARS and _only_openers(letters):
-        return "an opening phrase only"
-    return ""
-
-
-def _only_openers(letters: str) -> bool:
-    while letters:
-        opener = next((opener for opener in _OPENERS if letters.startswith(opener)), None)
-        if opener is None:
-            return False
+    if len(answer) > _MAX_CHARS:
+        return ""
+    while opener := next((opener for opener in _OPENERS if letters.startswith(opener)), ""):
         letters = letters[len(opener) :]
-    return True
+    return "" if letters else "an opening phrase only"
 
 
 def _letters(text: str) -> str:

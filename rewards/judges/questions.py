@@ -77,12 +77,12 @@ def inquire(rule: JudgeRule, answer: Answer) -> Inquiry:
         if not follow_up:
             return Inquiry(settled=Reading(unlabelled("the user wrote nothing next"), "unlabelled"))
         case = Case(answer.messages, (without_thoughts(answer.text),), answer.reference, follow_up)
-        return _about(rule, [(case,)])._replace(text=case.answers[0])
+        return _about(rule, [(case,)], case.answers[0])
     if rule.pregate and (reason := worthless(answer.text, answer.reference)):
         return Inquiry(settled=Reading(Check(0.0, fault="model", reason=reason), "pregated"))
     text = without_thoughts(answer.text)
     if rule.protocol == "pointwise":
-        return _about(rule, [(Case(answer.messages, (text,), answer.reference),)])._replace(text=text)
+        return _about(rule, [(Case(answer.messages, (text,), answer.reference),)], text)
     if not answer.siblings:
         return Inquiry(settled=Reading(unlabelled("no other choice to compare with"), "unlabelled"))
     pairs, given = [], []
@@ -94,7 +94,7 @@ def inquire(rule: JudgeRule, answer: Answer) -> Inquiry:
         else:
             orders = ((text, sibling), (sibling, text))
             pairs.append(tuple(Case(answer.messages, order, answer.reference) for order in orders))
-    return _about(rule, pairs)._replace(given=tuple(given), text=text)
+    return _about(rule, pairs, text, tuple(given))
 
 
 def read(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
@@ -103,8 +103,6 @@ def read(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
     If one is missing there is no value, because fewer members would be a different judge; unless the answer itself prevented
     the verdict.
     """
-    if inquiry.settled is not None:
-        return inquiry.settled
     found = [findings[question.key] for question in inquiry.questions]
     failures = [item for item in found if isinstance(item, NoVerdict)]
     for failure in failures:
@@ -176,19 +174,18 @@ def _explained(reason: str, num_members: int, disagreement: float) -> str:
     return f"{among}{reason}"[:_MAX_REASON]
 
 
-def _about(rule: JudgeRule, items: Sequence[tuple[Case, ...]]) -> Inquiry:
+def _about(rule: JudgeRule, items: Sequence[tuple[Case, ...]], text: str, given: tuple[float, ...] = ()) -> Inquiry:
     rubric = rubric_hash(rule)
 
     def question(seat: int, endpoint: JudgeEndpoint, case: Case) -> JudgeQuestion:
         fallback = _key(rule.name, rule.fallback, rubric, case) if rule.fallback else ""
         return JudgeQuestion(seat, case, _key(rule.name, endpoint, rubric, case), fallback)
 
-    return Inquiry(
-        tuple(
-            tuple(tuple(question(seat, endpoint, case) for case in item) for item in items)
-            for seat, endpoint in enumerate(rule.endpoints)
-        )
+    of_member = tuple(
+        tuple(tuple(question(seat, endpoint, case) for case in item) for item in items)
+        for seat, endpoint in enumerate(rule.endpoints)
     )
+    return Inquiry(of_member, given, text=text)
 
 
 def _key(judge: str, endpoint: JudgeEndpoint, rubric: str, case: Case) -> str:

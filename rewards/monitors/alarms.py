@@ -1,17 +1,12 @@
 """Finds new habits of a version: its sums compared with those of earlier versions, metric by metric. Pure.
 
-Each metric is compared with the versions right before, which shows a step, and with the oldest known ones, which shows a
-creep of many small steps. A version that raised an alarm about a metric is never a reference for it, so a habit does not
-become normal by lasting.
+Each metric is compared with the versions right before, which shows a step, and with the oldest known ones, which shows a creep. A version
+that raised an alarm about a metric is never a reference for it, so a habit does not become normal by lasting.
 
-Evidence is against "the new version is at most `effect` above the old one", valid at any time and after any number of looks.
-Both tests multiply two non-negative martingales, one for each version, at the least favourable pair of means that agrees with
-the hypothesis. With probability 1 - alpha the product always stays below 1/alpha (Ville), so looking a hundred times costs
-nothing. Functions return its logarithm: an alarm is `evidence >= log(number of tests / alpha)`.
-
-Shares: the beta-binomial mixture, exact for anything in [0, 1] from the first sample (Robbins 1970; for bounded values it is
-a betting martingale, Waudby-Smith and Ramdas 2024). Amounts: the Gaussian mixture behind the asymptotic confidence sequence
-of Waudby-Smith et al. 2024, good from some hundred samples on.
+Evidence is against "the new version is at most `effect` above the old one": the logarithm of two non-negative martingales, one for each
+version, at the least favourable pair of means that agrees with it. With probability 1 - alpha it always stays below log(1/alpha) (Ville),
+after any number of looks. Shares: the beta-binomial mixture, exact for anything in [0, 1] (Robbins 1970; Waudby-Smith and Ramdas 2024).
+Amounts: the Gaussian mixture of Waudby-Smith et al. 2024, good from some hundred samples on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Estimates with standard errors, from sums: a worker stores three numbers instead of all samples. Pure.
 
-Quantiles of Student's t: P(T <= t) = 1 - I_x(v / 2, 1 / 2) / 2 for t > 0, x = v / (v + t^2), I the regularised incomplete beta
-function, by its continued fraction (Abramowitz and Stegun 26.5.8, evaluated as Lentz did, Applied Optics 15, 1976). Inverted by
-halving.
+Student's t: P(T <= t) = 1 - I_x(v / 2, 1 / 2) / 2 for t > 0, x = v / (v + t^2), I the regularised incomplete beta function, by its
+continued fraction (Abramowitz and Stegun 26.5.8, evaluated as Lentz did, Applied Optics 15, 1976). Quantiles by halving.
 """
 
 from __future__ import annotations

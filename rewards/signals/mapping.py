@@ -1,8 +1,7 @@
 """Converts what users did to scores, with the values that the task file gives.
 
-The first signal with a value, in the order of the task file, decides (weight 1); the others are kept with weight 0. Of several
-signals with one name, the newest counts. The signal that an answer was shown decides only if there is no other. A signal that
-users are asked for, but that came unasked, decides only if nothing else came.
+The first signal with a value, in the order of the task file, decides (weight 1); of several with one name, the newest counts. That an
+answer was shown decides only if there is no other; a signal that users are asked for, but that came unasked, only if nothing else came.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """What is remembered of a voter: how often they agree with audits, and how much influence they have used up. Pure.
 
-Trust: chance agreement is that of Scott's pi (1955), which pools both raters, not that of Cohen's kappa: a person who always
-votes down has a kappa of exactly zero whatever the truth, and would never be found.
-
-Influence: a cap on votes, and a personal mean that is shrunk towards everybody's mean. The cap bounds a person, not a crowd: n
-invented identities have n votes. The app that issues identities must make them costly.
+Chance agreement is that of Scott's pi (1955), not that of Cohen's kappa: a person who always votes down has a kappa of exactly zero
+whatever the truth. The cap on votes bounds a person, not a crowd: n invented identities have n votes.
 """
 
 from __future__ import annotations

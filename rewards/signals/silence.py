@@ -1,14 +1,9 @@
-"""The expected value of a silent answer: the mean of reactions to answers with similar grades. Pure.
-
-Answers are sorted into five buckets by their grade, the value that graders alone give. Reactions of users who were asked at random come
-first, because they have no selection bias; then those of all other users; if fewer than 30 reacted, silence stays unlabelled.
+"""The expected value of a silent answer: the mean of reactions to answers with similar grades (docs/rewards.md). Pure.
 
     weight = 1/2 x min(response, response of the version) x n / (n + 20)
 
-`response` is the share of answers in the bucket that had a reaction, and n the number of reactions behind the mean. So all imputed
-rewards together weigh at most half as much as the reactions, and a version whose answers get no reactions earns next to nothing. A new
-version starts as if it had 20 answers with the overall response. The mean is over all versions, so a silent answer is never worth more
-than an average one of its bucket. Evidence is stored by the hour of the answer, and read from the newest on.
+`response` is the share of answers in the bucket of a grade that had a reaction, and n the number of reactions behind the mean; reactions
+of users who were asked at random come first. A new version starts as if it had 20 answers with the overall response.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Whose vote decided a reward, and how much that vote weighs. Pure: people and paces are passed in, and changed in memory.
 
-A vote is refused for these reasons, tested in this order: the person was not asked (`not_asked`), disagrees with audits
-(`suspended_submitter`), has used up their votes (`influence_cap`), or the vote is part of a burst (`burst`). Only a vote that
-counts is charged to the cap.
+A vote is refused if the person, in this order, was not asked (`not_asked`), disagrees with audits (`suspended_submitter`), has used up
+their votes (`influence_cap`), or is part of a burst (`burst`). Only a vote that counts is charged to the cap.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Finds the weight of a sample: who voted, how much they voted before, and whether more signals may come.
 
-In: scored samples of users, in the order of the log, each revision once. Out: a weight for each, inside the worker's
-transaction. Waits for: nothing. People, paces and delays are stored in the database, in a few statements per batch.
-
-A vote is the signal that decided a reward. It is charged to its submitter once per sample, however often the sample is revised. A
-refused vote weighs nothing; if another person had decided before, their vote stays. Operators, judges and code have no limits, and
-neither have anonymous signals, unless the request named a person. While a slower signal may still decide, the weight is the share of
-such signals that would have arrived by now.
+In: scored samples of users, in the order of the log, each revision once. Out: a weight for each, inside the worker's transaction. Waits
+for: nothing. A vote is the signal that decided a reward, charged to its submitter once per sample. A refused vote weighs nothing; if
+another person had decided before, their vote stays. Operators, judges, code and nameless signals have no limits. While a slower signal
+may still decide, the weight is the share of such signals that would have arrived by now.
 """
 
 from __future__ import annotations
@@ -102,7 +99,8 @@ class Weighing:
         for item, vote in zip(items, votes, strict=True):
             task, of = self._tasks[item.task], (item.task, item.version)
             if task.audit is not None and item.revision == 1:
-                share = None if item.reward is None else _share(task, item.reward)
+                low, high = task.reward.low, task.reward.high
+                share = None if item.reward is None else (item.reward - low) / (high - low)
                 values[of] = together([values[of], audit_of_sample(share, item.audited, is_said=vote is not None)])
         return values
 
@@ -146,7 +144,3 @@ class Weighing:
             for name, window in self._rules[task].slow.items():
                 known = counts.get((task, name), ())
                 self._curves[task, name] = delay.curve_of(known, now[task], window, first)
-
-
-def _share(task: Task, reward: float) -> float:
-    return (reward - task.reward.low) / (task.reward.high - task.reward.low)

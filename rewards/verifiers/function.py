@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -57,25 +58,20 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
             f"`file.py:function`, relative to {folder}",
             param="path",
         ) from error
-    return in_batches(rule, _asker(pool, rule, context.deadline_seconds))
+    return in_batches(rule, partial(_ask, pool, rule, context.deadline_seconds))
 
 
-def _asker(
-    pool: Pool, rule: FunctionConfig, deadline: float
-) -> Callable[[Sequence[Sequence[Answer]]], list[list[Check]]]:
-    def ask(batches: Sequence[Sequence[Answer]]) -> list[list[Check]]:
-        outcomes = pool.run_all([columns_of(batch, rule) for batch in batches], deadline)
-        pairs = list(zip(outcomes, batches, strict=True))
-        again = [outcome.how not in {"answered", "unstarted"} and len(batch) > 1 for outcome, batch in pairs]
-        items = [columns_of([answer], rule) for batch in compress(batches, again) for answer in batch]
-        # All single answers share one budget, so that more failed batches do not cost more time.
-        later = iter(pool.run_all(items, deadline, budget_seconds=_ONE_BY_ONE_DEADLINES * deadline))
-        return [
-            [_read(next(later), 1, rule)[0] for _ in batch] if is_again else _read(outcome, len(batch), rule)
-            for is_again, (outcome, batch) in zip(again, pairs, strict=True)
-        ]
-
-    return ask
+def _ask(pool: Pool, rule: FunctionConfig, deadline: float, batches: Sequence[Sequence[Answer]]) -> list[list[Check]]:
+    outcomes = pool.run_all([columns_of(batch, rule) for batch in batches], deadline)
+    pairs = list(zip(outcomes, batches, strict=True))
+    again = [outcome.how not in {"answered", "unstarted"} and len(batch) > 1 for outcome, batch in pairs]
+    items = [columns_of([answer], rule) for batch in compress(batches, again) for answer in batch]
+    # All single answers share one budget, so that more failed batches do not cost more time.
+    later = iter(pool.run_all(items, deadline, budget_seconds=_ONE_BY_ONE_DEADLINES * deadline))
+    return [
+        [_read(next(later), 1, rule)[0] for _ in batch] if is_again else _read(outcome, len(batch), rule)
+        for is_again, (outcome, batch) in zip(again, pairs, strict=True)
+    ]
 
 
 def _read(outcome: ItemOutcome, num_answers: int, rule: FunctionConfig) -> list[Check]:

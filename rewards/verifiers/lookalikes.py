@@ -1,11 +1,9 @@
 """Normalises a text for all checks, so that look-alike letters and invisible characters cannot hide a word, a comma or a call.
 
 `plain` drops invisible characters and replaces styled forms (full-width, bold, circled) by their letters. `as_displayed` is the text as a
-reader sees it: a letter of another script becomes the ASCII letter that it looks like, in words that mix it with Latin letters, and in
-words of look-alikes alone if the text is mostly Latin. It also drops marks that are not part of a letter. Russian and Greek words stay
-unchanged. Required parts must be in `plain`. Forbidden parts may be neither in `plain` nor in `as_displayed`.
-
-The table follows Unicode's confusables (UTS 39).
+reader sees it: a letter of another script becomes the ASCII letter that it looks like (Unicode's confusables, UTS 39), in words that mix it
+with Latin letters, and in words of look-alikes alone if the text is mostly Latin. Required parts must be in `plain`. Forbidden parts may be
+in neither.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Finds out who is at fault when comparing an answer with its reference hangs or kills a worker.
 
-In: answers with references. Out: a check for each. Waits for: the pool; a second time only for comparisons that failed.
-
-The worker gets `{"reference": str, "answer": str | null, "seed": str}` and replies `[verdict, value, reason]`; a null answer
-means to compare the reference with itself. A reference that fails alone is the app's mistake. If it works alone, the answer
-hung or crashed the worker, and that is the model's fault; else breaking the grader would avoid a bad reward. The only excuse
-is a worker that got almost no processor time: then the machine was busy, and the answer not hard.
+The worker gets `{"reference": str, "answer": str | null, "seed": str}` and replies `[verdict, value, reason]`; a null answer means to
+compare the reference with itself. A reference that fails alone is the app's mistake. If it works alone, the answer hung or crashed the
+worker, and that is the model's fault; else breaking the grader would avoid a bad reward. The only excuse is a worker that got almost no
+processor time: then the machine was busy, and the answer not hard.
 """
 
 from __future__ import annotations

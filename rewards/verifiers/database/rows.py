@@ -1,8 +1,7 @@
-"""Draws fresh rows for a database from its schema, so that memorised rows do not help an answer.
+"""Draws fresh rows for a database from its schema, so that memorised rows do not help an answer. The same seed draws the same rows.
 
-In: a database as its script left it, a seed, and the reference's query. Out: databases of the same schema with other rows.
-The rows may have all that the schema allows: NULL without NOT NULL, duplicates without UNIQUE, an empty table. Values come from the
-database, from the query, or are new and of the same kind. Foreign keys refer to existing rows. The same seed draws the same rows.
+They may have all that the schema allows: NULL without NOT NULL, duplicates without UNIQUE, an empty table. Values come from the database,
+from the query, or are new and of the same kind. Foreign keys refer to existing rows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 r"""Tells a final number from a restated question: `391` is final; `17 \cdot 23`, `\frac{1564}{4}` and `1000 - 609` are not.
 
-A rational number is final as a literal, a fraction in lowest terms, a mixed number, a percentage or in scientific notation.
-An irrational number is final if it cannot be simplified: no two rational factors, no like terms, no root with a rational
-value, no product of sums, no sum in a denominator, no power of a sum. Functions and other unevaluated operations may occur
-in an answer only as often as in the reference.
+A rational number is final as a literal, a fraction in lowest terms, a mixed number, a percentage or in scientific notation; an irrational
+one if it cannot be simplified. Functions and other unevaluated operations may occur only as often as in the reference.
 """
 
 from __future__ import annotations
