@@ -87,14 +87,13 @@ class Person:
         self.window_num += 1
 
 
-def shrunk_mean(num: int, total: float, everybody: float, shrinkage: float) -> float:
-    """(n r + k R) / (n + k): a person's mean r over n votes, drawn towards everybody's mean R by k votes' worth."""
-    return (total + shrinkage * everybody) / (num + shrinkage) if num + shrinkage > 0 else everybody
-
-
 def offset_of(person: Person, everybody: float, shrinkage: float) -> float:
-    """R - b, added to a reward to correct for how generous this person is; b is the shrunk mean of their rewards."""
-    return everybody - shrunk_mean(person.num, person.total, everybody, shrinkage)
+    """R - (n r + k R) / (n + k), added to a reward to correct for how generous this person is.
+
+    The person's mean r over n votes is drawn towards everybody's mean R by k votes' worth.
+    """
+    num = person.num + shrinkage
+    return everybody - (person.total + shrinkage * everybody) / num if num > 0 else 0.0
 
 
 def clipped(reward: float, low: float, high: float) -> float:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rewards.signals.people import Agreement, Person, is_suspended, lower_tail, offset_of, shrunk_mean
+from rewards.signals.people import Agreement, Person, is_suspended, lower_tail, offset_of
 
 
 def watched(pairs: list[tuple[bool, bool]]) -> Agreement:
@@ -55,9 +55,9 @@ def test_the_tail_is_exact_for_small_numbers_and_continuous_for_large_ones() -> 
 
 
 def test_a_mean_of_few_votes_is_everybodys() -> None:
-    assert shrunk_mean(0, 0.0, 0.8, 20.0) == 0.8
-    assert shrunk_mean(20, 0.0, 0.8, 20.0) == pytest.approx(0.4)
-    assert shrunk_mean(0, 0.0, 0.8, 0.0) == 0.8
+    assert offset_of(Person(), 0.8, 20.0) == pytest.approx(0.0)
+    assert offset_of(Person(num=20), 0.8, 20.0) == pytest.approx(0.4)
+    assert offset_of(Person(), 0.8, 0.0) == 0.0
     # After many votes down, one more says nothing about the answer: 0 + offset is everybody's mean.
     assert offset_of(Person(num=10_000), 0.8, 20.0) == pytest.approx(0.8, abs=0.01)
 
