@@ -30,7 +30,6 @@ class GateGraders:
     """The graders of the gated tasks of a home. See `contracts.gating.Grade`."""
 
     def __init__(self, tasks: Mapping[str, Task], *, with_reference: bool = True) -> None:
-        """Build the graders; without `with_reference` only those that need none, for prompts of users. Raises InvalidTask, with file and line."""
         self._tasks = dict(tasks)
         self._names = {
             name: task.gate_graders if with_reference else without_reference(task.grader_rules, task.gate_graders)
@@ -106,7 +105,6 @@ class FastMarks:
     """The form verifiers of every task. See `contracts.gating.MarkAnswer`. Verifiers that only watch do not count: a task may watch for what is not wrong."""
 
     def __init__(self, tasks: Mapping[str, Task]) -> None:
-        """Raises InvalidTask: the config of a verifier is wrong; with file and line."""
         self._form = {name: _graders(task, FORM_KINDS) for name, task in tasks.items()}
         self._calls = {name: _graders(task, TOOL_KINDS) for name, task in tasks.items()}
 

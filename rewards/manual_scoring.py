@@ -29,7 +29,6 @@ class ManualScorer:
     """The graders of one task, ready for cases. A context manager: it owns threads."""
 
     def __init__(self, task: Task) -> None:
-        """Raises InvalidTask."""
         self.task = task
         # Verdicts and costs of judges are forgotten afterwards: manual scoring does not use up the worker's budget.
         self.panel = Panel(task, judges_of(task, MemoryStore()))

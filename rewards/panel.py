@@ -64,7 +64,6 @@ class Panel:
         return scores
 
     def _skipped(self, grader: Grader, answers: Sequence[Answer], refused: set[int]) -> dict[int, str]:
-        """Indices of answers that a slow grader is not asked about, and why."""
         if self._audit is not None and grader.name == self._audit.judge:
             probability = self._audit.probability
             drawn = {index for index, answer in enumerate(answers) if is_audited(answer.key, probability, self._secret)}

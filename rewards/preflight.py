@@ -29,12 +29,8 @@ _NEWEST = 2_000
 def check_tasks(paths: tuple[Path, ...], own_url: str, tell: Callable[[str], None]) -> dict[str, Task]:
     """Load the tasks, build every verifier and judge, and ask every judge a short question.
 
-    Raises InvalidTask: the first mistake, or a judge that does not answer; with file, line and what to do.
-
-    Args:
-        paths: of the task files.
-        own_url: of this Millrace. A judge there is not asked, because it cannot answer before the start.
-        tell: takes lines: which judge is asked, which sandbox runs code, and warnings.
+    A judge at `own_url` is not asked, because it cannot answer before the start. `tell` takes lines: which judge is asked, which
+    sandbox runs code, and warnings. Raises InvalidTask: the first mistake; with file, line and what to do.
     """
     tasks = load_tasks(paths)
     RewardsHandler(tasks).close()  # builds every verifier and judge, and so checks their settings

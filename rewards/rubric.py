@@ -156,10 +156,8 @@ def _missing(scores: Iterable[Score]) -> RewardVerdict | None:
 
 
 def _in_range(task: Task, score: Score) -> float:
-    """A grader's value in [0, 1] as a reward."""
     return task.reward.low + (task.reward.high - task.reward.low) * (score.value or 0.0)
 
 
 def _mean(parts: Sequence[tuple[float, float]]) -> float:
-    """The weighted mean of (weight, value)."""
     return sum(weight * value for weight, value in parts) / sum(weight for weight, _ in parts)

@@ -19,18 +19,8 @@ from contracts.records import Experience, Outcome, Score
 from contracts.segments import with_answer
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, OUTCOMES
+from rewards import rubric
 from rewards.episode import LostEpisode, UnpackedEpisode
-from rewards.rubric import (
-    SILENT,
-    Components,
-    RewardVerdict,
-    WeightedVerdict,
-    combine,
-    components_of,
-    grade_of,
-    users_value,
-    verdict_of,
-)
 from rewards.signals.silence import Expected
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing, Weight
@@ -43,10 +33,10 @@ class ScoredEpisode(NamedTuple):
     item: UnpackedEpisode
     cluster: str
     """What the prompt is about."""
-    components: Components
-    verdict: RewardVerdict
+    components: rubric.Components
+    verdict: rubric.RewardVerdict
     """Before it was weighted: what is stored and watched."""
-    learned: WeightedVerdict
+    learned: rubric.WeightedVerdict
     messages: list[Message]
 
 
@@ -62,9 +52,9 @@ class ScoringSteps:
         """Score episodes of known tasks, each revision once, in their order. `at`: UTC epoch seconds."""
         tasks = [self._tasks[item.turn.task] for item in items]
         clusters = [self._clusters[item.turn.task].of(words_of(item.body.messages)) for item in items]
-        components = list(map(components_of, tasks, items))
+        components = list(map(rubric.components_of, tasks, items))
         verdicts = [
-            verdict_of(task, made, off_line=item.episode.off_line)
+            rubric.verdict_of(task, made, off_line=item.episode.off_line)
             for task, made, item in zip(tasks, components, items, strict=True)
         ]
         weights = self._weights(connection, items, map(sample_of, tasks, items, components, verdicts, clusters))
@@ -82,7 +72,7 @@ class ScoringSteps:
 
 
 def sample_of(
-    task: Task, item: UnpackedEpisode, components: Components, verdict: RewardVerdict, cluster: str
+    task: Task, item: UnpackedEpisode, components: rubric.Components, verdict: rubric.RewardVerdict, cluster: str
 ) -> ScoredSample:
     """What `Weighing` needs to know about an episode."""
     episode, turn = item.episode, item.turn
@@ -90,7 +80,10 @@ def sample_of(
     # Only tasks that give silence a value from what others said need these two.
     grade = said = None
     if task.silence == "expected" and not episode.off_line:
-        grade, said = grade_of(task, components.graders), users_value(task, components.graders, components.signals)
+        grade, said = (
+            rubric.grade_of(task, components.graders),
+            rubric.users_value(task, components.graders, components.signals),
+        )
     return ScoredSample(
         task=task.name,
         tenant=turn.tenant,
@@ -110,11 +103,13 @@ def sample_of(
         audited=audits[0] if audits else None,
         grade=grade,
         said=said if isinstance(said, float) else None,
-        is_silent=verdict == SILENT,
+        is_silent=verdict == rubric.SILENT,
     )
 
 
-def weighted(task: Task, components: Components, verdict: RewardVerdict, weight: Weight) -> WeightedVerdict:
+def weighted(
+    task: Task, components: rubric.Components, verdict: rubric.RewardVerdict, weight: Weight
+) -> rubric.WeightedVerdict:
     """Apply a weight to a verdict.
 
     Where no vote counts, its place takes what others said of answers that were graded alike, or the verdict without users.
@@ -122,15 +117,17 @@ def weighted(task: Task, components: Components, verdict: RewardVerdict, weight:
     if weight.expected is not None:
         return _with_expected(task, components, weight.expected, weight.value)
     if weight.value == 0.0 and weight.reason:  # A refused vote counts as silence.
-        alone = combine(task, components.graders, [], has_signals=False)
+        alone = rubric.combine(task, components.graders, [], has_signals=False)
         if task.silence != "renormalise" or alone.reward is None:
-            alone = RewardVerdict(None, "unlabelled", "none", weight.reason)
-        return WeightedVerdict(components.scores, alone, 1.0)
-    return WeightedVerdict(components.scores, verdict._replace(reward=weight.reward), weight.value)
+            alone = rubric.RewardVerdict(None, "unlabelled", "none", weight.reason)
+        return rubric.WeightedVerdict(components.scores, alone, 1.0)
+    return rubric.WeightedVerdict(components.scores, verdict._replace(reward=weight.reward), weight.value)
 
 
-def _with_expected(task: Task, components: Components, expected: Expected, weight: float) -> WeightedVerdict:
-    verdict = combine(task, components.graders, [], expected=expected.value)
+def _with_expected(
+    task: Task, components: rubric.Components, expected: Expected, weight: float
+) -> rubric.WeightedVerdict:
+    verdict = rubric.combine(task, components.graders, [], expected=expected.value)
     silence = Score(
         name="silence",
         grader=f"signal/expected/1#{task.hash}",
@@ -138,14 +135,14 @@ def _with_expected(task: Task, components: Components, expected: Expected, weigh
         reason=expected.in_words(),
     )
     ignored = (msgspec.structs.replace(score, weight=0.0) for score in components.signals)
-    return WeightedVerdict((*components.graders, *ignored, silence), verdict, weight)
+    return rubric.WeightedVerdict((*components.graders, *ignored, silence), verdict, weight)
 
 
 _PLAIN = Score(name="", grader="", value=None)
-_TOO_LARGE = RewardVerdict(None, "unscored", "infra", "too_large")
+_TOO_LARGE = rubric.RewardVerdict(None, "unscored", "infra", "too_large")
 
 
-def messages_of(task: Task, item: UnpackedEpisode, weighted: WeightedVerdict, at: float) -> list[Message]:
+def messages_of(task: Task, item: UnpackedEpisode, weighted: rubric.WeightedVerdict, at: float) -> list[Message]:
     """The experience of an episode, and an outcome if a user's episode has no reward. `at`: UTC epoch seconds."""
     experience = message(EXPERIENCES, item.episode.key, experience_of(task, item, weighted, at))
     if experience.num_bytes > MAX_RECORD_BYTES:
@@ -155,7 +152,7 @@ def messages_of(task: Task, item: UnpackedEpisode, weighted: WeightedVerdict, at
     return [experience]
 
 
-def experience_of(task: Task, item: UnpackedEpisode, weighted: WeightedVerdict, at: float) -> Experience:
+def experience_of(task: Task, item: UnpackedEpisode, weighted: rubric.WeightedVerdict, at: float) -> Experience:
     """What the trainer learns from."""
     episode, turn, verdict = item.episode, item.turn, weighted.verdict
     head = Experience(
@@ -185,7 +182,7 @@ def _learned(score: Score) -> Score:
     return replace(score, seconds=_PLAIN.seconds, propensity=propensity)
 
 
-def outcome_message(item: UnpackedEpisode | LostEpisode, verdict: RewardVerdict, at: float) -> Message:
+def outcome_message(item: UnpackedEpisode | LostEpisode, verdict: rubric.RewardVerdict, at: float) -> Message:
     """Why an episode has no reward."""
     outcome = Outcome(
         key=item.episode.key,

@@ -98,7 +98,6 @@ def _meant(start: str, levels: Sequence[str]) -> list[int]:
 
 
 def _level_of(said: Any, levels: Sequence[str]) -> int | None:
-    """The index of a level, from its name or from a number counted from 0."""
     if isinstance(said, bool) or not isinstance(said, str | int):
         return None
     name = str(said).strip().casefold()

@@ -135,7 +135,6 @@ def _check_admission(task: Task, index: int) -> None:
 
 
 def _places(task: Task, index: int, field: str = "url") -> list[tuple[JudgeEndpoint, str]]:
-    """All endpoints of a judge, each with `file:line`."""
     rule = task.judges[index]
     found = []
     for number, endpoint in enumerate(rule.endpoints):

@@ -1,8 +1,7 @@
 """The worker process: one setup at its start, then one item at a time, until its parent is gone.
 
-In: lines of JSON on the original standard input: the setup, then items. Out: one line for each, on the original standard
-output. Both are first moved to other descriptors, so that a `print` in the user's code goes to standard error.
-JSON and not pickle, because a hijacked worker may send wrong data but must not run code in its parent.
+In and out: lines of JSON. Standard input and output are first moved to other descriptors, so that a `print` in the user's code goes to
+standard error. JSON and not pickle, because a hijacked worker may send wrong data but must not run code in its parent.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ def _measured(reply: dict[str, Any]) -> bytes:
 
 
 def _memory() -> int:
-    """Resident bytes; 0 if the system does not report them."""
     try:
         with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 once for each item
             return int(statm.read().split()[1]) * resource.getpagesize()

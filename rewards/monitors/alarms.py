@@ -105,12 +105,8 @@ class Alarm(NamedTuple):
     (natural logarithm), `line` if the rule has one, `words`, `vetoes` (whether the release train heeds it)."""
 
 
-Raised = Collection[tuple[str, int, str]]
-"""(name, version, cluster) of the alarms so far."""
-
-
-def alarms_of(versions: Mapping[int, Version], version: int, raised: Raised) -> list[Alarm]:
-    """New alarms about one version."""
+def alarms_of(versions: Mapping[int, Version], version: int, raised: Collection[tuple[str, int, str]]) -> list[Alarm]:
+    """New alarms about one version. `raised`: (name, version, cluster) of the alarms so far."""
     found = []
     for (cluster, metric), sums in versions[version].items():
         rule = rule_of(metric)
@@ -139,7 +135,6 @@ def worst_cluster(version: Version, metric: str, at_least: int) -> tuple[str, Su
 
 
 def _judged(rule: Rule, cluster: str, sums: Sums, earlier: Sequence[tuple[int, Sums]]) -> dict[str, Any] | None:
-    """The details of an alarm, or None."""
     needed = WITHIN_CLUSTER if cluster else OVERALL
     for test, evidence, versions, reference in _tests(rule, sums, earlier):
         if evidence < needed:
@@ -169,7 +164,6 @@ def _tests(rule: Rule, sums: Sums, earlier: Sequence[tuple[int, Sums]]) -> Itera
 
 
 def _turned(rule: Rule, sums: Sums) -> Sums:
-    """Sums that rise when the values fall."""
     return sums.complement if rule.kind == "share" else sums.negated
 
 

@@ -99,7 +99,6 @@ def described(sandbox: Sandbox) -> str:
 
 
 def _meetings(sandbox: Sandbox) -> Sequence[str]:
-    """The places where one run finds what another run left."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with ThreadPoolExecutor(1) as pool:

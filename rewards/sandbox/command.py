@@ -104,7 +104,6 @@ def namespaces_sandbox() -> CommandSandbox:
 
 
 def _tool(name: str, remedy: str) -> str:
-    """The path of a program. Raises Unavailable."""
     found = shutil.which(name)
     if found is None:
         raise Unavailable(f"{name} is not installed; {remedy}")

@@ -28,7 +28,6 @@ class SandlockSandbox:
     name = "sandlock"
 
     def __init__(self) -> None:
-        """Choose the user: root's rights must be dropped."""
         self._user = _NOBODY if os.geteuid() == 0 else None
 
     def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:

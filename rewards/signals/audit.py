@@ -59,22 +59,19 @@ def rogan_gladen(said_good: Estimate, judge: Accuracy) -> Estimate:
 
 
 class VersionAudit(NamedTuple):
-    """Sums over the first revisions of a version's samples. Values are shares of the task's range of rewards."""
+    """Sums over the first revisions of a version's samples. Values are shares of the task's range of rewards.
+
+    `said`: rewards that a user decided. `rewarded`: all rewards. `silent`: samples without a reward; only their number. Of samples with a
+    reward: `audited`: audit values, `compared`: rewards, `differences`: audit - reward. `audited_silent`: audit values of the others.
+    """
 
     said: Sums = Sums()
-    """Rewards that a user decided."""
     rewarded: Sums = Sums()
-    """All rewards, including those that a gate or graders alone decided."""
     silent: Sums = Sums()
-    """Samples without a reward; only their number."""
     audited: Sums = Sums()
-    """Audit values of samples that have a reward."""
     compared: Sums = Sums()
-    """The rewards of these samples."""
     differences: Sums = Sums()
-    """Audit - reward, of these samples."""
     audited_silent: Sums = Sums()
-    """Audit values of samples without a reward."""
 
     @property
     def num(self) -> int:
@@ -163,6 +160,5 @@ def _lowest_correlation(known: VersionAudit) -> float:
 
 
 def _spread(sums: Sums) -> float:
-    """Sum of squares about the mean; 0 where only rounding errors are left."""
     found = sums.squares - sums.total**2 / sums.num
     return found if found > _ROUNDING * sums.num else 0.0

@@ -79,7 +79,6 @@ def t_probability(value: float, degrees: float) -> float:
 
 
 def _beta(x: float, a: float, b: float) -> float:
-    """I_x(a, b), the regularised incomplete beta function."""
     if x <= 0.0 or x >= 1.0:
         return min(1.0, max(0.0, x))
     if x > (a + 1.0) / (a + b + 2.0):  # there the complement converges faster

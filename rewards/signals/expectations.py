@@ -13,19 +13,8 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import Connection
 
 from contracts.tasks import Task
+from rewards.signals import silence
 from rewards.signals.repository import add_heard, add_responses, heard_since, responses_of
-from rewards.signals.silence import (
-    Expected,
-    HeardKey,
-    SilenceEvidence,
-    Tally,
-    bucket_of,
-    cohort_of,
-    expected_of,
-    first_cohort,
-    newest_of,
-    read_evidence,
-)
 from rewards.signals.votes import ScoredSample, was_asked
 from rewards.sums import Sums
 
@@ -46,19 +35,19 @@ class Expectations:
     def __init__(self, connection: Connection, tasks: Mapping[str, Task], items: Sequence[ScoredSample]) -> None:
         self._tasks = tasks
         self._items = [item for item in items if expects(tasks[item.task])]
-        self._tallies: dict[str, dict[tuple[int, int], Tally]] = {}
+        self._tallies: dict[str, dict[tuple[int, int], silence.Tally]] = {}
         self._responses: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
-        self._added: dict[HeardKey, Tally] = defaultdict(Tally)
-        self._heard: dict[tuple[str, int, int], Tally] = defaultdict(Tally)
+        self._added: dict[silence.HeardKey, silence.Tally] = defaultdict(silence.Tally)
+        self._heard: dict[tuple[str, int, int], silence.Tally] = defaultdict(silence.Tally)
         if self._items:
             self._read(connection)
 
-    def of(self, item: ScoredSample) -> Expected | None:
+    def of(self, item: ScoredSample) -> silence.Expected | None:
         """What silence about this answer is worth; None if that is unknown."""
         if item.grade is None or not expects(self._tasks[item.task]):
             return None
-        return expected_of(
-            self._tallies[item.task], bucket_of(item.grade), self._responses.get((item.task, item.version), {})
+        return silence.expected_of(
+            self._tallies[item.task], silence.bucket_of(item.grade), self._responses.get((item.task, item.version), {})
         )
 
     def count(self, item: ScoredSample, earlier: str, said: float | None) -> str:
@@ -66,14 +55,14 @@ class Expectations:
         if not expects(self._tasks[item.task]):
             return earlier
         if item.revision == 1 and item.grade is not None:
-            self._add(item, bucket_of(item.grade), Tally(1))
-        before = read_evidence(earlier)
+            self._add(item, silence.bucket_of(item.grade), silence.Tally(1))
+        before = silence.read_evidence(earlier)
         if before is not None:
-            self._add(item, before.bucket, Tally(0, -1, -before.value), before.task_hash)
+            self._add(item, before.bucket, silence.Tally(0, -1, -before.value), before.task_hash)
         if item.grade is None or said is None:
             return ""
-        now = SilenceEvidence(self._tasks[item.task].hash, bucket_of(item.grade), said)
-        self._add(item, now.bucket, Tally(0, 1, said))
+        now = silence.SilenceEvidence(self._tasks[item.task].hash, silence.bucket_of(item.grade), said)
+        self._add(item, now.bucket, silence.Tally(0, 1, said))
         return str(now)
 
     def keep(self, connection: Connection) -> None:
@@ -82,10 +71,10 @@ class Expectations:
         responses = {of: Sums(*tally[:2]) for of, tally in self._heard.items() if any(tally[:2])}
         add_responses(connection, responses)
 
-    def _add(self, item: ScoredSample, bucket: int, tally: Tally, task_hash: str = "") -> None:
+    def _add(self, item: ScoredSample, bucket: int, tally: silence.Tally, task_hash: str = "") -> None:
         asked = int(was_asked(item))
         task_hash = task_hash or self._tasks[item.task].hash
-        place = HeardKey(item.task, task_hash, cohort_of(item.finished_at), bucket, asked)
+        place = silence.HeardKey(item.task, task_hash, silence.cohort_of(item.finished_at), bucket, asked)
         self._added[place] = self._added[place].plus(tally)
         of_version = (item.task, item.version, asked)
         self._heard[of_version] = self._heard[of_version].plus(tally)
@@ -94,6 +83,8 @@ class Expectations:
         for name in {item.task for item in self._items}:
             at = max(item.closed_at for item in self._items if item.task == name)
             task = self._tasks[name]
-            first = first_cohort(at, longest_window(task))
-            self._tallies[name] = newest_of(heard_since(connection, name, task.hash, first, cohort_of(at)))
+            first = silence.first_cohort(at, longest_window(task))
+            self._tallies[name] = silence.newest_of(
+                heard_since(connection, name, task.hash, first, silence.cohort_of(at))
+            )
         self._responses = responses_of(connection, {(item.task, item.version) for item in self._items})

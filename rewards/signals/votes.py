@@ -206,7 +206,6 @@ class Ballot:
             self.made[key] = self.made.get(key, UNDECIDED)._replace(evidence=evidence)
 
     def _revised(self, item: ScoredSample, vote: Vote, earlier: VoteDecision, share: float) -> VoteDecision:
-        """The same person changed their vote, or more is known. Nothing is charged twice."""
         if vote.who and earlier.reason != "not_asked":
             self.people[vote.who].total += vote.value - earlier.value
         if earlier.reason == "not_asked" and share == 1.0:

@@ -94,7 +94,6 @@ class Weighing:
     def _known(
         self, items: Sequence[ScoredSample], votes: Sequence[Vote | None]
     ) -> dict[tuple[str, int], VersionAudit]:
-        """Audit sums of new samples by (task, version), before votes are weighed."""
         values: dict[tuple[str, int], VersionAudit] = defaultdict(VersionAudit)
         for item, vote in zip(items, votes, strict=True):
             task, of = self._tasks[item.task], (item.task, item.version)

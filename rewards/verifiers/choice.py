@@ -167,7 +167,6 @@ def _beside(text: str, last: tuple[int, int, str], every: Any) -> set[str]:
 
 
 def _goes_on(text: str, place: int) -> bool:
-    """The letter begins a longer word: A-level, A's, Á."""
     after = text[place : place + 2]
     return after[:1].isalpha() or (after[:1] in {"'", "\u2019", "-"} and after[1:].isalpha())
 

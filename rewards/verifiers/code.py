@@ -110,7 +110,6 @@ class ProgramGrader(NamedTuple):
         return wrong(problem)._replace(value=share)
 
     def _run(self, program: Program, function: str | None, test: ProgramTest, limits: SandboxLimits) -> str:
-        """What is wrong, or ""."""
         try:
             if function is None:
                 passed = same_text(test.expected, program.feed(self.sandbox, test.given, limits))

@@ -71,7 +71,6 @@ def answer_in(text: str) -> str | Check:
 
 
 def _unfit(answer: str) -> str:
-    """Why the content of the boxes is not compared, or ""."""
     if len(answer) > _MAX_ANSWER:
         return f"the boxed answer is longer than {_MAX_ANSWER} characters"
     if _depth(answer) > _MAX_DEPTH:

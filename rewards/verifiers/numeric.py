@@ -109,7 +109,6 @@ def _rule_and_reader(config: Mapping[str, Any]) -> tuple[Config, NumberReader]:
 
 
 def _committed(text: str, reader: NumberReader, rule: Config) -> Fraction:
-    """The number that an answer commits to. Raises NoClearAnswer."""
     numbers = reader.find(text)
     if not numbers:
         raise NoClearAnswer("no number")

@@ -101,7 +101,6 @@ def build(config: Mapping[str, Any], _context: object = None) -> Verifier:
 
 
 def _check_calls(calls: list[Call], rule: Config, schemas: Mapping[str, Any], reference: str | None) -> None:
-    """Raises Malformed."""
     if len(calls) > rule.at_most:
         raise Malformed(f"{len(calls)} calls, and at most {rule.at_most} are allowed")
     for number, call in enumerate(calls, 1):

@@ -180,7 +180,6 @@ def _insert(
 
 
 def _pool(column: _Column, draw: random.Random, named: Sequence[Any], *, is_tied: bool) -> list[Any]:
-    """Values for this column: given ones, ones that the query names, and similar ones."""
     given = list(dict.fromkeys(column.given))
     kinds = {type(value) for value in given} or _kinds_of(column.kind)
     fitting = [value for value in named if type(value) in kinds or (isinstance(value, int) and float in kinds)]
@@ -213,7 +212,6 @@ def _kinds_of(declared: str) -> set[type]:
 
 
 def _other(value: Any, like: Sequence[Any], draw: random.Random) -> Any:
-    """A value similar to another."""
     numbers = [one for one in like if isinstance(one, int | float)]
     if isinstance(value, int):
         return draw.randint(int(min(numbers)) - 3, int(max(numbers)) + 3)

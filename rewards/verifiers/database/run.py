@@ -114,7 +114,6 @@ def _problem(database: bytes, answer: str, groups: Groups, limits: tuple[float, 
 
 
 def _groups(database: bytes, query: str, limits: tuple[float, int]) -> Groups:
-    """Raises _Refused."""
 
     def run(ranked: str) -> tuple[Rows, tuple[str, ...]] | None:
         try:

@@ -1,7 +1,4 @@
-"""Exact values of rational expressions as products of powers, so that 3^70, 500! or (5^900+1)/(2*5^901) need no huge number.
-
-In: SymPy expressions, which may be unevaluated. Out: `Factored`, None if the value is not rational, or TooBig. Work is bounded.
-"""
+"""Exact values of rational expressions as products of powers, so that 3^70, 500! or (5^900+1)/(2*5^901) need no huge number. Work is bounded."""
 
 from __future__ import annotations
 
@@ -167,7 +164,6 @@ def _bits(exponents: Iterable[int], bases: Iterable[int]) -> int:
 
 
 def _whole(powers: dict[int, int], sign: int) -> int:
-    """The product of the powers whose exponent has this sign."""
     return math.prod(base ** abs(exponent) for base, exponent in powers.items() if exponent * sign > 0)
 
 

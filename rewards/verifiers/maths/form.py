@@ -115,7 +115,6 @@ def _at_commas(text: str) -> list[str]:
 
 
 def _sides(item: str) -> Iterator[Tree]:
-    """The sides of a chain of equations that are numbers."""
     for side in _SIDES.split(item):
         if _NAME.match(side.strip()) and side.strip() not in {"e", "i"}:
             continue
@@ -176,7 +175,6 @@ def _argument_of_logarithm(tree: Tree) -> int:
 
 
 def _factors(tree: Tree, *, is_below: bool = False) -> Iterator[tuple[Tree, bool]]:
-    """The factors of a term, each with whether it is in a denominator."""
     tree = unsigned(tree)
     if tree.kind == "product":
         for part in tree.arguments:

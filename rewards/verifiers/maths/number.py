@@ -1,6 +1,5 @@
-"""Decides whether two expressions have the same value: exactly, by structure. Numerical values only refute.
+"""Decides whether two expressions have the same value: exactly, by structure (numerical values only refute); None: not proven. Raises TooBig.
 
-In: SymPy expressions from latex2sympy. Out: yes, no, or None if neither is proven within the work allowed. Raises TooBig.
 A decimal equals a value that no decimal states exactly, such as 1/3, if it rounds that value.
 """
 
@@ -72,7 +71,6 @@ def is_near(value: Any, given: Any) -> bool:
 
 
 def _rounds(gold: Any, given: Any) -> bool:
-    """Whether one is a decimal that rounds the other, with enough digits."""
     if (decimal := decimal_of(gold)) is not None:
         other, wanted = given, REFERENCE_DIGITS
     elif (decimal := decimal_of(given)) is not None:
@@ -120,7 +118,6 @@ def _numerical(expression: Any, point: dict[Any, Any]) -> Any:
 
 
 def _differ(gold: Any, given: Any, point: dict[Any, Any]) -> bool | None:
-    """Whether they surely differ; None if one of them cannot be computed there."""
     values = _numerical(gold, point), _numerical(given, point)
     if values[0] is None or values[1] is None:
         return None
@@ -162,7 +159,6 @@ def _is_zero(difference: Any) -> bool | None:
 
 
 def _as_algebraic(difference: Any) -> Any:
-    """0 if the minimal polynomial of the number is x."""
     if difference.free_symbols or not difference.is_algebraic:
         return difference
     unknown = sympy.Dummy("x")

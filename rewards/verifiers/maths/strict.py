@@ -50,7 +50,6 @@ def parsed(latex: str) -> list[Any]:
 
 
 def _restates(given: Any, gold: list[Any]) -> bool:
-    """Whether the answer restates the question, for example as an unevaluated integral or sum."""
     known = [expression for expression in gold if isinstance(expression, Basic)]
     if not isinstance(given, Basic) or not known:
         return False
@@ -70,7 +69,6 @@ def is_number(gold: list[Any], *, is_rational: bool = False) -> bool:
 
 
 def _names(expression: Any) -> bool:
-    """Whether it is an equation with a name on its left."""
     return isinstance(expression, Eq) and (
         is_expr_of_only_symbols(expression.lhs) or isinstance(expression.lhs, AppliedUndef)
     )

@@ -1,6 +1,6 @@
-r"""Writes mathematics in one spelling before it is parsed: `\frac34`, `\sqrt 2`, `\mathrm{e}`, `pi`, full-width digits, bases, units.
+r"""Writes mathematics in one spelling before it is parsed: `\frac34`, `\sqrt 2`, `pi`, full-width digits, bases, units.
 
-In: the text of a box or of a reference. Out: `Spelling`. The text is short, and time is linear but for nested fractions.
+It also finds what latex2sympy leaves out: upper case, primes, transposes, and words that change a value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-r"""Parses a number in LaTeX into a tree of its notation, without evaluating it: `\frac{4}{2}` stays a quotient.
-
-In: the text of one number, from a box. Out: a `Tree`, or `Unreadable`. Time and memory are bounded by the text's length.
-"""
+r"""Parses a number in LaTeX into a tree of its notation, without evaluating it: `\frac{4}{2}` stays a quotient. Linear in the text."""
 
 from __future__ import annotations
 
