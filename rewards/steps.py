@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
@@ -134,7 +133,7 @@ def _with_expected(
         value=expected.value,
         reason=expected.in_words(),
     )
-    ignored = (msgspec.structs.replace(score, weight=0.0) for score in components.signals)
+    ignored = (replace(score, weight=0.0) for score in components.signals)
     return rubric.WeightedVerdict((*components.graders, *ignored, silence), verdict, weight)
 
 

@@ -154,21 +154,6 @@ def test_a_dead_judge_is_left_alone_until_a_probe_finds_it_alive(server: JudgeSe
     assert isinstance(asking.ask(MESSAGES), Reply)
 
 
-def test_only_one_probe_at_a_time() -> None:
-    clock = Clock()
-    breaker = new_breaker(ENDPOINT, clock)
-    for _ in range(MAX_FAILURES):
-        assert breaker.allows()
-        breaker.failed()
-    assert not breaker.allows()
-    clock.now += FIRST_AWAY_SECONDS
-    assert breaker.allows()
-    assert not breaker.allows()
-    breaker.succeeded()
-    assert breaker.allows()
-    assert breaker.allows()
-
-
 def test_failures_of_calls_that_were_under_way_do_not_lengthen_the_pause() -> None:
     clock = Clock()
     breaker = new_breaker(ENDPOINT, clock)
