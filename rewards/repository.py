@@ -1,4 +1,4 @@
-"""SQL of the scores, and of what is counted by version: behaviour and alarms."""
+"""SQL of scores, and of the counts by version: behaviour and alarms."""
 
 from __future__ import annotations
 
