@@ -22,7 +22,7 @@ from contracts.tasks.loading import load_tasks
 from pipelines.release.asking import SentinelAnswer
 from pipelines.release.grading import grade_together
 from pipelines.release.rules import LIVE, GateComparison, GatedTask, decide
-from rewards.gate_graders import GateGraders
+from rewards.gating import GateGraders
 from runtime.sentinels import read_sentinels
 
 _ACCEPTED, _REFUSED, _NO_VERDICT = 0, 1, 2

@@ -25,8 +25,7 @@ from contracts.assignments import LIVE
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized, WeightsRefused
 from contracts.keys import check_key, create_key, register_key
-from rewards.preflight import check_tasks
-from rewards.silence_warnings import propose_expected
+from rewards.preflight import check_tasks, propose_expected
 from runtime.database import Database
 from runtime.days import migrate
 from runtime.engine_key import engine_key

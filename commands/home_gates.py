@@ -17,7 +17,7 @@ from contracts.tasks.loading import load_tasks
 from pipelines.release.rules import FALSE_REFUSALS
 from pipelines.release.settings import ReleaseSettings
 from pipelines.release.statistics import least_seen
-from rewards.gate_graders import GateGraders
+from rewards.gating import GateGraders
 from runtime.sentinels import read_sentinels
 from runtime.settings import Settings, load_section
 from runtime.settings_file import settings_file

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.release import __main__ as release
-from rewards.fast_marks import FastMarks
-from rewards.gate_graders import GateGraders
+from rewards.gating import FastMarks, GateGraders
 
 
 def main(home: Path, stop: threading.Event) -> None:

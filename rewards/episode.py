@@ -8,7 +8,7 @@ import msgspec
 
 from contracts.errors import InvalidRecord, InvalidRequest
 from contracts.event_log import LogPlace, LogRecord
-from contracts.records import Episode, Generation, GenerationBody, Score, decode
+from contracts.records import Episode, FinishReason, Generation, GenerationBody, Score, decode
 from contracts.tasks import Task
 from contracts.topics import route_of_key
 from contracts.turns import SessionShare
@@ -50,11 +50,7 @@ class LostEpisode(NamedTuple):
 
 
 def unpack_episode(record: LogRecord) -> UnpackedEpisode | LostEpisode:
-    """Decode a record of the topic of episodes, and the answer that was fetched for it.
-
-    Raises:
-        InvalidRecord: it is not an episode that can be scored.
-    """
+    """Decode a record of the topic of episodes, and the answer that was fetched for it. Raises InvalidRecord: it is not an episode that can be scored."""
     episode = decode(Episode, record.value)
     if not episode.turns and episode.source is None:
         raise InvalidRecord("not an Episode: it has no turns, and no place of an answer")
@@ -84,6 +80,10 @@ def answer_of(item: UnpackedEpisode, task: Task, siblings: tuple[str, ...] = ())
     if follow_ups:
         newest = max(follow_ups, key=lambda signal: (signal.at, signal.id))
         metadata = metadata | {"follow_up": str(newest.value)}
-    body = item.body
+    return answer_in(item.body, turn.finish_reason)._replace(metadata=metadata, key=turn.key, siblings=siblings)
+
+
+def answer_in(body: GenerationBody, finish_reason: FinishReason) -> Answer:
+    """The answer that a body holds, with its tool calls as inference read them."""
     parsed = ParsedAnswer(body.text, body.tool_calls) if body.tools else None
-    return Answer(body.text_with_calls, metadata, body.messages, turn.finish_reason, turn.key, siblings, parsed)
+    return Answer(body.text_with_calls, body.metadata, body.messages, finish_reason, parsed=parsed)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from contracts.records import Fault, Score, ScoreStatus
-from contracts.tasks.rewards import Role
+from contracts.tasks.rewards import GraderRule, Role
 from rewards.verifiers.check import Answer, Check, Verifier, broken
 
 _MAX_REASON = 200
-_STATUSES, _FAULTS = frozenset(get_args(ScoreStatus)), frozenset(get_args(Fault))
+_STATUSES, _FAULTS = get_args(ScoreStatus), get_args(Fault)
 
 CheckAll = Callable[[Sequence[Answer]], Sequence[Check]]
 
@@ -28,6 +28,12 @@ class Grader(NamedTuple):
     """It calls a server or starts processes, so it runs in parallel with others, after the fast gates."""
     check_all: CheckAll
 
+    @classmethod
+    def of(cls, rule: GraderRule, label: str, check_all: CheckAll, *, is_slow: bool) -> Grader:
+        """The grader of a rule. Only a component has a weight."""
+        weight = rule.weight if rule.role == "component" else 0.0
+        return cls(rule.name, rule.role, weight, label, is_slow, check_all)
+
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
         """One score for each answer. Never raises, except KeyboardInterrupt."""
         if not answers:
@@ -43,7 +49,7 @@ class Grader(NamedTuple):
 
     def _checks(self, answers: Sequence[Answer]) -> list[Check]:
         try:
-            found: object = self.check_all(answers)
+            found: Any = self.check_all(answers)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 exits and panics of libraries too, which are not Exceptions
@@ -51,11 +57,13 @@ class Grader(NamedTuple):
                 return [_failed(error)]
             # One answer that breaks the grader must not cost the others their scores.
             return [self._checks([answer])[0] for answer in answers]
-        if isinstance(found, list | tuple) and not isinstance(found, Check) and len(found) == len(answers):
-            return [check if _is_usual(check) else _examined(check) for check in found]
+        is_list = isinstance(found, list | tuple) and not isinstance(found, Check)
+        if is_list and len(found) == len(answers):
+            return [_examined(check) for check in found]
         # Never broadcast one value to many answers: all of them would be learned as the same. Nor ask one by one: a
         # grader that miscounts its answers may also mix them up.
-        return [broken(f"it answered {_shape(found)} for {len(answers)} answers") for _ in answers]
+        said = f"{len(found)} checks" if is_list else type(found).__name__
+        return [broken(f"it answered {said} for {len(answers)} answers") for _ in answers]
 
     def _score(self, check: Check, seconds: float) -> Score:
         return Score(
@@ -65,77 +73,43 @@ class Grader(NamedTuple):
             weight=self.weight,
             status=check.status,
             fault=check.fault,
-            reason=_storable(check.reason[:_MAX_REASON]),
+            # What no record or database can hold: a judge may have been tricked into quoting half a surrogate pair.
+            reason=check.reason[:_MAX_REASON].encode(errors="replace").decode().replace("\0", "?"),
             propensity=check.propensity,
             seconds=round(seconds, 6),
         )
 
 
 def each(verifier: Verifier) -> CheckAll:
-    """Apply a verifier of single answers to many. An error on one answer leaves the others' scores alone."""
-
-    def check(answer: Answer) -> Check:
-        try:
-            return verifier(answer)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 as above
-            return _failed(error)
-
-    return lambda answers: [check(answer) for answer in answers]
+    """Apply a verifier of single answers to many."""
+    return lambda answers: [verifier(answer) for answer in answers]
 
 
 def _examined(check: object) -> Check:
-    """The check that a grader returned, or a fault of its own if the value is not a finite number in [0, 1]."""
+    """The check that a grader returned, or a fault of its own if it is malformed: a score is a finite number in [0, 1]."""
     if not isinstance(check, Check):
         return broken(f"it answered {type(check).__name__}, not a Check")
-    if said := _nonsense(check):
-        return broken(f"it answered {said}")
-    value = check.value
-    if check.status != "scored":
-        return check if value is None else check._replace(value=None)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return broken(f"it answered {value!r}, not a number")
-    if not 0.0 <= value <= 1.0:  # True for NaN too
+    fields: tuple[Any, ...] = check
+    value, status, fault, reason, propensity = fields
+    said = ""
+    if status not in _STATUSES or fault not in _FAULTS:
+        said = f"status {status!r} and fault {fault!r}"
+    elif not isinstance(reason, str):
+        said = f"a reason that is {type(reason).__name__}, not a text"
+    elif not isinstance(propensity, int | float) or not 0.0 < propensity <= 1.0:
+        said = f"a propensity of {propensity!r}"
+    elif status != "scored":
+        return check._replace(value=None)
+    elif fault not in {"none", "model"}:
+        said = f"a score, and that it is the fault of {fault!r}"
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        said = f"{value!r}, not a number"
+    elif not 0.0 <= value <= 1.0:  # True for NaN too
         # An int may have more digits than Python converts to text.
-        said = repr(value) if isinstance(value, float) else "a whole number"
-        return broken(f"it answered {said}, which is not in [0, 1]")
-    return check._replace(value=float(value))
-
-
-def _is_usual(check: object) -> bool:
-    """A fast path for nearly all checks. NaN fails the comparison, so it goes the slow way."""
-    if type(check) is not Check:
-        return False
-    value, status, fault, reason, propensity = check
-    return (
-        type(value) is float
-        and 0.0 <= value <= 1.0
-        and status == "scored"
-        and fault in {"none", "model"}
-        and type(reason) is str
-        and propensity == 1.0
-    )
-
-
-def _nonsense(check: Check) -> str:
-    """What is malformed about a check; empty if nothing is. A scored check cannot be our fault or the app's."""
-    if check.status not in _STATUSES or check.fault not in _FAULTS:
-        return f"status {check.status!r} and fault {check.fault!r}"
-    if check.status == "scored" and check.fault not in {"none", "model"}:
-        return f"a score, and that it is the fault of {check.fault!r}"
-    reason: object = check.reason
-    if not isinstance(reason, str):
-        return f"a reason that is {type(reason).__name__}, not a text"
-    propensity: object = check.propensity
-    if not isinstance(propensity, int | float) or not 0.0 < propensity <= 1.0:
-        return f"a propensity of {propensity!r}"
-    return ""
-
-
-def _storable(reason: str) -> str:
-    """Replace what no record or database can hold: a judge may have been tricked into quoting half a surrogate pair."""
-    return reason.encode(errors="replace").decode().replace("\0", "?")
+        said = f"{repr(value) if isinstance(value, float) else 'a whole number'}, which is not in [0, 1]"
+    if said:
+        return broken(f"it answered {said}")
+    return check if type(value) is float else check._replace(value=float(value or 0.0))
 
 
 def _failed(error: BaseException) -> Check:
@@ -144,9 +118,3 @@ def _failed(error: BaseException) -> Check:
     except Exception:  # noqa: BLE001 its own message may raise
         said = type(error).__name__
     return broken(said)
-
-
-def _shape(found: object) -> str:
-    if isinstance(found, list | tuple) and not isinstance(found, Check):
-        return f"{len(found)} checks"
-    return type(found).__name__

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from contracts.answers.reasoning import without_reasoning
@@ -16,7 +15,7 @@ from contracts.records import Score
 from contracts.tasks import Task
 from contracts.tasks.source import Source
 from rewards.judges.registry import judges_of
-from rewards.judges.store import MemoryStore
+from rewards.judges.repository import MemoryStore
 from rewards.panel import Panel
 from rewards.rubric import RewardVerdict, combine
 from rewards.verifiers.check import Answer, BadReference, Explain
@@ -30,7 +29,6 @@ class ManualScorer:
     """The graders of one task, ready for cases. A context manager: it owns threads."""
 
     def __init__(self, task: Task) -> None:
-        """Raises InvalidTask."""
         self.task = task
         # Verdicts and costs of judges are forgotten afterwards: manual scoring does not use up the worker's budget.
         self.panel = Panel(task, judges_of(task, MemoryStore()))
@@ -39,9 +37,7 @@ class ManualScorer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
     def grade(self, answers: Sequence[Answer]) -> list[tuple[tuple[Score, ...], RewardVerdict]]:
@@ -79,11 +75,7 @@ def task_of_verifier(kind: str, config: Mapping[str, Any], deadline_seconds: flo
 
 
 def answer_of_case(case: object) -> Answer:
-    """Convert a case to the answer that graders see.
-
-    Raises:
-        InvalidRequest: a field is missing or has the wrong type.
-    """
+    """Convert a case to the answer that graders see. Raises InvalidRequest: a field is missing or has the wrong type."""
     if not isinstance(case, dict):
         raise InvalidRequest("a case is a JSON object with prompt, completion and, if there is one, reference")
     completion = case.get("completion")

@@ -1,9 +1,8 @@
-"""Step 2: how components combine into a verdict: low + gates x (clipped weighted sum - low). Pure.
+"""Steps 1 and 2: the components of a reward, and how they combine: low + gates x (clipped weighted sum - low). Pure.
 
-Silence is not a zero. Where users' signals have a weight and none came, the reward is null, unless the task gives silence a
-value or a value is expected from what others said (`signals/silence.py`). A failed gate is the model's fault and earns the
-worst reward, whatever else is missing. A component that is missing through our own fault makes the reward null, or it
-leaves its weight to the others if the task allows that and it is not a gate.
+Silence is not a zero: where users' signals have a weight and none came, the reward is null, unless the task says otherwise. A failed
+gate is the model's fault and earns the worst reward, whatever else is missing. A component that is missing through our own fault makes
+the reward null, or it leaves its weight to the others if the task allows that and it is not a gate.
 """
 
 from __future__ import annotations
@@ -11,10 +10,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from contracts.draws import is_asked
 from contracts.records import Fault, Score, ScoreStatus
 from contracts.tasks import Task
 from contracts.tasks.rewards import Role
-from rewards.components import Components
+from rewards.episode import UnpackedEpisode
+from rewards.signals.mapping import About, score_signals
+
+
+class Components(NamedTuple):
+    """All scores of an episode."""
+
+    graders: tuple[Score, ...]
+    """Of verifiers, then of judges."""
+    signals: tuple[Score, ...]
+    """Of what users did. The signal with a weight above 0 decides."""
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """Those of graders, then those of signals."""
+        return self.graders + self.signals
+
+
+def components_of(task: Task, item: UnpackedEpisode) -> Components:
+    """The components of an episode whose graders were asked."""
+    turn = item.turn
+    about = About(item.body.text, turn.finished_at, is_asked(turn.completion_id, turn.ask_probability))
+    return Components(item.grader_scores, tuple(score_signals(task, about, item.episode.signals)))
 
 
 class RewardVerdict(NamedTuple):
@@ -24,6 +46,14 @@ class RewardVerdict(NamedTuple):
     status: ScoreStatus
     fault: Fault
     reason: str = ""
+
+
+class WeightedVerdict(NamedTuple):
+    """What the trainer learns from: scores, the verdict on them, and its weight in [0, 1]."""
+
+    scores: tuple[Score, ...]
+    verdict: RewardVerdict
+    weight: float
 
 
 SILENT = RewardVerdict(None, "unlabelled", "none", "silence")
@@ -53,14 +83,9 @@ def combine(
     has_signals: bool = True,
     expected: float | None = None,
 ) -> RewardVerdict:
-    """Combine the scores of a task's graders with those of its signals.
+    """Combine the scores of a task's verifiers and judges with those of its signals.
 
-    Args:
-        task: says by name which score is a gate and which a component.
-        graders: scores of verifiers and judges.
-        signals: scores of users' signals; the one with a weight decides.
-        has_signals: False leaves users out: neither what they did nor their silence counts.
-        expected: stands for silence, in the task's range of rewards.
+    Without `has_signals`, neither what users did nor their silence counts. `expected` stands for silence, in the task's range of rewards.
     """
     rule = task.reward
     gates = _in_role(task, "gate", graders)
@@ -89,10 +114,7 @@ def combine(
 
 
 def grade_of(task: Task, graders: Sequence[Score]) -> float | None:
-    """What gates and components alone make of an answer, in [0, 1]; None if one is missing or a gate refused it.
-
-    Where a task has only gates, it is the lowest of their values.
-    """
+    """What gates and components alone make of an answer, in [0, 1] (of gates alone: the lowest); None if one is missing or a gate refused it."""
     verdict = combine(task, graders, [], has_signals=False)
     gates = _in_role(task, "gate", graders)
     if verdict == NOTHING_TO_WEIGH and gates:
@@ -134,10 +156,8 @@ def _missing(scores: Iterable[Score]) -> RewardVerdict | None:
 
 
 def _in_range(task: Task, score: Score) -> float:
-    """A grader's value in [0, 1] as a reward."""
     return task.reward.low + (task.reward.high - task.reward.low) * (score.value or 0.0)
 
 
 def _mean(parts: Sequence[tuple[float, float]]) -> float:
-    """The weighted mean of (weight, value)."""
     return sum(weight * value for weight, value in parts) / sum(weight for weight, _ in parts)

@@ -1,16 +1,14 @@
-"""The reward worker.
+"""The reward worker. It waits for verifiers and judges before the transaction begins, so that no row is locked meanwhile.
 
-In: episodes. Out: an experience for each revision, with a reward or without, and an outcome for each user's episode that
-has no reward. Waits: for verifiers and judges, before the transaction begins, so that no row is locked meanwhile.
-
-Each revision is weighed once (`signals/`) and counted once (`monitors/`). Scores are stored as they were given: weights and
-what is expected of silent users change the experience, not the stored score.
+In: episodes. Out: an experience for each revision, with a reward or without, and an outcome for each user's episode that has no reward.
+Each revision is weighed once (`signals/`) and counted once (`monitors/`). Scores are stored as they were given.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,15 +19,14 @@ from contracts.segments import BYTES_PER_TOKEN_ID
 from contracts.tasks import Task
 from contracts.topics import EPISODES
 from rewards.episode import LostEpisode, UnpackedEpisode, unpack_episode
-from rewards.experience import outcome_message
 from rewards.judges.repository import DatabaseStore
 from rewards.monitors.features import WatchedSample
 from rewards.monitors.watch import Monitors
+from rewards.panel import TaskGraders
 from rewards.repository import add_scores, scored_revisions, siblings_of
 from rewards.rubric import RewardVerdict
 from rewards.signals.weighing import Weighing
-from rewards.steps import ScoredEpisode, ScoringSteps
-from rewards.task_graders import TaskGraders
+from rewards.steps import ScoredEpisode, ScoringSteps, outcome_message
 from runtime.database import Database
 from runtime.log.answers import BODY_LOST
 from runtime.metrics import REWARD, SCORES
@@ -52,20 +49,13 @@ class RewardsHandler:
         database: Database | None = None,
         secret: bytes = b"",
     ) -> None:
-        """Build every grader.
+        """Build every grader. Raises InvalidTask if one cannot be built. Without `database`, judges remember nothing and compare nothing.
 
-        Args:
-            tasks: by name.
-            clock: see above.
-            database: of the judges; without one, judges remember nothing and compare nothing.
-            secret: of the draw of audits. Without it nobody can tell which samples are audited; all replicas share it.
-
-        Raises:
-            InvalidTask: a verifier or judge cannot be built.
+        Without `secret` (of the draw of audits; all replicas share it) nobody can tell which samples are audited.
         """
-        self._tasks = tasks
-        self._clock = clock
-        self._graders = TaskGraders(tasks) if database is None else _with_memory(tasks, database, secret)
+        self._tasks, self._clock = tasks, clock
+        store = DatabaseStore(database) if database else None
+        self._graders = TaskGraders(tasks, store, partial(_siblings, database) if database else None, secret)
         self._weighing = Weighing(tasks, clock)
         self._steps = ScoringSteps(tasks, self._weighing)
         self._monitors = Monitors(tasks)
@@ -161,9 +151,6 @@ def _watched(scored: ScoredEpisode) -> WatchedSample:
     )
 
 
-def _with_memory(tasks: Mapping[str, Task], database: Database, secret: bytes) -> TaskGraders:
-    def siblings(completion_ids: Collection[str]) -> Mapping[str, Mapping[int, str]]:
-        with database.snapshot() as connection:
-            return siblings_of(connection, completion_ids)
-
-    return TaskGraders(tasks, DatabaseStore(database), siblings, secret)
+def _siblings(database: Database, completion_ids: Collection[str]) -> Mapping[str, Mapping[int, str]]:
+    with database.snapshot() as connection:
+        return siblings_of(connection, completion_ids)

@@ -23,10 +23,9 @@ from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
-from rewards.judges.identity import identity_of
-from rewards.judges.report import read_report
+from rewards.judges.report import identity_of, read_report
 from rewards.signals.audit import Accuracy, VersionAudit, together, why_different
-from rewards.signals.estimates import Estimate
+from rewards.signals.estimates import Estimate, mean_of
 from rewards.signals.repository import clear_burst, known_of, mean_of_people, quarantined_paces
 from runtime.settings import Settings, load_settings
 
@@ -130,8 +129,8 @@ def as_rows(task: Task, versions: dict[int, VersionAudit], accuracy: Accuracy | 
                 "num_rewarded": known.rewarded.num,
                 "num_spoke": known.said.num,
                 "num_audited": known.audited.num + known.audited_silent.num,
-                "where_somebody_spoke": _interval(task, known.naive, known.said.num),
-                "where_there_is_a_reward": _interval(task, known.measured, known.rewarded.num),
+                "where_somebody_spoke": _interval(task, mean_of(known.said), known.said.num),
+                "where_there_is_a_reward": _interval(task, mean_of(known.rewarded), known.rewarded.num),
                 "of_all": None if refused else _interval(task, known.corrected(accuracy), _num_behind(known)),
             }
             for version, known in versions.items()

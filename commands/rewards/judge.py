@@ -17,11 +17,9 @@ from contracts.tasks import Task
 from contracts.tasks.judges import JudgeRule
 from contracts.tasks.loading import load_tasks
 from rewards.judges.admission import Progress, measure
-from rewards.judges.agreement import Figure
-from rewards.judges.identity import identity_of
 from rewards.judges.labels import read_labels
 from rewards.judges.registry import new_http, probe, trial_judge
-from rewards.judges.report import ENOUGH_LABELS, Figures, Report, shortfalls
+from rewards.judges.report import ENOUGH_LABELS, Figure, Figures, Report, identity_of, shortfalls
 
 _TENTHS = 10
 app = typer.Typer(help="Measure a judge against labels.", no_args_is_help=True)

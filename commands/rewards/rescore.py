@@ -20,9 +20,8 @@ from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
-from rewards.replay.comparison import Mean, ReplayComparison, is_same
-from rewards.replay.queries import GradedRevision
-from rewards.replay.replay import Replay
+from rewards.replay import Mean, Replay, ReplayComparison, is_same
+from rewards.repository import GradedRevision
 from runtime.settings import Settings, load_settings
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}

@@ -1,7 +1,6 @@
 """Keeps a judge within its budget by asking about fewer answers, each with a known probability.
 
-The draw is a hash of the answer's key, so that it is the same every time. The share of answers that are kept is logged
-whenever it changes, and every score carries it, so that an estimate can weight kept answers by 1 / share.
+Every score carries the share of answers that were kept, so that an estimate can weight kept answers by 1 / share.
 """
 
 from __future__ import annotations
@@ -9,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import structlog
 
 from contracts.tasks.judges import JudgeRule
-from rewards.judges.store import JudgeCosts, JudgeStore
+from rewards.judges.repository import JudgeCosts, JudgeStore
 from runtime.metrics import JUDGE_SHARE
 
 DAY_SECONDS = 86_400.0
@@ -24,15 +24,22 @@ _NUM_STEPS = 7
 log = structlog.get_logger()
 
 
+class Clocks(NamedTuple):
+    """A monotonic clock in seconds, and one in UTC epoch seconds."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    utc: Callable[[], float] = time.time
+
+
+CLOCKS = Clocks()
+
+
 class Bucket:
     """A token bucket: it refills steadily up to `capacity`. The level may become negative, and then refills from there."""
 
     def __init__(self, capacity: float, per_second: float, clock: Callable[[], float]) -> None:
-        self._capacity = capacity
-        self._per_second = per_second
-        self._clock = clock
-        self._level = capacity
-        self._at = clock()
+        self._capacity, self._per_second, self._clock = capacity, per_second, clock
+        self._level, self._at = capacity, clock()
 
     def available(self) -> float:
         """How much may be spent now."""
@@ -47,21 +54,13 @@ class Bucket:
 
 
 class Budget:
-    """The budget of one judge in one process. Clocks: seconds that only grow, and UTC epoch seconds."""
+    """The budget of one judge in one process."""
 
-    def __init__(
-        self,
-        task: str,
-        rule: JudgeRule,
-        store: JudgeStore,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._task, self._rule, self._store, self._clock = task, rule, store, clock
+    def __init__(self, task: str, rule: JudgeRule, store: JudgeStore, clocks: Clocks = CLOCKS) -> None:
+        self._task, self._rule, self._store, self._clocks = task, rule, store, clocks
         per_minute, per_day = rule.tokens_per_minute, rule.money_per_day
-        self._tokens = Bucket(per_minute, per_minute / 60.0, monotonic) if per_minute else None
-        self._money = Bucket(per_day / _BURST, per_day / DAY_SECONDS, monotonic) if per_day else None
+        self._tokens = Bucket(per_minute, per_minute / 60.0, clocks.monotonic) if per_minute else None
+        self._money = Bucket(per_day / _BURST, per_day / DAY_SECONDS, clocks.monotonic) if per_day else None
         self._unsaved = JudgeCosts()
         self._announced = rule.sample_share
 
@@ -76,23 +75,14 @@ class Budget:
             affordable = min(affordable, _part(min(left, self._money.available()), money))
         share = step(self._rule.sample_share, affordable)
         if share != self._announced:
-            log.warning(
-                "judge asks about another share",
-                task=self._task,
-                judge=self._rule.name,
-                share=share,
-                was=self._announced,
-            )
+            where, was = {"task": self._task, "judge": self._rule.name}, self._announced
+            log.warning("judge asks about another share", **where, share=share, was=was)
             self._announced = share
         JUDGE_SHARE.labels(self._rule.name).set(share)
         return share
 
     def spend(self, spent: JudgeCosts) -> None:
-        """Count costs. They are stored by day, so that they survive a restart.
-
-        Raises:
-            Unavailable: they could not be stored; they are added to the next ones.
-        """
+        """Count costs. They are stored by day, so that they survive a restart. Raises Unavailable: they could not be stored; they are added to the next ones."""
         if self._tokens:
             self._tokens.take(spent.num_tokens)
         if self._money:
@@ -103,7 +93,7 @@ class Budget:
             self._unsaved = JudgeCosts()
 
     def _day(self) -> str:
-        return time.strftime("%Y-%m-%d", time.gmtime(self._clock()))
+        return time.strftime("%Y-%m-%d", time.gmtime(self._clocks.utc()))
 
 
 def step(wanted: float, affordable: float) -> float:

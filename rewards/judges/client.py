@@ -1,25 +1,23 @@
-"""Asks one model behind an OpenAI-compatible endpoint.
+"""Asks one model behind an OpenAI-compatible endpoint. Waits for: the reply, at most the rule's time for each try.
 
-In: messages. Out: its reply, or why there is none. Waits for: the reply, at most the rule's time for each try. Retries, with
-jitter, only errors that may pass: 429, 5xx, timeouts and broken connections.
-
-Endpoints support different fields. The first request uses all of them. If it is refused as a bad request, it is repeated with
-fewer, and the form that worked is remembered.
+Only errors that may pass are tried again, with jitter: 429, 5xx, timeouts and broken connections. The first request uses all
+fields. If it is refused as a bad request, it is repeated with fewer, and the form that worked is remembered.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import time
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import httpx
 
 from contracts.tasks.judges import JudgeEndpoint, JudgeRule
-from rewards.judges.parse import Alternative, ReplyToken
+from rewards.judges.parse import ReplyToken
 from rewards.judges.prompt import Messages, schema_of
 from runtime.circuit import CircuitBreaker
 
@@ -29,9 +27,7 @@ FIRST_AWAY_SECONDS = 15.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 20.0
 _MAX_BYTES = 4_000_000
-_TOO_MANY, _SERVER_ERROR = 429, 500
-_BAD_REQUEST = {400, 422}
-_WRONG_SETTINGS = {401, 403, 404}
+_SERVER_ERROR = 500
 _NUM_ALTERNATIVES = 10
 
 
@@ -46,6 +42,10 @@ def new_breaker(endpoint: JudgeEndpoint, clock: Callable[[], float] = time.monot
     )
 
 
+Kind = Literal["busy", "away", "closed", "refused", "odd"]
+_KINDS: Mapping[int, Kind] = {429: "busy", 400: "refused", 422: "refused", 401: "closed", 403: "closed", 404: "closed"}
+
+
 class Reply(NamedTuple):
     """What a model said, and how many tokens it used."""
 
@@ -56,25 +56,16 @@ class Reply(NamedTuple):
 
 
 class NoReply(NamedTuple):
-    """Why there is no reply.
+    """Why there is no reply. `busy`: the server is overloaded. `away`: it failed or does not answer in time.
 
-    Attributes:
-        reason: in words.
-        alive: the server runs, but is overloaded.
-        refused: by the model, by a content filter, or as a bad request; the content of the request may be the cause.
+    `closed`: nobody is there, or the key or name is wrong. `refused`: by the model, by a filter, or as a bad request; the
+    content of the request may be the cause.
     """
 
     reason: str
-    alive: bool = False
-    refused: bool = False
-
-
-class _Again(NamedTuple):
-    """No reply yet; another try may succeed."""
-
-    reason: str
-    alive: bool = False
-    after_seconds: float | None = None
+    kind: Kind = "odd"
+    after_seconds: float = 0.0
+    """The pause that the server asked for."""
 
 
 class JudgeClient:
@@ -91,59 +82,51 @@ class JudgeClient:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.endpoint = endpoint
-        self._rule = rule
-        self._http = http
+        self._rule, self._http, self._sleep = rule, http, sleep
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._breaker = breaker or new_breaker(endpoint)
-        self._sleep = sleep
         self._jitter = random.Random()  # noqa: S311 spreads retries
-        self._rung = 0
-        self._is_settled = False
+        self._rung, self._is_settled = 0, False
         self._timeout = httpx.Timeout(rule.read_seconds, connect=rule.connect_seconds)
 
     def ask(self, messages: Messages, *, brief: bool = False) -> Reply | NoReply:
         """Ask, with at most `retries` more tries. `brief`: the schema has no field for a reason."""
-        reason, alive = "it does not answer; it is asked again from time to time", False
+        found = NoReply("it does not answer; it is asked again from time to time")
         for attempt in range(self._rule.retries + 1):
             if not self._breaker.allows():
                 break
             outcome = self._try(messages, brief)
-            if not isinstance(outcome, _Again):
+            if isinstance(outcome, Reply):
                 return outcome
-            reason, alive = outcome.reason, outcome.alive
-            pause = _FIRST_PAUSE_SECONDS * 2**attempt * self._jitter.uniform(0.5, 1.5)
-            if outcome.after_seconds is not None:
-                pause = max(outcome.after_seconds, pause)
-            if attempt == self._rule.retries or pause > _LONGEST_PAUSE_SECONDS or self._breaker.is_open:
+            found = outcome
+            pause = max(found.after_seconds, _FIRST_PAUSE_SECONDS * 2**attempt * self._jitter.uniform(0.5, 1.5))
+            is_last = attempt == self._rule.retries or pause > _LONGEST_PAUSE_SECONDS
+            if found.kind not in {"busy", "away"} or is_last or self._breaker.is_open:
                 break
             self._sleep(pause)
-        return NoReply(f"{self.endpoint.model}: {reason}", alive)
+        return found._replace(reason=f"{self.endpoint.model}: {found.reason}")
 
-    def _try(self, messages: Messages, brief: bool) -> Reply | NoReply | _Again:
+    def _try(self, messages: Messages, brief: bool) -> Reply | NoReply:
         try:
             outcome = self._climb_down(messages, brief)
         except (httpx.TimeoutException, httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
-            outcome = _Again(f"{type(error).__name__}: {error}")
+            outcome = NoReply(f"{type(error).__name__}: {error}", "away")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            self._breaker.failed(str(error))
-            return NoReply(f"{self.endpoint.model}: {type(error).__name__}: {error}")
+            outcome = NoReply(f"{type(error).__name__}: {error}", "closed")
         except BaseException:
             self._breaker.failed("interrupted")
             raise
-        if isinstance(outcome, _Again) and not outcome.alive:
+        if isinstance(outcome, NoReply) and outcome.kind in {"away", "closed"}:
             self._breaker.failed(outcome.reason)
-        elif isinstance(outcome, _Refused):
-            self._breaker.failed(outcome.reason)
-            return NoReply(f"{self.endpoint.model}: {outcome.reason}")
         else:
             self._breaker.succeeded()
         return outcome
 
-    def _climb_down(self, messages: Messages, brief: bool) -> Reply | NoReply | _Again:
+    def _climb_down(self, messages: Messages, brief: bool) -> Reply | NoReply:
         rungs = self._rungs(brief)
         for rung in range(self._rung, len(rungs)):
             status, headers, body = self._post({"messages": messages, **rungs[rung]})
-            if status in _BAD_REQUEST and rung + 1 < len(rungs) and b"context_length" not in body:
+            if _KINDS.get(status) == "refused" and rung + 1 < len(rungs) and b"context_length" not in body:
                 continue
             if status == httpx.codes.OK and not self._is_settled:
                 # Settled once, so that no later answer can make the endpoint give up its schema.
@@ -176,19 +159,12 @@ class JudgeClient:
             return response.status_code, response.headers, content
 
 
-class _Refused(NoReply):
-    """The endpoint refuses every request from us: wrong key or wrong name."""
-
-
-def _read(status: int, headers: httpx.Headers, body: bytes) -> Reply | NoReply | _Again:
+def _read(status: int, headers: httpx.Headers, body: bytes) -> Reply | NoReply:
     if status == httpx.codes.OK:
         return _completion(body)
     reason = f"HTTP {status}: {' '.join(body[:300].decode(errors='replace').split())[:150]}"
-    if status == _TOO_MANY:
-        return _Again(reason, alive=True, after_seconds=_seconds_after(headers.get("retry-after")))
-    if status >= _SERVER_ERROR:
-        return _Again(reason, after_seconds=_seconds_after(headers.get("retry-after")))
-    return _Refused(reason) if status in _WRONG_SETTINGS else NoReply(reason, refused=status in _BAD_REQUEST)
+    kind: Kind = _KINDS.get(status, "away" if status >= _SERVER_ERROR else "odd")
+    return NoReply(reason, kind, _seconds_after(headers.get("retry-after", "")))
 
 
 def _completion(body: bytes) -> Reply | NoReply:
@@ -197,7 +173,7 @@ def _completion(body: bytes) -> Reply | NoReply:
         choice = content["choices"][0]
         message = choice["message"]
         if message.get("refusal"):
-            return NoReply(f"it refused: {str(message['refusal'])[:100]}", refused=True)
+            return NoReply(f"it refused: {str(message['refusal'])[:100]}", "refused")
         text = message.get("content") or ""
         if isinstance(text, list):
             text = "".join(str(part.get("text", "")) for part in text)
@@ -209,23 +185,19 @@ def _completion(body: bytes) -> Reply | NoReply:
 
 
 def _tokens(items: list[Any]) -> tuple[ReplyToken, ...]:
-    tokens = []
-    for item in items:
-        found = {other["token"]: float(other["logprob"]) for other in (item.get("top_logprobs") or [])}
-        found.setdefault(item["token"], float(item["logprob"]))
-        tokens.append(ReplyToken(item["token"], tuple(Alternative(*pair) for pair in found.items())))
-    return tuple(tokens)
+    return tuple(
+        ReplyToken(
+            item["token"],
+            {other["token"]: float(other["logprob"]) for other in (item, *(item.get("top_logprobs") or []))},
+        )
+        for item in items
+    )
 
 
-def _seconds_after(value: str | None) -> float | None:
-    """`retry-after`: seconds, or a date."""
-    if value is None:
-        return None
-    try:
+def _seconds_after(value: str) -> float:
+    """`retry-after`: seconds, or a date; 0 if it is neither."""
+    with contextlib.suppress(ValueError):
         return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
+    with contextlib.suppress(ValueError):
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return None
+    return 0.0

@@ -38,11 +38,7 @@ class Labels(NamedTuple):
 
 
 def read_labels(path: Path, rule: JudgeRule) -> Labels:
-    """Read and check a file of labels.
-
-    Raises:
-        InvalidValue: with file and line of the first mistake, or if there is nothing to measure this judge on.
-    """
+    """Read and check a file of labels. Raises InvalidValue: with file and line of the first mistake, or if there is nothing to measure this judge on."""
     try:
         content = read_small(path)
     except OSError as error:
@@ -52,25 +48,20 @@ def read_labels(path: Path, rule: JudgeRule) -> Labels:
         if not line.strip():
             continue
         try:
-            item = _object(line)
+            item = json.loads(line)
+            if not isinstance(item, dict):
+                raise ValueError("a label is a JSON object")  # noqa: TRY004, TRY301 the line is added below
             if "pair" in item:
                 pairs.append(_pair(item))
             else:
                 items.append(_item(item, rule))
         except (ValueError, RecursionError) as error:
             raise InvalidValue(f"{path}:{number}: {error}") from error
-    needed = pairs if rule.protocol == "pairwise" else items
-    if not needed:
-        form = '"pair": [..., ...], "better": "first"' if rule.protocol == "pairwise" else '"completion", "label"'
+    is_pairwise = rule.protocol == "pairwise"
+    if not (pairs if is_pairwise else items):
+        form = '"pair": [..., ...], "better": "first"' if is_pairwise else '"completion", "label"'
         raise InvalidValue(f"{path}: nothing to measure a {rule.protocol} judge on; it needs lines with {form}")
     return Labels(tuple(items), tuple(pairs), hashlib.sha256(content).hexdigest())
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    item = json.loads(line)
-    if not isinstance(item, dict):
-        raise ValueError("a label is a JSON object")  # noqa: TRY004 the caller adds the line, as for any other mistake
-    return item
 
 
 def _item(item: dict[str, Any], rule: JudgeRule) -> Labelled:
@@ -96,9 +87,8 @@ def _pair(item: dict[str, Any]) -> Labelled:
 def _level(label: Any, levels: tuple[str, ...]) -> int:
     if isinstance(label, bool) and len(levels) == 2:  # noqa: PLR2004 yes or no
         return int(label)
-    for place, level in enumerate(levels):
-        if str(label).strip().casefold() == level.strip().casefold():
-            return place
+    if (name := str(label).strip().casefold()) in (names := [level.strip().casefold() for level in levels]):
+        return names.index(name)
     if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(levels):
         return label
     raise ValueError(f"`label` is one of {', '.join(levels)}, or its place from 0, not {label!r}")

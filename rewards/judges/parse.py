@@ -8,25 +8,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rewards.judges.texts import without_thoughts
+from rewards.judges.prompt import without_thoughts
 
 _MIN_MASS = 0.5
 _MAX_REASON = 200
 _VALUE = re.compile(r'"level"\s*:\s*"')
 
 
-class Alternative(NamedTuple):
-    """A token that the model might have sampled at a position, with its log-prob."""
-
-    text: str
-    logprob: float
-
-
 class ReplyToken(NamedTuple):
-    """A token of the judge's reply."""
+    """A token of the judge's reply, and the log-probs of the tokens that the model might have sampled there."""
 
     text: str
-    alternatives: tuple[Alternative, ...]
+    alternatives: Mapping[str, float]
 
 
 class JudgeVerdict(NamedTuple):
@@ -65,25 +58,24 @@ def parse_brief(content: str, levels: Sequence[str], tokens: Sequence[ReplyToken
 def expected_level(tokens: Sequence[ReplyToken], levels: Sequence[str]) -> float | None:
     """The sum over k of p_k k / (K - 1), with p_k from the alternatives of the tokens that spell the level.
 
-    None if the tokens do not show it: there are no alternatives, or levels have less than half of the probability.
+    None if there are no alternatives, or levels have less than half of the probability.
     """
     starts = [match.end() for match in _VALUE.finditer("".join(token.text for token in tokens))]
     if not starts:
         return None
-    position, mass, spelled = 0, 1.0, ""
-    weights = [0.0] * len(levels)
+    position, mass, spelled, weights = 0, 1.0, "", [0.0] * len(levels)
     for token in tokens:
         head = token.text[: max(0, starts[-1] - position)]
         position += len(token.text)
         if position <= starts[-1]:
             continue
         sampled = token.text[len(head) :]
-        for text, logprob in token.alternatives:
+        for text, logprob in token.alternatives.items():
             if text != token.text and text.startswith(head):
                 matched = _meant(spelled + text[len(head) :], levels)
                 if len(matched) == 1:
                     weights[matched[0]] += mass * math.exp(logprob)
-        mass *= next((math.exp(item.logprob) for item in token.alternatives if item.text == token.text), 0.0)
+        mass *= math.exp(token.alternatives.get(token.text, -math.inf))
         spelled += sampled
         matched = _meant(spelled, levels)
         if len(matched) == 1:
@@ -106,13 +98,11 @@ def _meant(start: str, levels: Sequence[str]) -> list[int]:
 
 
 def _level_of(said: Any, levels: Sequence[str]) -> int | None:
-    """The index of a level, from its name or from a number counted from 0."""
     if isinstance(said, bool) or not isinstance(said, str | int):
         return None
     name = str(said).strip().casefold()
-    for place, level in enumerate(levels):
-        if level.strip().casefold() == name:
-            return place
+    if name in (names := [level.strip().casefold() for level in levels]):
+        return names.index(name)
     return int(said) if isinstance(said, int) and 0 <= said < len(levels) else None
 
 

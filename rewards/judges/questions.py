@@ -1,7 +1,6 @@
 """Which questions to ask about an answer, and the value that follows from the verdicts. Pure.
 
-A question is one model looking at one case. Its key is a hash of everything that can change the verdict, so that the same
-question is asked only once, also over batches. The random code of the fences is not part of it.
+A question is one model looking at one case. Its key is a hash of all that can change the verdict, so that it is asked only once.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from typing import Literal, NamedTuple
 from contracts.tasks.judges import PAIRWISE_LEVELS, JudgeEndpoint, JudgeRule
 from rewards.judges.parse import JudgeVerdict
 from rewards.judges.pregate import worthless
-from rewards.judges.prompt import Case, rubric_hash
-from rewards.judges.texts import without_thoughts
+from rewards.judges.prompt import Case, rubric_hash, without_thoughts
 from rewards.verifiers.check import Answer, Check, broken, unlabelled, wrong
 
 Fate = Literal["judged", "pregated", "unlabelled", "shed", "provoked", "unparsable", "failed"]
@@ -35,17 +33,12 @@ class JudgeQuestion(NamedTuple):
 
 
 class NoVerdict(NamedTuple):
-    """No verdict, and why.
-
-    Attributes:
-        fate: `unparsable`: the reply had no verdict; `failed`: there was no reply.
-        reason: in words.
-        culprits: answers without which there would have been a verdict.
-    """
+    """No verdict, and why: the reply had none, or there was no reply."""
 
     fate: Literal["unparsable", "failed"]
     reason: str
     culprits: tuple[str, ...] = ()
+    """Answers without which there would have been a verdict."""
 
 
 class Reading(NamedTuple):
@@ -63,10 +56,7 @@ Findings = Mapping[str, JudgeVerdict | NoVerdict]
 
 
 class Inquiry(NamedTuple):
-    """The questions about one answer: `of_member`[m][n] are those of member m about case (or pair) n.
-
-    `given` are values of pairs that are known without asking.
-    """
+    """The questions about one answer: `of_member`[m][n] are those of member m about case (or pair) n. `given` are values of pairs that are known without asking."""
 
     of_member: tuple[tuple[tuple[JudgeQuestion, ...], ...], ...] = ()
     given: tuple[float, ...] = ()
@@ -87,12 +77,12 @@ def inquire(rule: JudgeRule, answer: Answer) -> Inquiry:
         if not follow_up:
             return Inquiry(settled=Reading(unlabelled("the user wrote nothing next"), "unlabelled"))
         case = Case(answer.messages, (without_thoughts(answer.text),), answer.reference, follow_up)
-        return _about(rule, [(case,)])._replace(text=case.answers[0])
+        return _about(rule, [(case,)], case.answers[0])
     if rule.pregate and (reason := worthless(answer.text, answer.reference)):
         return Inquiry(settled=Reading(Check(0.0, fault="model", reason=reason), "pregated"))
     text = without_thoughts(answer.text)
     if rule.protocol == "pointwise":
-        return _about(rule, [(Case(answer.messages, (text,), answer.reference),)])._replace(text=text)
+        return _about(rule, [(Case(answer.messages, (text,), answer.reference),)], text)
     if not answer.siblings:
         return Inquiry(settled=Reading(unlabelled("no other choice to compare with"), "unlabelled"))
     pairs, given = [], []
@@ -104,25 +94,23 @@ def inquire(rule: JudgeRule, answer: Answer) -> Inquiry:
         else:
             orders = ((text, sibling), (sibling, text))
             pairs.append(tuple(Case(answer.messages, order, answer.reference) for order in orders))
-    return _about(rule, pairs)._replace(given=tuple(given), text=text)
+    return _about(rule, pairs, text, tuple(given))
 
 
 def read(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
     """Combine the verdicts on an answer.
 
-    If a verdict is missing there is no value, because fewer members would be a different judge; unless the answer itself
-    prevented the verdict.
+    If one is missing there is no value, because fewer members would be a different judge; unless the answer itself prevented
+    the verdict.
     """
-    if inquiry.settled is not None:
-        return inquiry.settled
     found = [findings[question.key] for question in inquiry.questions]
     failures = [item for item in found if isinstance(item, NoVerdict)]
     for failure in failures:
         if inquiry.text in failure.culprits:
             return Reading(wrong(f"it keeps the judge from a verdict: {failure.reason}"), "provoked")
-    failures = [failure for failure in failures if not failure.culprits]
-    if failures:
-        return Reading(broken(f"judge_error: {failures[0].reason}"), failures[0].fate)
+    for failure in failures:
+        if not failure.culprits:
+            return Reading(broken(f"judge_error: {failure.reason}"), failure.fate)
     if rule.protocol == "pairwise":
         return _compared(rule, inquiry, findings)
     verdicts = [item for item in found if isinstance(item, JudgeVerdict)]
@@ -133,10 +121,7 @@ def read(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
 
 
 def combined(rule: JudgeRule, values: Sequence[float]) -> tuple[float, float]:
-    """The combined value of all members, which is their minimum or a lower quantile, and their largest difference.
-
-    The quantile interpolates linearly (R-7, Hyndman and Fan 1996), like numpy's.
-    """
+    """Minimum or lower quantile (linear, R-7, Hyndman and Fan 1996) of the members' values, and their largest difference."""
     ordered = sorted(values)
     disagreement = ordered[-1] - ordered[0]
     if rule.combine == "min":
@@ -147,10 +132,9 @@ def combined(rule: JudgeRule, values: Sequence[float]) -> tuple[float, float]:
 
 
 def both_orders(first: float, second: float) -> tuple[float, bool]:
-    """The value of an answer compared with another, and whether the order changed the result.
+    """The value of an answer compared with another, and whether the order changed the result: then it is a tie.
 
-    `first` is the value of this answer when it was shown first, `second` that of the other answer when that was. Orders
-    that disagree make a tie.
+    `first` is the value of this answer when it was shown first, `second` that of the other answer when that was.
     """
     flipped = not math.isclose(first, 1.0 - second, abs_tol=1e-9)
     return (0.5 if flipped else first), flipped
@@ -190,19 +174,18 @@ def _explained(reason: str, num_members: int, disagreement: float) -> str:
     return f"{among}{reason}"[:_MAX_REASON]
 
 
-def _about(rule: JudgeRule, items: Sequence[tuple[Case, ...]]) -> Inquiry:
+def _about(rule: JudgeRule, items: Sequence[tuple[Case, ...]], text: str, given: tuple[float, ...] = ()) -> Inquiry:
     rubric = rubric_hash(rule)
 
     def question(seat: int, endpoint: JudgeEndpoint, case: Case) -> JudgeQuestion:
         fallback = _key(rule.name, rule.fallback, rubric, case) if rule.fallback else ""
         return JudgeQuestion(seat, case, _key(rule.name, endpoint, rubric, case), fallback)
 
-    return Inquiry(
-        tuple(
-            tuple(tuple(question(seat, endpoint, case) for case in item) for item in items)
-            for seat, endpoint in enumerate(rule.endpoints)
-        )
+    of_member = tuple(
+        tuple(tuple(question(seat, endpoint, case) for case in item) for item in items)
+        for seat, endpoint in enumerate(rule.endpoints)
     )
+    return Inquiry(of_member, given, text=text)
 
 
 def _key(judge: str, endpoint: JudgeEndpoint, rubric: str, case: Case) -> str:

@@ -12,29 +12,20 @@ from contracts.errors import InvalidTask
 from contracts.tasks import Task
 from contracts.tasks.judges import JudgeEndpoint, JudgeRule
 from rewards.grader import Grader
+from rewards.judges.budget import CLOCKS, Clocks
 from rewards.judges.client import JudgeClient, NoReply
-from rewards.judges.identity import label_of
-from rewards.judges.judge import CLOCKS, Clocks, Judge
+from rewards.judges.judge import Judge
 from rewards.judges.prompt import Case, messages_of, new_nonce
-from rewards.judges.report import read_report, shortfalls
-from rewards.judges.store import JudgeStore, MemoryStore
+from rewards.judges.report import label_of, read_report, shortfalls
+from rewards.judges.repository import JudgeStore, MemoryStore
 
 _PROBE = [{"role": "user", "content": "What is 2 + 2?"}]
 
 
 def judges_of(
-    task: Task,
-    store: JudgeStore,
-    http: httpx.Client | None = None,
-    *,
-    environ: Mapping[str, str] = os.environ,
-    clocks: Clocks = CLOCKS,
+    task: Task, store: JudgeStore, http: httpx.Client | None = None, *, environ: Mapping[str, str] = os.environ
 ) -> list[Grader]:
-    """The judges of a task. `http` belongs to the caller; by default the judges share a new client.
-
-    Raises:
-        InvalidTask: a key is missing, or a judge that decides was not admitted; with file, line and what to do.
-    """
+    """The judges of a task. Raises InvalidTask if a key is missing, or a judge that decides was not admitted; with file, line and what to do."""
     if not task.judges:
         return []
     http = http or new_http()
@@ -43,16 +34,8 @@ def judges_of(
         _check_keys(task, index, environ)
         if rule.role != "watch":
             _check_admission(task, index)
-        graders.append(
-            Grader(
-                name=rule.name,
-                role=rule.role,
-                weight=rule.weight if rule.role == "component" else 0.0,
-                label=label_of(rule, task.hash),
-                is_slow=True,
-                check_all=make_judge(task.name, rule, store, http, environ=environ, clocks=clocks).check_all,
-            )
-        )
+        judge = make_judge(task.name, rule, store, http, environ=environ)
+        graders.append(Grader.of(rule, label_of(rule, task.hash), judge.check_all, is_slow=True))
     return graders
 
 
@@ -72,11 +55,7 @@ def make_judge(
 
 
 def gate_judge(task: Task, name: str, http: httpx.Client, environ: Mapping[str, str] = os.environ) -> Judge:
-    """A judge for the release gate, whatever its role: it sees every answer, and remembers nothing between batches.
-
-    Raises:
-        InvalidTask: its key is missing, or it was not admitted; with file, line and what to do.
-    """
+    """A judge for the release gate, whatever its role: it sees every answer, and remembers nothing. Raises InvalidTask, like `judges_of`."""
     index = next(place for place, rule in enumerate(task.judges) if rule.name == name)
     _check_keys(task, index, environ)
     _check_admission(task, index)
@@ -104,8 +83,7 @@ def probe(
 ) -> None:
     """Ask each endpoint of a judge a short question, except those skipped. Being overloaded counts as an answer.
 
-    Raises:
-        InvalidTask: an endpoint does not answer; with file, line and what to do.
+    Raises InvalidTask if an endpoint does not answer; with file, line and what to do.
     """
     _check_keys(task, index, environ)
     rule = task.judges[index]
@@ -115,7 +93,7 @@ def probe(
         if is_skipped(endpoint):
             continue
         answer = _client(short, endpoint, http, environ).ask(messages_of(rule, case, new_nonce(case)))
-        if isinstance(answer, NoReply) and not answer.alive:
+        if isinstance(answer, NoReply) and answer.kind != "busy":
             raise InvalidTask(
                 f"{place}: judge {rule.name!r} does not answer at {endpoint.url}: {answer.reason}; start it, mend `url`, "
                 "`model` or the key, or take it out of the task"
@@ -157,15 +135,11 @@ def _check_admission(task: Task, index: int) -> None:
 
 
 def _places(task: Task, index: int, field: str = "url") -> list[tuple[JudgeEndpoint, str]]:
-    """All endpoints of a judge, each with `file:line`."""
     rule = task.judges[index]
-    fields: list[tuple[JudgeEndpoint, tuple[int | str, ...]]] = [
-        (endpoint, ("members", number, field) if rule.members else (field,))
-        for number, endpoint in enumerate(rule.endpoints)
-    ]
-    if rule.fallback:
-        fields.append((rule.fallback, ("fallback", field)))
-    return [(endpoint, task.where("judges", index, *location)) for endpoint, location in fields]
+    found = []
+    for number, endpoint in enumerate(rule.endpoints):
+        found.append((endpoint, task.where("judges", index, *(("members", number) if rule.members else ()), field)))
+    return [*found, (rule.fallback, task.where("judges", index, "fallback", field))] if rule.fallback else found
 
 
 def _client(rule: JudgeRule, endpoint: JudgeEndpoint, http: httpx.Client, environ: Mapping[str, str]) -> JudgeClient:

@@ -1,4 +1,4 @@
-"""The report that `millrace judge admit` writes, and whether it meets the bar. Pure, except for reading the file."""
+"""The identity of a judge, the report of its admission, and whether that meets the bar. Pure, except for reading the file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from contracts.files import read_small
-from contracts.tasks.judges import Bar, JudgeRule
+from contracts.tasks.judges import Bar, JudgeEndpoint, JudgeRule
 from contracts.tasks.section import TaskSection
-from rewards.judges.agreement import Figure
-from rewards.judges.identity import identity_of
+from rewards.judges.prompt import rubric_hash
 
 MIN_ANSWERED = 0.9
 """Share of the labels that a judge must give a verdict on; with fewer, the other figures say little about it."""
 ENOUGH_LABELS = 200
 """With fewer labels the intervals are wide, and the printed report mentions it."""
+_NUM_HEX = 8
+
+
+class Figure(TaskSection):
+    """A figure with its 95% bounds."""
+
+    value: float
+    low: float
+    high: float
 
 
 class Figures(TaskSection):
@@ -75,31 +83,51 @@ def shortfalls(rule: JudgeRule, report: Report) -> list[str]:
     if report.identity != identity_of(rule):
         changed = [name for name, value in identity_of(rule).items() if report.identity.get(name) != value]
         return [f"it was admitted as another judge: {', '.join(changed) or 'its identity'} changed since"]
-    found = below(rule.bar, rule.protocol == "pairwise", report.figures)
+    is_pairwise = rule.protocol == "pairwise"
+    found = below(rule.bar, is_pairwise, report.figures)
     if rule.fallback:
-        missing = ["it was not measured"] if report.fallback is None else []
-        worse = below(rule.bar, rule.protocol == "pairwise", report.fallback) if report.fallback else missing
+        worse = below(rule.bar, is_pairwise, report.fallback) if report.fallback else ["it was not measured"]
         found += [f"fallback: {reason}" for reason in worse]
     return found
 
 
 def below(bar: Bar, pairwise: bool, figures: Figures) -> list[str]:
     """Which parts of the bar are not met. Only a pairwise judge must have order flips measured, but measured ones count."""
-    found = []
-    if figures.weighted_kappa is None:
+    found, kappa, flips, keys = [], figures.weighted_kappa, figures.order_flips, figures.master_keys
+    if kappa is None:
         found.append("kappa is undefined: the labels, or the verdicts, are all of one level")
-    elif figures.weighted_kappa.value < bar.kappa:
-        found.append(f"kappa {figures.weighted_kappa.value:.3f} is below {bar.kappa:g}")
-    if figures.order_flips is None and pairwise:
+    elif kappa.value < bar.kappa:
+        found.append(f"kappa {kappa.value:.3f} is below {bar.kappa:g}")
+    if flips is None and pairwise:
         found.append("order flips were not measured: the labels have no pairs")
-    elif figures.order_flips is not None and figures.order_flips.value > bar.order_flips:
-        found.append(
-            f"{figures.order_flips.value:.1%} of the pairs flip with their order, more than {bar.order_flips:.1%}"
-        )
-    if figures.master_keys is None:
+    elif flips is not None and flips.value > bar.order_flips:
+        found.append(f"{flips.value:.1%} of the pairs flip with their order, more than {bar.order_flips:.1%}")
+    if keys is None:
         found.append("master keys were not measured")
-    elif figures.master_keys.value > bar.master_keys:
-        found.append(f"{figures.master_keys.value:.1%} of the master keys pass, more than {bar.master_keys:.1%}")
+    elif keys.value > bar.master_keys:
+        found.append(f"{keys.value:.1%} of the master keys pass, more than {bar.master_keys:.1%}")
     if figures.answered < MIN_ANSWERED:
         found.append(f"it gave a verdict on {figures.answered:.0%} of the labels only, less than {MIN_ANSWERED:.0%}")
     return found
+
+
+def label_of(rule: JudgeRule, task_hash: str) -> str:
+    """`judge/<model>/<rubric>#<task>`: models joined by +, each with its revision if it has one."""
+    named = [(endpoint.model, endpoint.revision) for endpoint in rule.endpoints]
+    models = "+".join(f"{model}@{revision}" if revision else model for model, revision in named)
+    return f"judge/{models}/{rubric_hash(rule)[:_NUM_HEX]}#{task_hash}"
+
+
+def identity_of(rule: JudgeRule) -> dict[str, Any]:
+    """Everything that can change what the judge says: models, their addresses, the prompt, how members combine."""
+    return {
+        "rubric": rubric_hash(rule),
+        "protocol": rule.protocol,
+        "members": [_endpoint(endpoint) for endpoint in rule.endpoints],
+        "combine": f"quantile {rule.quantile:g}" if rule.combine == "quantile" else "min",
+        "fallback": _endpoint(rule.fallback) if rule.fallback else None,
+    }
+
+
+def _endpoint(endpoint: JudgeEndpoint) -> dict[str, str]:
+    return {"url": endpoint.url.rstrip("/"), "model": endpoint.model, "revision": endpoint.revision}

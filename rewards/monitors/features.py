@@ -63,7 +63,8 @@ class Measure:
         elif verdict.status != "unscored":
             found["unlabelled"] = 1.0
         # What nobody could decide counts even if other graders carry the reward: it must not be a way out of a 0.
-        if verdict.status == "unscored" or any(self._is_undecided(score) for score in noted.scores):
+        undecided = [score for score in noted.scores if score.name in self._worth and score.status == "unscored"]
+        if verdict.status == "unscored" or any(score.reason.startswith(UNVERIFIABLE) for score in undecided):
             found["null"] = 1.0
         if verdict.fault == "model":
             found["model_fault"] = 1.0
@@ -71,10 +72,6 @@ class Measure:
             found["cut_off"] = 1.0
         found["tokens"] = math.log1p(noted.num_tokens)
         return found
-
-    def _is_undecided(self, score: Score) -> bool:
-        is_worth = score.name in self._worth and score.status == "unscored"
-        return is_worth and score.reason.startswith(UNVERIFIABLE)
 
     def _scores(self, scores: Sequence[Score]) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -127,17 +124,12 @@ def marks_of(text: str) -> dict[str, float]:
     ):
         if is_there:
             found[name] = 1.0
-    if repeated := _repeated(looked):
-        found["repeats"] = repeated
+    # Lines that repeat an earlier one; blank lines and short texts do not count.
+    written = looked.splitlines() if looked.count("\n") >= _MIN_LINES - 1 else []
+    lines = [line for line in map(str.strip, written) if len(line) > 1]
+    if len(lines) >= _MIN_LINES and len(set(lines)) < len(lines):
+        found["repeats"] = 1.0 - len(set(lines)) / len(lines)
     return found
-
-
-def _repeated(text: str) -> float:
-    """Share of lines that repeat an earlier one, blank lines not counted; 0 for short texts."""
-    if text.count("\n") < _MIN_LINES - 1:
-        return 0.0
-    lines = [line for line in map(str.strip, text.splitlines()) if len(line) > 1]
-    return 1.0 - len(set(lines)) / len(lines) if len(lines) >= _MIN_LINES else 0.0
 
 
 def _tampers(code: str) -> bool:

@@ -1,10 +1,8 @@
 """The rules of the monitors: which metrics are watched, in which direction, and which change raises an alarm.
 
-A `share` is measured on every sample and lies in [0, 1]. An `amount` may be missing and has any size. An effect is a change
-that an operator would care about, not the smallest one that can be detected: with enough samples everything differs.
-
-An alarm about a habit keeps its version from arriving: the release train looks for it. Alarms about rewards, signals and lengths do not,
-because the train itself compares these with the live version at the same time; nor do alarms about faults of graders.
+A `share` is measured on every sample and lies in [0, 1]. An `amount` may be missing and has any size. An effect is a change that an
+operator would care about. An alarm about a habit keeps its version from arriving; alarms about rewards, signals and lengths do not,
+because the release train itself compares these with the live version at the same time; nor do alarms about faults of graders.
 """
 
 from __future__ import annotations

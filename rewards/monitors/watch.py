@@ -1,9 +1,7 @@
 """The monitors of a rewards worker.
 
-In: scored samples, inside the worker's transaction. Out: sums by (task, version, cluster, metric), in one statement per batch;
-and every ten seconds alarms: a row, a gauge and a line in the log. Waits for: nothing.
-
-Only users' requests count. Rollouts, sentinels and shadows have other prompts, and would look like new habits.
+In: scored samples, inside the worker's transaction. Out: sums by (task, version, cluster, metric), and every ten seconds alarms: a row,
+a gauge and a line in the log. Waits for: nothing. Only users' requests count: others have other prompts, which look like new habits.
 """
 
 from __future__ import annotations
@@ -15,17 +13,10 @@ import structlog
 from sqlalchemy import Connection
 
 from contracts.tasks import Task
-from rewards.monitors.alarms import NUM_CLUSTERS, Alarm, Version, alarms_of, worst_cluster
+from rewards.monitors.alarms import NUM_CLUSTERS, Alarm, alarms_of, worst_cluster
 from rewards.monitors.features import Measure, WatchedSample
-from rewards.monitors.repository import (
-    BehaviourKey,
-    add_alarms,
-    add_behaviour,
-    behaviour_since,
-    newest_version,
-    raised_since,
-)
 from rewards.monitors.rules import BY_CLUSTER, RULES, SHARES
+from rewards.repository import BehaviourKey, add_alarms, add_behaviour, behaviour_since, newest_version, raised_since
 from rewards.sums import Sums
 from runtime.metrics import BEHAVIOUR_ALARMS, NULL_SHARE
 
@@ -97,14 +88,18 @@ class Monitors:
         heard = {version for name, version in self._heard if name == task}
         for version in sorted(heard & versions.keys() | {*sorted(versions)[-VERSIONS_TESTED:]}):
             alarms = alarms_of(versions, version, raised)
-            add_alarms(connection, task, alarms, now)
+            add_alarms(connection, [{"task": task, "at": now, **found._asdict()} for found in alarms])
             raised |= {(found.name, version, found.cluster): now for found in alarms}
             for found in alarms:
                 log.warning("behaviour alarm", task=task, name=found.name, reason=in_words(found))
         ringing = [name for (name, _, _), at in raised.items() if now - at < RINGS_SECONDS]
         for name in {*RULES, *(name for name, _, _ in raised)}:
             BEHAVIOUR_ALARMS.labels(task, name).set(ringing.count(name))
-        _show_nulls(task, versions[newest])
+        now_live = versions[newest]
+        overall, worst = now_live.get(("", "null"), Sums()), worst_cluster(now_live, "null", MIN_NULLS_NUM)
+        if overall.num >= MIN_NULLS_NUM:
+            NULL_SHARE.labels(task, "all").set(overall.mean)
+            NULL_SHARE.labels(task, "worst cluster").set(worst[1].mean if worst else overall.mean)
 
     def _known(self, task: str, cluster: str) -> str:
         """The name that a cluster is counted under; this bounds the number of rows."""
@@ -129,13 +124,6 @@ def in_words(alarm: Alarm) -> str:
     return (
         f"{now} over {details['num']} samples; {details['reference']:.3g} over {details['reference_num']} of {before}"
     )
-
-
-def _show_nulls(task: str, version: Version) -> None:
-    overall, worst = version.get(("", "null"), Sums()), worst_cluster(version, "null", MIN_NULLS_NUM)
-    if overall.num >= MIN_NULLS_NUM:
-        NULL_SHARE.labels(task, "all").set(overall.mean)
-        NULL_SHARE.labels(task, "worst cluster").set(worst[1].mean if worst else overall.mean)
 
 
 def _add(sums: list[float], value: float) -> None:

@@ -38,11 +38,7 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
 
 @functools.cache
 def sandbox_named(name: str) -> Sandbox:
-    """The sandbox of that name, or with "auto" the first without an escape. Probed once per process.
-
-    Raises:
-        Unavailable: no sandbox works; the message says what is wrong with each.
-    """
+    """The sandbox of that name, or with "auto" the first without an escape. Probed once per process. Raises Unavailable if none works."""
     return first_that_holds(MAKERS if name == "auto" else {name: MAKERS[name]})
 
 
@@ -103,7 +99,6 @@ def described(sandbox: Sandbox) -> str:
 
 
 def _meetings(sandbox: Sandbox) -> Sequence[str]:
-    """The places where one run finds what another run left."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with ThreadPoolExecutor(1) as pool:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 from contracts.errors import Unavailable
-from rewards.sandbox.interpreter import interpreter
-from rewards.sandbox.port import BY_SIGNAL, OWN_PROCESSES, Ran, SandboxBroken, SandboxLimits
-from rewards.sandbox.pump import Pipes, pump
+from rewards.sandbox.port import BY_SIGNAL, OWN_PROCESSES, Ran, SandboxBroken, SandboxLimits, interpreter, pump
 
 _GRACE_SECONDS = 5.0
 _NOBODY = "65534"
@@ -44,10 +41,7 @@ exit $?
 
 
 class CommandSandbox:
-    """Runs `prefix`, then the commands that drop rights and set limits, then the interpreter.
-
-    The memory limit applies to each process. When the first process is killed, all others must end with it.
-    """
+    """Runs `prefix`, then the commands that drop rights and set limits, then the interpreter. The memory limit applies to each process."""
 
     def __init__(self, name: str, prefix: list[str]) -> None:
         self.name = name
@@ -55,7 +49,6 @@ class CommandSandbox:
 
     def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         """See `Sandbox`."""
-        started = time.monotonic()
         try:
             process = subprocess.Popen(  # noqa: S603 our own command
                 [*self._prefix, *_lowered(limits), *interpreter().command],
@@ -71,17 +64,11 @@ class CommandSandbox:
             raise SandboxBroken(f"{self.name} could not start a process: {error}") from error
         with process:
             try:
-                drained = pump(process.pid, _pipes(process), stdin, limits)
+                ran = pump(process, stdin, limits)
             finally:
                 process.kill()
                 code = process.wait(_GRACE_SECONDS)
-        return Ran(
-            drained.ending,
-            code if code >= 0 else BY_SIGNAL - code,
-            drained.stdout,
-            drained.stderr,
-            time.monotonic() - started,
-        )
+        return ran._replace(exit_code=code if code >= 0 else BY_SIGNAL - code)
 
 
 def bubblewrap_sandbox() -> CommandSandbox:
@@ -116,16 +103,7 @@ def namespaces_sandbox() -> CommandSandbox:
     return CommandSandbox("namespaces", prefix)
 
 
-def _pipes(process: subprocess.Popen[bytes]) -> Pipes:
-    if process.stdin is None or process.stdout is None or process.stderr is None:
-        raise SandboxBroken("a process was started without its pipes")
-    entry = os.dup(process.stdin.fileno())
-    process.stdin.close()
-    return Pipes(entry, process.stdout.fileno(), process.stderr.fileno())
-
-
 def _tool(name: str, remedy: str) -> str:
-    """The path of a program. Raises Unavailable."""
     found = shutil.which(name)
     if found is None:
         raise Unavailable(f"{name} is not installed; {remedy}")
@@ -139,19 +117,11 @@ def _readable() -> list[str]:
 
 def _lowered(limits: SandboxLimits) -> list[str]:
     """Commands that drop rights and set the kernel's limits. Processes are counted per user and user namespace, so it makes a new one."""
-    names = {name.removeprefix("RLIMIT_").lower(): value for name, value in limits.by_kernel().items()}
-    options = [f"--{name}={value}" for name, value in names.items() if name != "msgqueue"]
-    chain = [
-        _tool("unshare", _REMEDY),
-        "--user",
-        _tool("prlimit", _REMEDY),
-        f"--nproc={limits.processes + OWN_PROCESSES}",
-        f"--msgqueue={limits.by_kernel()['RLIMIT_MSGQUEUE']}",
-        *options,
-    ]
+    options = [f"--{name.removeprefix('RLIMIT_').lower()}={value}" for name, value in limits.by_kernel().items()]
+    processes = f"--nproc={limits.processes + OWN_PROCESSES}"
+    chain = [_tool("unshare", _REMEDY), "--user", _tool("prlimit", _REMEDY), processes, *options]
     if os.geteuid() == 0:
         # The kernel does not count the processes of user 0, in any namespace.
-        chain = [
-            _tool("setpriv", _REMEDY), f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--inh-caps=-all", *chain,
-        ]  # fmt: skip
+        user = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--inh-caps=-all"]
+        chain = [_tool("setpriv", _REMEDY), *user, *chain]
     return chain

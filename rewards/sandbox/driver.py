@@ -1,9 +1,8 @@
 """The first code that runs inside the sandbox: it reads one request and becomes the program.
 
-Millrace never imports it: `interpreter.py` compiles it and passes it to `python -I -S -c` in hex, followed by the filter
-of system calls. In: eight digits, that many bytes of `marshal`, then the program's standard input. Out, on the original
-standard output: "+" when all is ready; then for a function call the nonce and the value as JSON, for a script its
-output. It imports only built-in modules and what the filter needs, because the start is most of a run's cost.
+Millrace never imports it: `port.py` compiles it. In: eight digits, that many bytes of `marshal`, then the program's standard
+input. Out, on the original standard output: "+" when all is ready; then for a function call the nonce and the value as JSON, for a
+script its output. It imports only built-in modules and what the filter needs, because the start is most of a run's cost.
 """
 
 import marshal
@@ -16,7 +15,7 @@ SET_SECCOMP, MODE_FILTER, SET_NO_NEW_PRIVS = 22, 2, 38
 CLOSE_RANGE = 436
 """The call's number on every machine."""
 FIRST, OUTER = 0x7FFFFFFE, 0x7FFFFFFD
-"""As in `calls.py`."""
+"""As in `filter.py`."""
 
 
 def read_exactly(size: int) -> bytes:
@@ -64,8 +63,8 @@ def refuse(reason: str) -> None:
 def become_child() -> None:
     """Let the program run in a child process.
 
-    Our parent is the grader. A program can leave its children to its own parent, so this process stands between and
-    collects them.
+    A program can leave its children to its own parent, which would be the grader, so this process stands between and collects
+    them.
     """
     child = os.fork()
     if child == 0:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import time
 import warnings
 from typing import Any
 
 from contracts.errors import Unavailable
-from rewards.sandbox.interpreter import interpreter
-from rewards.sandbox.port import BY_SIGNAL, OWN_PROCESSES, Ran, SandboxBroken, SandboxLimits
-from rewards.sandbox.pump import Pipes, pump
+from rewards.sandbox.port import BY_SIGNAL, OWN_PROCESSES, Ran, SandboxBroken, SandboxLimits, interpreter, pump
 
 try:
     import sandlock  # type: ignore[import-untyped]
@@ -31,22 +28,17 @@ class SandlockSandbox:
     name = "sandlock"
 
     def __init__(self) -> None:
-        """Choose the user: root's rights must be dropped."""
         self._user = _NOBODY if os.geteuid() == 0 else None
 
     def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         """See `Sandbox`."""
-        started = time.monotonic()
         try:
             process = self._box(limits).popen(interpreter().command, *(sandlock.StdioMode.PIPED,) * 3)
         except (RuntimeError, OSError) as error:
             raise SandboxBroken(f"sandlock could not start a process: {error}") from error
         try:
-            pid = process.pid
-            _limit(pid, limits)
-            entry = os.dup(process.stdin.fileno())
-            process.stdin.close()
-            drained = pump(pid, Pipes(entry, process.stdout.fileno(), process.stderr.fileno()), stdin, limits)
+            _limit(process.pid, limits)
+            ran = pump(process, stdin, limits)
         finally:
             result = _end(process)
         if result.error:
@@ -54,7 +46,7 @@ class SandlockSandbox:
         code = result.exit_code
         if result.reason is not sandlock.ExitReason.EXITED:
             code = BY_SIGNAL + (result.signal if result.signal > 0 else signal.SIGKILL)
-        return Ran(drained.ending, code, drained.stdout, drained.stderr, time.monotonic() - started)
+        return ran._replace(exit_code=code)
 
     def _box(self, limits: SandboxLimits) -> Any:
         return sandlock.Sandbox(

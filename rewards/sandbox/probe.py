@@ -1,11 +1,12 @@
 """Probe programs that try to escape from their sandbox. Never imported: they run inside, before any answer does.
 
-Each entry point is a call of its own. `ways_out` tries each escape alone. `leave` and `find` run in parallel, like two programs
-that try to communicate. `shows` returns the files whose existence it can see.
+Each public function is a call of its own. `ways_out` tries each escape alone. `leave` and `find` run in parallel, like two programs
+that try to communicate. What fails raises OSError.
 """
 
 import ctypes
 import fcntl
+import itertools
 import mmap
 import os
 import resource
@@ -27,31 +28,30 @@ NAME = "millrace-probe"
 def ways_out(secret: str, folder: str, port: int, grader: int, most_processes: int) -> list[str]:
     """The forbidden actions that succeeded."""
     tried: dict[str, Callable[[], object]] = {
-        "keeping descriptors that it was not given": inherited,
+        "keeping descriptors that it was not given": _inherited,
         "reading files": lambda: os.open(secret, os.O_RDONLY),
         "writing files": lambda: os.open(folder + "/written", os.O_WRONLY | os.O_CREAT),
         "changing files": lambda: os.chmod(secret, 0o600),  # noqa: PTH101 as few imports as can be
         "reaching the network": lambda: socket.create_connection(("127.0.0.1", port), timeout=1),
-        "opening sockets": open_sockets,
+        "opening sockets": _open_sockets,
         "sending through a pair of sockets": lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM),
-        "opening sockets by io_uring": lambda: call(425, 425, 8, ctypes.create_string_buffer(256)),
-        "locking files of the system": lock_files,
-        "signalling its grader": lambda: signal_others(grader),
+        "opening sockets by io_uring": lambda: _call(425, 425, 8, ctypes.create_string_buffer(256)),
+        "locking files of the system": _lock_files,
+        "signalling its grader": lambda: _signal_others(grader),
         "asking the kernel to signal its grader": lambda: fcntl.fcntl(1, fcntl.F_SETOWN, grader),
         "typing into a terminal": lambda: fcntl.ioctl(0, 0x5412, b"x"),
-        "tracing its grader": lambda: call(101, 117, 0x4206, grader, 0, 0),
+        "tracing its grader": lambda: _call(101, 117, 0x4206, grader, 0, 0),
         "changing its grader's limits": lambda: resource.prlimit(grader, resource.RLIMIT_CORE),
         "slowing others down": lambda: os.setpriority(os.PRIO_USER, 0, os.getpriority(os.PRIO_PROCESS, 0)),
-        "starting processes without end": lambda: start_processes(2 * most_processes),
+        "starting processes without end": lambda: _start_processes(2 * most_processes),
         "keeping rights": lambda: os.chroot("/"),
-        "making namespaces": lambda: call(272, 97, 0x10000000),
-        "calls of other machines": foreign_calls,
+        "making namespaces": lambda: _call(272, 97, 0x10000000),
+        "calls of other machines": _foreign_calls,
     }
-    return [name for name, attempt in tried.items() if succeeds(attempt)]
+    return [name for name, attempt in tried.items() if _succeeds(attempt)]
 
 
-def succeeds(attempt: Callable[[], object]) -> bool:
-    """Whether the kernel allowed it."""
+def _succeeds(attempt: Callable[[], object]) -> bool:
     try:
         attempt()
     except OSError:
@@ -59,41 +59,35 @@ def succeeds(attempt: Callable[[], object]) -> bool:
     return True
 
 
-def any_of(attempts: list[Callable[[], object]]) -> None:
-    """Raises OSError if no attempt succeeds."""
-    found = [succeeds(attempt) for attempt in attempts]
+def _any_of(attempts: list[Callable[[], object]]) -> None:
+    found = [_succeeds(attempt) for attempt in attempts]
     if True not in found:
         raise OSError
 
 
-def call(on_x86: int, on_arm: int, *arguments: object) -> int:
-    """A system call by its number. Raises OSError."""
+def _call(on_x86: int, on_arm: int, *arguments: object) -> int:
     found: int = LIBRARY.syscall(on_x86 if ON_X86 else on_arm, *arguments)
     if found < 0:
         raise OSError(ctypes.get_errno(), "refused")
     return found
 
 
-def inherited() -> None:
-    """Raises OSError if no descriptor is inherited."""
-    any_of([lambda number=number: os.fstat(number) for number in range(OWN_DESCRIPTORS, 1024)])  # type: ignore[misc]
+def _inherited() -> None:
+    _any_of([lambda number=number: os.fstat(number) for number in range(OWN_DESCRIPTORS, 1024)])  # type: ignore[misc]
 
 
-def open_sockets() -> None:
+def _open_sockets() -> None:
     """Try every family: a socket that cannot be opened can neither connect nor listen. Raises OSError."""
-    for family in FAMILIES:
-        for kind in TYPES:
-            for protocol in PROTOCOLS:
-                if succeeds(lambda: os.close(call(41, 198, family, kind, protocol))):  # noqa: B023 called at once
-                    return
+    for each in itertools.product(FAMILIES, TYPES, PROTOCOLS):
+        if _succeeds(lambda: os.close(_call(41, 198, *each))):  # noqa: B023 called at once
+            return
     raise OSError
 
 
-def lock_files() -> None:
-    """Lock a file that others read too. Raises OSError."""
+def _lock_files() -> None:
     file = os.open(os.__file__, os.O_RDONLY)
     try:
-        any_of(
+        _any_of(
             [
                 lambda: fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB),
                 lambda: fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB),
@@ -106,29 +100,34 @@ def lock_files() -> None:
         os.close(file)
 
 
-def signal_others(grader: int) -> None:
+def _signal_others(grader: int) -> None:
     """Signal the processes above: the grader, the driver, the first process, all. Signal 0 only tests permission. Raises OSError."""
+    _any_of([lambda process=process: _signal_one(process) for process in (grader, os.getppid(), 1)])  # type: ignore[misc]
+
+
+def _signal_one(process: int) -> None:
     nothing = ctypes.create_string_buffer(128)
-    attempts: list[Callable[[], object]] = []
-    for process in (grader, os.getppid(), 1):
-        attempts += [
-            lambda process=process: os.kill(process, 0),  # type: ignore[misc]
-            lambda process=process: call(200, 130, process, 0),  # type: ignore[misc]
-            lambda process=process: call(234, 131, process, process, 0),  # type: ignore[misc]
-            lambda process=process: call(129, 138, process, 0, nothing),  # type: ignore[misc]
-            lambda process=process: call(424, 424, os.pidfd_open(process), 0, None, 0),  # type: ignore[misc]
+    _any_of(
+        [
+            lambda: os.kill(process, 0),
+            lambda: _call(200, 130, process, 0),
+            lambda: _call(234, 131, process, process, 0),
+            lambda: _call(129, 138, process, 0, nothing),
+            lambda: _call(424, 424, os.pidfd_open(process), 0, None, 0),
+            lambda: os.kill(-1, 0),
+            lambda: os.kill(0, 0),
         ]
-    any_of([*attempts, lambda: os.kill(-1, 0), lambda: os.kill(0, 0)])
+    )
 
 
-def foreign_calls() -> None:
+def _foreign_calls() -> None:
     """`socket` by the numbers of x32 and of i386, which run on the same machine. Raises OSError."""
     if not ON_X86:
         raise OSError
-    any_of([lambda: survives(lambda: call(0x40000000 + 41, 0, 1, 1, 0)), lambda: survives(by_interrupt)])
+    _any_of([lambda: _survives(lambda: _call(0x40000000 + 41, 0, 1, 1, 0)), lambda: _survives(_by_interrupt)])
 
 
-def by_interrupt() -> None:
+def _by_interrupt() -> None:
     """Push rbx; mov eax, 359; mov ebx, 1; mov ecx, 1; xor edx, edx; int 0x80; pop rbx; ret. Raises OSError."""
     page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     page.write(bytes.fromhex("53 b867010000 bb01000000 b901000000 31d2 cd80 5b c3"))
@@ -136,17 +135,16 @@ def by_interrupt() -> None:
         raise OSError
 
 
-def survives(attempt: Callable[[], object]) -> None:
+def _survives(attempt: Callable[[], object]) -> None:
     """Try it in a child process, because some filters kill. Raises OSError if the child fails."""
     child = os.fork()
     if child == 0:
-        os._exit(0 if succeeds(attempt) else 1)
+        os._exit(0 if _succeeds(attempt) else 1)
     if os.waitpid(child, 0)[1]:
         raise OSError
 
 
-def start_processes(count: int) -> None:
-    """Raises OSError when the limit is reached."""
+def _start_processes(count: int) -> None:
     children: list[int] = []
     try:
         for _ in range(count):
@@ -161,66 +159,52 @@ def start_processes(count: int) -> None:
             os.waitpid(child, 0)
 
 
-def meeting_points(port: int) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+def _meeting_points(port: int) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
     """Channels between two programs: how one leaves something, and how the other finds it. Both raise OSError."""
-    listener, seeker = socket.socket, socket.socket
+    here, abstract, shared, temporary = ("127.0.0.1", port), "\0" + NAME, "/dev/shm/" + NAME, "/tmp/" + NAME  # noqa: S108 that is the question
     created = 0o1000 | 0o2000 | 0o666  # create, and fail if it exists
-    file = os.open(os.__file__, os.O_RDONLY)
+    file, writing = os.open(os.__file__, os.O_RDONLY), os.O_CREAT | os.O_WRONLY
     return {
-        "a port": (
-            lambda: hold(socket.create_server(("127.0.0.1", port))),
-            lambda: socket.create_connection(("127.0.0.1", port), timeout=1),
-        ),
+        "a port": (lambda: HELD.append(socket.create_server(here)), lambda: socket.create_connection(here, timeout=1)),
         "an abstract socket": (
-            lambda: hold(bound(listener(socket.AF_UNIX), "\0" + NAME)),
-            lambda: seeker(socket.AF_UNIX).connect("\0" + NAME),
+            lambda: _listen(socket.socket(socket.AF_UNIX), abstract),
+            lambda: socket.socket(socket.AF_UNIX).connect(abstract),
         ),
         "shared memory": (
-            lambda: call(29, 194, KEY, 4096, created),
-            lambda: call(31, 195, call(29, 194, KEY, 0, 0), 0, None),
+            lambda: _call(29, 194, KEY, 4096, created),
+            lambda: _call(31, 195, _call(29, 194, KEY, 0, 0), 0, None),
         ),
         "a queue of messages": (
-            lambda: call(68, 186, KEY, created),
-            lambda: call(71, 187, call(68, 186, KEY, 0), 0, None),
+            lambda: _call(68, 186, KEY, created),
+            lambda: _call(71, 187, _call(68, 186, KEY, 0), 0, None),
         ),
         "a named queue": (
-            lambda: call(240, 180, NAME.encode(), 0o102, 0o666, None),
-            lambda: call(241, 181, NAME.encode()),
+            lambda: _call(240, 180, NAME.encode(), 0o102, 0o666, None),
+            lambda: _call(241, 181, NAME.encode()),
         ),
         "a keyring": (
-            lambda: call(248, 217, b"user", NAME.encode(), b"x", 1, -4),
-            lambda: call(250, 219, 21, call(250, 219, 10, -4, b"user", NAME.encode(), 0)),
+            lambda: _call(248, 217, b"user", NAME.encode(), b"x", 1, -4),
+            lambda: _call(250, 219, 21, _call(250, 219, 10, -4, b"user", NAME.encode(), 0)),
         ),
-        "a lock": (lambda: fcntl.flock(file, fcntl.LOCK_EX), lambda: find_locked(file)),
-        "a file in memory": (
-            lambda: os.open("/dev/shm/" + NAME, os.O_CREAT | os.O_WRONLY),  # noqa: S108 that is the question
-            lambda: os.unlink("/dev/shm/" + NAME),  # noqa: S108, PTH108 as above
-        ),
-        "a temporary file": (
-            lambda: os.open("/tmp/" + NAME, os.O_CREAT | os.O_WRONLY),  # noqa: S108 as above
-            lambda: os.unlink("/tmp/" + NAME),  # noqa: S108, PTH108 as above
-        ),
-        "each other's numbers": (lambda: None, find_others),
-        "the time of /dev/null": (lambda: os.utime("/dev/null"), lambda: is_new("/dev/null")),
+        "a lock": (lambda: fcntl.flock(file, fcntl.LOCK_EX), lambda: _find_locked(file)),
+        "a file in memory": (lambda: os.open(shared, writing), lambda: os.unlink(shared)),  # noqa: PTH108 as few imports as can be
+        "a temporary file": (lambda: os.open(temporary, writing), lambda: os.unlink(temporary)),  # noqa: PTH108 as above
+        "each other's numbers": (lambda: None, _find_others),
+        "the time of /dev/null": (lambda: os.utime("/dev/null"), lambda: _is_new("/dev/null")),
     }
 
 
 HELD: list[object] = []
+"""Sockets that stay open until the program ends."""
 
 
-def hold(what: object) -> None:
-    """Keep an object until the program ends."""
-    HELD.append(what)
-
-
-def bound(server: socket.socket, address: str) -> socket.socket:
-    """The server, bound and listening."""
+def _listen(server: socket.socket, address: str) -> None:
     server.bind(address)
     server.listen()
-    return server
+    HELD.append(server)
 
 
-def find_locked(file: int) -> None:
+def _find_locked(file: int) -> None:
     """Find a lock by failing to take it. Raises OSError if the file is not locked, or locks do not work."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -230,33 +214,31 @@ def find_locked(file: int) -> None:
     raise OSError
 
 
-def find_others() -> None:
-    """Find other processes than this one and its parent. Raises OSError if there are no others."""
+def _find_others() -> None:
     own = os.getpid()
     others = {*range(max(2, own - 100), own + 100)} - {own, os.getppid()}
-    any_of([lambda number=number: os.kill(number, 0) for number in others])  # type: ignore[misc]
+    _any_of([lambda number=number: os.kill(number, 0) for number in others])  # type: ignore[misc]
 
 
-def is_new(path: str) -> None:
-    """Raises OSError if the file did not change within the last seconds."""
+def _is_new(path: str) -> None:
     if time.time() - os.stat(path).st_mtime > 5:  # noqa: PTH116, PLR2004 as few imports as can be
         raise OSError
 
 
 def leave(port: int, seconds: float) -> list[str]:
     """Leave something in each channel, and stay for `seconds`. Returns the channels that worked."""
-    found = [name for name, (left, _) in meeting_points(port).items() if succeeds(left)]
+    found = [name for name, (left, _) in _meeting_points(port).items() if _succeeds(left)]
     time.sleep(seconds)
     return found
 
 
 def find(port: int, seconds: float) -> list[str]:
     """The channels where another program's mark was found within `seconds`."""
-    points = meeting_points(port)
+    points = _meeting_points(port)
     found: list[str] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        found += [name for name, (_, seek) in points.items() if name not in found and succeeds(seek)]
+        found += [name for name, (_, seek) in points.items() if name not in found and _succeeds(seek)]
         time.sleep(0.05)
     return found
 

@@ -1,15 +1,15 @@
 """The mean reward of a version, from its known rewards and a random audit of the other answers. Pure.
 
-Rewards from users are biased: unhappy users react more often than others, or less often, and no observation shows by how
-much (missing not at random). A random audit has no such bias. An answer with a reward counts with its reward; only for
-answers without any reaction does the audit judge stand in. That is valid only if the judge measures the same as the reward,
-which can be tested on answers that have both. If it does not, `why_different` returns the reason, and nothing is estimated.
+Rewards from users are biased: who reacts depends on what they think, and no observation shows by how much (missing not at random). So
+for answers without any reaction an audit judge stands in. That is valid only if it measures the same as the reward, which can be tested
+on answers that have both: otherwise nothing is estimated.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import reduce
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -26,16 +26,12 @@ _ROUNDING = 1e-9
 
 
 class Accuracy(NamedTuple):
-    """How accurate an audit judge is, from labels. Without counts, the rates are treated as exact."""
+    """How accurate an audit judge is: P(says good | is good), P(says bad | is bad), and the labelled cases behind each (none: exact)."""
 
     sensitivity: float
-    """P(says good | is good)."""
     specificity: float
-    """P(says bad | is bad)."""
     num_good: float = math.inf
-    """Labelled cases behind the first."""
     num_bad: float = math.inf
-    """Labelled cases behind the second."""
 
 
 def rogan_gladen(said_good: Estimate, judge: Accuracy) -> Estimate:
@@ -44,9 +40,7 @@ def rogan_gladen(said_good: Estimate, judge: Accuracy) -> Estimate:
     (p + specificity - 1) / (sensitivity + specificity - 1), cut to [0, 1]. Rogan & Gladen, Am. J. Epidemiology 107, 1978.
     The error includes the uncertainty of the judge's rates, by the delta method:
     (SE(p)^2 + (1 - v)^2 spec (1 - spec) / num_bad + v^2 sens (1 - sens) / num_good) / (sens + spec - 1)^2.
-
-    Raises:
-        InvalidValue: the judge is no better than a coin.
+    Raises InvalidValue if the judge is no better than a coin.
     """
     informed = judge.sensitivity + judge.specificity - 1.0
     if informed <= 0:
@@ -65,51 +59,39 @@ def rogan_gladen(said_good: Estimate, judge: Accuracy) -> Estimate:
 
 
 class VersionAudit(NamedTuple):
-    """Sums over the first revisions of a version's samples. Values are shares of the task's range of rewards."""
+    """Sums over the first revisions of a version's samples. Values are shares of the task's range of rewards.
+
+    `said`: rewards that a user decided. `rewarded`: all rewards. `silent`: samples without a reward; only their number. Of samples with a
+    reward: `audited`: audit values, `compared`: rewards, `differences`: audit - reward. `audited_silent`: audit values of the others.
+    """
 
     said: Sums = Sums()
-    """Rewards that a user decided."""
     rewarded: Sums = Sums()
-    """All rewards, including those that a gate or graders alone decided."""
     silent: Sums = Sums()
-    """Samples without a reward; only their number."""
     audited: Sums = Sums()
-    """Audit values of samples that have a reward."""
     compared: Sums = Sums()
-    """The rewards of these samples."""
     differences: Sums = Sums()
-    """Audit - reward, of these samples."""
     audited_silent: Sums = Sums()
-    """Audit values of samples without a reward."""
 
     @property
     def num(self) -> int:
         """The number of all samples."""
         return self.rewarded.num + self.silent.num
 
-    @property
-    def naive(self) -> Estimate:
-        """The mean reward over samples that a user reacted to."""
-        return mean_of(self.said)
-
-    @property
-    def measured(self) -> Estimate:
-        """The mean reward over samples with a reward."""
-        return mean_of(self.rewarded)
-
     def corrected(self, judge: Accuracy | None = None) -> Estimate:
         """The mean reward of all samples. Audits stand in for missing rewards, corrected if the judge's errors are known.
 
         Two strata, whose sizes are random too: SE^2 = p^2 SE_1^2 + (1 - p)^2 SE_2^2 + p (1 - p) (m_1 - m_2)^2 / N.
         """
+        measured = mean_of(self.rewarded)
         if not self.silent.num:
-            return self.measured
+            return measured
         silent = mean_of(self.audited_silent)
         if judge is not None:
             silent = rogan_gladen(silent, judge)
         if not self.rewarded.num:
             return silent
-        share, measured = self.rewarded.num / self.num, self.measured
+        share = self.rewarded.num / self.num
         between = math.sqrt(share * (1 - share) / self.num) * abs(measured.value - silent.value)
         return pooled(
             share * measured.value + (1 - share) * silent.value,
@@ -138,17 +120,13 @@ def _once(value: float) -> Sums:
 
 def together(versions: Iterable[VersionAudit]) -> VersionAudit:
     """The sums of all versions."""
-    found = VersionAudit()
-    for known in versions:
-        found = VersionAudit(*(one.plus(other) for one, other in zip(found, known, strict=True)))
-    return found
+    return VersionAudit(*(reduce(Sums.plus, sums) for sums in zip(VersionAudit(), *versions, strict=True)))
 
 
 def why_different(known: VersionAudit, judge: Accuracy | None = None) -> str:
     """Why the audit cannot stand in for a missing reward; empty if it can.
 
-    On the answers that have both, the means must surely lie within a tenth of the range, and the two must surely be
-    positively correlated. Otherwise the judge measures something else, and so would the "corrected" mean.
+    On the answers that have both, the means must surely lie within a tenth of the range, and the two be positively correlated.
     """
     num = known.differences.num
     if num < MIN_COMPARED:
@@ -163,10 +141,8 @@ def why_different(known: VersionAudit, judge: Accuracy | None = None) -> str:
             f"on the {num} answers that have both, the audit lies {apart.value:+.0%} of the range from the reward "
             f"({low:+.0%} to {high:+.0%}), and to mean the same they must differ by less than {MARGIN:.0%}"
         )
-    lowest = _lowest_correlation(known)
-    if lowest <= 0.0:
-        return f"on the {num} answers that have both, audit and reward are not surely correlated"
-    return ""
+    is_correlated = _lowest_correlation(known) > 0.0
+    return "" if is_correlated else f"on the {num} answers that have both, audit and reward are not surely correlated"
 
 
 def _lowest_correlation(known: VersionAudit) -> float:
@@ -184,6 +160,5 @@ def _lowest_correlation(known: VersionAudit) -> float:
 
 
 def _spread(sums: Sums) -> float:
-    """Sum of squares about the mean; 0 where only rounding errors are left."""
     found = sums.squares - sums.total**2 / sums.num
     return found if found > _ROUNDING * sums.num else 0.0

@@ -1,8 +1,7 @@
 """Detects bursts: unusually many votes of one side about one kind of prompt. Pure.
 
-Each (task, cluster, side) has the count of the current interval, and a decaying number, sum and sum of squares of finished
-intervals. With a gamma prior of half a vote the next count is negative binomial: Poisson noise, plus uncertainty about the
-rate, plus any overdispersion in the history.
+Each (task, cluster, side) has the count of the current interval, and decaying sums of finished ones. With a gamma prior of half a vote
+the next count is negative binomial: Poisson noise, uncertainty about the rate, and any overdispersion in the history.
 """
 
 from __future__ import annotations

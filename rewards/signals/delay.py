@@ -1,11 +1,8 @@
 """How long signals take to arrive, estimated from measured delays; so the weight of a reward that may still change. Pure.
 
-Young answers have had no time for slow signals, and it is a mistake to count them as silent (Chapelle, Modeling Delayed
-Feedback in Display Advertising, KDD 2014). An answer is censored at its age; the product limit (Kaplan & Meier, JASA 53, 1958)
-uses each answer as long as it was observed. Some users never react, so the curve ends below 1 (a cure fraction; Maller & Zhou
-1996), and the share of signals that have arrived by t is F(t) = arrived(t) / arrived(window).
-
-Answers are counted in cohorts of nearly the same age, delays in four buckets per doubling.
+Young answers have had no time for slow signals, and it is a mistake to count them as silent (Chapelle, Modeling Delayed Feedback in
+Display Advertising, KDD 2014). An answer is censored at its age: product limit (Kaplan & Meier, JASA 53, 1958). Some users never react,
+so the curve ends below 1 (Maller & Zhou 1996), and the share of signals that have arrived by t is F(t) = arrived(t) / arrived(window).
 """
 
 from __future__ import annotations
@@ -38,14 +35,9 @@ def edges_of(window_seconds: float) -> np.ndarray:
     return edges
 
 
-def cohort_seconds(window_seconds: float) -> float:
-    """The length of a cohort, in seconds."""
-    return window_seconds / COHORTS_PER_WINDOW
-
-
 def cohort_of(answered_at: float, window_seconds: float) -> int:
     """The cohort of an answer that was finished at this time (UTC epoch seconds)."""
-    return math.floor(answered_at / cohort_seconds(window_seconds))
+    return math.floor(answered_at / (window_seconds / COHORTS_PER_WINDOW))
 
 
 class Curve(NamedTuple):
@@ -75,11 +67,7 @@ class Curve(NamedTuple):
 def product_limit(num_answers: np.ndarray, num_signals: np.ndarray, ages: np.ndarray, edges: np.ndarray) -> Curve:
     """1 - the product over buckets of (1 - signals / answers without one yet), over the cohorts that saw the bucket end.
 
-    Args:
-        num_answers: [C] of each cohort.
-        num_signals: [C, B] by delay.
-        ages: [C] seconds, of the youngest answer of each cohort.
-        edges: [B] seconds, the ends of the buckets.
+    Answers [C] of each cohort, signals [C, B] by delay, ages [C] of the youngest answer in seconds, edges [B]: ends of the buckets.
     """
     seen = ages[:, None] >= edges[None, :]
     before = np.cumsum(num_signals, axis=1) - num_signals
@@ -96,7 +84,7 @@ def curve_of(counts: Iterable[tuple[int, int, int]], now: float, window_seconds:
 
     Cohorts younger than `first_seconds` are left out: until then the worker does not even know of silent answers.
     """
-    edges, length = edges_of(window_seconds), cohort_seconds(window_seconds)
+    edges, length = edges_of(window_seconds), window_seconds / COHORTS_PER_WINDOW
     oldest = cohort_of(now - KEPT_WINDOWS * window_seconds, window_seconds)
     youngest = cohort_of(now - first_seconds, window_seconds) - 1
     num_cohorts = max(0, youngest - oldest + 1)

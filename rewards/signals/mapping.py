@@ -1,8 +1,7 @@
 """Converts what users did to scores, with the values that the task file gives.
 
-The first signal with a value, in the order of the task file, decides (weight 1); the others are kept with weight 0. Of several
-signals with one name, the newest counts. The signal that an answer was shown decides only if there is no other. A signal that
-users are asked for, but that came unasked, decides only if nothing else came.
+The first signal with a value, in the order of the task file, decides (weight 1); of several with one name, the newest counts. That an
+answer was shown decides only if there is no other; a signal that users are asked for, but that came unasked, only if nothing else came.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from rapidfuzz.distance import Levenshtein
 
 from contracts.records import Score, Signal
 from contracts.tasks import Task
-from contracts.tasks.signals import SignalRule
 
 VERSION = 2
 _MAX_COMPARED = 20_000
@@ -30,10 +28,9 @@ class About(NamedTuple):
 
 
 def score_signals(task: Task, about: About, signals: Iterable[Signal]) -> list[Score]:
-    """One score for each signal that has a value in the task.
+    """One score, in the task's range of rewards, for each signal that has a value in the task.
 
-    Rewards are in the task's range. A signal less than `min_seconds` after the answer is taken for an accident: its score
-    is unlabelled, not zero.
+    A signal less than `min_seconds` after the answer is taken for an accident: its score is unlabelled, not zero.
     """
     newest = {signal.name: signal for signal in sorted(signals, key=lambda item: (item.at, item.id))}
     grader = f"signal/{VERSION}#{task.hash}"
@@ -47,7 +44,10 @@ def score_signals(task: Task, about: About, signals: Iterable[Signal]) -> list[S
             reason = f"{early:.1f} s after the answer, sooner than min_seconds: taken as a mistake"
             scores.append(Score(name=name, grader=grader, value=None, weight=0.0, status="unlabelled", reason=reason))
             continue
-        value, reason = _worth(rule, signal, about)
+        value, reason = rule.reward_of(signal.value), ""
+        if rule.is_graded_edit:
+            kept = kept_share(about.text, signal.correction if signal.correction is not None else str(signal.value))
+            value, reason = kept - rule.threshold, f"{kept:.0%} kept"
         weight = 0.0 if is_decided else 1.0
         scores.append(Score(name=name, grader=grader, value=value, weight=weight, reason=reason))
         is_decided = True
@@ -60,10 +60,3 @@ def kept_share(answer: str, edited: str) -> float:
     Only the beginnings of very long texts are compared, since the distance takes quadratic time.
     """
     return Levenshtein.normalized_similarity(answer[:_MAX_COMPARED], edited[:_MAX_COMPARED])
-
-
-def _worth(rule: SignalRule, signal: Signal, about: About) -> tuple[float | None, str]:
-    if not rule.is_graded_edit:
-        return rule.reward_of(signal.value), ""
-    kept = kept_share(about.text, signal.correction if signal.correction is not None else str(signal.value))
-    return kept - rule.threshold, f"{kept:.0%} kept"

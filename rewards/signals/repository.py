@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Result, Table, func, select, update
+from sqlalchemy import Connection, Table, func, select, update
 
 from contracts.tables import behaviour, heard, signal_delay, submitter, vote, vote_pace
 from contracts.tables.statements import add_all, among, delete_free, insert_all_new, update_all
+from rewards.repository import add_behaviour
 from rewards.signals.audit import VersionAudit
 from rewards.signals.bursts import VotePace
-from rewards.signals.influence import Person
+from rewards.signals.people import Agreement, Person
 from rewards.signals.silence import HeardKey, Tally
-from rewards.signals.trust import Agreement
 from rewards.signals.votes import DelayName, PaceName, PersonName, VoteDecision
 from rewards.sums import Sums
 
@@ -28,10 +28,10 @@ def remembered(connection: Connection, keys: Collection[str]) -> dict[str, VoteD
     """Previous decisions about these samples, by key."""
     if not keys:
         return {}
-    found = connection.execute(select(vote).where(among(connection, vote.c.key, keys)))
+    found = connection.execute(select(vote).where(among(connection, vote.c.key, keys))).mappings()
     return {
-        row.key: VoteDecision(
-            row.submitter, row.value, row.weight, row.reason, row.reward, row.offset, tuple(row.counted), row.evidence
+        row["key"]: VoteDecision(
+            **{name: row[name] for name in VoteDecision._fields} | {"counted": tuple(row["counted"])}
         )
         for row in found
     }
@@ -46,56 +46,40 @@ def remember(connection: Connection, decided: Mapping[str, VoteDecision], known:
 
 def hold_people(connection: Connection, names: Collection[PersonName]) -> dict[PersonName, Person]:
     """Read these people, known or new, and lock them until the transaction ends."""
-    if not names:
-        return {}
-    rows = _hold(connection, submitter, ("tenant", "task", "id"), [_row_of(name, Person()) for name in names])
-    people = {
-        (row.tenant, row.task, row.id): Person(
-            row.num,
-            row.total,
-            row.window_started_at,
-            row.window_num,
-            Agreement(row.num_checked, row.num_agreed, row.num_said_good, row.num_found_good),
-        )
-        for row in rows
-    }
-    return {name: people[name] for name in names}
+    found = _hold(connection, submitter, ("tenant", "task", "id"), [_person_row(name, Person()) for name in names])
+    return {name: _person(*found[name]) for name in names}
+
+
+def _person(num: int, total: float, window_started_at: float, window_num: int, *agreement: int) -> Person:
+    return Person(num, total, window_started_at, window_num, Agreement(*agreement))
 
 
 def _hold(
     connection: Connection, table: Table, columns: Sequence[str], rows: Sequence[Mapping[str, object]]
-) -> Result[Any]:
-    """Insert the rows that are new; lock and read all that match in these columns, perhaps more than `rows`."""
+) -> dict[tuple[str, ...], tuple[Any, ...]]:
+    """Insert the rows that are new; lock and read all that match in these columns, perhaps more than `rows`, by their key."""
+    if not rows:
+        return {}
     insert_all_new(connection, table, rows)
     matches = [among(connection, table.c[name], {row[name] for row in rows}) for name in columns]
-    return connection.execute(select(table).where(*matches).order_by(*table.primary_key.columns).with_for_update())
+    held = select(table).where(*matches).order_by(*table.primary_key.columns).with_for_update()
+    return {tuple(row[:3]): tuple(row[3:]) for row in connection.execute(held)}
 
 
 def keep_people(connection: Connection, people: Mapping[PersonName, Person]) -> None:
     """Store them."""
-    update_all(connection, submitter, [_row_of(name, person) for name, person in people.items()])
+    update_all(connection, submitter, [_person_row(name, person) for name, person in people.items()])
 
 
-def _row_of(name: PersonName, person: Person) -> dict[str, object]:
-    return {
-        "tenant": name[0],
-        "task": name[1],
-        "id": name[2],
-        "num": person.num,
-        "total": person.total,
-        "window_started_at": person.window_started_at,
-        "window_num": person.window_num,
-        **person.agreement._asdict(),
-    }
+def _person_row(name: PersonName, person: Person) -> dict[str, object]:
+    counts = (person.num, person.total, person.window_started_at, person.window_num, *person.agreement)
+    return dict(zip(submitter.columns.keys(), (*name, *counts), strict=True))
 
 
 def hold_paces(connection: Connection, names: Collection[PaceName]) -> dict[PaceName, VotePace]:
     """Read these paces and lock them until the transaction ends. New ones have bucket -1."""
-    if not names:
-        return {}
-    rows = _hold(connection, vote_pace, ("task", "cluster"), [_pace_row(name, VotePace(-1)) for name in names])
-    found = {(row.task, row.cluster, row.side): VotePace(*tuple(row)[3:]) for row in rows}
-    return {name: found[name] for name in names}
+    found = _hold(connection, vote_pace, ("task", "cluster"), [_pace_row(name, VotePace(-1)) for name in names])
+    return {name: VotePace(*found[name]) for name in names}
 
 
 def keep_paces(connection: Connection, paces: Mapping[PaceName, VotePace]) -> None:
@@ -104,16 +88,14 @@ def keep_paces(connection: Connection, paces: Mapping[PaceName, VotePace]) -> No
 
 
 def _pace_row(name: PaceName, pace: VotePace) -> dict[str, object]:
-    return {"task": name[0], "cluster": name[1], "side": name[2], **pace._asdict()}
+    return dict(zip(vote_pace.columns.keys(), (*name, *pace), strict=True))
 
 
 def quarantined_paces(connection: Connection, task: str) -> list[tuple[str, str, VotePace]]:
     """Cluster, side and pace of each burst whose votes weigh nothing."""
     found = select(vote_pace).where(vote_pace.c.task == task, vote_pace.c.quarantined_until >= vote_pace.c.bucket)
-    return [
-        (row["cluster"], row["side"], VotePace(**{name: row[name] for name in VotePace._fields}))
-        for row in connection.execute(found.order_by(vote_pace.c.cluster, vote_pace.c.side)).mappings()
-    ]
+    rows = connection.execute(found.order_by(vote_pace.c.cluster, vote_pace.c.side))
+    return [(cluster, side, VotePace(*pace)) for _, cluster, side, *pace in rows]
 
 
 def clear_burst(connection: Connection, task: str, cluster: str, side: str) -> bool:
@@ -124,10 +106,8 @@ def clear_burst(connection: Connection, task: str, cluster: str, side: str) -> b
 
 def add_delays(connection: Connection, counts: Mapping[DelayName, int]) -> None:
     """Add to the counts of answers and delays."""
-    names = ("task", "name", "cohort", "bucket")
-    add_all(
-        connection, signal_delay, [{**dict(zip(names, key, strict=True)), "num": num} for key, num in counts.items()]
-    )
+    names = signal_delay.columns.keys()
+    add_all(connection, signal_delay, [dict(zip(names, (*key, num), strict=True)) for key, num in counts.items()])
 
 
 def delays_of(connection: Connection, tasks: Collection[str]) -> dict[tuple[str, str], list[tuple[int, int, int]]]:
@@ -176,11 +156,8 @@ def forget_heard(connection: Connection, task: str, before: int) -> None:
 
 def add_responses(connection: Connection, counts: Mapping[tuple[str, int, int], Sums]) -> None:
     """Add to the answers of versions (`num`) and those with a reaction (`total`), by (task, version, asked)."""
-    rows = [
-        {"task": task, "version": version, "cluster": "", "metric": _RESPONSES[asked], **sums._asdict()}
-        for (task, version, asked), sums in counts.items()
-    ]
-    add_all(connection, behaviour, rows)
+    of_metrics = {(task, version, "", _RESPONSES[asked]): sums for (task, version, asked), sums in counts.items()}
+    add_behaviour(connection, of_metrics)
 
 
 def responses_of(
@@ -206,13 +183,13 @@ def responses_of(
 
 def add_known(connection: Connection, known: Mapping[tuple[str, int], VersionAudit]) -> None:
     """Add the audit sums of a batch, by (task, version)."""
-    rows = [
-        {"task": task, "version": version, "cluster": "", "metric": f"{_OF_USERS}{name}", **sums._asdict()}
+    of_metrics = {
+        (task, version, "", f"{_OF_USERS}{name}"): sums
         for (task, version), found in known.items()
         for name, sums in found._asdict().items()
         if sums.num
-    ]
-    add_all(connection, behaviour, rows)
+    }
+    add_behaviour(connection, of_metrics)
 
 
 def known_of(connection: Connection, task: str) -> dict[int, VersionAudit]:

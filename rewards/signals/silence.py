@@ -1,26 +1,16 @@
-"""The expected value of a silent answer: the mean of reactions to answers with similar grades. Pure.
-
-Answers are sorted into five buckets by their grade, the value that graders alone give. In each bucket, the mean of the known
-reactions stands for the missing ones. Reactions of users who were asked at random come first, because they have no selection
-bias; if fewer than 30 of these answered, those of all other users count; if these are too few as well, silence stays
-unlabelled.
+"""The expected value of a silent answer: the mean of reactions to answers with similar grades (docs/rewards.md). Pure.
 
     weight = 1/2 x min(response, response of the version) x n / (n + 20)
 
-`response` is the share of answers in the bucket that had a reaction (among those asked about, if users were asked), and n the
-number of reactions behind the mean. So all imputed rewards together weigh at most half as much as the reactions, and a version
-whose answers get no reactions earns next to nothing, whatever was said of other versions. A new version starts as if it had
-20 answers with the overall response.
-
-The mean is over all versions, so a silent answer is never worth more than an average one of its bucket. Evidence is stored by
-the hour of the answer, and read from the newest on until there are a thousand reactions. Evidence older than a week, or than
-twice the slowest window, no longer counts.
+`response` is the share of answers in the bucket of a grade that had a reaction, and n the number of reactions behind the mean; reactions
+of users who were asked at random come first. A new version starts as if it had 20 answers with the overall response.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from operator import add
 from typing import NamedTuple
 
 NUM_BUCKETS = 5
@@ -56,7 +46,7 @@ class Tally(NamedTuple):
 
     def plus(self, other: Tally) -> Tally:
         """The sum of both."""
-        return Tally(self.num_answers + other.num_answers, self.num_heard + other.num_heard, self.total + other.total)
+        return Tally(*map(add, self, other))
 
     @property
     def response(self) -> float:
@@ -106,10 +96,7 @@ def newest_of(rows: Iterable[tuple[int, int, Tally]]) -> dict[tuple[int, int], T
 def expected_of(
     tallies: Mapping[tuple[int, int], Tally], bucket: int, responses: Mapping[int, tuple[int, int]]
 ) -> Expected | None:
-    """What silence in this bucket is worth; None if there are too few reactions.
-
-    `responses`: answers of the version and how many of them had a reaction, by `asked`.
-    """
+    """What silence in this bucket is worth; None if there are too few reactions. `responses`: answers of the version and how many of them had a reaction, by `asked`."""
     for asked in (1, 0):
         tally = tallies.get((bucket, asked), Tally())
         if tally.num_heard >= ENOUGH:

@@ -1,8 +1,7 @@
 """Whose vote decided a reward, and how much that vote weighs. Pure: people and paces are passed in, and changed in memory.
 
-A vote is refused for these reasons, tested in this order: the person was not asked (`not_asked`), disagrees with audits
-(`suspended_submitter`), has used up their votes (`influence_cap`), or the vote is part of a burst (`burst`). Only a vote that
-counts is charged to the cap.
+A vote is refused if the person, in this order, was not asked (`not_asked`), disagrees with audits (`suspended_submitter`), has used up
+their votes (`influence_cap`), or is part of a burst (`burst`). Only a vote that counts is charged to the cap.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from contracts.tasks import Task
 from contracts.tasks.people import BurstRule
 from rewards.signals import bursts, delay
 from rewards.signals.bursts import VotePace
-from rewards.signals.influence import ANONYMOUS, Person, clipped, offset_of
-from rewards.signals.trust import is_suspended
+from rewards.signals.people import ANONYMOUS, Person, clipped, is_suspended, offset_of
 
 PersonName = tuple[str, str, str]
 """Tenant, task, id."""
@@ -29,7 +27,6 @@ PaceName = tuple[str, str, str]
 """Task, cluster, side."""
 DelayName = tuple[str, str, int, int]
 """Task, signal, cohort, bucket."""
-_EVERYBODY, _ALL = "", "all"
 _MAX_ID, _MAX_CLUSTER = 128, 64
 _HALF = 0.5
 
@@ -78,11 +75,6 @@ class Vote(NamedTuple):
     copied_from: str = ""
     """The sample key of a session's last call, if the signal was made from one about the session."""
 
-    @property
-    def everybody(self) -> PersonName | None:
-        """The name of the row that sums up all people of the task."""
-        return (*self.who[:2], _EVERYBODY) if self.who else None
-
 
 class VoteDecision(NamedTuple):
     """The decision about a sample: its submitter ("" if there was no vote), value, weight, and reward before the offset.
@@ -105,10 +97,9 @@ UNDECIDED = VoteDecision("", 0.0, 1.0, "", None, 0.0)
 
 
 class Rules:
-    """The rules of a task about votes, ready for use."""
+    """The rules of a task about votes, ready for use. Raises InvalidTask if it asks for a signal that it does not declare."""
 
     def __init__(self, task: Task) -> None:
-        """Raises InvalidTask if it asks for a signal that it does not declare."""
         self.task = task
         windows = {name: rule.window_seconds or 0.0 for name, rule in task.signals.items()}
         self.slow = {name: window for name, window in windows.items() if window > task.window_seconds}
@@ -123,7 +114,7 @@ class Rules:
         if item.fault == "model" or self.task.signals_weight <= 0:
             return []
         heard = {signal.name for signal in item.signals}
-        asked = _was_asked(item)
+        asked = was_asked(item)
         order = [name for name, _ in (self.task.ranked_signals if asked else self.task.ranked_unasked)]
         above = order if decided_by is None else order[: order.index(decided_by)]
         return [name for name in above if name in self.slow and name not in heard and self.share(name, asked=asked) > 0]
@@ -162,9 +153,14 @@ class Rules:
         )
 
 
+def everybody_of(who: PersonName) -> PersonName:
+    """The name of the row that sums up all people of the task."""
+    return (*who[:2], "")
+
+
 def start_of(pace: PaceName) -> PaceName:
     """The name of the row that remembers when the first vote of the task came."""
-    return pace[0], "", _ALL
+    return pace[0], "", "all"
 
 
 class Ballot:
@@ -191,7 +187,7 @@ class Ballot:
             copied = first._replace(counted=counted, evidence=earlier.evidence if earlier else "", reward=item.reward)
             self.made[item.key] = copied
             return copied, first.reason
-        share = rules.share(vote.name, asked=_was_asked(item))
+        share = rules.share(vote.name, asked=was_asked(item))
         # A volunteer's first vote weighed nothing, so it was not charged. Another signal of theirs may count as a new vote.
         is_new = earlier is not None and earlier.reason == "not_asked" and earlier.weight == 0.0 < share
         if earlier is not None and earlier.submitter == vote.submitter and not is_new:
@@ -210,7 +206,6 @@ class Ballot:
             self.made[key] = self.made.get(key, UNDECIDED)._replace(evidence=evidence)
 
     def _revised(self, item: ScoredSample, vote: Vote, earlier: VoteDecision, share: float) -> VoteDecision:
-        """The same person changed their vote, or more is known. Nothing is charged twice."""
         if vote.who and earlier.reason != "not_asked":
             self.people[vote.who].total += vote.value - earlier.value
         if earlier.reason == "not_asked" and share == 1.0:
@@ -219,14 +214,13 @@ class Ballot:
 
     def _weighed(self, rules: Rules, item: ScoredSample, vote: Vote, share: float) -> VoteDecision:
         trust, offset, reason = rules.task.trust, 0.0, "" if share == 1.0 else "not_asked"
-        if share > 0.0 and vote.who is not None and vote.everybody is not None:
+        if share > 0.0 and vote.who is not None:
             person = self.people[vote.who]
             if trust.relative:
-                everybody = self.people[vote.everybody]
+                everybody = self.people[everybody_of(vote.who)]
                 mean = everybody.total / everybody.num if everybody.num else vote.value
                 offset = offset_of(person, mean, trust.shrinkage)
-            refusal = self._refusal(rules, item, vote, person)
-            if refusal:
+            if refusal := self._refusal(rules, item, vote, person):
                 share, reason = 0.0, refusal
             elif trust.relative:
                 # Everybody's mean takes the corrected vote, so that frequent voters do not dominate it.
@@ -278,5 +272,6 @@ class Ballot:
         return counted
 
 
-def _was_asked(item: ScoredSample) -> bool:
+def was_asked(item: ScoredSample) -> bool:
+    """Whether the app was told to ask this user for feedback."""
     return is_asked(parse_sample_key(item.key)[0], item.ask_probability)

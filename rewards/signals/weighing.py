@@ -1,47 +1,27 @@
 """Finds the weight of a sample: who voted, how much they voted before, and whether more signals may come.
 
-In: scored samples of users, in the order of the log, each revision once. Out: a weight for each, inside the worker's
-transaction. Waits for: nothing. People, paces and delays are stored in the database, in a few statements per batch.
-
-A vote is the signal that decided a reward. It is charged to its submitter once per sample, however often the sample is
-revised. A refused vote weighs nothing; if another person had decided before, their vote stays. A refusal by a gate is the
-model's fault and not a vote. Operators, judges and code have no limits, and neither have anonymous signals, unless the request
-named a person.
-
-While a slower signal may still decide, the weight is the share of such signals that would have arrived by now.
-
-For a silent answer, or one whose vote is refused, a task may use what is expected from reactions to others (`expectations.py`).
+In: scored samples of users, in the order of the log, each revision once. Out: a weight for each, inside the worker's transaction. Waits
+for: nothing. A vote is the signal that decided a reward, charged to its submitter once per sample. A refused vote weighs nothing; if
+another person had decided before, their vote stays. Operators, judges, code and nameless signals have no limits. While a slower signal
+may still decide, the weight is the share of such signals that would have arrived by now.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from contracts.tasks import Task
-from rewards.signals import delay
+from rewards.signals import delay, repository
 from rewards.signals.audit import VersionAudit, audit_of_sample, together
 from rewards.signals.expectations import Expectations, expects, longest_window
-from rewards.signals.influence import clipped
-from rewards.signals.repository import (
-    add_delays,
-    add_known,
-    delays_of,
-    forget_delays,
-    forget_heard,
-    forget_votes,
-    hold_paces,
-    hold_people,
-    keep_paces,
-    keep_people,
-    remember,
-    remembered,
-)
+from rewards.signals.people import clipped
 from rewards.signals.silence import Expected, first_cohort
-from rewards.signals.votes import Ballot, PaceName, PersonName, Rules, ScoredSample, Vote, start_of
+from rewards.signals.votes import Ballot, Rules, ScoredSample, Vote, everybody_of, start_of
 
 REMEMBERED_SECONDS = 30 * 86_400.0
 """How long a vote is remembered as charged; at least twice the longest window."""
@@ -49,19 +29,14 @@ _REFRESH_SECONDS, _FORGET_SECONDS = 60.0, 600.0
 
 
 class Weight(NamedTuple):
-    """The weight of a sample.
-
-    Attributes:
-        value: in [0, 1].
-        reason: `not_asked`, `suspended_submitter`, `influence_cap` or `burst` if the vote counts less for it, else empty.
-        reward: replaces the reward of the sample.
-        expected: stands for the users if no vote counts; `reward` is then not used.
-    """
+    """The weight of a sample, in [0, 1], and the reward that replaces its own."""
 
     value: float
     reason: str
+    """`not_asked`, `suspended_submitter`, `influence_cap` or `burst` if the vote counts less for it, else empty."""
     reward: float | None
     expected: Expected | None = None
+    """It stands for the users if no vote counts; `reward` is then not used."""
 
 
 class Weighing:
@@ -69,9 +44,8 @@ class Weighing:
 
     def __init__(self, tasks: Mapping[str, Task], clock: Callable[[], float]) -> None:
         """Raises InvalidTask if a task asks for a signal that it does not declare."""
-        self._tasks = tasks
+        self._tasks, self._clock = tasks, clock
         self._rules = {name: Rules(task) for name, task in tasks.items()}
-        self._clock = clock
         self._curves: dict[tuple[str, str], delay.Curve] = {}
         self._refreshed: dict[str, float] = {}
         self._forgot_at = clock()
@@ -82,19 +56,25 @@ class Weighing:
             return []
         votes = [self._rules[item.task].vote(item) for item in items]
         before = {item.key for item in items if item.revision > 1}
-        known = remembered(connection, before | {vote.copied_from for vote in votes if vote and vote.copied_from})
-        people = hold_people(connection, self._people(votes))
-        ballot = Ballot(dict(known), people, hold_paces(connection, _paces(votes)))
+        known = repository.remembered(
+            connection, before | {vote.copied_from for vote in votes if vote and vote.copied_from}
+        )
+        voters = {vote.who for vote in votes if vote is not None and vote.who is not None}
+        voters |= {everybody_of(name) for name in voters if self._tasks[name[1]].trust.relative}
+        paces = {vote.pace for vote in votes if vote is not None and vote.pace is not None}
+        paces |= set(map(start_of, paces))
+        people = repository.hold_people(connection, voters)
+        ballot = Ballot(dict(known), people, repository.hold_paces(connection, paces))
         self._refresh(connection, items)
         silence = Expectations(connection, self._tasks, items)
         weights = [self._weigh(ballot, silence, item, vote) for item, vote in zip(items, votes, strict=True)]
         changed = {key: made for key, made in ballot.made.items() if known.get(key) != made}
-        remember(connection, changed, known.keys(), max(item.closed_at for item in items))
-        keep_people(connection, ballot.people)
-        keep_paces(connection, ballot.paces)
-        add_delays(connection, ballot.delays)
+        repository.remember(connection, changed, known.keys(), max(item.closed_at for item in items))
+        repository.keep_people(connection, ballot.people)
+        repository.keep_paces(connection, ballot.paces)
+        repository.add_delays(connection, ballot.delays)
         silence.keep(connection)
-        add_known(connection, self._known(items, votes))
+        repository.add_known(connection, self._known(items, votes))
         return weights
 
     def forget(self, connection: Connection) -> None:
@@ -105,34 +85,23 @@ class Weighing:
         slow = [(task, name, window) for task, rules in self._rules.items() for name, window in rules.slow.items()]
         for task, name, window in slow:
             oldest = now - delay.KEPT_WINDOWS * window
-            forget_delays(connection, task, name, delay.cohort_of(oldest, window))
+            repository.forget_delays(connection, task, name, delay.cohort_of(oldest, window))
         for rule in filter(expects, self._tasks.values()):
-            forget_heard(connection, rule.name, first_cohort(now, longest_window(rule)))
-        if forget_votes(connection, now - max([REMEMBERED_SECONDS, *(2 * window for _, _, window in slow)])):
+            repository.forget_heard(connection, rule.name, first_cohort(now, longest_window(rule)))
+        if repository.forget_votes(connection, now - max([REMEMBERED_SECONDS, *(2 * window for _, _, window in slow)])):
             self._forgot_at = now
 
     def _known(
         self, items: Sequence[ScoredSample], votes: Sequence[Vote | None]
     ) -> dict[tuple[str, int], VersionAudit]:
-        """Audit sums of new samples by (task, version), before votes are weighed."""
-        values: dict[tuple[str, int], VersionAudit] = {}
+        values: dict[tuple[str, int], VersionAudit] = defaultdict(VersionAudit)
         for item, vote in zip(items, votes, strict=True):
-            task = self._rules[item.task].task
+            task, of = self._tasks[item.task], (item.task, item.version)
             if task.audit is not None and item.revision == 1:
-                of = (item.task, item.version)
-                values[of] = together(
-                    [
-                        values.get(of, VersionAudit()),
-                        audit_of_sample(_share(task, item.reward), item.audited, is_said=vote is not None),
-                    ]
-                )
+                low, high = task.reward.low, task.reward.high
+                share = None if item.reward is None else (item.reward - low) / (high - low)
+                values[of] = together([values[of], audit_of_sample(share, item.audited, is_said=vote is not None)])
         return values
-
-    def _people(self, votes: Sequence[Vote | None]) -> set[PersonName]:
-        known = [vote for vote in votes if vote is not None and vote.who is not None]
-        relative = [vote for vote in known if vote.who and self._rules[vote.who[1]].task.trust.relative]
-        names = [vote.who for vote in known] + [vote.everybody for vote in relative]
-        return {name for name in names if name is not None}
 
     def _weigh(self, ballot: Ballot, silence: Expectations, item: ScoredSample, vote: Vote | None) -> Weight:
         rules = self._rules[item.task]
@@ -143,10 +112,8 @@ class Weighing:
         ballot.remember_evidence(
             item.key, silence.count(item, earlier.evidence if earlier else "", said if is_heard else None)
         )
-        if item.is_silent or (made.weight == 0.0 and reason):
-            expected = silence.of(item)
-            if expected is not None:
-                return Weight(expected.weight * self._share(item, None), reason, made.reward, expected)
+        if (item.is_silent or (made.weight == 0.0 and reason)) and (expected := silence.of(item)) is not None:
+            return Weight(expected.weight * self._share(item, None), reason, made.reward, expected)
         reward = made.reward
         if reward is not None and made.offset:
             reward = clipped(reward + made.offset, rules.task.reward.low, rules.task.reward.high)
@@ -168,7 +135,7 @@ class Weighing:
             if item.provisional and self._rules[item.task].slow:
                 now[item.task] = max(now.get(item.task, -math.inf), item.closed_at)
         due = {task for task, at in now.items() if at - self._refreshed.get(task, -math.inf) >= _REFRESH_SECONDS}
-        counts = delays_of(connection, due)
+        counts = repository.delays_of(connection, due)
         for task in due:
             self._refreshed[task] = now[task]
             rule = self._rules[task].task
@@ -176,13 +143,3 @@ class Weighing:
             for name, window in self._rules[task].slow.items():
                 known = counts.get((task, name), ())
                 self._curves[task, name] = delay.curve_of(known, now[task], window, first)
-
-
-def _share(task: Task, reward: float | None) -> float | None:
-    """A reward as a share of its range."""
-    return None if reward is None else (reward - task.reward.low) / (task.reward.high - task.reward.low)
-
-
-def _paces(votes: Sequence[Vote | None]) -> set[PaceName]:
-    names = {vote.pace for vote in votes if vote is not None and vote.pace is not None}
-    return names | {start_of(name) for name in names}

@@ -65,10 +65,7 @@ Explain = Callable[[Answer, Mapping[str, Any]], Mapping[str, str]]
 
 
 class BatchVerifier(NamedTuple):
-    """A verifier that gets many answers at once, because calls are expensive or can run in parallel.
-
-    It returns one check for each answer, in order.
-    """
+    """A verifier that gets many answers at once, because calls are expensive or can run in parallel. It returns one check for each answer, in order."""
 
     check_all: Callable[[Sequence[Answer]], Sequence[Check]]
 
@@ -163,18 +160,11 @@ def with_reference(check: Callable[[Answer, str], Check]) -> Verifier:
 
 
 def read_config(kind: type[ConfigType], config: Mapping[str, Any]) -> ConfigType:
-    """Parse a verifier's own settings.
-
-    Raises:
-        InvalidTask: `param` names the field.
-    """
+    """Parse a verifier's own settings. Raises InvalidTask: `param` names the field."""
     try:
         return kind.model_validate(dict(config))
     except ValidationError as error:
         first = error.errors()[0]
-        known = f"; there are {', '.join(kind.model_fields)}" if _is_unknown_field(first) else ""
+        is_unknown = first["type"] == "extra_forbidden" and len(first["loc"]) == 1
+        known = f"; there are {', '.join(kind.model_fields)}" if is_unknown else ""
         raise InvalidTask(mistake_of(first) + known, param=".".join(str(part) for part in first["loc"])) from error
-
-
-def _is_unknown_field(error: Mapping[str, Any]) -> bool:
-    return error["type"] == "extra_forbidden" and len(error["loc"]) == 1

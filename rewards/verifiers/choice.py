@@ -16,17 +16,7 @@ from pydantic import Field, model_validator
 
 from contracts.errors import InvalidTask
 from contracts.tasks.section import TaskSection
-from rewards.verifiers.check import (
-    Answer,
-    BadReference,
-    Check,
-    Context,
-    Verifier,
-    read_config,
-    right,
-    with_reference,
-    wrong,
-)
+from rewards.verifiers.check import Answer, BadReference, Check, Verifier, read_config, right, with_reference, wrong
 from rewards.verifiers.hedges import TextAfterAnswer, is_denied, is_disowned, is_withdrawn
 from rewards.verifiers.lookalikes import as_displayed
 from rewards.verifiers.regex import compile_pattern
@@ -65,9 +55,8 @@ class Config(TaskSection):
         return self
 
 
-def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
+def build(config: Mapping[str, Any], _context: object = None) -> Verifier:
     """See `Builder`."""
-    del context
     rule = read_config(Config, config)
     by_folded = {choice.casefold(): choice for choice in rule.choices}
     find = _finder(rule)
@@ -178,7 +167,6 @@ def _beside(text: str, last: tuple[int, int, str], every: Any) -> set[str]:
 
 
 def _goes_on(text: str, place: int) -> bool:
-    """The letter begins a longer word: A-level, A's, Á."""
     after = text[place : place + 2]
     return after[:1].isalpha() or (after[:1] in {"'", "\u2019", "-"} and after[1:].isalpha())
 

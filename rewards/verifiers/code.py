@@ -1,9 +1,8 @@
 """`code`: the program in the first fenced block of the answer gives the expected value for each input.
 
-`metadata.reference` holds the inputs and expected values (`rewards.sandbox.suites` has the format). A function
-may be a method of `class Solution`, as in many public problem sets. Each input runs in a
-process of its own, in a sandbox. The process gets only that input, and its result is compared here, outside.
-Failures of the program are the model's fault; failures of the sandbox are ours.
+`metadata.reference` holds both (`rewards.sandbox.programs` has the format). A function may be a method of `class Solution`. Each input
+runs in a process of its own, in a sandbox, which gets only that input; the result is compared here, outside. Failures of the program
+are the model's fault; failures of the sandbox are ours.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from pydantic import Field, field_validator
 
 from contracts.errors import InvalidTask, Unavailable
 from contracts.tasks.section import TaskSection
-from rewards.killable.cores import num_cores
+from rewards.killable import num_cores
 from rewards.sandbox.choose import sandbox_named
 from rewards.sandbox.port import Sandbox, SandboxBroken, SandboxLimits
-from rewards.sandbox.programs import Program, ProgramFailed
-from rewards.sandbox.suites import ProgramTest, Suite, read_suite, same, same_text
+from rewards.sandbox.programs import Program, ProgramFailed, ProgramTest, Suite, read_suite, same, same_text
 from rewards.verifiers.check import (
     Answer,
     BatchVerifier,
@@ -112,7 +110,6 @@ class ProgramGrader(NamedTuple):
         return wrong(problem)._replace(value=share)
 
     def _run(self, program: Program, function: str | None, test: ProgramTest, limits: SandboxLimits) -> str:
-        """What is wrong, or ""."""
         try:
             if function is None:
                 passed = same_text(test.expected, program.feed(self.sandbox, test.given, limits))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import unicodedata
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from contracts.tasks.section import TaskSection
-from rewards.verifiers.check import Answer, BadReference, Check, Context, Verifier, read_config, right, with_reference
-from rewards.verifiers.texts import plain_spaces, read_references, without_articles, without_punctuation
+from rewards.verifiers.check import Answer, BadReference, Check, Verifier, read_config, right, with_reference
+from rewards.verifiers.strict_json import NotJson, read_json
 
 VERSION = 2
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
+_SPACE = re.compile(r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 
 
 class Config(TaskSection):
@@ -31,9 +36,8 @@ class Config(TaskSection):
     """The reference is a JSON list of texts, and each of them is right."""
 
 
-def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
+def build(config: Mapping[str, Any], _context: object = None) -> Verifier:
     """See `Builder`."""
-    del context
     rule = read_config(Config, config)
 
     def check(answer: Answer, reference: str) -> Check:
@@ -49,13 +53,13 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
 
 def _normalised(text: str, rule: Config) -> str:
     if not rule.raw:
-        text = plain_spaces(unicodedata.normalize("NFC", text))
+        text = _SPACE.sub(" ", unicodedata.normalize("NFC", text))
     if rule.casefold:
         text = text.casefold()
     if rule.punctuation:
-        text = without_punctuation(text)
+        text = text.translate(_punctuation())
     if rule.articles:
-        text = without_articles(text)
+        text = _ARTICLES.sub(" ", text)
     if rule.punctuation or rule.articles:
         text = " ".join(text.split())
     return text.strip() if rule.strip else text
@@ -70,3 +74,28 @@ def explain(answer: Answer, config: Mapping[str, Any]) -> dict[str, str]:
         "answer": _normalised(answer.text, rule),
         "reference": " | ".join(_normalised(text, rule) for text in references),
     }
+
+
+def squad_tokens(text: str) -> list[str]:
+    """Words as SQuAD's evaluation compares them: lower case, no punctuation, no articles."""
+    return _ARTICLES.sub(" ", text.lower().translate(_punctuation())).split()
+
+
+def read_references(text: str) -> list[str]:
+    """The texts of a reference: a JSON list of texts, or the reference itself as one text. Raises BadReference: it is a list of something else."""
+    if not text.lstrip().startswith("["):
+        return [text]
+    try:
+        value = read_json(text)
+    except NotJson:
+        return [text]
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+        raise BadReference("metadata.reference is a JSON list, but not a list of texts")
+    return value
+
+
+@cache
+def _punctuation() -> dict[int, None]:
+    ascii_symbols = {ord(symbol) for symbol in "$+<=>^`|~"}
+    categories = {code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)).startswith("P")}
+    return dict.fromkeys(ascii_symbols | categories)

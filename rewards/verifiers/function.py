@@ -1,16 +1,17 @@
 """`function`: the user's own reward function, by import path, with trl's signature `reward_func(prompts, completions, **columns)`.
 
-Any reward function that works in trl's GRPOTrainer works here unchanged, `async` ones too. It runs in worker processes,
-so that it may hang, crash or print. An invalid result counts as our fault and gives no reward; one number never counts for
-several answers. If a batch raises, hangs or crashes, its answers are tried one by one, so that one answer does not spoil
-the others. A batch whose result has the wrong shape stays unscored.
+Any reward function that works in trl's GRPOTrainer works here unchanged, `async` ones too. It runs in worker processes, so that it may
+hang, crash or print. An invalid result counts as our fault; one number never counts for several answers. If a batch raises, hangs or
+crashes, its answers are tried one by one. A batch whose result has the wrong shape stays unscored.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,13 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
     """See `Builder`."""
     rule = read_config(FunctionConfig, config)
     folder = Path(context.folder).resolve()
-    settings = {"path": rule.path, "folder": str(folder), "code": _code(folder, rule.path)}
+    file = folder / rule.path.partition(":")[0]
+    # A hash of the file, so that a changed file gets new workers. Modules stay as first imported.
+    code = hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() if file.is_file() else ""
+    settings = {"path": rule.path, "folder": str(folder), "code": code}
     memory_bytes = None if rule.memory_megabytes is None else rule.memory_megabytes << 20
-    pool = pool_for(
-        Setup(
-            "rewards.verifiers.function_call:worker",
-            json.dumps(settings, sort_keys=True),
-            memory_bytes=memory_bytes,
-            start_seconds=rule.start_seconds,
-        )
-    )
+    target, told = "rewards.verifiers.function_call:worker", json.dumps(settings, sort_keys=True)
+    pool = pool_for(Setup(target, told, memory_bytes=memory_bytes, start_seconds=rule.start_seconds))
     try:
         pool.check()
     except NotStarted as error:
@@ -60,36 +58,20 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
             f"`file.py:function`, relative to {folder}",
             param="path",
         ) from error
-    return in_batches(rule, _asker(pool, rule, context.deadline_seconds))
+    return in_batches(rule, partial(_ask, pool, rule, context.deadline_seconds))
 
 
-def _code(folder: Path, path: str) -> str:
-    """A hash of the file, so that a changed file gets new workers. Modules stay as first imported."""
-    file = folder / path.partition(":")[0]
-    return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() if file.is_file() else ""
-
-
-def _asker(
-    pool: Pool, rule: FunctionConfig, deadline: float
-) -> Callable[[Sequence[Sequence[Answer]]], list[list[Check]]]:
-    def ask(batches: Sequence[Sequence[Answer]]) -> list[list[Check]]:
-        outcomes = pool.run_all([columns_of(batch, rule) for batch in batches], deadline)
-        again = [
-            place
-            for place, (outcome, batch) in enumerate(zip(outcomes, batches, strict=True))
-            if outcome.how not in {"answered", "unstarted"} and len(batch) > 1
-        ]
-        items = [columns_of([answer], rule) for place in again for answer in batches[place]]
-        # All single answers share one budget, so that more failed batches do not cost more time.
-        later = iter(pool.run_all(items, deadline, budget_seconds=_ONE_BY_ONE_DEADLINES * deadline))
-        return [
-            [_read(next(later), 1, rule)[0] for _ in batch]
-            if place in again
-            else _read(outcomes[place], len(batch), rule)
-            for place, batch in enumerate(batches)
-        ]
-
-    return ask
+def _ask(pool: Pool, rule: FunctionConfig, deadline: float, batches: Sequence[Sequence[Answer]]) -> list[list[Check]]:
+    outcomes = pool.run_all([columns_of(batch, rule) for batch in batches], deadline)
+    pairs = list(zip(outcomes, batches, strict=True))
+    again = [outcome.how not in {"answered", "unstarted"} and len(batch) > 1 for outcome, batch in pairs]
+    items = [columns_of([answer], rule) for batch in compress(batches, again) for answer in batch]
+    # All single answers share one budget, so that more failed batches do not cost more time.
+    later = iter(pool.run_all(items, deadline, budget_seconds=_ONE_BY_ONE_DEADLINES * deadline))
+    return [
+        [_read(next(later), 1, rule)[0] for _ in batch] if is_again else _read(outcome, len(batch), rule)
+        for is_again, (outcome, batch) in zip(again, pairs, strict=True)
+    ]
 
 
 def _read(outcome: ItemOutcome, num_answers: int, rule: FunctionConfig) -> list[Check]:

@@ -17,11 +17,7 @@ _VARIADIC = frozenset({inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSI
 
 
 def worker(config: Mapping[str, str]) -> Callable[[Mapping[str, list[Any]]], Any]:
-    """A function from columns to rewards, both as JSON.
-
-    Raises:
-        Exception: the path does not exist, or is not callable.
-    """
+    """A function from columns to rewards, both as JSON. Raises Exception: the path does not exist, or is not callable."""
     module, _, name = config["path"].partition(":")
     function = reduce(getattr, name.split("."), _module(module, Path(config["folder"])))
     if not callable(function):

@@ -1,8 +1,7 @@
 """Finds answers that hedge: a second answer after the first, or an answer that is withdrawn or denied.
 
-In: the text around an answer, which `numeric` and `choice` find. Out: yes or no.
-Explanations may name other values: "42, because 50 - 8 = 42", "A, not B". A value right beside the answer, or after a word such as
-"or", "maybe" or "alternatively", is another answer.
+Explanations may name other values: "42, because 50 - 8 = 42", "A, not B". A value right beside the answer, or after a word such as "or",
+"maybe" or "alternatively", is another answer.
 """
 
 from __future__ import annotations

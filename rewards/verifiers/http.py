@@ -52,8 +52,7 @@ class _Failed(NamedTuple):
 def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerifier:  # noqa: B008 immutable
     """See `Builder`."""
     rule = read_config(HttpConfig, config)
-    absent = sorted(name for name in rule.headers_env.values() if not os.environ.get(name))
-    if absent:
+    if absent := sorted(name for name in rule.headers_env.values() if not os.environ.get(name)):
         raise InvalidTask(f"the environment has no {absent[0]}; set it where rewards run", param="headers_env")
     headers = {header: os.environ[name] for header, name in rule.headers_env.items()}
     server = _Server(httpx.Client(headers=headers, timeout=context.deadline_seconds), rule, context.deadline_seconds)
@@ -64,9 +63,7 @@ class _Server:
     """A client of the reward server. Safe to use from many threads."""
 
     def __init__(self, client: httpx.Client, rule: HttpConfig, deadline_seconds: float) -> None:
-        self._client = client
-        self._rule = rule
-        self._deadline = deadline_seconds
+        self._client, self._rule, self._deadline = client, rule, deadline_seconds
 
     def ask(self, answers: Sequence[Answer]) -> list[Check]:
         """One check for each answer."""
@@ -78,18 +75,15 @@ class _Server:
         return [broken(found.reason)] * len(answers)
 
     def _asked(self, answers: Sequence[Answer]) -> list[Check] | _Failed:
-        columns = columns_of(answers, self._rule)
-        for attempt in range(self._rule.retries + 1):
-            found = self._post(columns)
-            if isinstance(found, _Failed):
-                if not found.can_retry or attempt == self._rule.retries:
-                    return found
-                longest = self._rule.pause_seconds * 2**attempt
-                time.sleep(min(_MAX_PAUSE_SECONDS, found.pause_seconds + random.uniform(0, longest)))  # noqa: S311 no secret
-                continue
-            checks = checks_of(found.get("rewards"), len(answers), self._rule)
-            return checks if isinstance(checks, list) else _Failed(checks)
-        return _Failed("not asked")
+        columns, attempt = columns_of(answers, self._rule), 0
+        while isinstance(found := self._post(columns), _Failed):
+            if not found.can_retry or attempt == self._rule.retries:
+                return found
+            longest = self._rule.pause_seconds * 2**attempt
+            time.sleep(min(_MAX_PAUSE_SECONDS, found.pause_seconds + random.uniform(0, longest)))  # noqa: S311 no secret
+            attempt += 1
+        checks = checks_of(found["rewards"], len(answers), self._rule)
+        return checks if isinstance(checks, list) else _Failed(checks)
 
     def _post(self, columns: Mapping[str, Any]) -> dict[str, Any] | _Failed:
         end = time.monotonic() + self._deadline
@@ -106,10 +100,8 @@ class _Server:
         except httpx.TimeoutException as error:
             reason = f"the server did not answer within {self._deadline:g} s ({type(error).__name__})"
             return _Failed(reason, can_retry=True)
-        except httpx.TransportError as error:
-            return _Failed(f"{type(error).__name__}: {error}", can_retry=True)
         except httpx.HTTPError as error:
-            return _Failed(f"{type(error).__name__}: {error}")
+            return _Failed(f"{type(error).__name__}: {error}", can_retry=isinstance(error, httpx.TransportError))
         return _read(response, bytes(body))
 
 
@@ -120,7 +112,7 @@ def _read(response: httpx.Response, body: bytes) -> dict[str, Any] | _Failed:
             f"the server answered {status}: {body[:100].decode(errors='replace')}",
             is_about_content=status in _REFUSED,
             can_retry=status in _TRY_AGAIN,
-            pause_seconds=_retry_after(response),
+            pause_seconds=float(told) if (told := response.headers.get("retry-after", "")).isdecimal() else 0.0,
         )
     try:
         found = httpx.Response(status, content=body).json()
@@ -129,8 +121,3 @@ def _read(response: httpx.Response, body: bytes) -> dict[str, Any] | _Failed:
     if not isinstance(found, dict) or "rewards" not in found:
         return _Failed('the server\'s answer is not {"rewards": [...]}')
     return found
-
-
-def _retry_after(response: httpx.Response) -> float:
-    value = response.headers.get("retry-after", "")
-    return float(value) if value.isdecimal() else 0.0

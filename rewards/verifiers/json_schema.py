@@ -1,8 +1,7 @@
 """`json_schema`: the answer is one JSON value that satisfies `config.schema`.
 
-Patterns run in linear time, and nothing is fetched. JSON that is ambiguous between parsers (a duplicate key, NaN, a number
-that overflows) is refused as the model's fault. So is a fence around it, unless `config.fenced` is true: an app that reads JSON cannot
-read it.
+JSON that is ambiguous between parsers (a duplicate key, NaN, a number that overflows) is the model's fault. So is a fence around it,
+unless `config.fenced` is true: an app that reads JSON cannot read it.
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.errors import InvalidTask
-from rewards.verifiers.check import Answer, Check, Context, Verifier, after_reasoning, right, wrong
+from rewards.verifiers.check import Answer, Check, Verifier, after_reasoning, right, wrong
 from rewards.verifiers.strict_json import NotJson, canonical, compile_schema, problem_of, read_json, without_fence
 
 VERSION = 3
 
 
-def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
+def build(config: Mapping[str, Any], _context: object = None) -> Verifier:
     """See `Builder`."""
-    del context
     if extra := sorted(config.keys() - {"schema", "fenced"}):
         raise InvalidTask(f"it takes `schema` and `fenced`, not {extra[0]!r}", param=extra[0])
     if not isinstance(config.get("schema"), dict):

@@ -1,15 +1,11 @@
 r"""`math`: the boxed answer has the same value as `metadata.reference`. math-verify parses both sides; here they are compared.
 
-Only the text in `\boxed{...}` counts, after the reasoning in `<think>` if there is any. Several different boxes are a
-list, so two answers differ from one answer; behind a written correction only later boxes count. A box holds the value
-alone: a second number in a `\text{...}` is wrong, and in a chain of equations each side that is a number must have the
-right value. A restated question is not an answer, for example an unevaluated integral or sum, or 17 x 23 where the
-reference is 391. `maths.form` defines the accepted forms of a number, `maths.text` the spellings that are read,
-`maths.number` and `maths.equal` what is equal. 5% is 0.05 and not 5. Tuples and intervals are ordered, sets are not.
-What is neither proven equal nor different is `unverifiable`.
+Several different boxes are a list, so two answers differ from one answer; behind a written correction only later boxes count. A box holds
+the value alone, and no restated question (docs/rewards.md): `maths.form` defines the accepted forms of a number, `maths.text` the
+spellings that are read, `maths.number` and `maths.equal` what is equal. What is neither proven equal nor different is `unverifiable`.
 
-It runs in workers that are killed at the deadline, because SymPy would try to compute `9^{9^{9^9}}`. math-verify's own
-timeouts are off, because they need the main thread.
+It runs in workers that are killed at the deadline, because SymPy would try to compute `9^{9^{9^9}}`. math-verify's own timeouts are off,
+because they need the main thread.
 """
 
 from __future__ import annotations
@@ -75,7 +71,6 @@ def answer_in(text: str) -> str | Check:
 
 
 def _unfit(answer: str) -> str:
-    """Why the content of the boxes is not compared, or ""."""
     if len(answer) > _MAX_ANSWER:
         return f"the boxed answer is longer than {_MAX_ANSWER} characters"
     if _depth(answer) > _MAX_DEPTH:

@@ -16,17 +16,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from contracts.tasks.section import TaskSection
-from rewards.verifiers.check import (
-    Answer,
-    BadReference,
-    Check,
-    Context,
-    Verifier,
-    read_config,
-    right,
-    with_reference,
-    wrong,
-)
+from rewards.verifiers.check import Answer, BadReference, Check, Verifier, read_config, right, with_reference, wrong
 from rewards.verifiers.hedges import TextAfterAnswer, is_denied, is_disowned, is_withdrawn
 from rewards.verifiers.lookalikes import as_displayed
 from rewards.verifiers.numbers import Number, NumberReader, plain_signs
@@ -52,6 +42,7 @@ _LOOK = 80
 _RANGE = re.compile(r"\s?[.\u2026]{1,3}")
 _TIMES = re.compile(r"\s(?:times|plus|minus|divided|multiplied)\b", re.IGNORECASE)
 _CALCULATES = re.compile(r"\s(?:times|plus|minus|(?:divided|multiplied) by)\s{1,3}[$(]?\d", re.IGNORECASE)
+_MARKER = re.compile(r"[.)][ \t]+[^\W\d]")
 _BOX_END = re.compile(r"\s{0,4}\$?\s{0,4}\}")
 
 
@@ -78,9 +69,8 @@ class NoClearAnswer(ValueError):
     """The answer commits to no number, or to several. The message says which."""
 
 
-def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
+def build(config: Mapping[str, Any], _context: object = None) -> Verifier:
     """See `Builder`."""
-    del context
     rule, reader = _rule_and_reader(config)
     absolute, relative = Fraction(str(rule.absolute)), Fraction(str(rule.relative))
 
@@ -119,7 +109,6 @@ def _rule_and_reader(config: Mapping[str, Any]) -> tuple[Config, NumberReader]:
 
 
 def _committed(text: str, reader: NumberReader, rule: Config) -> Fraction:
-    """The number that an answer commits to. Raises NoClearAnswer."""
     numbers = reader.find(text)
     if not numbers:
         raise NoClearAnswer("no number")
@@ -145,18 +134,16 @@ def _stood_by(text: str, chosen: list[Number], numbers: list[Number]) -> Fractio
     for further in (number for number in numbers if number.start >= last.end):
         gap, behind = text[end : further.start], text[further.end : further.end + _LOOK]
         is_range = _RANGE.fullmatch(gap) is not None
-        is_part = further.value is None or _TIMES.match(behind) or _is_marker(gap, behind)
+        is_counting = (
+            "\n" in gap and not gap.rpartition("\n")[2].strip() and _MARKER.match(behind)
+        )  # the items of a list
+        is_part = further.value is None or _TIMES.match(behind) or is_counting
         if is_range or (not is_part and further.value != value and beyond.is_another(gap, behind)):
             raise NoClearAnswer("it answers with several numbers")
         end = further.end
     if _IN_WORDS.match(text, last.end):
         raise NoClearAnswer("it answers with several numbers")
     return value
-
-
-def _is_marker(gap: str, behind: str) -> bool:
-    """The number only counts the items of a list."""
-    return "\n" in gap and not gap.rpartition("\n")[2].strip() and re.match(r"[.)][ \t]+[^\W\d]", behind) is not None
 
 
 def _boxed(text: str, numbers: list[Number]) -> list[Number]:

@@ -1,11 +1,9 @@
 """Finds out who is at fault when comparing an answer with its reference hangs or kills a worker.
 
-In: answers with references. Out: a check for each. Waits for: the pool; a second time only for comparisons that failed.
-
-The worker gets `{"reference": str, "answer": str | null, "seed": str}` and replies `[verdict, value, reason]`; a null answer
-means to compare the reference with itself. A reference that fails alone is the app's mistake. If it works alone, the answer
-hung or crashed the worker, and that is the model's fault; else breaking the grader would avoid a bad reward. The only excuse
-is a worker that got almost no processor time: then the machine was busy, and the answer not hard.
+The worker gets `{"reference": str, "answer": str | null, "seed": str}` and replies `[verdict, value, reason]`; a null answer means to
+compare the reference with itself. A reference that fails alone is the app's mistake. If it works alone, the answer hung or crashed the
+worker, and that is the model's fault; else breaking the grader would avoid a bad reward. The only excuse is a worker that got almost no
+processor time: then the machine was busy, and the answer not hard.
 """
 
 from __future__ import annotations
@@ -38,11 +36,7 @@ def refereed(
 ) -> BatchVerifier:
     """A verifier that compares answers with references in `pool`.
 
-    Args:
-        pool: of worker processes.
-        deadline_seconds: for one comparison.
-        extract: finds the answer in the text, or says why there is none.
-        seed_of: the seed of random draws in the worker, so that a replay draws the same.
+    `extract` finds the answer in the text, or says why there is none. `seed_of`: the seed of random draws, so that a replay repeats them.
     """
     referee = _Referee(pool, deadline_seconds)
 
@@ -71,14 +65,14 @@ def _prepared(
 
 class _Referee:
     def __init__(self, pool: Pool, deadline_seconds: float) -> None:
-        self._pool = pool
-        self._deadline = deadline_seconds
+        self._pool, self._deadline = pool, deadline_seconds
         self._known: dict[str, Check] = {}
         """By reference that was checked alone: the mistake in it, or a score if it can be compared."""
 
     def judge(self, cases: Sequence[_Case]) -> list[Check]:
         known = {case.reference: self._known.get(case.reference) for case in cases}
-        asked = [case for case in cases if _holds(known[case.reference])]
+        mistakes = {reference: check for reference, check in known.items() if check and check.status != "scored"}
+        asked = [case for case in cases if case.reference not in mistakes]
         outcomes = self._outcomes(asked)
         # A crash may come from outside, for example if memory ran out. It is blamed on the answer only if it happens again.
         outcomes |= self._outcomes([case for case in asked if outcomes[case].how == "crashed"])
@@ -86,26 +80,23 @@ class _Referee:
             if outcomes[case].how == "answered" and (check := _check(outcomes[case])).status == "scored":
                 self._remember(case.reference, check)
         failed = {case.reference for case in asked if outcomes[case].how in _FAILED}
-        known |= self._alone([reference for reference in failed if reference not in self._known])
-        return [
-            _check(outcomes[case])
-            if _holds(bad := known[case.reference])
-            else bad or broken("the reference was not checked")
-            for case in cases
-        ]
+        mistakes |= self._alone([reference for reference in failed if reference not in self._known])
+        return [mistakes.get(case.reference) or _check(outcomes[case]) for case in cases]
 
     def _outcomes(self, cases: Sequence[_Case]) -> dict[_Case, ItemOutcome]:
         items = [case._asdict() for case in cases]
         return dict(zip(cases, self._pool.run_all(items, self._deadline), strict=True))
 
     def _alone(self, references: list[str]) -> dict[str, Check]:
+        """The references that cannot be compared, each with its mistake."""
         items = [{"reference": reference, "answer": None} for reference in references]
         found = {}
         for reference, outcome in zip(references, self._pool.run_all(items, self._deadline), strict=True):
             check = _check(outcome)
             if check.fault == "model":
                 check = bad_reference(f"metadata.reference: {check.reason}")
-            found[reference] = check
+            if check.status != "scored":
+                found[reference] = check
             if check.fault != "infra":
                 self._remember(reference, check)
         return found
@@ -114,10 +105,6 @@ class _Referee:
         if len(self._known) >= _NUM_REMEMBERED:
             self._known = {}
         self._known[reference] = check
-
-
-def _holds(check: Check | None) -> bool:
-    return check is None or check.status == "scored"
 
 
 def _check(outcome: ItemOutcome) -> Check:

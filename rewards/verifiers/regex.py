@@ -13,7 +13,7 @@ from pydantic import Field
 
 from contracts.errors import InvalidTask
 from contracts.tasks.section import TaskSection
-from rewards.verifiers.check import Answer, Check, Context, Verifier, after_reasoning, read_config, right, wrong
+from rewards.verifiers.check import Answer, Check, Verifier, after_reasoning, read_config, right, wrong
 
 VERSION = 2
 _PROBES = ("", "a", "\n~", "0 \u00e9")
@@ -33,9 +33,8 @@ class Config(TaskSection):
     """The pattern sees the reasoning as well, for example to ask for it; else only what follows it."""
 
 
-def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
+def build(config: Mapping[str, Any], _context: object = None) -> Verifier:
     """See `Builder`."""
-    del context
     rule = read_config(Config, config)
     pattern = compile_pattern(rule.pattern, "pattern", rule.flags)
     finds = pattern.fullmatch if rule.must == "match" else pattern.search
@@ -57,11 +56,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
 
 
 def compile_pattern(pattern: str, param: str, flags: frozenset[str] = frozenset()) -> Any:
-    """Compile a pattern that runs in linear time.
-
-    Raises:
-        InvalidTask: RE2 does not accept it.
-    """
+    """Compile a pattern that runs in linear time. Raises InvalidTask: RE2 does not accept it."""
     options = re2.Options()
     options.log_errors = False
     options.case_sensitive = "ignore_case" not in flags

@@ -49,11 +49,7 @@ def kinds() -> list[str]:
 
 
 def load_kind(name: str) -> tuple[Kind, Any]:
-    """A kind and its module.
-
-    Raises:
-        InvalidTask: nothing here and no installed package has it, or its package cannot be imported.
-    """
+    """A kind and its module. Raises InvalidTask: nothing here and no installed package has it, or its package cannot be imported."""
     if name in KINDS:
         return KINDS[name], importlib.import_module(f"rewards.verifiers.{name}")
     for point in entry_points(group=GROUP, name=name):

@@ -1,14 +1,9 @@
 """`sql`: the answer's query gives the same rows as the reference's, on at least two given databases and on fresh ones.
 
-Rows are compared as a multiset, or in order if the reference orders its rows. Rows that its ORDER BY leaves tied may come in
-any order, so that a stricter order passes. Columns are compared by position, not by name. 1 and 1.0 are equal, because aggregates
-return either. The text '1' is not 1. NULL equals only NULL. Reals are compared to nine digits. No row equals one row of NULLs.
-A reference with the same rows on every given database is refused, because a literal would pass.
-
-After the given databases come `fresh` ones, with rows drawn from the schema for each grading (`database.rows`). The seed is derived
-from the sample's key, so that a replay draws the same rows. The score's reason contains it.
-
-Databases live in memory, in workers with bounded memory; queries may read and call functions, nothing else.
+Rows are compared as a multiset, or in order if the reference orders its rows; columns by position. 1 and 1.0 are equal, because aggregates
+return either; the text '1' is not 1. Reals are compared to nine digits. No row equals one row of NULLs. The rows of `fresh` databases are
+drawn from the schema for each grading (`database.rows`), by a seed that follows from the sample's key, so that a replay draws the same.
+Databases live in memory, in workers with bounded memory; queries may read and call functions, no more.
 """
 
 from __future__ import annotations

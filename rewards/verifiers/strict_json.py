@@ -15,6 +15,7 @@ from contracts.errors import InvalidTask
 MAX_DEPTH = 128
 """The deepest nesting of arrays and objects."""
 
+_BLANKS = " \t\n\r"
 _FENCED = re.compile(r"```(?:json)?[ \t]*\r?\n(.*)\n```", re.DOTALL | re.IGNORECASE)
 LINEAR = jsonschema_rs.RegexOptions()
 """Patterns run in time linear in the answer. A schema with lookaround or back-references is refused."""
@@ -27,26 +28,9 @@ class NotJson(ValueError):
 def read_json(text: str) -> Any:
     """Parse a whole text.
 
-    Raises:
-        NotJson: invalid JSON, NaN or Infinity, a number that does not fit, a duplicate key in an object, half of a
-            surrogate pair, or more than `MAX_DEPTH` levels.
+    Raises NotJson: invalid JSON, NaN or Infinity, a number that does not fit, a duplicate key, half of a surrogate pair, or too deep.
     """
-    value, end = read_prefix(text, 0)
-    if rest := text[end:].strip(" \t\n\r"):
-        raise NotJson(f"{rest[:20]!r} follows the value")
-    return value
-
-
-def without_fence(text: str) -> str:
-    """What a text that is one fenced block holds; any other text as it is."""
-    fenced = _FENCED.fullmatch(text.strip())
-    return fenced[1] if fenced else text
-
-
-def read_prefix(text: str, start: int) -> tuple[Any, int]:
-    """The value that begins at `start`, after white space, and where it ends. Raises NotJson."""
-    while start < len(text) and text[start] in " \t\n\r":
-        start += 1
+    start = len(text) - len(text.lstrip(_BLANKS))
     try:
         value, end = _DECODER.raw_decode(text, start)
     except RecursionError as error:
@@ -58,8 +42,18 @@ def read_prefix(text: str, start: int) -> tuple[Any, int]:
     if span.count("[") + span.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise NotJson("nested too deep")
     if "\\ud" in span or "\\uD" in span or not span.isascii():
-        _check_unicode(value)
-    return value, end
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise NotJson("half of a surrogate pair is not text") from error
+    if rest := text[end:].strip(_BLANKS):
+        raise NotJson(f"{rest[:20]!r} follows the value")
+    return value
+
+
+def without_fence(text: str) -> str:
+    """What a text that is one fenced block holds; any other text as it is."""
+    return fenced[1] if (fenced := _FENCED.fullmatch(text.strip())) else text
 
 
 def canonical(value: Any) -> str:
@@ -68,11 +62,7 @@ def canonical(value: Any) -> str:
 
 
 def compile_schema(schema: object, param: str) -> Any:
-    """Compile a validator. It fetches nothing: references must point into the schema.
-
-    Raises:
-        InvalidTask: it is not a schema, or has a pattern whose run time is not linear.
-    """
+    """Compile a validator that fetches nothing. Raises InvalidTask: not a schema, or a pattern whose run time is not linear."""
     if not isinstance(schema, dict):
         raise InvalidTask("it must be a table, a JSON schema", param=param)
     try:
@@ -128,13 +118,6 @@ def _depth(value: Any) -> int:
             deepest = max(deepest, level)
             waiting += [(child, level + 1) for child in (item.values() if isinstance(item, dict) else item)]
     return deepest
-
-
-def _check_unicode(value: Any) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise NotJson("half of a surrogate pair is not text") from error
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)

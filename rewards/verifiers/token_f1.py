@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contracts.tasks.section import TaskSection
-from rewards.verifiers.check import Answer, BadReference, Check, Context, Verifier, read_config, with_reference
-from rewards.verifiers.texts import read_references, squad_tokens
+from rewards.verifiers.check import Answer, BadReference, Check, Verifier, read_config, with_reference
+from rewards.verifiers.exact import read_references, squad_tokens
 
 VERSION = 2
 
@@ -24,9 +24,8 @@ class Config(TaskSection):
     """Compare characters instead of words, for languages that write without spaces."""
 
 
-def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
+def build(config: Mapping[str, Any], _context: object = None) -> Verifier:
     """See `Builder`. The reference is a text, or a JSON list of them."""
-    del context
     rule = read_config(Config, config)
 
     def tokens(text: str) -> Sequence[str]:
@@ -38,12 +37,10 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         if not references:
             raise BadReference("metadata.reference has no words")
         given = tokens(answer.text)
-        value = max(_f1(given, reference) for reference in references)
+        # 2 p r / (p + r), with precision p and recall r.
+        value = max(
+            2.0 * sum((Counter(given) & Counter(wanted)).values()) / (len(given) + len(wanted)) for wanted in references
+        )
         return Check(value, reason="" if value else "no word of the reference")
 
     return with_reference(check)
-
-
-def _f1(given: Sequence[str], wanted: Sequence[str]) -> float:
-    shared = sum((Counter(given) & Counter(wanted)).values())
-    return 2.0 * shared / (len(given) + len(wanted))

@@ -1,30 +1,28 @@
 """`tool_call`: the answer calls tools that exist, with arguments that satisfy their schemas.
 
-A broken call is the model's fault, and the reason says what is broken. It is always scored, because a model that is not
-trained on its broken calls learns to make them where it expects to fail. A repeated call is broken too, unless the task
-or the reference wants it more than once.
-
-If the request offered tools, its calls are those that inference parsed from the answer's tokens; a call in the text is broken
-then. Else the calls are read from the text, in
-the form of any family (`contracts.answers`).
+A broken call is the model's fault, and always scored, because a model that is not trained on its broken calls learns to make them where
+it expects to fail. A repeated call is broken too, unless the task or the reference wants it more than once. If the request offered
+tools, its calls are those that inference parsed from the answer's tokens, and a call in the text is broken; else they are read from the
+text, in the form of any family (`contracts.answers`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from contracts.answers.texts import family_of_text
+from contracts.answers.source import NotACall
+from contracts.answers.texts import WrittenCall, calls_in_text, family_of_text
 from contracts.tasks.section import TaskSection
-from rewards.verifiers.calls import Call, Malformed, calls_of, calls_of_json, folded, parsed_calls
 from rewards.verifiers.check import (
     Answer,
     Check,
-    Context,
+    ParsedAnswer,
     Verifier,
     after_reasoning,
     bad_reference,
@@ -33,7 +31,8 @@ from rewards.verifiers.check import (
     unlabelled,
     wrong,
 )
-from rewards.verifiers.strict_json import canonical, compile_schema, problem_of
+from rewards.verifiers.lookalikes import as_displayed
+from rewards.verifiers.strict_json import NotJson, canonical, compile_schema, problem_of, read_json
 from rewards.verifiers.traces import Traces
 
 VERSION = 4
@@ -75,26 +74,19 @@ class Config(TaskSection):
         return self
 
 
-def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
+def build(config: Mapping[str, Any], _context: object = None) -> Verifier:
     """See `Builder`."""
-    del context
     rule = read_config(Config, config)
-    schemas = {
-        tool.name: compile_schema(tool.parameters, f"tools.{index}.parameters") for index, tool in enumerate(rule.tools)
-    }
-
     written = {tool.name: tool.parameters for tool in rule.tools}
+    schemas = {
+        name: compile_schema(of, f"tools.{index}.parameters") for index, (name, of) in enumerate(written.items())
+    }
     traces = Traces(schemas)
 
     def check(answer: Answer) -> Check:
         try:
-            parsed = answer.parsed
-            if parsed is None:
-                calls = calls_of(answer.text, written, traces)
-            else:
-                calls = parsed_calls(parsed.calls, parsed.text, traces)
-            _check_calls(calls, rule, schemas)
-            _check_repeats(calls, rule, answer.reference)
+            calls = parsed_calls(answer.parsed, traces) if answer.parsed else calls_of(answer.text, written, traces)
+            _check_calls(calls, rule, schemas, answer.reference)
         except Malformed as error:
             return wrong(str(error))
         if not calls and not answer.text.strip():
@@ -108,8 +100,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
     return after_reasoning(check)
 
 
-def _check_calls(calls: list[Call], rule: Config, schemas: Mapping[str, Any]) -> None:
-    """Raises Malformed."""
+def _check_calls(calls: list[Call], rule: Config, schemas: Mapping[str, Any], reference: str | None) -> None:
     if len(calls) > rule.at_most:
         raise Malformed(f"{len(calls)} calls, and at most {rule.at_most} are allowed")
     for number, call in enumerate(calls, 1):
@@ -117,10 +108,6 @@ def _check_calls(calls: list[Call], rule: Config, schemas: Mapping[str, Any]) ->
             raise Malformed(f"call {number} names no tool of this task: {call.name[:40]!r}")
         if problem := problem_of(schemas[call.name], call.arguments):
             raise Malformed(f"arguments of call {number} ({call.name}): {problem}")
-
-
-def _check_repeats(calls: list[Call], rule: Config, reference: str | None) -> None:
-    """Raises Malformed."""
     wanted: Counter[str] = Counter()
     if rule.match != "valid" and reference is not None:
         with contextlib.suppress(Malformed):  # `_compared` reports it.
@@ -141,7 +128,7 @@ def _compared(rule: Config, calls: list[Call], reference: str) -> Check:
         return bad_reference(f"metadata.reference is not a list of calls: {error}")
     if sorted(call.name for call in calls) != sorted(call.name for call in wanted):
         return Check(0.0, reason="other tools than the reference")
-    if rule.match == "exact" and sorted(call.canonical for call in calls) != sorted(call.canonical for call in wanted):
+    if rule.match == "exact" and sorted(map(canonical, calls)) != sorted(map(canonical, wanted)):
         return Check(0.0, reason="other arguments than the reference")
     return right()
 
@@ -163,3 +150,76 @@ def _said(read: Callable[[], list[Call]]) -> str:
         return canonical([call._asdict() for call in read()])
     except Malformed as error:
         return f"broken: {error}"
+
+
+class Call(NamedTuple):
+    """One call."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+def folded(value: Any) -> Any:
+    """Equal for arguments that differ only in case, spaces or look-alike letters, so that a disguised repeat is found."""
+    if isinstance(value, str):
+        return " ".join(as_displayed(value).casefold().split())
+    if isinstance(value, dict):
+        return {key: folded(inner) for key, inner in value.items()}
+    return [folded(item) for item in value] if isinstance(value, list) else value
+
+
+class Malformed(ValueError):
+    """The text was meant as a call but cannot be executed. The message says why."""
+
+
+def calls_of(text: str, schemas: Mapping[str, Mapping[str, Any]], traces: Traces) -> list[Call]:
+    """The calls in an answer without its reasoning, in order. Empty if it is plain prose, in which `traces` finds no call.
+
+    Raises Malformed: part of it is a broken call, or text follows a call.
+    """
+    text = text.strip()
+    if text.startswith("{") and not traces.search(text):
+        return []  # JSON that is no call
+    try:
+        found = calls_in_text(text, schemas) if text != "[]" else []
+    except NotACall as error:
+        raise Malformed(str(error)) from error
+    if found:
+        return [_read(call, number) for number, call in enumerate(found, 1)]
+    if trace := traces.search(text):
+        raise Malformed(f"{trace[:40]!r} looks like a call, but the answer has no call")
+    return []
+
+
+def parsed_calls(parsed: ParsedAnswer, traces: Traces) -> list[Call]:
+    """The calls that inference parsed from an answer's tokens. Raises Malformed.
+
+    A client runs only these, so a call in the text is broken, however well it is written.
+    """
+    written = [WrittenCall(call["function"]["name"], call["function"]["arguments"]) for call in parsed.calls]
+    found = [_read(call, number) for number, call in enumerate(written, 1)]
+    if calls_of(parsed.text, {}, traces):
+        raise Malformed("a call is written as text, so nothing would run it")
+    return found
+
+
+def calls_of_json(text: str) -> list[Call]:
+    """The calls of a reference: one as JSON, in any of the families' fields, or a list of them. Raises Malformed."""
+    try:
+        value = read_json(text)
+        if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+            value = value["tool_calls"]
+        listed = value if isinstance(value, list) else [value]
+        found = calls_in_text(json.dumps(listed), {}) if listed else []
+    except (NotJson, NotACall) as error:
+        raise Malformed(str(error)) from error
+    if found is None:
+        raise Malformed("a list of calls is expected")
+    return [_read(call, number) for number, call in enumerate(found, 1)]
+
+
+def _read(written: WrittenCall, number: int) -> Call:
+    try:
+        return Call(written.name, read_json(written.arguments))
+    except NotJson as error:
+        raise Malformed(f"broken JSON in the arguments of call {number}: {error}") from error

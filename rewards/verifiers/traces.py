@@ -1,7 +1,7 @@
 """Finds traces of tool calls in prose: calls that cannot be executed, written as text, JSON, tags, code or commands.
 
-In: an answer that should be prose. Out: the part that looks like a call. Prose may mention a tool ("get_weather tells the weather").
-Its name may not occur where a call has it: before arguments, as the value of a name, in a tag, in a block of code, as a command.
+Prose may mention a tool ("get_weather tells the weather"). Its name may not occur where a call has it: before arguments, as the value of a
+name, in a tag, in a block of code, as a command.
 """
 
 from __future__ import annotations

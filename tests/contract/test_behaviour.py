@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from contracts.tables import behaviour
 from contracts.tables.statements import add_all
-from rewards.monitors.repository import add_behaviour, behaviour_since, newest_version
+from rewards.repository import add_behaviour, behaviour_since, newest_version
 from rewards.sums import Sums
 from runtime.database import Database
 

@@ -18,9 +18,8 @@ from contracts.tables import behaviour, score, signal_delay, submitter, vote, vo
 from contracts.tasks import Task
 from rewards.episode import UnpackedEpisode
 from rewards.judges.parse import JudgeVerdict
-from rewards.judges.repository import DatabaseStore
-from rewards.judges.store import JudgeCosts
-from rewards.monitors.repository import add_behaviour
+from rewards.judges.repository import DatabaseStore, JudgeCosts
+from rewards.repository import add_behaviour
 from rewards.signals.repository import forget_votes, remember, remembered
 from rewards.signals.votes import VoteDecision
 from rewards.signals.weighing import REMEMBERED_SECONDS, Weighing

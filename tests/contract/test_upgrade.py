@@ -29,7 +29,7 @@ from contracts.wire import unpacked
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.release.train.reading.intake import TrainIntake
 from pipelines.release.train.standing import TrainSlots
-from rewards.replay.queries import stored_scores
+from rewards.repository import stored_scores
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from runtime.days import is_partition, make_days, migrate

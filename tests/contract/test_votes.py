@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from contracts.tables import submitter
 from rewards.signals.bursts import VotePace
-from rewards.signals.influence import Person
+from rewards.signals.people import Agreement, Person
 from rewards.signals.repository import (
     add_delays,
     clear_burst,
@@ -24,7 +24,6 @@ from rewards.signals.repository import (
     remember,
     remembered,
 )
-from rewards.signals.trust import Agreement
 from rewards.signals.votes import VoteDecision
 from rewards.signals.weighing import Weighing
 from runtime.database import Database

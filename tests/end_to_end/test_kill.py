@@ -33,7 +33,7 @@ from examples.demo.command import PRODUCT
 from examples.demo.loop import DRAIN_SECONDS, all_judged
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
-from rewards.judges.identity import identity_of
+from rewards.judges.report import identity_of
 from tests.fakes import everything
 from tests.supervised import supervised
 from tests.unit.rewards.judges.figures import FIGURES

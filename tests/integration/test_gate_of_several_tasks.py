@@ -13,8 +13,8 @@ import pytest
 
 from contracts.errors import Unavailable
 from contracts.tasks.loading import load_tasks
-from rewards.gate_graders import GateGraders
-from rewards.judges.identity import identity_of
+from rewards.gating import GateGraders
+from rewards.judges.report import identity_of
 from runtime.database import Database
 from runtime.sentinels import read_sentinels
 from tests.unit.rewards.judges.figures import FIGURES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rewards.sandbox.filter import allow_all
-from rewards.sandbox.interpreter import interpreter
-from rewards.sandbox.port import Ran, SandboxLimits
+from rewards.sandbox.port import Ran, SandboxLimits, interpreter
 from tests.worlds.paths import ROOT
 
+ALLOW_ALL = struct.pack("<HBBI", 0x06, 0, 0, 0x7FFF0000)
+"""A filter of one instruction, which refuses nothing."""
 SOURCE = ROOT / "rewards" / "verifiers" / "code.py"
 
 
@@ -125,11 +126,10 @@ class NoSandbox:
     name = "none"
 
     def __init__(self, instructions: bytes | None = None) -> None:
-        self._filter = allow_all() if instructions is None else instructions
+        self._filter = ALLOW_ALL if instructions is None else instructions
 
     def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         """As `Sandbox.run`. Raises subprocess.TimeoutExpired."""
-        started = time.monotonic()
         done = subprocess.run(  # noqa: S603 our own command
             [*interpreter().command[:-1], self._filter.hex()],
             input=stdin,
@@ -137,4 +137,4 @@ class NoSandbox:
             timeout=limits.seconds,
             check=False,
         )
-        return Ran("exit", done.returncode, done.stdout, done.stderr, time.monotonic() - started)
+        return Ran("exit", done.returncode, done.stdout, done.stderr)

@@ -1,8 +1,7 @@
 """Decides which orders of rows are right: rows that the reference's ORDER BY leaves tied may come in any order.
 
-In: the reference's query, and a function that runs queries. Out: its rows in groups of ties. SQLite itself ranks the groups
-(`dense_rank`), so collations, NULLs and expressions work as in the query. If the query cannot be parsed, each row is a group of its own:
-then the order must be exactly the reference's.
+SQLite itself ranks the rows in groups of ties (`dense_rank`), so collations, NULLs and expressions work as in the query. If the query
+cannot be parsed, each row is a group of its own: then the order must be exactly the reference's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Draws fresh rows for a database from its schema, so that memorised rows do not help an answer.
+"""Draws fresh rows for a database from its schema, so that memorised rows do not help an answer. The same seed draws the same rows.
 
-In: a database as its script left it, a seed, and the reference's query. Out: databases of the same schema with other rows.
-The rows may have all that the schema allows: NULL without NOT NULL, duplicates without UNIQUE, an empty table. Values come from the
-database, from the query, or are new and of the same kind. Foreign keys refer to existing rows. The same seed draws the same rows.
+They may have all that the schema allows: NULL without NOT NULL, duplicates without UNIQUE, an empty table. Values come from the database,
+from the query, or are new and of the same kind. Foreign keys refer to existing rows.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ _TRIES = 3
 _DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})(.*)", re.DOTALL)
 _LITERAL = re.compile(r"'((?:[^']|'')*)'|(?<![\w.])(\d+(?:\.\d+)?)(?![\w.])")
 _WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath", "inlet", "knoll", "larch", "marsh")
+_STARTERS: Mapping[type, Sequence[Any]] = {int: (0, 12), float: (0.0, 99.5), bytes: (b"\0", b"ab")}
 
 
 class _Column(NamedTuple):
@@ -77,15 +77,11 @@ def _opened(database: bytes) -> Iterator[sqlite3.Connection]:
 def fresh_databases(blueprints: Sequence[Blueprint], seed: str, query: str) -> Iterator[bytes]:
     """An endless series of databases: some mixed, some full of ties, some with empty tables."""
     draw = random.Random(seed)  # noqa: S311 test rows, not a secret; a replay must draw the same
-    named = _named_in(query)
-    for number in itertools.count():
-        yield _filled(blueprints[number % len(blueprints)], _KINDS[number % len(_KINDS)], draw, named)
-
-
-def _named_in(query: str) -> list[Any]:
-    texts = [match.group(1).replace("''", "'") for match in _LITERAL.finditer(query) if match.group(1) is not None]
-    numbers = [float(match.group(2)) for match in _LITERAL.finditer(query) if match.group(2)]
-    return [*texts, *(int(number) if number.is_integer() else number for number in numbers)]
+    numbers = [float(match[2]) for match in _LITERAL.finditer(query) if match[2]]
+    named: list[Any] = [match[1].replace("''", "'") for match in _LITERAL.finditer(query) if match[1] is not None]
+    named += [int(number) if number.is_integer() else number for number in numbers]
+    for blueprint, kind in zip(itertools.cycle(blueprints), itertools.cycle(_KINDS), strict=False):
+        yield _filled(blueprint, kind, draw, named)
 
 
 def _filled(blueprint: Blueprint, kind: str, draw: random.Random, named: Sequence[Any]) -> bytes:
@@ -184,7 +180,6 @@ def _insert(
 
 
 def _pool(column: _Column, draw: random.Random, named: Sequence[Any], *, is_tied: bool) -> list[Any]:
-    """Values for this column: given ones, ones that the query names, and similar ones."""
     given = list(dict.fromkeys(column.given))
     kinds = {type(value) for value in given} or _kinds_of(column.kind)
     fitting = [value for value in named if type(value) in kinds or (isinstance(value, int) and float in kinds)]
@@ -193,7 +188,7 @@ def _pool(column: _Column, draw: random.Random, named: Sequence[Any], *, is_tied
     pool = [value for value in given if draw.random() < _GIVEN_SHARE] or given[:1]
     pool += 2 * [value for value in fitting if draw.random() < _NAMED_SHARE]
     if not is_category:
-        like = given or fitting or _starters(kinds)
+        like = given or fitting or [new for kind in sorted(kinds, key=str) for new in _STARTERS.get(kind, _WORDS)]
         pool += [_other(draw.choice(like), like, draw) for _ in range(max(4, len(like)))]
     if is_tied and not column.is_key:
         return draw.sample(pool, min(len(pool), 3))
@@ -216,13 +211,7 @@ def _kinds_of(declared: str) -> set[type]:
     return {bytes} if "BLOB" in declared else {str}
 
 
-def _starters(kinds: set[type]) -> list[Any]:
-    starters: dict[type, list[Any]] = {int: [0, 12], float: [0.0, 99.5], bytes: [b"\0", b"ab"]}
-    return [value for kind in sorted(kinds, key=str) for value in starters.get(kind, list(_WORDS))]
-
-
 def _other(value: Any, like: Sequence[Any], draw: random.Random) -> Any:
-    """A value similar to another."""
     numbers = [one for one in like if isinstance(one, int | float)]
     if isinstance(value, int):
         return draw.randint(int(min(numbers)) - 3, int(max(numbers)) + 3)

@@ -40,11 +40,7 @@ class _Refused(Exception):
 
 
 def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, str | None]], list[Any]]:
-    """See `rewards.verifiers.referee`.
-
-    Raises:
-        ValueError: SQLite does not accept a script.
-    """
+    """See `rewards.verifiers.referee`. Raises ValueError: SQLite does not accept a script."""
     oracle = _Oracle(config)
     reference_groups = lru_cache(maxsize=64)(oracle.reference)
 
@@ -118,7 +114,6 @@ def _problem(database: bytes, answer: str, groups: Groups, limits: tuple[float, 
 
 
 def _groups(database: bytes, query: str, limits: tuple[float, int]) -> Groups:
-    """Raises _Refused."""
 
     def run(ranked: str) -> tuple[Rows, tuple[str, ...]] | None:
         try:

@@ -1,7 +1,4 @@
-"""Exact values of rational expressions as products of powers, so that 3^70, 500! or (5^900+1)/(2*5^901) need no huge number.
-
-In: SymPy expressions, which may be unevaluated. Out: `Factored`, None if the value is not rational, or TooBig. Work is bounded.
-"""
+"""Exact values of rational expressions as products of powers, so that 3^70, 500! or (5^900+1)/(2*5^901) need no huge number. Work is bounded."""
 
 from __future__ import annotations
 
@@ -46,12 +43,11 @@ def exact(expression: Any) -> Factored | None:
         return _of_fraction(int(expression.p), int(expression.q))
     if isinstance(expression, Float) and expression.is_finite:
         return _of_fraction(*Fraction(str(expression)).as_integer_ratio())
-    kind = next((kind for kind in _OPERATIONS if isinstance(expression, kind)), None)
-    if kind is None:
+    operation = next((done for kind, done in _OPERATIONS.items() if isinstance(expression, kind)), None)
+    if operation is None:
         return None
-    parts = [exact(part) for part in expression.args]
-    known = [part for part in parts if part is not None]
-    return _OPERATIONS[kind](known) if len(known) == len(parts) else None
+    parts = [part for part in map(exact, expression.args) if part is not None]
+    return operation(parts) if len(parts) == len(expression.args) else None
 
 
 def is_equal(first: Factored, second: Factored) -> bool | None:
@@ -66,9 +62,8 @@ def is_equal(first: Factored, second: Factored) -> bool | None:
 
 def fraction(value: Factored) -> Fraction | None:
     """The value as a fraction; None if it is too long."""
-    if size(value) > _MAX_BITS:
-        return None
-    return value.sign * Fraction(_whole(value.powers, 1), _whole(value.powers, -1))
+    powers = value.powers
+    return None if size(value) > _MAX_BITS else value.sign * Fraction(_whole(powers, 1), _whole(powers, -1))
 
 
 def size(value: Factored) -> int:
@@ -169,7 +164,6 @@ def _bits(exponents: Iterable[int], bases: Iterable[int]) -> int:
 
 
 def _whole(powers: dict[int, int], sign: int) -> int:
-    """The product of the powers whose exponent has this sign."""
     return math.prod(base ** abs(exponent) for base, exponent in powers.items() if exponent * sign > 0)
 
 

@@ -1,9 +1,7 @@
 r"""Tells a final number from a restated question: `391` is final; `17 \cdot 23`, `\frac{1564}{4}` and `1000 - 609` are not.
 
-A rational number is final as a literal, a fraction in lowest terms, a mixed number, a percentage or in scientific notation.
-An irrational number is final if it cannot be simplified: no two rational factors, no like terms, no root with a rational
-value, no product of sums, no sum in a denominator, no power of a sum. Functions and other unevaluated operations may occur
-in an answer only as often as in the reference.
+A rational number is final as a literal, a fraction in lowest terms, a mixed number, a percentage or in scientific notation; an irrational
+one if it cannot be simplified. Functions and other unevaluated operations may occur only as often as in the reference.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class NumberForm:
                 continue
             if is_rational or self._is_rational:
                 sides = [side for side in sides if is_arithmetic(side)]
-            found = sorted((undone(side) for side in sides), key=_size)
+            found = sorted((undone(side) for side in sides), key=Counter.total)
             passing = [work for work in found if not work - allowed]
             if not passing:
                 named = sorted(found[0] - allowed) if found else ["a closed form"]
@@ -73,32 +71,14 @@ class NumberForm:
         return ""
 
 
-def _size(work: Counter[str]) -> int:
-    return work.total()
+def percent_value(text: str) -> Fraction | None:
+    """The exact value of a number that `normal` returned, with or without a percent sign; None if it is not one rational number."""
+    values = (value_of(tree) for tree in _sides(text) if is_arithmetic(tree))
+    return next((value for value in values if value is not None), None)
 
 
-def percent_value(latex: str) -> Fraction | None:
-    """The exact value of a number, with or without a percent sign; None if it is not one rational number."""
-    text = normal(latex)
-    for tree in _sides(text):
-        if is_arithmetic(tree) and (value := value_of(tree)) is not None:
-            return value
-    return None
-
-
-def has_percent(latex: str) -> bool:
-    r"""Whether it has a `\%`."""
-    return "\\%" in normal(latex)
-
-
-def is_set(latex: str) -> bool:
-    """Whether it begins with a brace."""
-    return normal(latex).startswith("\\{")
-
-
-def is_tuple(latex: str) -> bool:
-    """Whether it is a list in parentheses or brackets."""
-    text = normal(latex)
+def is_tuple(text: str) -> bool:
+    """Whether a text that `normal` returned is a list in parentheses or brackets."""
     return text[:1] in {"(", "["} and text[-1:] in {")", "]"} and len(_at_commas(text[1:-1])) > 1
 
 
@@ -135,7 +115,6 @@ def _at_commas(text: str) -> list[str]:
 
 
 def _sides(item: str) -> Iterator[Tree]:
-    """The sides of a chain of equations that are numbers."""
     for side in _SIDES.split(item):
         if _NAME.match(side.strip()) and side.strip() not in {"e", "i"}:
             continue
@@ -167,8 +146,7 @@ def undone(tree: Tree) -> Counter[str]:
 
 def _without_signs(tree: Tree) -> Tree:
     tree = unsigned(tree)
-    is_fraction = tree.kind == "quotient"
-    return tree._replace(arguments=tuple(unsigned(part) for part in tree.arguments)) if is_fraction else tree
+    return tree._replace(arguments=tuple(map(unsigned, tree.arguments))) if tree.kind == "quotient" else tree
 
 
 def _of_sum(tree: Tree) -> Counter[str]:
@@ -197,7 +175,6 @@ def _argument_of_logarithm(tree: Tree) -> int:
 
 
 def _factors(tree: Tree, *, is_below: bool = False) -> Iterator[tuple[Tree, bool]]:
-    """The factors of a term, each with whether it is in a denominator."""
     tree = unsigned(tree)
     if tree.kind == "product":
         for part in tree.arguments:
@@ -251,9 +228,8 @@ def _share_root(tree: Tree) -> bool:
 
 
 def _share(above: Fraction, below: Fraction) -> bool:
-    if above.denominator != 1 or below.denominator != 1:
-        return False
-    return below == 1 or math.gcd(int(above), int(below)) > 1
+    are_whole = above.denominator == below.denominator == 1
+    return are_whole and (below == 1 or math.gcd(int(above), int(below)) > 1)
 
 
 def _of_root(tree: Tree) -> Counter[str]:
@@ -294,15 +270,10 @@ def _of_power(tree: Tree) -> Counter[str]:
 
 def _signature(term: Tree) -> str:
     """A term without its rational factor. It is equal for like terms, which can be added."""
-    parts = []
-    for factor, is_below in _factors(term):
-        if is_arithmetic(factor):
-            continue
-        if factor.kind == "root" and (free := _free_part(factor)):
-            parts.append(free)
-        else:
-            parts.append(f"{'/' if is_below else ''}{factor}")
-    return " ".join(sorted(parts))
+    factors = [(factor, "/" if is_below else "") for factor, is_below in _factors(term) if not is_arithmetic(factor)]
+    return " ".join(
+        sorted((factor.kind == "root" and _free_part(factor)) or f"{sign}{factor}" for factor, sign in factors)
+    )
 
 
 def _free_part(root: Tree) -> str:

@@ -1,11 +1,11 @@
-"""Decides whether two expressions have the same value: exactly, by structure. Numerical values only refute.
+"""Decides whether two expressions have the same value: exactly, by structure (numerical values only refute); None: not proven. Raises TooBig.
 
-In: SymPy expressions from latex2sympy. Out: yes, no, or None if neither is proven within the work allowed. Raises TooBig.
 A decimal equals a value that no decimal states exactly, such as 1/3, if it rounds that value.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -22,6 +22,8 @@ _TINY_BITS = 120
 """A numerical value with fewer exact bits than this proves nothing."""
 _POINTS = (("1.3719", "0.41"), ("2.8463", "0.77"), ("0.6137", "1.13"), ("7.2911", "0.29"))
 _MAX_SYMBOLS = 8
+_FAILURES = (ArithmeticError, ValueError, TypeError, NotImplementedError, AttributeError)
+"""What SymPy raises where it cannot compute."""
 
 
 def is_same_value(gold: Any, given: Any) -> bool | None:
@@ -69,7 +71,6 @@ def is_near(value: Any, given: Any) -> bool:
 
 
 def _rounds(gold: Any, given: Any) -> bool:
-    """Whether one is a decimal that rounds the other, with enough digits."""
     if (decimal := decimal_of(gold)) is not None:
         other, wanted = given, REFERENCE_DIGITS
     elif (decimal := decimal_of(given)) is not None:
@@ -100,16 +101,14 @@ def _as_fraction(expression: Any) -> Fraction | None:
     if value is not None:
         return fraction(value)
     number = _numerical(evaluated(expression), {})
-    if number is None or not number.is_real:
-        return None
-    return Fraction(str(sympy.Rational(number)))
+    return None if number is None or not number.is_real else Fraction(str(sympy.Rational(number)))
 
 
 def _numerical(expression: Any, point: dict[Any, Any]) -> Any:
     """The value to 50 digits as an expression, or None if it is undefined or not known that well."""
     try:
         found = expression.evalf(_DIGITS, subs=point, maxn=_MAX_DIGITS)
-    except (ArithmeticError, ValueError, TypeError, NotImplementedError, AttributeError):
+    except _FAILURES:
         return None
     if not found.is_number or not found.is_finite:
         return None
@@ -119,7 +118,6 @@ def _numerical(expression: Any, point: dict[Any, Any]) -> Any:
 
 
 def _differ(gold: Any, given: Any, point: dict[Any, Any]) -> bool | None:
-    """Whether they surely differ; None if one of them cannot be computed there."""
     values = _numerical(gold, point), _numerical(given, point)
     if values[0] is None or values[1] is None:
         return None
@@ -134,16 +132,13 @@ def _is_same_function(gold: Any, given: Any, unknowns: list[Any]) -> bool | None
         {name: sympy.Float(start, 60) + place * sympy.Float(step, 60) for place, name in enumerate(unknowns)}
         for start, step in _POINTS
     ]
-    if _differ_as_reals(gold, given, {name: -value for name, value in points[0].items()}):
+    below = {name: -value for name, value in points[0].items()}
+    are_real = all(value is not None and value.is_real for value in (_numerical(gold, below), _numerical(given, below)))
+    if are_real and _differ(gold, given, below):
         return False  # |x| is not x.
     if any(_differ(gold, given, point) for point in points):
         return False
     return _unless_undefined(gold, given, points[-1])
-
-
-def _differ_as_reals(gold: Any, given: Any, point: dict[Any, Any]) -> bool | None:
-    values = _numerical(gold, point), _numerical(given, point)
-    return all(value is not None and value.is_real for value in values) and _differ(gold, given, point)
 
 
 def _unless_undefined(gold: Any, given: Any, point: dict[Any, Any]) -> bool | None:
@@ -157,17 +152,13 @@ def _unless_undefined(gold: Any, given: Any, point: dict[Any, Any]) -> bool | No
 def _is_zero(difference: Any) -> bool | None:
     """True if structure proves it; never False."""
     for step in _STEPS:
-        try:
-            found = step(difference)
-        except (ArithmeticError, ValueError, TypeError, NotImplementedError, AttributeError):
-            continue
-        if found == 0:
-            return True
+        with contextlib.suppress(*_FAILURES):
+            if step(difference) == 0:
+                return True
     return None
 
 
 def _as_algebraic(difference: Any) -> Any:
-    """0 if the minimal polynomial of the number is x."""
     if difference.free_symbols or not difference.is_algebraic:
         return difference
     unknown = sympy.Dummy("x")

@@ -16,10 +16,10 @@ from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
 from rewards.verifiers.maths.equal import is_same
 from rewards.verifiers.maths.exact import TooBig, measure
-from rewards.verifiers.maths.form import NumberForm, has_percent, is_set, is_tuple, percent_value, still_open
-from rewards.verifiers.maths.marks import apart, in_both_cases, marks_differ, sayings
+from rewards.verifiers.maths.form import NumberForm, is_tuple, percent_value, still_open
 from rewards.verifiers.maths.number import is_near
-from rewards.verifiers.maths.text import Spelling, is_same_text, spelled
+from rewards.verifiers.maths.text import Spelling, apart, in_both_cases, is_same_text, marks_differ, sayings, spelled
+from rewards.verifiers.maths.tree import normal
 
 _EXTRACTION = LatexExtractionConfig(
     try_extract_without_anchor=False,
@@ -50,7 +50,6 @@ def parsed(latex: str) -> list[Any]:
 
 
 def _restates(given: Any, gold: list[Any]) -> bool:
-    """Whether the answer restates the question, for example as an unevaluated integral or sum."""
     known = [expression for expression in gold if isinstance(expression, Basic)]
     if not isinstance(given, Basic) or not known:
         return False
@@ -63,11 +62,13 @@ def is_number(gold: list[Any], *, is_rational: bool = False) -> bool:
     known = [expression for expression in known if isinstance(expression, Basic | MatrixBase)]
     if not known or any(_unknowns(expression) for expression in known):
         return False
-    return not is_rational or any(isinstance(expression, Expr) and _is_rational(expression) for expression in known)
+    return not is_rational or any(
+        isinstance(expression, Expr) and (expression.is_rational is True or isinstance(expression, Float))
+        for expression in known
+    )
 
 
 def _names(expression: Any) -> bool:
-    """Whether it is an equation with a name on its left."""
     return isinstance(expression, Eq) and (
         is_expr_of_only_symbols(expression.lhs) or isinstance(expression.lhs, AppliedUndef)
     )
@@ -77,10 +78,6 @@ def _is_name(expressions: list[Any]) -> bool:
     return not is_number(expressions) or any(
         isinstance(expression, Basic) and expression.has(AppliedUndef) for expression in expressions
     )
-
-
-def _is_rational(expression: Expr) -> bool:
-    return expression.is_rational is True or isinstance(expression, Float)
 
 
 def _unknowns(expression: Any) -> set[Any]:
@@ -162,12 +159,11 @@ class Reference:
             return "it is still to be worked out"
         if self._is_number and (problem := self._form.problem(latex, is_rational=self._is_rational)):
             return problem
-        if has_percent(latex) != has_percent(reference):
-            values = percent_value(latex), percent_value(reference)
-            return (
-                "" if values[0] is not None and values[0] == values[1] else "a percentage is a hundredth of the number"
-            )
-        if (is_set(latex) or is_set(latex.rpartition("=")[2])) and is_tuple(reference):
+        text, wanted = normal(latex), normal(reference)
+        if ("\\%" in text) != ("\\%" in wanted):
+            is_same_number = (value := percent_value(text)) is not None and value == percent_value(wanted)
+            return "" if is_same_number else "a percentage is a hundredth of the number"
+        if any(normal(side).startswith("\\{") for side in (latex, latex.rpartition("=")[2])) and is_tuple(wanted):
             return "a set has no order, and the reference has one"
         if not (given := parsed(latex)):
             return "the boxed answer cannot be parsed"

@@ -1,7 +1,4 @@
-r"""Parses a number in LaTeX into a tree of its notation, without evaluating it: `\frac{4}{2}` stays a quotient.
-
-In: the text of one number, from a box. Out: a `Tree`, or `Unreadable`. Time and memory are bounded by the text's length.
-"""
+r"""Parses a number in LaTeX into a tree of its notation, without evaluating it: `\frac{4}{2}` stays a quotient. Linear in the text."""
 
 from __future__ import annotations
 
@@ -52,22 +49,9 @@ _NAMED = re.compile(
 )
 _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textbf|textit)\s*\{[^{}]*\}(?:\^\{?[23]\}?)?")
 _MATRIX = re.compile(r"\\(?:begin|end)\s*\{[a-zA-Z]*(?:matrix|array)\*?\}(?:\{[lcr|]*\})?")
+_COMMANDS = "\u00d7\\times \u00f7\\div \u00b7\\cdot \u22c5\\cdot \u03c0\\pi \u221e\\infty \u221a\\sqrt \u00b1\\pm \u00b2^2 \u00b3^3"
 PLAIN = str.maketrans(
-    {
-        "\u2212": "-",
-        "\u2013": "-",
-        "\u00d7": "\\times ",
-        "\u00f7": "\\div ",
-        "\u00b7": "\\cdot ",
-        "\u22c5": "\\cdot ",
-        "\u03c0": "\\pi ",
-        "\u221e": "\\infty ",
-        "\u221a": "\\sqrt ",
-        "\u00b1": "\\pm ",
-        "\u00b2": "^2 ",
-        "\u00b3": "^3 ",
-        "\u00a0": " ",
-    }
+    dict.fromkeys("\u2212\u2013", "-") | {"\u00a0": " "} | {sign[0]: f"{sign[1:]} " for sign in _COMMANDS.split()}
 )
 
 

@@ -39,10 +39,6 @@ def value_of(tree: Tree) -> Fraction | None:
     return _DONE[tree.kind](values)
 
 
-def _quotient(values: list[Fraction]) -> Fraction | None:
-    return values[0] / values[1] if values[1] else None
-
-
 def _power(values: list[Fraction]) -> Fraction | None:
     base, exponent = values
     if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT or (not base and exponent <= 0):
@@ -62,7 +58,7 @@ _DONE: dict[str, Callable[[list[Fraction]], Fraction | None]] = {
     "product": lambda values: values[0] * values[1],
     "negative": lambda values: -values[0],
     "percent": lambda values: values[0] / 100,
-    "quotient": _quotient,
+    "quotient": lambda values: values[0] / values[1] if values[1] else None,
     "power": _power,
     "factorial": _factorial,
 }

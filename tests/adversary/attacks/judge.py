@@ -14,7 +14,7 @@ from typing import Any
 
 from contracts.tasks.judges import JudgeRule
 from rewards.judges.registry import make_judge, new_http
-from rewards.judges.store import MemoryStore
+from rewards.judges.repository import MemoryStore
 from rewards.verifiers.check import Answer
 from tests.adversary.attacks.attack import Attack
 

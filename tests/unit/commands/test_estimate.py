@@ -11,9 +11,10 @@ from rich.console import Console
 from commands.rewards.estimate import _accuracy, as_rows, run_bursts, run_estimate, table_of
 from contracts.errors import InvalidSettings
 from contracts.tasks.loading import load_tasks
-from rewards.judges.identity import identity_of
+from rewards.judges.report import identity_of
 from rewards.signals.audit import Accuracy, VersionAudit
 from rewards.signals.bursts import VotePace
+from rewards.signals.estimates import mean_of
 from rewards.signals.repository import hold_paces, keep_paces
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing
@@ -77,7 +78,7 @@ def test_each_version_is_shown_where_people_spoke_and_for_all(
     known = run_estimate("chat", home)[3]
     assert (known.num, known.said.num, known.rewarded.num, known.silent.num) == (200, 100, 100, 100)
     assert (known.audited.num, known.audited_silent.num) == (50, 25)
-    assert known.naive.value == pytest.approx(0.9)
+    assert mean_of(known.said).value == pytest.approx(0.9)
     assert known.corrected().value == pytest.approx(0.45)
     printed = capsys.readouterr().out
     assert "mean reward of answers of chat, from 0 to 1" in printed

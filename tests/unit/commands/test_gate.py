@@ -15,7 +15,7 @@ from commands.gate import gate
 from commands.home_gates import check_gate, gates_of
 from contracts.errors import InvalidSettings
 from contracts.tasks.loading import load_tasks
-from rewards.judges.identity import identity_of
+from rewards.judges.report import identity_of
 from runtime.sentinels import read_sentinels
 from tests.command_line import run_here
 from tests.unit.rewards.judges.figures import FIGURES

@@ -15,8 +15,7 @@ from contracts.tables import score
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from contracts.topics import EPISODES
-from rewards.replay.comparison import ReplayComparison
-from rewards.replay.replay import Replay
+from rewards.replay import Replay, ReplayComparison
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from runtime.log.local import LocalLog

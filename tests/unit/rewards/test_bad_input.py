@@ -13,7 +13,7 @@ import pytest
 
 from contracts.errors import InvalidTask, Unavailable
 from contracts.tasks.loading import load_tasks
-from rewards.judges.identity import identity_of
+from rewards.judges.report import identity_of
 from rewards.panel import built_by
 from rewards.preflight import check_tasks, is_own
 from rewards.sandbox.choose import first_that_holds

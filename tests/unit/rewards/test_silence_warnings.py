@@ -9,8 +9,7 @@ import pytest
 from commands.home import prepare_home
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
-from rewards.preflight import check_tasks
-from rewards.silence_warnings import propose_expected
+from rewards.preflight import check_tasks, propose_expected
 from runtime.database import Database
 from runtime.settings import Settings
 from tests.worlds.crowd import BLAND, GRADED, HELPFUL, SilentCrowd, Style

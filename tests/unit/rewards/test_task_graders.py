@@ -13,13 +13,12 @@ from contracts.ids import new_completion_id
 from contracts.records import Episode, Generation, Signal, pack_body
 from contracts.tasks import Task
 from contracts.tasks.judges import JudgeRule
-from rewards.components import Components, components_of
 from rewards.episode import UnpackedEpisode, answer_of
-from rewards.judges.identity import identity_of
-from rewards.rubric import RewardVerdict, verdict_of
+from rewards.judges.report import identity_of
+from rewards.panel import TaskGraders
+from rewards.rubric import Components, RewardVerdict, components_of, verdict_of
 from rewards.signals.weighing import Weighing
 from rewards.steps import ScoringSteps
-from rewards.task_graders import TaskGraders
 from rewards.verifiers.check import ParsedAnswer
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal

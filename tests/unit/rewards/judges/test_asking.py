@@ -9,10 +9,9 @@ import httpx
 import pytest
 
 from contracts.tasks.judges import JudgeRule
-from rewards.judges.asking import MOST_FAILED
-from rewards.judges.judge import Judge
+from rewards.judges.judge import MOST_FAILED, Judge
 from rewards.judges.registry import make_judge
-from rewards.judges.store import JudgeCosts, MemoryStore
+from rewards.judges.repository import JudgeCosts, MemoryStore
 from rewards.verifiers.check import Answer
 from tests.worlds.servers.judge import AskedJudge, Decide, JudgeServer, judge_server, verdict
 

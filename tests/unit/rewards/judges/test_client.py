@@ -72,7 +72,7 @@ def test_two_retries_are_all(server: JudgeServer, http: httpx.Client) -> None:
     answer = client(server, http, []).ask(MESSAGES)
     assert isinstance(answer, NoReply)
     assert "HTTP 429" in answer.reason
-    assert answer.alive
+    assert answer.kind == "busy"
     assert len(server.asked) == 3
 
 
@@ -132,7 +132,7 @@ def test_log_probs_come_with_their_alternatives(server: JudgeServer, http: httpx
     assert isinstance(reply, Reply)
     assert server.asked[0].body["logprobs"] is True
     (token,) = reply.tokens
-    assert {item.text: item.logprob for item in token.alternatives} == {"yes": -0.1, "no": -2.0}
+    assert token.alternatives == {"yes": -0.1, "no": -2.0}
 
 
 def test_a_dead_judge_is_left_alone_until_a_probe_finds_it_alive(server: JudgeServer, http: httpx.Client) -> None:
@@ -152,21 +152,6 @@ def test_a_dead_judge_is_left_alone_until_a_probe_finds_it_alive(server: JudgeSe
     clock.now += FIRST_AWAY_SECONDS
     assert isinstance(asking.ask(MESSAGES), Reply)
     assert isinstance(asking.ask(MESSAGES), Reply)
-
-
-def test_only_one_probe_at_a_time() -> None:
-    clock = Clock()
-    breaker = new_breaker(ENDPOINT, clock)
-    for _ in range(MAX_FAILURES):
-        assert breaker.allows()
-        breaker.failed()
-    assert not breaker.allows()
-    clock.now += FIRST_AWAY_SECONDS
-    assert breaker.allows()
-    assert not breaker.allows()
-    breaker.succeeded()
-    assert breaker.allows()
-    assert breaker.allows()
 
 
 def test_failures_of_calls_that_were_under_way_do_not_lengthen_the_pause() -> None:

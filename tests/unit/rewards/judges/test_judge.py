@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 
 from contracts.errors import Unavailable
 from contracts.tasks.judges import JudgeRule
-from rewards.judges.budget import Bucket, Budget, is_drawn, step
-from rewards.judges.judge import Clocks, Judge
+from rewards.judges.budget import Bucket, Budget, Clocks, is_drawn, step
+from rewards.judges.judge import Judge
 from rewards.judges.parse import JudgeVerdict
 from rewards.judges.registry import make_judge
-from rewards.judges.store import JudgeCosts, MemoryStore
+from rewards.judges.repository import JudgeCosts, MemoryStore
 from rewards.verifiers.check import Answer
 from tests.worlds.passing import Clock
 from tests.worlds.servers.judge import AskedJudge, JudgeServer, judge_server, verdict
@@ -308,7 +308,7 @@ def test_over_a_day_no_more_than_the_money_is_spent(clock: Clock) -> None:
     )  # fmt: skip
     store = MemoryStore()
     clock.now = 86_400.0 * 20_000
-    budget = Budget("t", rule, store, monotonic=clock, clock=clock)
+    budget = Budget("t", rule, store, Clocks(clock, clock))
     shares = []
     for _ in range(24 * 60 - 1):
         share = budget.share(0.0, 4.0)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rewards.judges.parse import Alternative, ReplyToken, expected_level, parse_verdict
+from rewards.judges.parse import ReplyToken, expected_level, parse_verdict
 from tests.each_case import each_case
 
 LEVELS = ("wrong", "partly right", "right")
@@ -46,9 +46,7 @@ def test_what_is_not_exactly_one_verdict_is_none(content: str) -> None:
 
 def spelled(*tokens: tuple[str, dict[str, float]]) -> list[ReplyToken]:
     """Tokens with the probabilities of their alternatives."""
-    return [
-        ReplyToken(text, tuple(Alternative(name, math.log(p)) for name, p in found.items())) for text, found in tokens
-    ]
+    return [ReplyToken(text, {name: math.log(p) for name, p in found.items()}) for text, found in tokens]
 
 
 def test_levels_are_weighed_by_their_probabilities() -> None:

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rewards.judges.parse import JudgeVerdict
-from rewards.judges.repository import DatabaseStore
-from rewards.judges.store import JudgeCosts, JudgeStore, MemoryStore
+from rewards.judges.repository import DatabaseStore, JudgeCosts, JudgeStore, MemoryStore
 from runtime.database import Database
 
 

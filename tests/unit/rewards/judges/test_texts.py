@@ -3,8 +3,17 @@ from __future__ import annotations
 import pytest
 
 from contracts.tasks.judges import JudgeRule
-from rewards.judges.prompt import Case, messages_of, new_nonce, rubric_hash
-from rewards.judges.texts import conversation, defused, shortened, without_thoughts
+from rewards.judges.pregate import MASTER_KEYS, worthless
+from rewards.judges.prompt import (
+    Case,
+    conversation,
+    defused,
+    messages_of,
+    new_nonce,
+    rubric_hash,
+    shortened,
+    without_thoughts,
+)
 from tests.each_case import each_case
 
 RULE = JudgeRule(name="j", weight=1.0, url="http://127.0.0.1/v1", model="m", criteria="It is right.", max_chars=400)
@@ -100,3 +109,41 @@ def test_a_prompt_of_parts_and_tools_can_be_shown() -> None:
 def test_the_rubric_s_hash_changes_with_whatever_the_judge_is_told(change: dict[str, object]) -> None:
     assert rubric_hash(RULE.model_copy(update=change)) != rubric_hash(RULE)
     assert rubric_hash(RULE.model_copy(update={"sample_share": 0.5, "weight": 0.2})) == rubric_hash(RULE)
+
+
+@each_case("key", MASTER_KEYS)
+def test_every_master_key_is_worthless(key: str) -> None:
+    assert worthless(key)
+    assert worthless(f"\n**{key.upper()}**\n")
+
+
+def test_there_are_enough_master_keys_and_they_differ() -> None:
+    assert len(set(MASTER_KEYS)) == len(MASTER_KEYS) >= 30
+
+
+@pytest.mark.parametrize(
+    "text", ["", " \n", "<think>all of it</think>", "<think>cut", "!!!", "\u2014 ...", "\U0001f600"]
+)
+def test_what_says_nothing_is_worthless(text: str) -> None:
+    assert worthless(text)
+
+
+def test_openers_in_a_row_are_still_openers() -> None:
+    assert worthless("Sure, here is the answer:\n\nLet's think step by step. Solution:") == "an opening phrase only"
+
+
+@each_case(
+    "text",
+    [
+        "4", "Yes.", "No", "x", "Solution: 4", "Let's think step by step. 2+2=4", "Sure", "Answer: B", "solutions",
+        "\u7b54\u6848\uff1a\u56db", "<think>Solution:</think>4",
+    ],
+)  # fmt: skip
+def test_short_answers_are_answers(text: str) -> None:
+    assert worthless(text) == ""
+
+
+def test_what_the_reference_says_is_never_worthless() -> None:
+    assert worthless("Solution", "Solution") == worthless("=>", "=>") == ""
+    assert worthless("Solution", "L\u00f6sung")
+    assert worthless("", "")

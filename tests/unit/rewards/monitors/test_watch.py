@@ -7,9 +7,9 @@ from sqlalchemy import select
 from structlog.testing import capture_logs
 
 from contracts.tables import alarm, behaviour
-from rewards.monitors.repository import add_behaviour, behaviour_since
 from rewards.monitors.rules import BY_CLUSTER, SHARES
 from rewards.monitors.watch import LOOK_SECONDS, OTHER, RINGS_SECONDS, Monitors
+from rewards.repository import add_behaviour, behaviour_since
 from rewards.rubric import RewardVerdict
 from rewards.sums import Sums
 from runtime.database import Database

@@ -23,8 +23,8 @@ from rewards.sandbox.choose import (
     visible_files,
     ways_out,
 )
-from rewards.sandbox.port import Ran, Sandbox, SandboxBroken, SandboxLimits
-from rewards.sandbox.programs import Program
+from rewards.sandbox.port import BY_SIGNAL, Ran, Sandbox, SandboxBroken, SandboxLimits
+from rewards.sandbox.programs import Program, ProgramFailed
 from rewards.verifiers.code import CodeConfig
 from tests.worlds.sandboxes import NoSandbox
 
@@ -257,3 +257,44 @@ def test_runs_share_nothing() -> None:
         "import builtins, sys\ndef f():\n    builtins.kept = getattr(builtins, 'kept', 0) + 1\n    return builtins.kept"
     )
     assert [Program(source).call(sandbox_named("auto"), "f", [], SandboxLimits()) for _ in range(2)] == [1, 1]
+
+
+KILLED = Ran("exit", BY_SIGNAL + 9, b"", b"")
+SQUARE = Program("def f(x):\n    return x * x\n")
+
+
+class Shaky(NoSandbox):
+    """Kills the first drivers before they are ready, or ends them otherwise."""
+
+    def __init__(self, *first: Ran) -> None:
+        super().__init__()
+        self.first = list(first)
+        self.num_runs = 0
+
+    def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
+        self.num_runs += 1
+        return self.first.pop(0) if self.first else super().run(stdin, limits)
+
+
+def test_a_driver_that_was_killed_before_it_was_ready_is_started_once_more() -> None:
+    shaky = Shaky(KILLED)
+    assert SQUARE.call(shaky, "f", [3], SandboxLimits()) == 9
+    assert shaky.num_runs == 2
+    with pytest.raises(SandboxBroken, match="the interpreter did not start"):
+        SQUARE.call(Shaky(KILLED, KILLED), "f", [3], SandboxLimits())
+
+
+@pytest.mark.parametrize(
+    ("ended", "wanted"),
+    [
+        (Ran("exit", BY_SIGNAL + 9, b"+", b""), ProgramFailed),
+        (Ran("deadline", BY_SIGNAL + 9, b"+", b""), ProgramFailed),
+        (Ran("exit", 91, b"", b"refused"), SandboxBroken),
+    ],
+    ids=["a program that kills itself", "a program that hangs", "no filter"],
+)
+def test_what_ended_otherwise_is_not_repeated(ended: Ran, wanted: type[Exception]) -> None:
+    shaky = Shaky(ended)
+    with pytest.raises(wanted):
+        SQUARE.call(shaky, "f", [3], SandboxLimits())
+    assert shaky.num_runs == 1

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rewards.signals.delay import ANSWERS, Curve, cohort_seconds, curve_of, product_limit
+from rewards.signals.delay import ANSWERS, COHORTS_PER_WINDOW, Curve, curve_of, product_limit
 
 EDGES = np.array([1.0, 2.0, 4.0])
 
@@ -47,7 +47,7 @@ def test_no_data_and_broken_data_stay_in_range() -> None:
 
 
 def test_only_cohorts_that_are_old_enough_and_not_too_old_are_used() -> None:
-    length, now = cohort_seconds(320.0), 3200.0
+    length, now = 320.0 / COHORTS_PER_WINDOW, 3200.0
     assert length == 10.0
     counts = [(cohort, bucket, 40) for cohort in (10, 300, 319) for bucket in (ANSWERS, 0)]
     assert curve_of(counts, now, 320.0, 20.0).num_delays == 40  # of the second; the third is 0 to 10 s old

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rewards.signals.influence import Person, offset_of, shrunk_mean
-from rewards.signals.trust import Agreement, is_suspended, lower_tail
+from rewards.signals.people import Agreement, Person, is_suspended, lower_tail, offset_of
 
 
 def watched(pairs: list[tuple[bool, bool]]) -> Agreement:
@@ -21,13 +20,12 @@ def test_agreement_is_measured_against_chance() -> None:
     good = (8 + 6) / 20
     chance = good**2 + (1 - good) ** 2
     assert agreement.chance == pytest.approx(chance)
-    assert agreement.pi == pytest.approx((0.8 - chance) / (1 - chance))
-    assert Agreement().pi == 0.0
+    assert Agreement().chance == 0.5
 
 
 def test_who_always_votes_down_on_good_answers_is_found_although_cohens_kappa_is_zero() -> None:
     always_down = watched([(False, True)] * 32 + [(False, False)] * 8)
-    assert always_down.pi < -0.5
+    assert always_down.num_agreed / always_down.num_checked < always_down.chance - 0.3
     assert is_suspended(always_down, 1e-3)
 
 
@@ -57,9 +55,9 @@ def test_the_tail_is_exact_for_small_numbers_and_continuous_for_large_ones() -> 
 
 
 def test_a_mean_of_few_votes_is_everybodys() -> None:
-    assert shrunk_mean(0, 0.0, 0.8, 20.0) == 0.8
-    assert shrunk_mean(20, 0.0, 0.8, 20.0) == pytest.approx(0.4)
-    assert shrunk_mean(0, 0.0, 0.8, 0.0) == 0.8
+    assert offset_of(Person(), 0.8, 20.0) == pytest.approx(0.0)
+    assert offset_of(Person(num=20), 0.8, 20.0) == pytest.approx(0.4)
+    assert offset_of(Person(), 0.8, 0.0) == 0.0
     # After many votes down, one more says nothing about the answer: 0 + offset is everybody's mean.
     assert offset_of(Person(num=10_000), 0.8, 20.0) == pytest.approx(0.8, abs=0.01)
 

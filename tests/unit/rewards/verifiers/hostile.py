@@ -81,10 +81,11 @@ def _grow(item: Mapping[str, Any], kept: list[bytes]) -> int:
 
 
 def _nonsense(item: Mapping[str, Any], kept: list[bytes]) -> None:
-    del item, kept
+    del kept
     for descriptor in range(3, 20):
         try:
-            os.write(descriptor, b"\xff" * 64)
+            for _ in range(item.get("times", 1)):
+                os.write(descriptor, b"\xff" * 64)
         except OSError:
             continue
 
@@ -109,6 +110,7 @@ _DEEDS: dict[str, Callable[[Mapping[str, Any], list[bytes]], Any]] = {
     "print": _print,
     "grow": _grow,
     "nonsense": _nonsense,
+    "flood": lambda _, kept: _nonsense({"times": 1 << 18}, kept),
     "recurse": _recurse,
     "raise": _raise,
     "exit": lambda _item, _kept: sys.exit(3),

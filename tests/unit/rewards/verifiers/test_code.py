@@ -209,7 +209,7 @@ class Silent:
 
     def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         del stdin, limits
-        return Ran("exit", 127, b"", b"cannot execute", 0.0)
+        return Ran("exit", 127, b"", b"cannot execute")
 
 
 @pytest.mark.parametrize("sandbox", [Broken(), Silent()])

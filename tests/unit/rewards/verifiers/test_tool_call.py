@@ -9,6 +9,7 @@ import pytest
 from contracts.answers.source import NotACall
 from contracts.answers.texts import calls_in_text
 from contracts.errors import InvalidTask
+from contracts.records import GenerationBody
 from rewards.verifiers import tool_call
 from rewards.verifiers.check import Answer, Check, ParsedAnswer
 from tests.adversary.attacks.cases import text_calls
@@ -323,3 +324,49 @@ def test_a_call_that_is_only_text_runs_nothing_where_tools_were_offered(required
     assert grade_parsed("It is sunny.", [], required=False) == Check(1.0)
     assert grade_parsed("It is sunny.", [], required=True).reason == "no call"
     assert grade_parsed("", [], required=False).reason == "neither a call nor text"
+
+
+CITY = {
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+EXACTLY: dict[str, Any] = {"tools": [CITY], "match": "exact"}
+CALLED = json.dumps([{"name": "weather", "arguments": {"city": 'U"lm'}}])
+
+
+def body_of(text: str, *arguments: str, name: str = "weather") -> GenerationBody:
+    calls = [
+        {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": written}}
+        for number, written in enumerate(arguments)
+    ]
+    return GenerationBody(messages=[], text=text, prompt_ids=b"", completion_ids=b"", logprobs=b"", tool_calls=calls)
+
+
+def test_an_answer_without_calls_is_its_text() -> None:
+    assert body_of("hello").text_with_calls == "hello"
+    assert body_of("").text_with_calls == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "value"),
+    [
+        ("", ['{"city": "U\\"lm"}'], 1.0),
+        ("Let me look.", ['{"city":"U\\"lm"}'], 1.0),
+        ("", ['{"city": "Bonn"}'], 0.0),
+        ("", ['{"town": "Bonn"}'], 0.0),
+        ("", [], 0.0),
+    ],
+)
+def test_the_verifier_of_calls_reads_them(text: str, arguments: list[str], value: float) -> None:
+    check = tool_call.build(EXACTLY)
+    answer = Answer(body_of(text, *arguments).text_with_calls, {"reference": CALLED})
+
+    assert check(answer).value == value
+
+
+def test_names_and_several_calls_are_read() -> None:
+    check = tool_call.build({"tools": [CITY], "repeats": 1})
+
+    assert check(Answer(body_of("", '{"city": "Ulm"}', '{"city": "Bonn"}').text_with_calls)).value == 1.0
+    assert "same call occurs 2 times" in check(Answer(body_of("", *['{"city": "Ulm"}'] * 2).text_with_calls)).reason
+    assert "no tool of this task" in check(Answer(body_of("", "{}", name='x"y').text_with_calls)).reason

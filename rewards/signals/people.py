@@ -1,12 +1,13 @@
-"""Whether to trust a person: how often they agree with audits, compared with chance. Pure.
+"""What is remembered of a voter: how often they agree with audits, and how much influence they have used up. Pure.
 
-Chance agreement is that of Scott's pi (1955), which pools both raters, not that of Cohen's kappa: a person who always votes
-down has a kappa of exactly zero whatever the truth, and would never be found.
+Chance agreement is that of Scott's pi (1955), not that of Cohen's kappa: a person who always votes down has a kappa of exactly zero
+whatever the truth. The cap on votes bounds a person, not a crowd: n invented identities have n votes.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -36,13 +37,6 @@ class Agreement(NamedTuple):
         good = (self.num_said_good + self.num_found_good) / (2 * self.num_checked) if self.num_checked else 0.5
         return good**2 + (1 - good) ** 2
 
-    @property
-    def pi(self) -> float:
-        """(agreed - chance) / (1 - chance), in [-1, 1]; 0 if nothing was checked."""
-        if not self.num_checked or self.chance == 1.0:
-            return 0.0
-        return (self.num_agreed / self.num_checked - self.chance) / (1 - self.chance)
-
 
 def is_suspended(agreement: Agreement, tail: float) -> bool:
     """Whether a person who votes at random would agree so rarely with a probability below `tail`."""
@@ -66,3 +60,42 @@ def lower_tail(num: int, num_trials: int, probability: float) -> float:
         for k in range(num + 1)
     )
     return min(1.0, math.fsum(map(math.exp, terms)))
+
+
+ANONYMOUS = "anonymous"
+"""The submitter that feedback writes if the app names none."""
+
+
+@dataclass
+class Person:
+    """What is stored about a voter. `num` and `total`: number and sum of the rewards they gave, including refused votes."""
+
+    num: int = 0
+    total: float = 0.0
+    window_started_at: float = 0.0
+    window_num: int = 0
+    agreement: Agreement = field(default_factory=Agreement)
+
+    def has_votes(self, at: float, votes: int, window_seconds: float) -> bool:
+        """Whether a vote received at this time is within the cap. A vote older than the window counts as in the window."""
+        return at >= self.window_started_at + window_seconds or self.window_num < votes
+
+    def spend(self, at: float, window_seconds: float) -> None:
+        """Use up one vote of the window. The first vote after its end opens the next window."""
+        if at >= self.window_started_at + window_seconds or not self.window_num:
+            self.window_started_at, self.window_num = at, 0
+        self.window_num += 1
+
+
+def offset_of(person: Person, everybody: float, shrinkage: float) -> float:
+    """R - (n r + k R) / (n + k), added to a reward to correct for how generous this person is.
+
+    The person's mean r over n votes is drawn towards everybody's mean R by k votes' worth.
+    """
+    num = person.num + shrinkage
+    return everybody - (person.total + shrinkage * everybody) / num if num > 0 else 0.0
+
+
+def clipped(reward: float, low: float, high: float) -> float:
+    """The reward, limited to the task's range."""
+    return min(high, max(low, reward))

@@ -1,7 +1,7 @@
-"""The graders that the release gate asks about a version's answers: those that a task names for its gate.
+"""What release asks of rewards: grades of a version's answers to sentinels, and marks of any answer.
 
-In: answers of one task, by several versions, in any order. Out: one value for each, the lowest that one of the graders gives.
-Waits for: judges and sandboxes. Roles and weights do not count here, and nothing is remembered from batch to batch.
+`GateGraders` wait for judges and sandboxes. Roles and weights do not count here, and nothing is remembered from batch to batch.
+`FastMarks` cost microseconds and wait for nothing: no judge, no sandbox, no reference.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from contracts.errors import InvalidSettings
 from contracts.gating import GateAnswer, GateScore, Sentinel, SentinelFile
-from contracts.records import Score
+from contracts.records import FinishReason, GenerationBody, Score
 from contracts.tasks import Task
-from contracts.tasks.gate import NEEDING_REFERENCE, without_reference
+from contracts.tasks.gate import FORM_KINDS, NEEDING_REFERENCE, without_reference
+from rewards.episode import answer_in
 from rewards.grader import Grader
 from rewards.judges.registry import gate_judge, new_http
+from rewards.monitors.features import TOOL_KINDS, marks_of
 from rewards.panel import graders_of
 from rewards.verifiers.check import Answer
 
@@ -28,15 +30,6 @@ class GateGraders:
     """The graders of the gated tasks of a home. See `contracts.gating.Grade`."""
 
     def __init__(self, tasks: Mapping[str, Task], *, with_reference: bool = True) -> None:
-        """Build the graders.
-
-        Args:
-            tasks: by name.
-            with_reference: False: only graders that need no reference, for prompts of users.
-
-        Raises:
-            InvalidTask: a config is wrong, a key is missing, or a judge was not admitted; with file and line.
-        """
         self._tasks = dict(tasks)
         self._names = {
             name: task.gate_graders if with_reference else without_reference(task.grader_rules, task.gate_graders)
@@ -55,18 +48,12 @@ class GateGraders:
         return [_lowest(scores) for scores in zip(*columns, strict=True)]
 
     def check(self, sentinels: SentinelFile) -> None:
-        """Ask the verifiers of each sentinel about a probe, to find out whether they can grade an answer at all.
-
-        Raises:
-            InvalidSettings: they cannot; with file, line and reason.
-        """
+        """Ask the verifiers of each sentinel about a probe. Raises InvalidSettings if they cannot grade an answer at all; with file, line and reason."""
         for task in sentinels.tasks:
             items = [sentinels.items[place] for place in sentinels.places_of(task)]
             kinds = {rule.name: rule.kind for rule in self._tasks[task].verifiers}
             for grader in self._verifiers[task]:
-                if kinds[grader.name] in NEEDING_REFERENCE:
-                    _check_references(grader.name, items)
-                _check_probes(grader, items)
+                _check_probes(grader, items, needs_reference=kinds[grader.name] in NEEDING_REFERENCE)
 
     def close(self) -> None:
         """Close the connections."""
@@ -80,24 +67,20 @@ class GateGraders:
         ]
 
 
-def _check_references(name: str, items: Sequence[Sentinel]) -> None:
-    """Some verifiers look at the answer before the reference, so a probe cannot show that the reference is missing."""
-    for item in items:
-        if "reference" not in item.metadata:
-            raise InvalidSettings(
-                f"{item.where}: {name} cannot grade an answer to this sentinel: it has no `reference`"
-            )
-
-
-def _check_probes(grader: Grader, items: Sequence[Sentinel]) -> None:
+def _check_probes(grader: Grader, items: Sequence[Sentinel], *, needs_reference: bool) -> None:
     texts = [*_PROBES, None]
     rounds = [
         _ask(grader, [_seen(item.answered(text or item.metadata.get("reference", ""))) for item in items])
         for text in texts
     ]
     for item, *scores in zip(items, *rounds, strict=True):
-        if reason := _why_not(scores):
-            raise InvalidSettings(f"{item.where}: {grader.name} cannot grade an answer to this sentinel: {reason}")
+        # Some verifiers look at the answer before the reference, so a probe cannot show that the reference is missing.
+        is_bare = needs_reference and "reference" not in item.metadata
+        reasons = ["it has no `reference`"] if is_bare else [score.reason for score in scores if score.fault == "user"]
+        if not reasons and all(score.status == "unlabelled" for score in scores):
+            reasons = [scores[0].reason or "it has nothing to say"]
+        if reasons:
+            raise InvalidSettings(f"{item.where}: {grader.name} cannot grade an answer to this sentinel: {reasons[0]}")
 
 
 def _seen(answer: GateAnswer) -> Answer:
@@ -118,10 +101,32 @@ def _lowest(scores: Sequence[Score]) -> GateScore:
     return GateScore(min(score.value if score.value is not None else 0.0 for score in scores))
 
 
-def _why_not(scores: Sequence[Score]) -> str:
-    """Why a sentinel cannot be graded; empty if it can, or if that cannot be known now."""
-    if mistakes := [score.reason for score in scores if score.fault == "user"]:
-        return mistakes[0]
-    if all(score.status == "unlabelled" for score in scores):
-        return scores[0].reason or "it has nothing to say"
-    return ""
+class FastMarks:
+    """The form verifiers of every task. See `contracts.gating.MarkAnswer`. Verifiers that only watch do not count: a task may watch for what is not wrong."""
+
+    def __init__(self, tasks: Mapping[str, Task]) -> None:
+        self._form = {name: _graders(task, FORM_KINDS) for name, task in tasks.items()}
+        self._calls = {name: _graders(task, TOOL_KINDS) for name, task in tasks.items()}
+
+    def __call__(self, task: str, body: GenerationBody, finish_reason: FinishReason) -> dict[str, float]:
+        """See `MarkAnswer`. A verifier that fails gives no mark."""
+        answer = answer_in(body, finish_reason)
+        said = marks_of(answer.text)
+        found = {"empty": float(not answer.text.strip())}
+        found |= {name: said.get(name, 0.0) for name in ("refuses", "invalid_tool_call")}
+        shape = [score.value for score in _asked(self._form, task, answer) if score.value is not None]
+        if shape:
+            found["misshapen"] = 1.0 - min(shape)
+        # A call unlike the reference has no fault of the model: it can run.
+        if any(score.value == 0.0 and score.fault == "model" for score in _asked(self._calls, task, answer)):
+            found["invalid_tool_call"] = 1.0
+        return found
+
+
+def _graders(task: Task, kinds: frozenset[str]) -> list[Grader]:
+    names = [rule.name for rule in task.verifiers if rule.kind in kinds and rule.role in {"gate", "component"}]
+    return graders_of(task, names)
+
+
+def _asked(graders: Mapping[str, list[Grader]], task: str, answer: Answer) -> list[Score]:
+    return [score for grader in graders.get(task, []) for score in grader.score_all([answer])]

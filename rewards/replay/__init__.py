@@ -1,1 +1,0 @@
-"""Replays old episodes with today's graders, and compares the rewards."""
