@@ -303,3 +303,8 @@ class TooManyDeadLetters(MillraceError):
 
 class StepsBroken(MillraceError):
     code = "steps_broken"
+
+
+def field_error(param: str, says: str, kind: type[InvalidRequest] = InvalidRequest) -> InvalidRequest:
+    """The error about one field; its message begins with the name of the field."""
+    return kind(f"{param} {says}", param=param)

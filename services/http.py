@@ -143,11 +143,6 @@ async def wait_for_disconnect(client: Request) -> None:
         pass
 
 
-def field_error(param: str, says: str, kind: type[InvalidRequest] = InvalidRequest) -> InvalidRequest:
-    """The error about one field; its message begins with the name of the field."""
-    return kind(f"{param} {says}", param=param)
-
-
 def refusal_of(error: RequestValidationError) -> InvalidRequest:
     """FastAPI's refusal as one of ours. A path parameter that nothing can have means that the path does not exist."""
     first = error.errors()[0]

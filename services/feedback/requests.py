@@ -12,13 +12,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from contracts.errors import Forbidden, InvalidRequest, InvalidTarget, InvalidValue, NotStored, UnknownSignal
+from contracts.errors import (
+    Forbidden,
+    InvalidRequest,
+    InvalidTarget,
+    InvalidValue,
+    NotStored,
+    UnknownSignal,
+    field_error,
+)
 from contracts.ids import completion_id_of, is_stored, route_of
 from contracts.keys import Role
 from contracts.records import Scalar, Signal, Submitter
 from contracts.tables import MAX_KEY
 from contracts.tasks import Task
-from services.http import field_error, read_shape
+from services.http import read_shape
 
 MAX_AHEAD_SECONDS = 60.0
 _MAX_CHOICE = 7

@@ -6,9 +6,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from contracts.errors import InvalidRequest, Unsupported
+from contracts.errors import InvalidRequest, Unsupported, field_error
 from contracts.tables import MAX_KEY
-from services.http import field_error
 
 MAX_CHOICES = 8
 MAX_STOPS = 4

@@ -177,9 +177,8 @@ class Completion:
                         # Some engines name the versions of tokens only at the end; until then nobody may see the tokens.
                         if not piece.spans and choice.version is None and piece.finish_reason is None:
                             continue
-                        if (
-                            piece.tokens
-                        ):  # checked before they are added: tokens of a wrong version are neither shown nor recorded
+                        # Checked before they are added: tokens of a wrong version are neither shown nor recorded.
+                        if piece.tokens:
                             terms.requirement.check([span.version for span in piece.spans] or [choice.version])
                         held = None
                     delta = choice.add(piece)

@@ -11,8 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeGuard, cast, get_args
 
 import msgspec
 
-from contracts.errors import InvalidRequest, InvalidSchema, Unsupported
-from services.http import field_error
+from contracts.errors import InvalidRequest, InvalidSchema, Unsupported, field_error
 
 MAX_TOOLS = 128
 MAX_SCHEMA_BYTES = 2**16

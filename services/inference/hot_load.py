@@ -23,12 +23,11 @@ import msgspec
 
 from contracts import rollback
 from contracts.assignments import LIVE, MOVED, read
-from contracts.errors import Conflict, InvalidRequest, NotFound, Unavailable, Unsupported
+from contracts.errors import Conflict, InvalidRequest, NotFound, Unavailable, Unsupported, field_error
 from contracts.keys import Caller
 from contracts.revocations import claimed_parents
 from runtime.database import Database
 from runtime.replicas import Bell
-from services.http import field_error
 from services.inference.arms import Assignments
 from services.inference.engine.pool import EnginePool
 from services.inference.engine.state import Health

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from contracts.errors import InvalidRequest, Unsupported
-from services.http import field_error, read_json
+from contracts.errors import InvalidRequest, Unsupported, field_error
+from services.http import read_json
 from services.inference import bounds, formats
 from services.inference.fields import (
     MAX_MESSAGES,

@@ -13,11 +13,10 @@ from typing import NamedTuple, get_args
 
 from tokenizers import Tokenizer
 
-from contracts.errors import InvalidRequest, UnknownModel, VersionNotServed
+from contracts.errors import InvalidRequest, UnknownModel, VersionNotServed, field_error
 from contracts.keys import Caller
 from contracts.records import Purpose
 from contracts.tasks import Task
-from services.http import field_error
 from services.inference.requests import ChatRequest
 
 MINIMUM, EXACT = "min_version", "exact_version"

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from contracts.errors import InvalidRequest, Unsupported
-from services.http import field_error
+from contracts.errors import InvalidRequest, Unsupported, field_error
 from services.inference import formats
 from services.inference.bounds import MAX_NAME, check_metadata, check_numbers, check_stops
 from services.inference.dialects.anthropic_fields import (

@@ -8,8 +8,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from contracts.errors import Unsupported
-from services.http import InferenceCaller, field_error, off_loop, reply, with_caller
+from contracts.errors import Unsupported, field_error
+from services.http import InferenceCaller, off_loop, reply, with_caller
 from services.inference.dialects.anthropic_fields import HARMLESS, NEUTRAL, MessageBody, read_message
 from services.inference.dialects.anthropic_replies import MessageReplies, in_anthropics_shape
 from services.inference.dialects.anthropic_requests import lowered

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from contracts.errors import InvalidRequest, Unsupported
+from contracts.errors import InvalidRequest, Unsupported, field_error
 from engines.wire import SampledToken
-from services.http import field_error, read_json
+from services.http import read_json
 from services.inference import bounds
 from services.inference.answer import Delta
 from services.inference.completion import Completion

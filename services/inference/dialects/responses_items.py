@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from contracts.errors import InvalidRequest, NotFound, Unsupported
-from services.http import field_error
+from contracts.errors import InvalidRequest, NotFound, Unsupported, field_error
 from services.inference.bounds import MAX_NAME, check_one_of, unserved
 from services.inference.fields import MAX_PARTS, read_fields
 from services.inference.formats import Json, is_set
@@ -159,10 +158,8 @@ def resolved(items: Sequence[Item], found: Mapping[str, Item]) -> list[Item]:
         elif (kept := found.get(item.get("id") or "")) is not None:
             whole.append(kept)
         elif item["type"] == REFERENCE:
-            where, why = (
-                f"input[{index}]",
-                "its response had store=false, is of another tenant or session, or is not kept any more",
-            )
+            where = f"input[{index}]"
+            why = "its response had store=false, is of another tenant or session, or is not kept any more"
             missing = f"there is no item {item['id'][:MAX_NAME]!r} here; {why}: send the item itself"
             raise NotFound(f"{where}: {missing}", param=f"{where}.id")
     return whole

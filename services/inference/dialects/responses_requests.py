@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from contracts.errors import InvalidRequest, MillraceError, Unsupported
-from services.http import field_error
+from contracts.errors import InvalidRequest, MillraceError, Unsupported, field_error
 from services.inference import formats
 from services.inference.bounds import MAX_NAME, check_metadata, check_numbers, check_stops, check_variables, unserved
 from services.inference.dialects.responses_fields import (

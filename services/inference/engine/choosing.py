@@ -86,9 +86,8 @@ def choose(members: Iterable[Member], request: EngineRequest, region: str, progr
             continue
         if is_continued and not kind_of(row.kind).wire.can_continue(request):
             continue
-        is_elsewhere = (
-            drawn is not None and row.slots.get(request.arm) != drawn
-        )  # in a slot that may be swapped at any moment
+        # In another slot, which may be swapped at any moment.
+        is_elsewhere = drawn is not None and row.slots.get(request.arm) != drawn
         is_other = last_version is not None and slot.version != last_version
         able.append(((is_elsewhere, row.region != region, is_other), member))
     if not able:

@@ -127,8 +127,9 @@ class Member:
 
     async def _recover(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._hurry.wait(), self._delay)
+            with suppress(TimeoutError):  # `wait_for` of Python 3.11 may swallow the cancellation of `close`
+                async with asyncio.timeout(self._delay):
+                    await self._hurry.wait()
             self._hurry.clear()
             if await self._is_well():
                 break

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import TypeVar
 
 import structlog
 
@@ -13,7 +11,6 @@ from contracts.agent_sessions import reserve_call, spend_tokens
 from contracts.errors import Unavailable
 from runtime.database import Database
 
-CountedType = TypeVar("CountedType")
 _log = structlog.get_logger(__name__)
 
 
@@ -26,14 +23,14 @@ class SessionBudgets:
 
     async def reserve(self, session: str | None) -> int | None:
         """Count a call. Returns how many tokens its answers may have; None: no limit. Raises SessionOver: it ended, or used it up; Unavailable."""
-        return None if session is None else await asyncio.to_thread(self._count, reserve_call, session, time.time())
+        return None if session is None else await asyncio.to_thread(self._reserve, session)
 
     async def spend(self, session: str | None, num_tokens: int) -> None:
         """Count the tokens of an answer. Call it before the answer ends."""
         if session is None or not num_tokens:
             return
         try:
-            await asyncio.to_thread(self._count, spend_tokens, session, num_tokens)
+            await asyncio.to_thread(self._spend, session, num_tokens)
         except Unavailable as error:
             missing = "the tokens of an answer are missing in its session's budget"
             _log.warning(missing, tokens=num_tokens, reason=error.message)
@@ -49,6 +46,10 @@ class SessionBudgets:
         while self._left_behind:
             await asyncio.wait(self._left_behind)
 
-    def _count(self, count: Callable[..., CountedType], session: str, num: float) -> CountedType:
+    def _reserve(self, session: str) -> int | None:
         with self._database.transaction() as connection:
-            return count(connection, session, num)
+            return reserve_call(connection, session, time.time())
+
+    def _spend(self, session: str, num_tokens: int) -> None:
+        with self._database.transaction() as connection:
+            spend_tokens(connection, session, num_tokens)

@@ -18,11 +18,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from contracts.agent_sessions import AgentSession, SessionBudget, end_session, get_session, make_session
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, field_error
 from contracts.keys import Caller
 from contracts.tasks import Task
 from runtime.database import Database
-from services.http import SESSION_HEADER, URL_SESSION, AppCaller, field_error, read_json, reply
+from services.http import SESSION_HEADER, URL_SESSION, AppCaller, read_json, reply
 from services.inference.bounds import check_group
 from services.limits import Limit
 from services.openapi import takes

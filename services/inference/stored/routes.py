@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, Response
 
-from contracts.errors import NotFound, Unsupported
+from contracts.errors import NotFound, Unsupported, field_error
 from contracts.keys import Caller
 from contracts.record_checks import is_completion_id
 from contracts.records import unpack_ids
 from runtime.database import Database
-from services.http import AppCaller, field_error, reply
+from services.http import AppCaller, reply
 from services.inference.replies import fingerprint, message_of
 from services.inference.stored.queries import StoredChoice, StoredSearch, find_choices, find_stored
 from services.inference.terms import pinned_version

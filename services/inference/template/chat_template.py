@@ -22,8 +22,7 @@ import jinja2
 from huggingface_hub import snapshot_download
 
 from contracts.answers.registry import family_of
-from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings, Unsupported
-from services.http import field_error
+from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings, Unsupported, field_error
 from services.inference.bounds import OWN_VARIABLES
 from services.inference.template import calls, files
 from services.inference.template.control_strings import ControlStrings, MarkedMessages, TemplateTexts, template_texts
