@@ -135,15 +135,18 @@ def _kind(tensor: Tensor, place: int) -> str:
 
 
 def read_config(file: Path) -> Any:
-    """The content of a JSON file; None if there is no file. Raises WeightsRefused, `unreadable_config`, if it is no JSON."""
+    """The content of a JSON file. Raises FileNotFoundError; WeightsRefused, `unreadable_config`, if it is no JSON."""
     try:
         return json.loads(read_small(file))
     except FileNotFoundError:
-        return None
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise WeightsRefused("unreadable_config", f"{file} is not JSON: {error}") from error
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    content = read_config(file)
+    try:
+        content = read_config(file)
+    except FileNotFoundError:
+        return {}
     return content if isinstance(content, dict) else {}

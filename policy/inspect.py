@@ -71,9 +71,10 @@ def inspect_checkpoint(folder: Path) -> CheckpointReport:
 def _architecture(folder: Path) -> tuple[Any, Any]:
     """The configuration, and the class that transformers has for it."""
     file = folder / "config.json"
-    content = read_config(file)
-    if content is None:
-        raise NotFound(f"{folder} holds no model: expected a folder with config.json and safetensors files")
+    try:
+        content = read_config(file)
+    except FileNotFoundError as error:
+        raise NotFound(f"{folder} holds no model: expected a folder with config.json and safetensors files") from error
     if not isinstance(content, dict):
         raise WeightsRefused("unreadable_config", f"{file} is a {type(content).__name__}, not an object")
     kind = content.get("model_type")

@@ -169,11 +169,11 @@ class TokenScorer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-prob and entropy of each label, in pieces."""
         size = max(MIN_PIECE, MAX_LOGITS // self._model.config.get_text_config().vocab_size)
-        supports = repeat(None) if support_NK is None else torch.split(support_NK, size)
-        columns = (torch.split(each, size) for each in (states_ND, labels_N, temperature_N))
+        columns = [torch.split(each, size) for each in (states_ND, labels_N, temperature_N)]
+        supports = repeat(None, len(columns[0])) if support_NK is None else torch.split(support_NK, size)
         found = [
             _scored_piece(partial(self._logits, output, support), *piece)
-            for support, *piece in zip(supports, *columns, strict=False)
+            for support, *piece in zip(supports, *columns, strict=True)
         ]
         empty = states_ND.flatten()[:0].float()  # keeps an empty micro-batch differentiable
         log_probs_N, entropy_N = (

@@ -111,7 +111,8 @@ class _Replaced(dict[str, torch.Tensor]):
         if name not in self._names:
             return super().__getitem__(name)
         if name not in self._last:
-            self._last = {**dict([*self._last.items()][-1:]), name: self._weights[self._names[name]]}
+            self._last = dict([*self._last.items()][-1:])  # first, so that no third one is in memory
+            self._last[name] = self._weights[self._names[name]]
         return self._last[name]
 
 
@@ -292,7 +293,7 @@ def _values(change: TensorChange) -> torch.Tensor:
 
 
 def _changed(words: Words, change: TensorChange | None) -> Words:
-    """The words with the change made, in a copy."""
+    """The words with the change made: in a copy, unless nothing or everything changes."""
     if change is None or change.places is None:
         return words if change is None else change.words
     changed: Words = words.copy()

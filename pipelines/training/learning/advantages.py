@@ -208,10 +208,11 @@ def denominators(experiences: Sequence[Experience]) -> np.ndarray:
     of_task: dict[str, list[int]] = defaultdict(list)
     for item, length in zip(experiences, lengths, strict=True):
         of_task[item.task].append(length)
+    means = {task: sum(each) / len(each) for task, each in of_task.items()}
     found = np.ones(len(experiences))
     for index, (item, length) in enumerate(zip(experiences, lengths, strict=True)):
         has_others = prompts[item.task, prompt_of(item)] > 1
-        mean = length if has_others else sum(of_task[item.task]) / len(of_task[item.task])
+        mean = length if has_others else means[item.task]
         counts = [segment.loss_mask.count(1) for segment in item.segments]
         temperature = float(np.average([segment.sampling.temperature for segment in item.segments], weights=counts))
         found[index] = len(experiences) * mean / temperature

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -14,21 +13,26 @@ from policy.logprobs import TokenScorer
 from policy.weights import apply_patches, changes_from, stage_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from pipelines.training.learning.device import Precision
     from pipelines.training.learning.micro_batches import MicroBatch, PackedBatch
+    from policy.weights import Changes
     from weights.tensors import Tensors
 
 log = structlog.get_logger()
 
 
 class FrozenCopy:
-    """A second copy of the model, which holds the base policy. For a version, what differs is written and taken back."""
+    """A second copy of the model, which holds the base policy. For a version, what differs is written over it, and later taken back."""
 
     def __init__(self, model: Any, precision: Precision) -> None:
         """Copies `model`, at 2 bytes per parameter, or 4 where the model reads its weights outside the modules that hold them."""
         self._precision = precision
+        self._bits: Tensors | None = None
+        self._undo: Changes = {}
+        """What makes it the base again: written any number of times, it does the same."""
+        self._is_whole = True
         try:
             self.model = frozen_copy(model, precision.device, widen_layers=not precision.is_reduced)
             with precision.computing():
@@ -41,21 +45,22 @@ class FrozenCopy:
     @torch.no_grad()
     def log_probs(self, batches: Sequence[MicroBatch | PackedBatch], bits: Tensors | None = None) -> list[torch.Tensor]:
         """Log-probs [B, T] of each batch under the bits of a version; None: under the base policy."""
-        with self._holding(bits), self._precision.computing():
+        self._hold(bits)
+        with self._precision.computing():
             return [batch.scored_by(self._scorer).log_probs_BT for batch in batches]
 
-    @contextmanager
-    def _holding(self, bits: Tensors | None) -> Iterator[None]:
-        if bits is None:
-            yield
+    def _hold(self, bits: Tensors | None) -> None:
+        """Hold the bits of a version, or those of the base again. If memory runs out half-way, the next call begins with the base."""
+        if bits is self._bits and self._is_whole:
             return
-        patches = stage_changes(self.model, changes_from(self.model, bits, {}))
-        back = stage_changes(self.model, patches.undo, with_undo=False)  # now: there may be no memory for it later
-        apply_patches(patches)
-        try:
-            yield
-        finally:
-            apply_patches(back)
+        self._is_whole = False
+        apply_patches(stage_changes(self.model, self._undo, with_undo=False))
+        self._bits, self._undo = None, {}
+        if bits is not None:
+            patches = stage_changes(self.model, changes_from(self.model, bits, {}), names=bits)
+            self._undo = patches.undo
+            apply_patches(patches)
+        self._bits, self._is_whole = bits, True
 
 
 def frozen_copy(model: Any, device: torch.device, *, widen_layers: bool) -> Any:
