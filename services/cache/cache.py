@@ -35,12 +35,7 @@ class SmallAnswer(NamedTuple):
 
 
 class RegionCache:
-    """Objects in a folder, fetched at the first request. Belongs to one event loop.
-
-    Args:
-        upstream: where objects come from.
-        folder: where they are kept.
-    """
+    """Objects in a folder, fetched from the upstream at the first request. Belongs to one event loop."""
 
     def __init__(self, upstream: Upstream, folder: Path) -> None:
         self._upstream, self._folder = upstream, folder.resolve()
@@ -54,12 +49,10 @@ class RegionCache:
         return self._upstream.stats
 
     async def object(self, name: str) -> Path:
-        """The file of an object; fetches it first if necessary.
+        """The file of an object; fetches it first if necessary. The next request continues where a failed one stopped.
 
         Raises:
-            NotFound: the upstream has no such object.
-            Unavailable: the upstream does not answer; the next request continues where this one stopped.
-            InvalidSettings: the upstream does not serve parts, or changed the object.
+            NotFound, Unavailable, InvalidSettings: see `Download.run`.
             InvalidRequest: the path leads out of the folder.
         """
         path = (self._folder / name).resolve()
@@ -70,19 +63,13 @@ class RegionCache:
         return path
 
     async def small(self, target: str) -> SmallAnswer:
-        """The upstream's current answer for a path and its query.
-
-        Raises:
-            NotFound: the upstream has no such path.
-            Unavailable: the upstream does not answer.
-        """
+        """The upstream's current answer for a path and its query. Raises NotFound, Unavailable."""
         found: SmallAnswer = await self._once(f"?{target}", lambda: self._revalidate(target))
         return found
 
     async def close(self) -> None:
         """Cancel what is being fetched, and close the connections."""
-        fetches = list(self._fetches.values())
-        for fetch in fetches:
+        for fetch in (fetches := list(self._fetches.values())):
             fetch.cancel()
         await asyncio.gather(*fetches, return_exceptions=True)
         self._upstream.close()

@@ -11,6 +11,7 @@ import uvicorn
 from transformers.utils import cached_file
 
 from contracts.assignments import LIVE, MOVED
+from contracts.engines import EngineReplica
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from contracts.faults import no_fault
 from policy.load import load_model
@@ -39,11 +40,7 @@ _GRACEFUL_SECONDS = 5
 
 
 def main(home: Path) -> None:
-    """Serve until SIGTERM or SIGINT.
-
-    Raises:
-        InvalidSettings: the home has no usable millrace.toml, or its base policy cannot be loaded.
-    """
+    """Serve until SIGTERM or SIGINT. Raises InvalidSettings: no usable millrace.toml, or the base policy cannot be loaded."""
     set_up_logs("engine")
     settings = load_settings(home)
     policy = settings.policy
@@ -87,19 +84,14 @@ def main(home: Path) -> None:
         run=settings.run,
         tokenizer=_tokenizer(settings.base),
     )
-    follower = Follower(engine, lambda: read_wanted(database, policy), on_exit=end, arms=own.slots)
-    announcer = EngineAnnouncer(
-        lambda: describe(
-            engine,
-            own.slots,
-            name=name,
-            url=url,
-            region=settings.region,
-            is_ending=server is not None and server.should_exit,
-        )._replace(run=settings.run, base=base, problems=problems_of(follower)),
-        EngineRows(database, policy),
-        end,
-    )
+    follower = Follower(engine, lambda: read_wanted(database, policy), on_exit=end)
+
+    def row() -> EngineReplica:
+        is_ending = server is not None and server.should_exit
+        described = describe(engine, name=name, url=url, region=settings.region, is_ending=is_ending)
+        return described._replace(run=settings.run, base=base, problems=problems_of(follower))
+
+    announcer = EngineAnnouncer(row, EngineRows(database, policy), end)
     config = uvicorn.Config(
         make_app(engine, follower, engine_key(settings.home), announcer),
         http=GuardedProtocol,

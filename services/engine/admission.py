@@ -34,18 +34,10 @@ def admit(
     *,
     background: bool,
 ) -> None:
-    """Return if a request of `num_tokens` may be accepted. A request is always accepted if no other is open.
+    """Return if a request of `num_tokens`, of its prompt and longest possible answer, may be accepted; always if no other is open.
 
-    Args:
-        bounds: the most that may be open.
-        open_tokens: for each open request, the tokens of its prompt and its longest possible answer.
-        num_tokens: the same for the new request.
-        now: the time on any clock.
-        ends: when the last requests ended, oldest first, on the same clock.
-        background: the request is not a user's.
-
-    Raises:
-        Overloaded: it may not be accepted; with the seconds after which to try again.
+    `open_tokens`: the same for each open request. `ends`: when the last requests ended, oldest first, on any clock that tells `now` too.
+    `background`: it is not a user's. Raises Overloaded, with the seconds after which to try again.
     """
     share = BACKGROUND_SHARE if background else 1.0
     most_requests, most_tokens = max(1, int(bounds.num_requests * share)), int(bounds.num_tokens * share)

@@ -67,8 +67,6 @@ class Grammars:
         num_ids: the size of the model's vocabulary.
         end_ids: the tokens that end an answer of the model.
         seconds: the longest time that a grammar may take to compile.
-        num_workers: how many are compiled at once.
-        bounds: what each tenant may have.
     """
 
     def __init__(
@@ -98,8 +96,7 @@ class Grammars:
         """A matcher of a grammar (see `json_grammar`), advanced by the tokens of the answer so far.
 
         Raises:
-            InvalidSchema: it cannot be compiled, takes too long or too much memory, or no answer can meet it; or the tokens so
-                far do not follow it.
+            InvalidSchema: it cannot be compiled within bounds, no answer can meet it, or the tokens so far do not follow it.
             Unsupported: the policy has no tokenizer.json or no end token, or its tokenizer cannot be read for grammars.
             Overloaded: the tenant had too much compiled within a minute, or too many wait.
             Unavailable: the checking process does not start.
@@ -133,8 +130,7 @@ class Grammars:
     async def _found(self, grammar: str, tenant: str) -> LLMatcher | str:
         """The compiled grammar, or why it is refused: kept, or once its turn has come."""
         with self._changed:
-            kept = self._kept.get(grammar)
-            if kept is not None:
+            if (kept := self._kept.get(grammar)) is not None:
                 self._kept.move_to_end(grammar)
                 return kept.found
             if self._is_closing:
@@ -148,13 +144,10 @@ class Grammars:
         except TimeoutError as error:
             raise Overloaded("too many new schemas and grammars wait to be compiled; try again in 5 s", 5) from error
         finally:
-            self._leave(waiter)
-
-    def _leave(self, waiter: GrammarWaiter) -> None:
-        with self._changed:
-            given_up = self._queue.leave(waiter)
-            if given_up is not None and given_up in self._running:
-                self._running[given_up].kill()
+            with self._changed:
+                given_up = self._queue.leave(waiter)
+                if given_up is not None and given_up in self._running:
+                    self._running[given_up].kill()
 
     def _start_workers(self) -> None:
         """Start all together: a second one that starts only when the first is held would let others wait for its start."""
@@ -191,8 +184,7 @@ class Grammars:
         """The next compilation; None at the end."""
         with self._changed:
             while not self._is_closing:
-                compilation = self._queue.take()
-                if compilation is not None:
+                if (compilation := self._queue.take()) is not None:
                     self._running[compilation] = checker
                     return compilation
                 self._changed.wait()
@@ -205,8 +197,9 @@ class Grammars:
             waiters = self._queue.answered(compilation)
             if waiters and not isinstance(found, MillraceError):
                 self._kept[compilation.grammar] = _Kept(found, compilation.turn_of or "")
-                if len(self._kept) > _NUM_KEPT:
-                    self._forget()
+                if len(self._kept) > _NUM_KEPT:  # new grammars of one tenant may not drive out those that others use
+                    [(tenant, _)] = Counter(kept.tenant for kept in self._kept.values()).most_common(1)
+                    del self._kept[next(grammar for grammar, kept in self._kept.items() if kept.tenant == tenant)]
         return waiters
 
     def _end(self, compilation: Compilation, seconds: float) -> None:
@@ -218,11 +211,6 @@ class Grammars:
             self._changed.notify_all()
         _tell(refused, refusal)
 
-    def _forget(self) -> None:
-        """Forget one grammar of the tenant that has the most: new grammars of one tenant may not drive out those that others use."""
-        [(tenant, _)] = Counter(kept.tenant for kept in self._kept.values()).most_common(1)
-        del self._kept[next(grammar for grammar, kept in self._kept.items() if kept.tenant == tenant)]
-
     def _compile(self, checker: GrammarChecker, compilation: Compilation) -> LLMatcher | str | MillraceError:
         """The compiled grammar, why it is refused, or why that could not be found out."""
         try:
@@ -230,19 +218,16 @@ class Grammars:
             problem = checker.check(compilation.grammar) if compilation.waiters else "given up"
             if problem or not compilation.waiters:
                 return problem
-            matcher, problem = compile_grammar(self._opened_tokenizer(), compilation.grammar)
+            with self._opening:
+                if self._tokenizer is None:
+                    self._tokenizer = open_tokenizer(str(self._path), self._num_ids, self._end_ids)
+            matcher, problem = compile_grammar(self._tokenizer, compilation.grammar)
         except MillraceError as error:
             return error
         except Exception as error:  # noqa: BLE001 a worker that ends would let everybody wait
             _log.exception("engine_grammar_failed")
             return Unavailable(f"the grammar could not be compiled: {type(error).__name__}: {error}")
         return problem or matcher
-
-    def _opened_tokenizer(self) -> LLTokenizer:
-        with self._opening:
-            if self._tokenizer is None:
-                self._tokenizer = open_tokenizer(str(self._path), self._num_ids, self._end_ids)
-            return self._tokenizer
 
 
 def _tell(waiters: Iterable[GrammarWaiter], found: LLMatcher | str | MillraceError) -> None:

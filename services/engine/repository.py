@@ -7,15 +7,13 @@ from sqlalchemy import insert
 from contracts import assignments
 from contracts.tables import swap
 from runtime.database import Database
-from services.engine.follower import AssignedVersion
 from services.engine.swap import SwapRecord
 
 
-def read_wanted(database: Database, policy: str) -> dict[str, AssignedVersion]:
-    """Arm → the version, root and run that it is assigned now."""
+def read_wanted(database: Database, policy: str) -> dict[str, assignments.Assignment]:
+    """Arm → what it is assigned now."""
     with database.snapshot() as connection:
-        arms = assignments.read(connection, policy)
-        return {name: AssignedVersion(arm.version, arm.root, arm.run) for name, arm in arms.items()}
+        return assignments.read(connection, policy)
 
 
 def keep_swap(database: Database, record: SwapRecord, replica: str) -> None:

@@ -8,45 +8,22 @@ is an ancestor, or if they no longer match their checksum. Used on the engine's 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import structlog
 
 from contracts.errors import WeightsRefused
 from policy.weights import Changes, ModelBits, Patches, changes_from, merge_changes, stage_changes
+from services.engine.local_copy import LocalCopy
 from weights.codec.delta import TensorChange
 from weights.codec.history import History
-from weights.reader import Hop, advance_history
-from weights.tensors import Tensor, Tensors, digest_of, root_of, root_of_leaves, words_of
-from weights.versions.manifest import Manifest
+from weights.reader import Hop, WeightReader, advance_history
+from weights.tensors import Tensor, digest_of, root_of, root_of_leaves, words_of
 from weights.versions.route import route
 
 _log = structlog.get_logger(__name__)
-
-
-class VersionSource(Protocol):
-    """Where versions come from: the weight store, or a `LocalCopy` of it."""
-
-    def edges(self, policy: str, version: int) -> list[Manifest]:
-        """All edges to a version."""
-
-    def run_of(self, policy: str, version: int) -> str:
-        """The training run that made a version."""
-
-    def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
-        """The verified tensors of a version, and its history."""
-
-    def stage_onto(
-        self,
-        policy: str,
-        version: int,
-        base_version: int,
-        base: Mapping[str, Tensor],
-        history: History,
-        *,
-        base_root: str,
-    ) -> list[Hop]:
-        """The verified changes from `base` to the weights of `version`; base and history are not changed."""
+VersionSource = WeightReader | LocalCopy
+"""Where versions come from: the weight store, or a copy of it."""
 
 
 class HeldVersion(NamedTuple):
@@ -96,8 +73,7 @@ class Stager:
         """Prepare the change of an arm's model to a version. The model is not changed.
 
         Raises:
-            WeightsRefused: `wrong_run`, the version is not of `run`, or not of the engine's own run; `wrong_root`, its
-                checksum is not the assigned `root`.
+            WeightsRefused: `wrong_run`, it is not of `run`, or of the engine's own run; `wrong_root`, its checksum is not the assigned `root`.
             NotFound, WeightsRefused, Unavailable: the version cannot be loaded, or has another architecture.
         """
         for wanted in {run, self._run} - {None}:
@@ -114,8 +90,8 @@ class Stager:
 
     def _check_run(self, arm: str, version: int, run: str) -> None:
         before = self._before.get(arm)
-        is_at_hand = before is not None and before[0].version == version
-        found = before[0].run if before is not None and is_at_hand else self._store.run_of(self._policy, version)
+        is_at_hand = before and before[0].version == version
+        found = before[0].run if before and is_at_hand else self._store.run_of(self._policy, version)
         if found != run:
             raise WeightsRefused(
                 "wrong_run",
@@ -151,9 +127,8 @@ class Stager:
 
     def _bases(self, arm: str) -> list[BaseWeights]:
         """The weights in memory: the arm's own first; of each arm, its current version before its previous one."""
-        names = sorted(self._held, key=lambda name: name != arm)
         bases = []
-        for name in names:
+        for name in sorted(self._held, key=lambda name: name != arm):
             bases.append(BaseWeights(name, self._held[name], None))
             if name in self._before:
                 bases.append(BaseWeights(name, *self._before[name]))
@@ -204,12 +179,8 @@ class Stager:
             name: TensorChange(tensor.dtype, tensor.shape, None, words_of(tensor)) for name, tensor in tensors.items()
         }
         patches = stage_changes(model, whole, whole, with_undo=False)
-        return StagedUpdate(
-            patches,
-            HeldVersion(version, root_of(tensors), history, self._store.run_of(self._policy, version)),
-            None,
-            None,
-        )
+        after = HeldVersion(version, root_of(tensors), history, self._store.run_of(self._policy, version))
+        return StagedUpdate(patches, after, before=None, payload_bytes=None)
 
 
 def target_names(names: Iterable[str], hops: Iterable[Hop]) -> set[str]:

@@ -36,12 +36,11 @@ def added_gap(token_times: list[list[float]], swapped_at: float, recent_gaps: It
     Args:
         token_times: for each request in flight, the times of its tokens, ascending.
         swapped_at: a time inside the pause, on the same clock.
-        recent_gaps: seconds between tokens of answers that ended before; requests in flight alone may be too few for a
-            median.
+        recent_gaps: seconds between tokens of answers that ended before: requests in flight may be too few for a median.
 
     Returns:
-        The largest gap between tokens that contains the swap, minus the median of all other gaps; negative if the swap took
-        less time than a usual step. None if no request has tokens before and after the swap, or there is no other gap.
+        The largest gap that contains the swap, minus the median of all other gaps; negative if the swap took less time than a usual
+        step. None if no request has tokens before and after the swap, or there is no other gap.
     """
     gaps = [(before, after) for times in token_times for before, after in pairwise(times)]
     holding = [after - before for before, after in gaps if before <= swapped_at < after]

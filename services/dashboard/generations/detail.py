@@ -81,15 +81,8 @@ def said(wire: bytes, length: int = 60) -> str:
 def _signal(row: Any) -> Event:
     text, kind = _said(row.record)
     late = f"learned as revision {row.revision}" if row.revision is not None else ""
-    notes = [f"by {row.submitter}{kind}", row.reason, late, f"id {row.id}"]
-    return Event(
-        at=row.received_at,
-        kind="signal",
-        title=row.name,
-        state=row.state,
-        detail=text,
-        note=" · ".join(note for note in notes if note),
-    )
+    note = " · ".join(filter(None, [f"by {row.submitter}{kind}", row.reason, late, f"id {row.id}"]))
+    return Event(at=row.received_at, kind="signal", title=row.name, state=row.state, detail=text, note=note)
 
 
 def _said(wire: bytes) -> tuple[str, str]:
@@ -97,11 +90,11 @@ def _said(wire: bytes) -> tuple[str, str]:
         record = decode_shape(Signal, wire)
     except InvalidRecord as error:
         return error.message, ""
-    value = record.value if isinstance(record.value, str) else _json(record.value)
-    correction = f"\ncorrection: {record.correction}" if record.correction else ""
-    comment = f"\ncomment: {record.comment}" if record.comment else ""
-    labels = f"\nmetadata: {_json(record.metadata)}" if record.metadata else ""
-    return f"{value}{correction}{comment}{labels}", f" ({record.submitter.kind})"
+    parts = [record.value if isinstance(record.value, str) else _json(record.value)]
+    parts += [f"correction: {record.correction}"] if record.correction else []
+    parts += [f"comment: {record.comment}"] if record.comment else []
+    parts += [f"metadata: {_json(record.metadata)}"] if record.metadata else []
+    return "\n".join(parts), f" ({record.submitter.kind})"
 
 
 def _score(row: Any) -> Event:
@@ -113,13 +106,7 @@ def _score(row: Any) -> Event:
 def _outcome(row: Any) -> Event:
     learned = f"first in {version(row.version)}" if row.version is not None else ""
     notes = [learned, row.reason, f"revision {row.revision}", f"epoch {row.epoch}", f"written by {row.writer}"]
-    return Event(
-        at=row.at,
-        kind="outcome",
-        title="outcome",
-        state=row.state,
-        note=" · ".join(note for note in notes if note),
-    )
+    return Event(at=row.at, kind="outcome", title="outcome", state=row.state, note=" · ".join(filter(None, notes)))
 
 
 def _json(value: Any) -> str:

@@ -56,7 +56,9 @@ class TokenTexts:
         """One text per id; None if the tokenizer cannot be loaded."""
         if self._tokenizer is None:
             try:
-                self._tokenizer = Tokenizer.from_file(str(_tokenizer_file(self._base)))
+                folder = Path(self._base)
+                path = folder / "tokenizer.json" if folder.is_dir() else hf_hub_download(self._base, "tokenizer.json")
+                self._tokenizer = Tokenizer.from_file(str(path))
             except Exception as error:  # noqa: BLE001 `tokenizers` raises bare Exception, the hub a dozen kinds
                 self.problem = f"the tokenizer of {self._base} cannot be loaded: {error}"
                 log.warning("no tokenizer", base=self._base, reason=str(error))
@@ -101,8 +103,3 @@ def shade(logprob: float | None) -> int | None:
         return None
     probability = math.exp(min(0.0, logprob))
     return next((place for place, limit in enumerate(LIMITS) if probability >= limit), len(LIMITS))
-
-
-def _tokenizer_file(base: str) -> Path:
-    folder = Path(base)
-    return folder / "tokenizer.json" if folder.is_dir() else Path(hf_hub_download(base, "tokenizer.json"))

@@ -30,12 +30,11 @@ def read_gates(task_files: tuple[Path, ...], home: Path, newest: Mapping[str, An
     found = []
     for name, task in tasks.items():
         if name in sentinels.ungated:
-            found.append(
-                TaskGate(name, "ungated", f"{sentinels.ungated[name]}: versions ship however bad they are at it")
-            )
-            continue
-        says = f"{', '.join(task.gate_graders)} on {len(sentinels.places_of(name))} sentinels"
-        found.append(TaskGate(name, "", says, _sees(name, newest)))
+            says = f"{sentinels.ungated[name]}: versions ship however bad they are at it"
+            found.append(TaskGate(name, "ungated", says))
+        else:
+            says = f"{', '.join(task.gate_graders)} on {len(sentinels.places_of(name))} sentinels"
+            found.append(TaskGate(name, "", says, _sees(name, newest)))
     return found
 
 

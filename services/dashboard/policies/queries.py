@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, select, tuple_
@@ -48,7 +49,7 @@ class LearnedCounts(NamedTuple):
 
 
 class LearnedSample(NamedTuple):
-    """One learned sample, and the names of the signals about it."""
+    """One learned sample, as `_learned` finds it, and the names of the signals about it."""
 
     completion_id: str
     choice: int
@@ -121,20 +122,10 @@ def list_learned(
     about = select(*signal.c["completion_id", "choice", "name"]).where(
         signal.c.completion_id.in_(ids), signal.c.revision.is_not(None)
     )
-    names: dict[Key, list[str]] = {}
+    names: defaultdict[Key, list[str]] = defaultdict(list)
     for row in connection.execute(about.order_by(signal.c.received_at)):
-        names.setdefault((row.completion_id, row.choice), []).append(row.name)
-    samples = [
-        LearnedSample(
-            row.completion_id,
-            row.choice,
-            row.task,
-            row.version,
-            row.created_at,
-            names.get((row.completion_id, row.choice), []),
-        )
-        for row in rows[:PAGE]
-    ]
+        names[row.completion_id, row.choice].append(row.name)
+    samples = [LearnedSample._make([*row[:-1], names[row.completion_id, row.choice]]) for row in rows[:PAGE]]
     return samples, (samples[-1].completion_id, samples[-1].choice) if len(rows) > PAGE else None
 
 

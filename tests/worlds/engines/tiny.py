@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from contracts.assignments import Assignment
 from policy.weights import copy_tensors, tensors_of
 from services.engine.active_requests import TokenChunk
 from services.engine.engine import Engine
@@ -104,6 +105,11 @@ async def complete(engine: Engine, request: GenerateRequest) -> TokenChunk:
         num_cached=parts[0].num_cached,
         top_logprobs=[top for part in parts for top in part.top_logprobs],
     )
+
+
+def assigned(version: int | None, root: str | None = None, run: str | None = None) -> Assignment:
+    """What an engine reads of an arm that has this version."""
+    return Assignment(POLICY, "an arm", version, 1.0, 1, root, run)
 
 
 async def until(condition: Callable[[], bool]) -> None:

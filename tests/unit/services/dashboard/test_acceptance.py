@@ -5,8 +5,8 @@ from sqlalchemy import insert
 
 from contracts.tables import behaviour
 from runtime.settings import Settings
-from services.dashboard.live.acceptance import SentinelValue, UserReward, acceptance
-from services.dashboard.live.queries import ScoredAnswer
+from services.dashboard.live.charts import acceptance
+from services.dashboard.live.queries import ScoredAnswer, SentinelValue, UserReward
 from services.dashboard.live.tiles import LEAST_FOR_RATE, TOO_FEW, tenant_tiles
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.worlds.dashboard.seed import NUM_VERSIONS, REFUSED, STARTED

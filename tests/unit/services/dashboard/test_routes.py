@@ -12,7 +12,7 @@ from contracts.keys import Role, create_key
 from contracts.ledger import generation_counts, trained_versions
 from runtime.settings import Settings
 from services.dashboard.app import create_app
-from services.dashboard.signin.sessions import COOKIE, Sessions
+from services.dashboard.signin.repository import COOKIE, Sessions
 from tests.worlds.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, key_of
 
 ORIGIN = {"origin": "http://testserver"}

@@ -10,7 +10,7 @@ from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from runtime.lease import Lease
 from runtime.settings import Settings
 from services.dashboard.formatting import percent, version
-from services.dashboard.live.answers import MAX_BUCKETS, MIN_IN_BUCKET, MIN_LABELS, answers_over_time
+from services.dashboard.live.charts import MAX_BUCKETS, MIN_IN_BUCKET, MIN_LABELS, answers_over_time
 from services.dashboard.live.queries import ScoredAnswer
 from services.dashboard.live.state import State
 from tests.unit.services.dashboard.conftest import ReaderOf

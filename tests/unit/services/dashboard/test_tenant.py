@@ -16,8 +16,7 @@ from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.formatting import MISSING
 from services.dashboard.live.queries import ScoredAnswer
-from services.dashboard.live.throttled import MOST_SECONDS
-from services.dashboard.live.watcher import Watcher
+from services.dashboard.live.watcher import MOST_SECONDS, Watcher
 from services.dashboard.tenant.queries import read_scores
 from services.dashboard.tenant.watchers import MAX_IDLE, TenantReader, Watchers
 from tests.unit.services.dashboard.conftest import ReaderOf

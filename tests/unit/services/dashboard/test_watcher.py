@@ -172,7 +172,7 @@ def test_a_row_that_no_page_can_show_does_not_keep_the_ledger_from_being_checked
     def stumble(*_: object) -> None:
         raise AttributeError("a row of another shape")
 
-    monkeypatch.setattr("services.dashboard.live.reader.read_loop", stumble)
+    monkeypatch.setattr("services.dashboard.live.queries.read_loop", stumble)
     reader = reader_of(small)
     reader._looked_at -= 100
     with pytest.raises(AttributeError, match="another shape"):
