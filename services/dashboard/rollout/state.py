@@ -9,10 +9,10 @@ import msgspec
 
 from contracts.assignments import Assignment
 from services.dashboard.formatting import count, note_fault, words
-from services.dashboard.live.charts import Columns
 from services.dashboard.rollout.queries import RolloutRows
 from services.dashboard.rollout.words import budget_sentence, hold_sentence, slot_sentences, unit_sentence
 
+Columns = dict[str, list[float | None]]
 Points = Sequence[tuple[float, Mapping[str, Any]]]
 RUNNING = frozenset({"shadow", "canary", "stopped"})
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
