@@ -22,8 +22,8 @@ from contracts.errors import NotFound
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from runtime.weight_metrics import WeightStoreMetrics
+from services.dashboard.generations.detail import TokenTexts
 from services.dashboard.generations.routes import router as generations
-from services.dashboard.generations.tokens import TokenTexts
 from services.dashboard.live.reader import StateReader
 from services.dashboard.live.routes import router as live
 from services.dashboard.live.watcher import Watcher, stop_on_signal
@@ -37,10 +37,9 @@ from services.dashboard.tenant.watchers import TenantReader, Watchers
 from services.http import make_service
 from weights.stores.opening import open_weight_store
 
+_POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 HEADERS = {
-    "content-security-policy": (
-        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-    ),
+    "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",

@@ -75,9 +75,8 @@ class EngineArm:
         self._end_ids = end_ids(model)
         self.recent_gaps: deque[float] = deque(maxlen=_NUM_RECENT_GAPS)
         """Seconds between two tokens, of the answers that ended last."""
-        self._bounds = Bounds(
-            settings.max_open_requests, settings.max_open_tokens or _TURNS_OF_CACHE * settings.cache_tokens
-        )
+        most_tokens = settings.max_open_tokens or _TURNS_OF_CACHE * settings.cache_tokens
+        self._bounds = Bounds(settings.max_open_requests, most_tokens)
         self._recent_ends: deque[float] = deque(maxlen=_NUM_RECENT_ENDS)
         self._active: dict[str, ActiveRequest] = {}
         self._num_submitted = 0
@@ -179,9 +178,8 @@ class EngineArm:
             self._drop_prefixes()
             apply_patches(patches)
             self.version = version
-            in_flight = [
-                (active, len(active.token_times)) for active in list(self._active.values()) if active.token_times
-            ]
+            answering = [active for active in list(self._active.values()) if active.token_times]
+            in_flight = [(active, len(active.token_times)) for active in answering]
             swapped_at = perf_counter()
         if not held:
             self._wait_for_tokens(in_flight)

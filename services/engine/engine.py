@@ -108,9 +108,8 @@ class Engine:
         """
         policy, at, version = model.partition("@v")
         if policy != self.policy or (at and not version.isdecimal()):
-            raise UnknownModel(
-                f"{model!r} is not served here; ask for {self.policy} or {self.policy}@vN", param="model"
-            )
+            said = f"{model!r} is not served here; ask for {self.policy} or {self.policy}@vN"
+            raise UnknownModel(said, param="model")
         for name in sorted(self.slots, key=lambda name: name != wanted):
             arm = self.arms.get(name)
             if arm is not None and (arm.version == int(version) if at else name == LIVE):

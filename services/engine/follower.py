@@ -59,12 +59,9 @@ def next_problem(
 
 
 class Follower:
-    """See the module.
+    """See the module. `on_exit` is called if the thread ends with an error: the process should end too.
 
-    Args:
-        read_assignments: reads arm → assignment. `root` None: any checksum is accepted; `run` None: it is the engine's own run.
-        on_exit: called if the thread ends with an error; the process should end too.
-        poll_seconds: the longest time between two reads.
+    In an assignment that is read, `root` None accepts any checksum of the weights, and `run` None is the engine's own run.
 
     Attributes:
         fatal: the error, if the thread ended because no version can ever be loaded.

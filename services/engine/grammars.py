@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 from llguidance import LLMatcher, LLTokenizer
@@ -52,21 +52,10 @@ def lark_grammar(text: str) -> str:
     return str(LLMatcher.grammar_from_lark(text))
 
 
-class _Kept(NamedTuple):
-    found: LLMatcher | str
-    """The compiled grammar, or why it is refused."""
-    tenant: str
-    """Who had it compiled."""
-
-
 class Grammars:
-    """See the module.
+    """See the module. `tokenizer`: the tokenizer.json of the policy; None: it has none, and no grammars. `num_ids`: the model's vocabulary.
 
-    Args:
-        tokenizer: the tokenizer.json of the policy; None: it has none, and no grammars.
-        num_ids: the size of the model's vocabulary.
-        end_ids: the tokens that end an answer of the model.
-        seconds: the longest time that a grammar may take to compile.
+    `end_ids`: the tokens that end an answer. `seconds`: the longest time that a grammar may take to compile.
     """
 
     def __init__(
@@ -84,7 +73,8 @@ class Grammars:
         self._seconds = seconds
         self._num_workers = num_workers
         self._queue = GrammarQueue(bounds)
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[LLMatcher | str, str]] = OrderedDict()
+        """Grammar to what it is compiled to, or why it is refused; and who had it compiled."""
         self._running: dict[Compilation, GrammarChecker] = {}
         self._workers: list[threading.Thread] = []
         self._is_closing = False
@@ -102,9 +92,8 @@ class Grammars:
             Unavailable: the checking process does not start.
         """
         if self._path is None or not self._end_ids:
-            raise Unsupported(
-                "this policy has no tokenizer.json or no end token, so grammars do not work", param=_WHERE
-            )
+            said = "this policy has no tokenizer.json or no end token, so grammars do not work"
+            raise Unsupported(said, param=_WHERE)
         found = await self._found(grammar, tenant)
         if isinstance(found, str):
             raise InvalidSchema(f"the grammar of this answer is refused: {found}", param=_WHERE)
@@ -130,9 +119,9 @@ class Grammars:
     async def _found(self, grammar: str, tenant: str) -> LLMatcher | str:
         """The compiled grammar, or why it is refused: kept, or once its turn has come."""
         with self._changed:
-            if (kept := self._kept.get(grammar)) is not None:
+            if grammar in self._kept:
                 self._kept.move_to_end(grammar)
-                return kept.found
+                return self._kept[grammar][0]
             if self._is_closing:
                 raise Unavailable("the engine is stopping; send the request again")
             waiter = self._queue.join(grammar, tenant, monotonic())
@@ -196,10 +185,10 @@ class Grammars:
             del self._running[compilation]
             waiters = self._queue.answered(compilation)
             if waiters and not isinstance(found, MillraceError):
-                self._kept[compilation.grammar] = _Kept(found, compilation.turn_of or "")
+                self._kept[compilation.grammar] = found, compilation.turn_of or ""
                 if len(self._kept) > _NUM_KEPT:  # new grammars of one tenant may not drive out those that others use
-                    [(tenant, _)] = Counter(kept.tenant for kept in self._kept.values()).most_common(1)
-                    del self._kept[next(grammar for grammar, kept in self._kept.items() if kept.tenant == tenant)]
+                    [(most, _)] = Counter(tenant for _, tenant in self._kept.values()).most_common(1)
+                    del self._kept[next(grammar for grammar, (_, tenant) in self._kept.items() if tenant == most)]
         return waiters
 
     def _end(self, compilation: Compilation, seconds: float) -> None:

@@ -22,6 +22,7 @@ from weights.tensors import Tensor, digest_of, root_of, root_of_leaves, words_of
 from weights.versions.route import route
 
 _log = structlog.get_logger(__name__)
+_WHO_ELSE = "see who else writes to this store"
 VersionSource = WeightReader | LocalCopy
 """Where versions come from: the weight store, or a copy of it."""
 
@@ -80,12 +81,8 @@ class Stager:
             self._check_run(arm, version, str(wanted))
         step = self._stage(arm, model, version)
         if root is not None and step.after.root != root:
-            raise WeightsRefused(
-                "wrong_root",
-                f"version {version} in the store has the root {step.after.root}, but {root} was assigned: see who else writes to "
-                "this store",
-                version=version,
-            )
+            said = f"version {version} in the store has the root {step.after.root}, but {root} was assigned"
+            raise WeightsRefused("wrong_root", f"{said}: {_WHO_ELSE}", version=version)
         return step
 
     def _check_run(self, arm: str, version: int, run: str) -> None:
@@ -93,12 +90,8 @@ class Stager:
         is_at_hand = before and before[0].version == version
         found = before[0].run if before and is_at_hand else self._store.run_of(self._policy, version)
         if found != run:
-            raise WeightsRefused(
-                "wrong_run",
-                f"version {version} is of run {found!r}, but run {run!r} was assigned, or is this home's own: see who else writes "
-                "to this store",
-                version=version,
-            )
+            said = f"version {version} is of run {found!r}, but run {run!r} was assigned, or is this home's own"
+            raise WeightsRefused("wrong_run", f"{said}: {_WHO_ELSE}", version=version)
 
     def _stage(self, arm: str, model: Any, version: int) -> StagedUpdate:
         before = self._before.get(arm)
@@ -165,9 +158,8 @@ class Stager:
             _check_root(held, source)
             return []
         try:
-            return self._store.stage_onto(
-                self._policy, version, held.version, source, held.history, base_root=held.root
-            )
+            onto = (held.version, source, held.history)
+            return self._store.stage_onto(self._policy, version, *onto, base_root=held.root)
         except WeightsRefused:
             # Checking the root of the target checks the base too, so the base alone is checked only after a failure.
             _check_root(held, source)
@@ -175,9 +167,7 @@ class Stager:
 
     def _from_nothing(self, model: Any, version: int) -> StagedUpdate:
         tensors, history = self._store.load_state(self._policy, version)
-        whole = {
-            name: TensorChange(tensor.dtype, tensor.shape, None, words_of(tensor)) for name, tensor in tensors.items()
-        }
+        whole = {name: TensorChange(one.dtype, one.shape, None, words_of(one)) for name, one in tensors.items()}
         patches = stage_changes(model, whole, whole, with_undo=False)
         after = HeldVersion(version, root_of(tensors), history, self._store.run_of(self._policy, version))
         return StagedUpdate(patches, after, before=None, payload_bytes=None)
@@ -195,9 +185,8 @@ def target_names(names: Iterable[str], hops: Iterable[Hop]) -> set[str]:
 def _check_root(held: HeldVersion, source: Mapping[str, Tensor]) -> None:
     root = root_of_leaves((name, tensor.dtype, tensor.shape, digest_of(tensor)) for name, tensor in source.items())
     if root != held.root:
-        raise WeightsRefused(
-            "wrong_base", f"version {held.version} had the root {held.root}, the weights in memory have {root}"
-        )
+        said = f"version {held.version} had the root {held.root}, the weights in memory have {root}"
+        raise WeightsRefused("wrong_base", said)
 
 
 def _held_after(held: HeldVersion, hops: list[Hop]) -> HeldVersion:

@@ -145,9 +145,7 @@ class SteppedRunner:
     def _take_in(self) -> bool:
         """Wait for work, and for the end of a pause; then apply cancellations and admit requests. False to stop."""
         with self._condition:
-            while not self._is_stopping and (
-                self._num_pauses or not (self._waiting or self._decoding or self._cancelled)
-            ):
+            while not self._is_stopping and (self._num_pauses or not self._has_work):
                 self._is_parked = self._num_pauses > 0
                 self._condition.notify_all()
                 self._condition.wait()
@@ -159,6 +157,10 @@ class SteppedRunner:
             self._cancelled.clear()
             self._admit()
             return True
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._decoding or self._cancelled)
 
     def _admit(self) -> None:
         """Choose the prompts of the next step, oldest first: within its tokens (or one alone) and within the cache."""

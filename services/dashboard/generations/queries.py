@@ -104,11 +104,12 @@ def find_page(connection: Connection, search: Search, after: Cursor | None = Non
         looked.append(generation.c.created_at >= edge)
     if after is not None:
         looked.append(tuple_(*_ORDER) < tuple_(*after))
-    matching = (
-        select(*_HEAD, _STATE.label("state"))
-        .where(*looked, *_conditions(search))
-        .order_by(*(column.desc() for column in _ORDER))
+    wanted = {_STATE: search.state or None, generation.c.version: search.version}
+    wanted |= {generation.c[name]: getattr(search, name) or None for name in ("task", "purpose")}
+    matching = select(*_HEAD, _STATE.label("state")).where(
+        *looked, *(column == value for column, value in wanted.items() if value is not None)
     )
+    matching = matching.order_by(*(column.desc() for column in _ORDER))
     heads: list[Row[Any]] = list(connection.execute(matching if search.text else matching.limit(PAGE + 1)))
     hits = list(islice(_hits(connection, heads, search.text.casefold()), PAGE + 1))
     if len(hits) > PAGE:
@@ -161,6 +162,10 @@ def _hits(connection: Connection, heads: list[Row[Any]], text: str) -> Iterator[
                 yield SearchHit(head, body, record)
 
 
+def _words(body: GenerationBody) -> str:
+    return "\n".join([*(str(message.get("content", "")) for message in body.messages), body.text]).casefold()
+
+
 def _range(search: Search, after: Cursor | None) -> list[ColumnElement[bool]]:
     """The rows to look at, matching or not; rows of the cursor's own time are among them."""
     conditions = []
@@ -173,12 +178,6 @@ def _range(search: Search, after: Cursor | None) -> list[ColumnElement[bool]]:
     if after is not None:
         conditions.append(generation.c.created_at <= after.at)
     return conditions
-
-
-def _conditions(search: Search) -> list[ColumnElement[bool]]:
-    wanted = {_STATE: search.state or None, generation.c.version: search.version}
-    wanted |= {generation.c[name]: getattr(search, name) or None for name in ("task", "purpose")}
-    return [column == value for column, value in wanted.items() if value is not None]
 
 
 def _completed(connection: Connection, hits: list[SearchHit]) -> list[SearchHit]:
@@ -207,8 +206,3 @@ def _opened(connection: Connection, heads: list[Row[Any]]) -> dict[tuple[str, in
             record = decode_shape(Generation, row.record)
             opened[row.completion_id, row.choice] = record.open(), record
     return opened
-
-
-def _words(body: GenerationBody) -> str:
-    said = [str(message.get("content", "")) for message in body.messages]
-    return "\n".join([*said, body.text]).casefold()

@@ -15,9 +15,8 @@ from contracts.errors import InvalidValue, NotFound
 from contracts.ledger import GENERATION_STATES
 from contracts.record_checks import MAX_ID, MAX_INT32, is_completion_id
 from contracts.records import unpack_floats, unpack_ids
-from services.dashboard.generations.detail import cut, excerpt, messages, said, story
+from services.dashboard.generations import detail
 from services.dashboard.generations.queries import Cursor, Search, find_answer, find_page
-from services.dashboard.generations.tokens import LIMITS, MAX_TOKENS, AnswerToken, tokens
 from services.dashboard.signin.access import OperatorReader
 from services.dashboard.signin.pages import PageRoute, render
 
@@ -76,9 +75,9 @@ def search(request: Request, session: OperatorReader, asked: Annotated[SearchFor
         states=sorted(GENERATION_STATES),
         purposes={title: f"?{urlencode(others | {'purpose': name})}" for name, title in PURPOSES.items()},
         shown=PURPOSES.get(asked.shown),
-        said=said,
-        cut=cut,
-        excerpt=excerpt,
+        said=detail.said,
+        cut=detail.cut,
+        excerpt=detail.excerpt,
     )
 
 
@@ -93,10 +92,10 @@ def show(request: Request, session: OperatorReader, completion_id: str, choice: 
         raise NotFound(f"there is no answer {asked} here; it may not have been joined yet, or its day was deleted")
     body, problem = answer.record.open() if answer.record else None, answer.problem
     ids = unpack_ids(body.completion_ids) if body else []
-    shown: list[AnswerToken] = []
+    shown: list[detail.AnswerToken] = []
     if answer.record and body:
         texts = request.app.state.token_texts
-        shown = tokens(ids, unpack_floats(body.logprobs), answer.record.spans, texts.texts(ids[:MAX_TOKENS]))
+        shown = detail.tokens(ids, unpack_floats(body.logprobs), answer.record.spans, texts.texts(ids))
         problem = texts.problem
     return render(
         request,
@@ -105,13 +104,13 @@ def show(request: Request, session: OperatorReader, completion_id: str, choice: 
         answer=answer,
         record=answer.record,
         body=body,
-        messages=messages(body.messages) if body else [],
+        messages=detail.messages(body.messages) if body else [],
         num_prompt=len(unpack_ids(body.prompt_ids)) if body else 0,
         num_tokens=len(ids),
         tokens=shown,
-        limits=LIMITS,
+        limits=detail.LIMITS,
         problem=problem,
-        story=story(answer),
+        story=detail.story(answer),
     )
 
 

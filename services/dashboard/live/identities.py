@@ -134,14 +134,9 @@ def generation_identity(
 ) -> Identity:
     """Logged = trained + pending + ... + dead_letter, per version and in all.
 
-    Args:
-        counts: see `counts_by_version`.
-        num_handled: records before the position of episodes, without duplicates and without records of deleted days.
-            Episodes moves its position and writes one row for each record in the same transaction.
-        num_open: handled records that episodes could not process.
-        num_skipped: handled records that it could not process and whose loss an operator accepted.
-        num_unread: records after the position: pending, and not yet counted for a version.
-        num_lost: records that existed only in a log that was lost: not counted for a version either.
+    `num_handled`: records before the position of episodes, without duplicates and records of deleted days. Episodes moves its position and
+    writes one row for each in the same transaction. Of these it could not process `num_open`, and `num_skipped` whose loss an operator
+    accepted. `num_unread`: records after the position, pending. `num_lost`: in a log that was lost. Neither counts for a version yet.
     """
     versions = version_counts(GENERATION_STATES, counts)
     totals = dict(zip(GENERATION_STATES, map(sum, zip(*(row.counts for row in versions), strict=True)), strict=False))
@@ -168,11 +163,8 @@ def generation_identity(
 def signal_identity(counts: LedgerCounts, *, num_unjoined: int, num_under_way: int, num_open: int = 0) -> Identity:
     """Received = joined + pending + late + duplicate + conflict + retracted + rejected.
 
-    Args:
-        counts: from the ledger.
-        num_unjoined: acknowledged signals that episodes has not seen.
-        num_under_way: messages about signals in outboxes and in the log, which explain unjoined signals.
-        num_open: open dead letters, which explain some of them too.
+    `num_unjoined`: acknowledged signals that episodes has not seen. Some are explained: by messages in outboxes and in the log
+    (`num_under_way`), and by open dead letters.
     """
     num_lost = max(0, num_unjoined - num_under_way - num_open)
     states = {**counts.states, PENDING: counts.states.get(PENDING, 0) - num_lost}

@@ -15,9 +15,8 @@ from contracts.tables import generation
 from runtime.database import Database
 from runtime.settings import Settings
 from services.dashboard.generations import queries
-from services.dashboard.generations.detail import cut, excerpt, messages, story
+from services.dashboard.generations.detail import TokenTexts, cut, excerpt, messages, pieces, shade, story, tokens
 from services.dashboard.generations.queries import PAGE, Cursor, Search, find_answer, find_page
-from services.dashboard.generations.tokens import TokenTexts, pieces, shade, tokens
 from tests.worlds.dashboard.seed import BASE, EPOCH, HOSTILE_NUMBER, SCRIPT, STARTED, key_of
 
 TOKENIZER = Tokenizer.from_file(f"{BASE}/tokenizer.json")
