@@ -5,10 +5,9 @@
 
 In: GET /PATH, with or without Range. Out: the object from the folder. Waits for: the upstream.
 
-- An object that is not in the folder yet is fetched once. Requests for it that arrive meanwhile wait for the same fetch.
-  A fetch that failed continues with the next request.
-- Paths that end in `.json`, and paths with a query, are small and may change. They are asked for every time, with
-  `If-None-Match` when the upstream gave an ETag; requests at the same time share one question.
+An object that is not in the folder yet is fetched once; requests that arrive meanwhile wait for the same fetch. One that failed continues
+with the next request. Paths that end in `.json`, and paths with a query, are small and may change. They are asked for every time, with
+`If-None-Match` when the upstream gave an ETag; requests at the same time share one question.
 
 Limits: the upstream must answer without a key. The cache checks no hash, because replicas verify everything. It removes
 nothing, and does not sync what it writes: after a power cut, empty the folder.

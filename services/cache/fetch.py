@@ -36,10 +36,9 @@ _PIECE_BYTES = 64 * 1024
 class Fetching(NamedTuple):
     """How objects are fetched.
 
-    Each of `connections` first requests `first_bytes`; together they are more than the link holds (bandwidth times round
-    trip). Nothing more is requested until the length is known. Then each connection keeps `depth` parts of `part_bytes` on
-    the way. A connection without data for `silence` seconds is closed. After `tries` failures in a row, `pause` seconds
-    apart, the fetch fails.
+    Each of `connections` first requests `first_bytes`; together they are more than the link holds (bandwidth times round trip). When the
+    length is known, each keeps `depth` parts of `part_bytes` on the way. A connection without data for `silence` seconds is closed. After
+    `tries` failures in a row, `pause` seconds apart, the fetch fails.
     """
 
     connections: int = 16
@@ -186,8 +185,7 @@ class Download:
         """Fetch what is missing, then move the file to its place.
 
         Raises:
-            NotFound: the upstream has no such object.
-            Unavailable: the upstream does not answer.
+            NotFound, Unavailable: the upstream has no such object, or does not answer.
             InvalidSettings: the upstream does not serve parts, or changed the object.
         """
         workers = [asyncio.create_task(self._work()) for _ in range(self._upstream.fetching.connections)]

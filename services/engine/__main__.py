@@ -28,9 +28,8 @@ from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower
 from services.engine.local_copy import LocalCopy
-from services.engine.repository import keep_swap, read_wanted
+from services.engine.repository import SwapRecord, keep_swap, read_wanted
 from services.engine.settings import EngineSettings
-from services.engine.swap import SwapRecord
 from services.guarding import GuardedProtocol
 from weights.replica.slots import Slots
 from weights.stores.opening import open_weight_store

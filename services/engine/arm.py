@@ -23,8 +23,7 @@ from llguidance import LLMatcher
 from contracts.cache_salts import scope_of
 from contracts.errors import GrammarStuck, Unavailable
 from policy.weights import Patches, apply_patches
-from services.engine.active_requests import ActiveRequest, TokenChunk, hand_over
-from services.engine.admission import Bounds, admit
+from services.engine.active_requests import ActiveRequest, Bounds, TokenChunk, admit, hand_over
 from services.engine.grammars import Grammars
 from services.engine.manager import PagedRunner, end_ids, limits_of
 from services.engine.prefixes import PrefixStore, PrefixUse

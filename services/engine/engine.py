@@ -40,11 +40,11 @@ from services.engine.experts import observer_of
 from services.engine.grammar_queue import QueueBounds
 from services.engine.grammars import Grammars
 from services.engine.manager import end_ids
+from services.engine.repository import SwapRecord, added_gap
 from services.engine.runners import ForwardObserver
 from services.engine.sampling import ABILITIES
 from services.engine.settings import EngineSettings
 from services.engine.staging import Stager, VersionSource
-from services.engine.swap import SwapRecord, added_gap
 
 ENGINE = f"millrace-transformers/{transformers.__version__}"
 _MAX_SWAPS = 1000
@@ -138,8 +138,7 @@ class Engine:
         `root` and `run`: the checksum and the training run that the assignment names.
 
         Raises:
-            NotFound, WeightsRefused: the version cannot be loaded; the arm keeps its version.
-            Unavailable: the arm is restarting; try again.
+            NotFound, WeightsRefused, Unavailable: it cannot be loaded, or the arm is restarting; the arm keeps its version.
         """
         if arm not in self.slots:
             raise InvalidRequest(f"arm must be one of {', '.join(self.slots)}, not {arm!r}", param="arm")

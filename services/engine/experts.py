@@ -1,10 +1,8 @@
 """The experts that each request's tokens were computed with.
 
-In: the parts of each forward, and what hooks on the experts saw. Out: when a request ends, its record; empty unless it is right for
-every token. Waits for: the device, to copy the choices of a step.
-
-A position may be computed twice, after the cache of a request was given up. If it chose other experts then, tokens before and after
-were computed through different ones, and no single record is right: there is none.
+In: the parts of each forward, and what hooks on the experts saw. Out: when a request ends, its record. Waits for: the device, to copy the
+choices of a step. A position may be computed twice, after the cache of a request was given up. If it chose other experts then, tokens
+before and after were computed through different ones, and no single record is right: there is none.
 """
 
 from __future__ import annotations

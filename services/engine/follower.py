@@ -59,12 +59,9 @@ def next_problem(
 
 
 class Follower:
-    """See the module. `on_exit` is called if the thread ends with an error: the process should end too.
+    """See the module. `on_exit` is called if the thread ends with an error: the process should end too. `fatal` is that error.
 
     In an assignment that is read, `root` None accepts any checksum of the weights, and `run` None is the engine's own run.
-
-    Attributes:
-        fatal: the error, if the thread ended because no version can ever be loaded.
     """
 
     def __init__(

@@ -60,10 +60,9 @@ class GrammarChecker:
         )
         with self._lock:
             self._process, self._is_killed = process, False
-        try:
+        answer = None
+        with suppress(TimeoutError):
             answer = self._read(process, _START_SECONDS)
-        except TimeoutError:
-            answer = None
         if answer is None:
             self.close()
             raise Unavailable("the process that checks grammars does not start; try again")

@@ -18,12 +18,10 @@ _WINDOW_SECONDS = 60.0
 
 
 class QueueBounds(NamedTuple):
-    """What each tenant may have."""
+    """What each tenant may have: seconds of compiling, after which its new grammars are refused, and requests that wait for one."""
 
     seconds_per_minute: float = 20.0
-    """Seconds of compiling within a minute, after which its new grammars are refused."""
     num_requests: int = 256
-    """Requests that wait for a grammar."""
 
 
 class Compilation:

@@ -6,7 +6,7 @@ prompt has in common with one of them (`find`, `read`). Waits for: nothing. Ever
 
 Tokens are kept in blocks of 16 that form a tree. The key of a block is its parent and its ids themselves, no hash of them, and the parent
 of a first block is the *scope* of the request: a scope never sees a block of another one. All blocks are of one version: they are dropped
-before another one computes. The memory is one piece of a fixed size; when it is full, the leaf that was used longest ago goes.
+before another one computes. When the memory is full, the leaf that was used longest ago goes.
 """
 
 from __future__ import annotations

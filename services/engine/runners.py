@@ -35,8 +35,7 @@ Receive = Callable[[list[StepOutput]], None]
 class ForwardPart(NamedTuple):
     """The tokens at positions [start, start + length) of one request: prompt and answer, counted from the prompt's first token.
 
-    The parts of a forward are consecutive tokens of its flattened input, in order. A position may be computed again, after the
-    cache of a request was given up: the later result counts.
+    The parts of a forward are consecutive tokens of its flattened input. Of a position that is computed again, the later result counts.
     """
 
     request_id: str

@@ -28,33 +28,29 @@ VersionSource = WeightReader | LocalCopy
 
 
 class HeldVersion(NamedTuple):
-    """The version of a model's parameters."""
+    """The version of a model's parameters. Arms share `history`, so it is never changed."""
 
     version: int
     root: str
     history: History
-    """Never changed, because arms share it."""
     run: str
 
 
 class BaseWeights(NamedTuple):
-    """Weights in memory."""
+    """Weights in memory: those of an arm, or what `undo` leads to from there."""
 
     arm: str
     held: HeldVersion
     undo: Changes | None
-    """The changes that lead from the arm's weights to these; None: they are the arm's weights."""
 
 
 class StagedUpdate(NamedTuple):
-    """A prepared change of a model."""
+    """A prepared change of a model. `before` None: it was not verified. `payload_bytes` None: a full copy was fetched."""
 
     patches: Patches
     after: HeldVersion
     before: HeldVersion | None
-    """The version before the change; None: it was not verified."""
     payload_bytes: int | None
-    """Bytes fetched from the store; None: a full copy was fetched."""
 
 
 class Stager:

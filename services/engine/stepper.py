@@ -1,9 +1,8 @@
 """Runs models that cannot be paged: a stepping loop over sequences, each with transformers' own cache.
 
 In: requests and cancellations from any thread. Out: the outputs of each step, to `receive`, on the generation thread. Waits for: a
-request, while there is none; the end of a pause. A step makes one token for each sequence, and computes prompts that wait. A prompt is
-one forward of its own, whatever its length: the caches of some models (Mamba's) cannot go on with several tokens. Decoding is one
-forward for all sequences where their caches can be joined (see batch_cache.py), else one forward for each.
+request, while there is none; the end of a pause. A prompt is one forward of its own, whatever its length: the caches of some models
+(Mamba's) cannot go on with several tokens. Decoding is one forward for all sequences where their caches can be joined, else one for each.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def newest_live(changes: Iterable[Any]) -> dict[int, float]:
 
 
 def legs(samples: Sequence[SampleTimes], published: Mapping[int, float], live: Mapping[int, float]) -> list[Leg]:
-    """How long each stage took, and the whole way as the last one. `published`, `live`: version to when its manifest was made, and it first went live."""
+    """How long each stage took, and the whole way as the last one. `published`, `live`: versions to when they were, first."""
     return [
         _leg("joined", "answer → joined", ((row.created_at, row.joined_at) for row in samples)),
         _leg("scored", "signal → scored", ((row.signal_at, row.scored_at) for row in samples)),
@@ -120,10 +120,9 @@ def legs(samples: Sequence[SampleTimes], published: Mapping[int, float], live: M
 
 
 def acceptance(users: Iterable[queries.UserReward], judged: Iterable[queries.SentinelValue]) -> Columns:
-    """Users' rewards beside the gate's value, version by version, oldest first, each with its 95% interval.
+    """Users' rewards beside the gate's value, version by version, oldest first, each with its 95% interval: that of few is wide.
 
-    The gate asks sentinels, users ask what they want: a version that is better on the first and worse for the second is what this is
-    for. The interval of few is wide, and says so.
+    The gate asks sentinels, users ask what they want: this is for a version that is better on the first and worse for the second.
     """
     by_users, by_gate = {row.version: row for row in users}, {row.version: row for row in judged}
     columns: Columns = {"at": []}

@@ -97,7 +97,7 @@ class LoopRows(NamedTuple):
     dead_letters: Rows
     """Open ones: consumer_group, topic, partition, offset, reason, at, num_bytes; newest first."""
     outboxes: dict[str, int]
-    """Process to the number of messages that its outbox holds for the log."""
+    """As in `Totals`."""
     scores: list[ScoredAnswer]
     """Scores of answers to users; newest first."""
     steps: Rows
@@ -213,14 +213,16 @@ def read_learned(connection: Connection, versions: Collection[int]) -> list[Samp
     newest = trained.order_by(generation.c.version.desc()).limit(MAX_LOOKED).subquery()
     rows = list(connection.execute(select(newest).where(newest.c.state_version.in_(versions)).limit(MAX_SAMPLES)))
     keys = [sample_key(row.completion_id, row.choice) for row in rows]
-    signalled = _signalled(connection, [row.completion_id for row in rows])
+    said = select(*signal.c["completion_id", "choice"], func.min(signal.c.received_at).label("at"))
+    said = said.where(signal.c.completion_id.in_([row.completion_id for row in rows]), signal.c.revision.is_not(None))
+    firsts = connection.execute(said.group_by(signal.c.completion_id, signal.c.choice))
+    signalled = {sample_key(row.completion_id, row.choice): row.at for row in firsts}
     scored = _first(connection, score, score.c.key.in_(keys), score.c.reward.is_not(None))
     learned = _first(connection, outcome, outcome.c.key.in_(keys), outcome.c.state == "trained")
+    known = [(signalled.get(key), scored.get(key), learned.get(key)) for key in keys]
     return [
-        SampleTimes(
-            row.state_version, row.created_at, row.joined_at, signalled.get(key), scored.get(key), learned.get(key)
-        )
-        for row, key in zip(rows, keys, strict=True)
+        SampleTimes(row.state_version, row.created_at, row.joined_at, *times)
+        for row, times in zip(rows, known, strict=True)
     ]
 
 
@@ -274,13 +276,6 @@ def _bucketed(connection: Connection, at: Column[float], start: float, tenant: s
     if tenant is not None:
         statement = statement.where(at.table.c.tenant == tenant)
     return {number: count for number, count in connection.execute(statement)}  # noqa: C416 a row is not a tuple for dict()
-
-
-def _signalled(connection: Connection, ids: list[str]) -> dict[str, float]:
-    key = signal.c["completion_id", "choice"]
-    mine = select(*key, func.min(signal.c.received_at).label("at")).where(signal.c.completion_id.in_(ids))
-    rows = connection.execute(mine.where(signal.c.revision.is_not(None)).group_by(*key))
-    return {sample_key(row.completion_id, row.choice): row.at for row in rows}
 
 
 def _first(connection: Connection, table: Table, *conditions: ColumnElement[bool]) -> dict[str, float]:

@@ -29,13 +29,12 @@ NUM_DECISIONS = 12
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """A stage of the loop, and how many events left it in the last minute."""
+    """A stage of the loop, and how many events left it in the last minute. Without any of its processes it is dead."""
 
     name: str
     unit: str
     num_recent: int
     processes: tuple[str, ...]
-    """Without any of these it is dead."""
 
 
 class Edge(msgspec.Struct, frozen=True):
@@ -48,7 +47,7 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 class ArmStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The version of an arm and its `share` of the users, in [0, 1]; since when, by whom and why."""
+    """The version of an arm and its `share` of the users, in [0, 1]; since when, by whom and why; and when an engine last took it."""
 
     arm: str
     version: int | None
@@ -57,7 +56,6 @@ class ArmStatus(msgspec.Struct, frozen=True, kw_only=True):
     writer: str = ""
     reason: str = ""
     loaded_at: float | None = None
-    """When an engine last took the version into service."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,14 +43,11 @@ class PartitionLag(msgspec.Struct, frozen=True):
 
 
 class Traffic(NamedTuple):
-    """One topic and the lag of one consumer group. Times are UTC epoch seconds."""
+    """One topic: records of the last `RATE_SECONDS`, those that its consumer group has not handled, and when the oldest was appended."""
 
     num_recent: int
-    """Records appended in the last `RATE_SECONDS`."""
     num_waiting: int
-    """Records the group has not handled."""
     oldest_at: float | None
-    """When the oldest waiting record was appended."""
     partitions: list[PartitionLag] = []  # noqa: RUF012 never changed
 
     @property

@@ -20,6 +20,7 @@ from contracts.rollback import RollbackPlan
 from contracts.rollback_effects import describe, describe_treatment, read_effects
 from contracts.version_parents import BASE, stored_parents
 from services.dashboard.signin.access import Body, OperatorReader, OperatorWriter, OwnPage, Policy
+from services.dashboard.signin.repository import Session
 from services.http import read_json, reply
 from services.openapi import takes
 
@@ -84,8 +85,8 @@ def freeze(request: Request, session: OperatorWriter, policy: Policy, body: Body
     """Keep every arm as it is, once a person has confirmed it."""
     wanted, now = read_json(FreezeRequest, body), time.time()
     until = None if wanted.seconds is None else now + wanted.seconds
-    act = partial(holds.freeze, policy=policy, until=until, writer=session.name, reason=wanted.reason, now=now)
-    return _held(decide(request, act))
+    who = by(session, policy, wanted.reason)
+    return _held(decide(request, partial(holds.freeze, until=until, now=now, **who)))
 
 
 @router.post("/api/pin")
@@ -94,16 +95,8 @@ def pin(request: Request, session: OperatorWriter, policy: Policy, body: Body) -
     """Give everybody one version for a while, once a person has confirmed it."""
     wanted, now = read_json(PinRequest, body), time.time()
     request.app.state.store.manifest(policy, wanted.version)
-    act = partial(
-        holds.pin,
-        policy=policy,
-        version=wanted.version,
-        until=now + wanted.seconds,
-        writer=session.name,
-        reason=wanted.reason,
-        now=now,
-        seen_live=wanted.live,
-    )
+    who, until = by(session, policy, wanted.reason), now + wanted.seconds
+    act = partial(holds.pin, version=wanted.version, until=until, now=now, seen_live=wanted.live, **who)
     return _held(decide(request, act))
 
 
@@ -112,7 +105,7 @@ def pin(request: Request, session: OperatorWriter, policy: Policy, body: Body) -
 def resume(request: Request, session: OperatorWriter, policy: Policy, body: Body) -> Response:
     """End the freeze or the pin; the arms move from where they are."""
     wanted = read_json(ResumeRequest, body)
-    ended = decide(request, partial(holds.resume, policy=policy, writer=session.name, reason=wanted.reason))
+    ended = decide(request, partial(holds.resume, **by(session, policy, wanted.reason)))
     return reply({"ended": ended.kind, "version": ended.version})
 
 
@@ -123,7 +116,7 @@ def set_holdout(request: Request, session: OperatorWriter, policy: Policy, body:
     wanted = read_json(HoldoutRequest, body)
     if (wanted.version is None) != (wanted.share is None):
         raise InvalidValue("a hold-out has a version and a share; without both it ends", param="share")
-    who: dict[str, Any] = {"policy": policy, "writer": session.name, "reason": wanted.reason}
+    who = by(session, policy, wanted.reason)
     if wanted.version is None or wanted.share is None:
         arm = decide(request, partial(holdout.end_holdout, **who))
     else:
@@ -137,8 +130,7 @@ def set_holdout(request: Request, session: OperatorWriter, policy: Policy, body:
 def withdraw(request: Request, session: OperatorWriter, policy: Policy, body: Body) -> Response:
     """End the train of a version, once a person has confirmed it."""
     wanted = read_json(WithdrawRequest, body)
-    who: dict[str, Any] = {"policy": policy, "writer": session.name, "reason": wanted.reason}
-    left = decide(request, partial(rejection.withdraw, version=wanted.version, **who))
+    left = decide(request, partial(rejection.withdraw, version=wanted.version, **by(session, policy, wanted.reason)))
     return reply({"withdrawn": wanted.version, "left": list(left)})
 
 
@@ -156,17 +148,14 @@ def preview(
 def revoke(request: Request, session: OperatorWriter, policy: Policy, body: Body) -> Response:
     """Revoke a version that is not live, once a person has confirmed it."""
     wanted = read_json(RevokeRequest, body)
-    act = partial(
-        rejection.revoke,
-        policy=policy,
-        version=wanted.version,
-        writer=session.name,
-        reason=wanted.reason,
-        treatment=wanted.treatment,
-        seen_live=wanted.live,
-    )
-    plan, told = carry_out(request, policy, act)
+    who = by(session, policy, wanted.reason) | {"treatment": wanted.treatment, "seen_live": wanted.live}
+    plan, told = carry_out(request, policy, partial(rejection.revoke, version=wanted.version, **who))
     return reply({"live": plan.live, **told})
+
+
+def by(session: Session, policy: str, reason: str) -> dict[str, Any]:
+    """Who decides about which policy, and why, as the contracts name it."""
+    return {"policy": policy, "writer": session.name, "reason": reason}
 
 
 def decide(request: Request, act: Callable[[Connection], _Done]) -> _Done:

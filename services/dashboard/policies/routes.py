@@ -16,8 +16,7 @@ from contracts.revocations import Treatment
 from services.dashboard.live.queries import num_sentinels
 from services.dashboard.policies import decisions
 from services.dashboard.policies.decisions import InBody, Reason
-from services.dashboard.policies.gates import read_gates
-from services.dashboard.policies.queries import Key, count_learned, list_learned, newest_details, read_facts
+from services.dashboard.policies.queries import Key, count_learned, list_learned, newest_details, read_facts, read_gates
 from services.dashboard.signin.access import Body, OperatorReader, OperatorWriter, OwnPage, Policy
 from services.dashboard.signin.pages import PageRoute, render
 from services.http import read_json, reply
@@ -110,7 +109,7 @@ def preview(
 def roll_back(request: Request, session: OperatorWriter, policy: Policy, body: Body) -> Response:
     """Go back to an accepted version, once a person has confirmed it."""
     wanted = read_json(RollbackRequest, body)
-    who: dict[str, Any] = {"policy": policy, "writer": session.name, "reason": wanted.reason, "seen_live": wanted.live}
+    who = decisions.by(session, policy, wanted.reason) | {"seen_live": wanted.live}
     return _roll_back(request, to=wanted.to, treatment=wanted.treatment, revoke=wanted.revoke, **who)
 
 
@@ -120,7 +119,7 @@ def promote(request: Request, session: OperatorWriter, policy: Policy, body: Bod
     """Serve a published version, once a person has confirmed it. A version below the live one is gone back to, as by a rollback."""
     wanted = read_json(PromoteRequest, body)
     request.app.state.store.manifest(policy, wanted.to)
-    who: dict[str, Any] = {"policy": policy, "writer": session.name, "reason": wanted.reason, "seen_live": wanted.live}
+    who = decisions.by(session, policy, wanted.reason) | {"seen_live": wanted.live}
     if wanted.to < wanted.live:
         return _roll_back(request, to=wanted.to, **who)
     decisions.decide(request, partial(rollback.promote, to=wanted.to, **who))

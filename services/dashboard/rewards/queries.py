@@ -36,12 +36,10 @@ HOUR_SECONDS, DAY_SECONDS = 3600.0, 86_400.0
 
 
 class TimeWindow(NamedTuple):
-    """What counts of the last hour and day cover. Times are UTC epoch seconds."""
+    """What counts of the last day and `hour` cover, from these UTC epoch seconds on."""
 
     since: float
-    """Where the day begins."""
     hour: float
-    """Where the hour begins."""
     most: int = MAX_LOOKED
     """Newest rows that are looked at, of all tenants."""
     tenant: str | None = None

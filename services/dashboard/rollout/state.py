@@ -81,9 +81,8 @@ class RunningTrain(msgspec.Struct, frozen=True, kw_only=True):
     left_out: str
     """Answers that are not compared, by reason."""
     newest_at: float | None
-    """When the newest answer that is compared was given."""
+    """When the newest answer that is compared was given; `at`: when release last looked."""
     at: float | None
-    """When release last looked."""
     metrics: list[RolloutMetric]
     sample_ratio: SampleRatio | None
 
@@ -105,10 +104,9 @@ class LiftNow(msgspec.Struct, frozen=True, kw_only=True):
     """What everybody gets, compared with the hold-out's version, as release last measured it. Differences are of rewards in [0, 1]."""
 
     version: int | None
-    """The hold-out's version; None: there is no hold-out."""
+    """The hold-out's version, which it has `since` then; None: there is no hold-out."""
     share: float
     since: float | None
-    """When the hold-out got this version."""
     at: float | None = None
     oldest_at: float | None = None
     """The oldest answer that counts: at most 30 days before `at`."""

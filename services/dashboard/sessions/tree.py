@@ -85,8 +85,8 @@ class SessionTotals(NamedTuple):
 def tree_of(calls: Sequence[ShownCall]) -> list[TreeLine]:
     """The calls, each under the one that it goes on from. `calls` are in the order of time.
 
-    The longest chain behind a call goes on at its indentation, of equally long ones the newest. A parent that is not older than its
-    child cannot be: such a call stands at the root, like one whose parent is not among `calls`.
+    The longest chain behind a call goes on at its indentation, of equally long ones the newest. A call whose parent is not older, or not
+    among `calls`, stands at the root.
     """
     place: dict[CallRef, int] = {}
     parents: list[int | None] = []

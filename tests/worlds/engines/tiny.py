@@ -13,10 +13,10 @@ from contracts.assignments import Assignment
 from policy.weights import copy_tensors, tensors_of
 from services.engine.active_requests import TokenChunk
 from services.engine.engine import Engine
+from services.engine.repository import SwapRecord
 from services.engine.sampling import GenerateRequest, SamplingParams
 from services.engine.settings import EngineSettings
 from services.engine.staging import VersionSource
-from services.engine.swap import SwapRecord
 from tests.models import built_once, llama_config
 from tests.tolerances import network_tolerance
 from tests.unit.services.serving import PATIENCE_SECONDS

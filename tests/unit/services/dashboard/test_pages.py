@@ -16,7 +16,7 @@ from contracts.tables import dead_letter, generation, score, signal
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.formatting import MISSING
-from services.dashboard.policies.gates import read_gates
+from services.dashboard.policies.queries import read_gates
 from services.dashboard.signin.pages import PAGES as PAGES_BY_NAME
 from services.dashboard.signin.repository import COOKIE, Sessions
 from tests.worlds.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, SCRIPT, key_of

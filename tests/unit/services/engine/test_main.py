@@ -8,8 +8,7 @@ from contracts import assignments
 from contracts.tables import swap
 from runtime.database import Database
 from runtime.days import migrate
-from services.engine.repository import keep_swap, read_wanted
-from services.engine.swap import SwapRecord
+from services.engine.repository import SwapRecord, keep_swap, read_wanted
 
 
 def test_assignments_in_and_swaps_out(tmp_path: Path) -> None:
