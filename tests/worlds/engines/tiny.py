@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -49,6 +50,17 @@ def make_store(num_versions: int = 3) -> StoreInMemory:
     for number in range(1, num_versions + 1):
         store.add(number, tensors_of(tiny_model(number)), parent=number - 1 or None)
     return store
+
+
+def moved(tensors: Tensors, seed: int) -> Tensors:
+    """One weight in fifty one unit in the last place away."""
+    draw = np.random.default_rng(seed)
+    found = {}
+    for name, tensor in tensors.items():
+        words = tensor.data.view("<u2").copy()
+        words[draw.random(words.size) < 0.02] ^= 1
+        found[name] = tensor._replace(data=words.view(np.uint8))
+    return found
 
 
 def make_engine(  # noqa: PLR0917 tests say what differs

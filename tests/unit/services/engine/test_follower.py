@@ -133,9 +133,7 @@ def test_a_broken_reader_ends_the_process() -> None:
     engine = make_engine(make_store(1))
     follower = Follower(engine, broken, on_exit=lambda: ended.append(True))
     follower.start()
-    deadline = time.monotonic() + 60
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(ended)
     follower.stop()
     assert ended == [True]
     engine.close()
@@ -220,9 +218,7 @@ def test_a_base_that_cannot_be_loaded_ends_the_process() -> None:
     engine = make_engine(make_store(1), make_model=unloadable)
     follower = Follower(engine, lambda: {"live": assigned(1)}, on_exit=lambda: ended.append(True))
     follower.start()
-    deadline = time.monotonic() + 60
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(ended)
     follower.stop()
     engine.close()
     assert ended == [True]
@@ -238,6 +234,12 @@ def test_a_second_model_that_cannot_be_loaded_leaves_what_serves() -> None:
     assert engine.versions() == {"live": 1}
     assert follower.problems()["candidate"].code == "invalid_settings"
     engine.close()
+
+
+def wait_for(ended: list[bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def unloadable() -> Any:
