@@ -2,7 +2,7 @@
 
     event loop: routes ─▶ resolve() ─▶ EngineArm.submit() ─▶ the manager's queue ─▶ generation thread of the arm
                              ▲                                                            │ tokens of each step
-                             └── ActiveRequest._queue ◀── hand_over() wakes the loop ◀────┘
+                             └── ActiveRequest.queue ◀─── hand_over() wakes the loop ◀────┘
     follower thread: update() ─┐
     routes: pause(), resume() ─┴▶ _control, one thread ─▶ Stager: fetch and verify ─▶ EngineArm.swap(), between two steps
 
