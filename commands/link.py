@@ -7,7 +7,7 @@ from pathlib import Path
 
 from commands.options import DEFAULT_HOME, HomeOption
 from runtime.settings import load_settings
-from services.dashboard.signin.sessions import Sessions
+from services.dashboard.signin.repository import Sessions
 
 
 def link(home: HomeOption = DEFAULT_HOME) -> None:

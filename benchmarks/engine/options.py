@@ -20,19 +20,19 @@ import torch
 
 from benchmarks.report import print_table, summarise, write_report
 from services.engine.grammars import Grammars, json_grammar
-from services.engine.sampler import sample
-from services.engine.sequence import SamplingOptions, SequenceSampling
+from services.engine.sampler import SequenceSampling, sample
+from services.engine.sampling import SamplingParams
 from tests.worlds.paths import BASE
 
-_OPTIONS: dict[str, SamplingOptions] = {
-    "temperature": SamplingOptions(temperature=0.7),
-    "min-p": SamplingOptions(min_p=0.05),
-    "top-k": SamplingOptions(top_k=50),
-    "top-p": SamplingOptions(top_p=0.9),
-    "biases": SamplingOptions(logit_bias={1: 2.0, 2: -100.0}),
-    "penalties": SamplingOptions(repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.2),
-    "20 log-probs": SamplingOptions(num_logprobs=21),
-    "seed": SamplingOptions(seed=1),
+_OPTIONS: dict[str, SamplingParams] = {
+    "temperature": SamplingParams(temperature=0.7),
+    "min-p": SamplingParams(min_p=0.05),
+    "top-k": SamplingParams(top_k=50),
+    "top-p": SamplingParams(top_p=0.9),
+    "biases": SamplingParams(logit_bias={"1": 2.0, "2": -100.0}),
+    "penalties": SamplingParams(repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.2),
+    "20 log-probs": SamplingParams(logprobs=21),
+    "seed": SamplingParams(seed=1),
 }
 _GRAMMAR = "a grammar"
 _PROMPT = list(range(3, 67))
@@ -68,11 +68,11 @@ def _measure(options: argparse.Namespace, grammars: Grammars) -> dict[str, list[
     matcher = asyncio.run(grammars.matcher(json_grammar('{"type": "array", "items": {"type": "string"}}')))
 
     def plain(count: int) -> list[SequenceSampling]:
-        return [SequenceSampling(SamplingOptions(), _PROMPT) for _ in range(count)]
+        return [SequenceSampling(SamplingParams(), _PROMPT) for _ in range(count)]
 
     def used(name: str) -> SequenceSampling:
         if name == _GRAMMAR:
-            return SequenceSampling(SamplingOptions(), _PROMPT, matcher=matcher.deep_copy())
+            return SequenceSampling(SamplingParams(), _PROMPT, matcher=matcher.deep_copy())
         return SequenceSampling(_OPTIONS[name], _PROMPT)
 
     for number in range((2 if options.quick else options.rounds) + 1):  # the first warms up

@@ -28,8 +28,8 @@ from benchmarks.report import percentile, print_table, summarise, write_report
 from benchmarks.swap.world import LIVE, SwapOutcome, publish_chain, swap_under_load, way
 from policy.load import load_model
 from policy.weights import ModelBits, copy_tensors, tensors_of
+from services.engine.repository import SwapRecord
 from services.engine.settings import EngineSettings
-from services.engine.swap import SwapRecord
 from tests.worlds.engines.labels import LabelledAnswer, check_labels
 from tests.worlds.engines.own import POLICY, open_engine
 from tests.worlds.paths import BASE

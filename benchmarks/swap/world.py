@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from contracts.errors import MillraceError, Unavailable
 from services.engine.engine import Engine
+from services.engine.repository import SwapRecord, added_gap
 from services.engine.sampling import GenerateRequest, SamplingParams
-from services.engine.swap import SwapRecord, added_gap
 from tests.worlds.engines.labels import LabelledAnswer
 from tests.worlds.engines.own import POLICY, Job, make_jobs
 from tests.worlds.versions import moved, publish_next

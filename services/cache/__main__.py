@@ -14,11 +14,7 @@ from services.serving import disk_check, serve
 
 
 def main(upstream: str, folder: Path, host: str, port: int, fetching: Fetching) -> None:
-    """Serve a region's cache of `upstream` until SIGTERM or SIGINT.
-
-    Raises:
-        InvalidSettings: the upstream is not an http URL, the folder cannot be made, or the address cannot be used.
-    """
+    """Serve a region's cache of `upstream` until SIGTERM or SIGINT. Raises InvalidSettings: URL, folder or address cannot be used."""
     set_up_logs("cache")
     source = Upstream(upstream, fetching)
     try:
@@ -26,9 +22,7 @@ def main(upstream: str, folder: Path, host: str, port: int, fetching: Fetching) 
     except OSError as error:
         raise InvalidSettings(f"--folder {folder}: {error.strerror}; choose a folder that can be written") from error
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # uvicorn sets its own handlers, and sends the signal again when it has ended
+        signal.signal(number, signal.SIG_IGN)  # uvicorn has handlers of its own, and sends the signal again at its end
     try:
         serve({"/": create_app(RegionCache(source, folder))}, {"storage": disk_check(folder)}, host, port)
     except OSError as error:

@@ -5,10 +5,9 @@
 
 In: GET /PATH, with or without Range. Out: the object from the folder. Waits for: the upstream.
 
-- An object that is not in the folder yet is fetched once. Requests for it that arrive meanwhile wait for the same fetch.
-  A fetch that failed continues with the next request.
-- Paths that end in `.json`, and paths with a query, are small and may change. They are asked for every time, with
-  `If-None-Match` when the upstream gave an ETag; requests at the same time share one question.
+An object that is not in the folder yet is fetched once; requests that arrive meanwhile wait for the same fetch. One that failed continues
+with the next request. Paths that end in `.json`, and paths with a query, are small and may change. They are asked for every time, with
+`If-None-Match` when the upstream gave an ETag; requests at the same time share one question.
 
 Limits: the upstream must answer without a key. The cache checks no hash, because replicas verify everything. It removes
 nothing, and does not sync what it writes: after a power cut, empty the folder.
@@ -35,12 +34,7 @@ class SmallAnswer(NamedTuple):
 
 
 class RegionCache:
-    """Objects in a folder, fetched at the first request. Belongs to one event loop.
-
-    Args:
-        upstream: where objects come from.
-        folder: where they are kept.
-    """
+    """Objects in a folder, fetched from the upstream at the first request. Belongs to one event loop."""
 
     def __init__(self, upstream: Upstream, folder: Path) -> None:
         self._upstream, self._folder = upstream, folder.resolve()
@@ -54,12 +48,10 @@ class RegionCache:
         return self._upstream.stats
 
     async def object(self, name: str) -> Path:
-        """The file of an object; fetches it first if necessary.
+        """The file of an object; fetches it first if necessary. The next request continues where a failed one stopped.
 
         Raises:
-            NotFound: the upstream has no such object.
-            Unavailable: the upstream does not answer; the next request continues where this one stopped.
-            InvalidSettings: the upstream does not serve parts, or changed the object.
+            NotFound, Unavailable, InvalidSettings: see `Download.run`.
             InvalidRequest: the path leads out of the folder.
         """
         path = (self._folder / name).resolve()
@@ -70,19 +62,13 @@ class RegionCache:
         return path
 
     async def small(self, target: str) -> SmallAnswer:
-        """The upstream's current answer for a path and its query.
-
-        Raises:
-            NotFound: the upstream has no such path.
-            Unavailable: the upstream does not answer.
-        """
+        """The upstream's current answer for a path and its query. Raises NotFound, Unavailable."""
         found: SmallAnswer = await self._once(f"?{target}", lambda: self._revalidate(target))
         return found
 
     async def close(self) -> None:
         """Cancel what is being fetched, and close the connections."""
-        fetches = list(self._fetches.values())
-        for fetch in fetches:
+        for fetch in (fetches := list(self._fetches.values())):
             fetch.cancel()
         await asyncio.gather(*fetches, return_exceptions=True)
         self._upstream.close()

@@ -36,10 +36,9 @@ _PIECE_BYTES = 64 * 1024
 class Fetching(NamedTuple):
     """How objects are fetched.
 
-    Each of `connections` first requests `first_bytes`; together they are more than the link holds (bandwidth times round
-    trip). Nothing more is requested until the length is known. Then each connection keeps `depth` parts of `part_bytes` on
-    the way. A connection without data for `silence` seconds is closed. After `tries` failures in a row, `pause` seconds
-    apart, the fetch fails.
+    Each of `connections` first requests `first_bytes`; together they are more than the link holds (bandwidth times round trip). When the
+    length is known, each keeps `depth` parts of `part_bytes` on the way. A connection without data for `silence` seconds is closed. After
+    `tries` failures in a row, `pause` seconds apart, the fetch fails.
     """
 
     connections: int = 16
@@ -123,24 +122,15 @@ class Connection:
 
 
 class Upstream:
-    """Where objects come from, and the open connections to it.
-
-    Args:
-        url: `http://host:port/prefix`.
-        fetching: how to fetch.
-
-    Raises:
-        InvalidSettings: the URL has another form.
-    """
+    """Where objects come from, and the open connections to it. Raises InvalidSettings unless `url` is `http://host:port/prefix`."""
 
     def __init__(self, url: str, fetching: Fetching) -> None:
         try:
             parts = urlsplit(url)
             port = parts.port or 80
         except ValueError as error:
-            raise InvalidSettings(
-                f"the upstream {url!r} is not a URL: {error}; give http://HOST:PORT/PREFIX"
-            ) from error
+            said = f"the upstream {url!r} is not a URL: {error}; give http://HOST:PORT/PREFIX"
+            raise InvalidSettings(said) from error
         if parts.scheme != "http" or not parts.hostname:
             raise InvalidSettings(
                 f"the upstream is http://HOST:PORT/PREFIX, not {url!r}; for https put a proxy or a tunnel in between"
@@ -179,13 +169,7 @@ class Upstream:
 
 
 class Download:
-    """One object on its way into the folder. Parts that arrived are kept when `run` fails.
-
-    Args:
-        target: the path of the object at the upstream.
-        path: the file to make.
-        upstream: where the parts come from.
-    """
+    """One object on its way from the upstream's `target` to the file `path`. Parts that arrived are kept when `run` fails."""
 
     def __init__(self, target: str, path: Path, upstream: Upstream) -> None:
         self._target, self._path, self._upstream = target, path, upstream
@@ -201,8 +185,7 @@ class Download:
         """Fetch what is missing, then move the file to its place.
 
         Raises:
-            NotFound: the upstream has no such object.
-            Unavailable: the upstream does not answer.
+            NotFound, Unavailable: the upstream has no such object, or does not answer.
             InvalidSettings: the upstream does not serve parts, or changed the object.
         """
         workers = [asyncio.create_task(self._work()) for _ in range(self._upstream.fetching.connections)]
@@ -241,11 +224,12 @@ class Download:
                 failures = 0 if self._upstream.stats.upstream_bytes > before else failures + 1
                 await asyncio.sleep(self._upstream.fetching.pause)
             else:
-                if not self._is_more():
+                if not self._returned and (self._size is None or self._start(self._next) >= self._size):
                     return
-        raise Unavailable(
+        said = (
             f"the upstream is silent, {self._target} is not complete: try again, the fetch continues where it stopped"
         )
+        raise Unavailable(said)
 
     async def _receive_parts(self, connection: Connection, asked: deque[int]) -> None:
         """Fetch parts until none is left. `asked`: the parts on the way, also after a break."""
@@ -293,10 +277,6 @@ class Download:
                 f"the upstream changed {self._target} during the fetch: objects must keep their bytes"
             )
         self._size = int(found[2])
-
-    def _is_more(self) -> bool:
-        known = self._size is not None and self._start(self._next) < self._size
-        return known or bool(self._returned)
 
     def _next_part(self) -> int | None:
         if self._returned:

@@ -13,30 +13,56 @@ from pathlib import Path
 from fastapi import FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.assignments import MOVED
 from contracts.errors import NotFound
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from runtime.weight_metrics import WeightStoreMetrics
+from services.dashboard.generations.detail import TokenTexts
 from services.dashboard.generations.routes import router as generations
-from services.dashboard.generations.tokens import TokenTexts
-from services.dashboard.headers import SafeHeaders
 from services.dashboard.live.reader import StateReader
 from services.dashboard.live.routes import router as live
-from services.dashboard.live.shutdown import stop_on_signal
-from services.dashboard.live.watcher import Watcher
+from services.dashboard.live.watcher import Watcher, stop_on_signal
 from services.dashboard.policies.routes import router as policies
 from services.dashboard.rewards.routes import router as rewards
-from services.dashboard.rollout.routes import router as rollout
 from services.dashboard.sessions.routes import router as sessions
 from services.dashboard.signin.pages import show_unknown
+from services.dashboard.signin.repository import Sessions
 from services.dashboard.signin.routes import router as signin
-from services.dashboard.signin.sessions import Sessions
 from services.dashboard.tenant.watchers import TenantReader, Watchers
 from services.http import make_service
 from weights.stores.opening import open_weight_store
+
+_POLICY = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+"""They forbid browsers everything that the pages do not need."""
+
+
+class SafeHeaders:
+    """Adds `HEADERS` to every response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
 
 
 def create_app(settings: Settings, *, links: ReplicaLinks | None = None, has_trains: bool = True) -> FastAPI:
@@ -65,7 +91,7 @@ def create_app(settings: Settings, *, links: ReplicaLinks | None = None, has_tra
     app.state.settings, app.state.policy = settings, settings.policy
     app.state.bell = links.bell
     app.state.token_texts = TokenTexts(settings.base)
-    for room in (signin, live, rollout, policies, generations, sessions, rewards):
+    for room in (signin, live, policies, generations, sessions, rewards):
         app.include_router(room)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
     app.add_middleware(SafeHeaders)

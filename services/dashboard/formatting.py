@@ -1,4 +1,7 @@
-"""Numbers and times as people read them. `static/format.js` writes every number the same way: a browser test compares the two."""
+"""Numbers and times as people read them, and faults: what cannot be shown is counted and logged, and the rest of the page is shown.
+
+`static/format.js` writes every number the same way: a browser test compares the two.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import structlog
 from markupsafe import Markup
 
 from contracts.intervals import share_interval
+from runtime.log.dead_letters import traceback_of
 from runtime.metrics import DASHBOARD_FAULTS
 
 MISSING = "\N{EN DASH}"
@@ -18,6 +22,12 @@ _TINY, _LARGE, _FEW_TIMES = 0.001, 100, 10
 _TIME = Markup('<time datetime="{0}" title="{1} UTC">{1} UTC</time>')
 
 log = structlog.get_logger()
+
+
+def note_fault(what: str, error: Exception) -> None:
+    """Count a fault under `what` and log its traceback."""
+    DASHBOARD_FAULTS.labels(what).inc()
+    log.error("cannot be shown", what=what, traceback=traceback_of(error))
 
 
 def add_filters(environment: jinja2.Environment) -> None:
@@ -33,10 +43,7 @@ def between(share: float, num: int) -> str:
 
 
 def clock(at: float | None) -> str:
-    """UTC epoch seconds as an element that the page's script rewrites in the reader's time zone.
-
-    A time outside of every calendar is shown as its number.
-    """
+    """UTC epoch seconds as an element that the page's script rewrites in the reader's time zone; as a number if no calendar has it."""
     if at is None:
         return MISSING
     try:

@@ -11,6 +11,7 @@ import uvicorn
 from transformers.utils import cached_file
 
 from contracts.assignments import LIVE, MOVED
+from contracts.engines import EngineReplica
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from contracts.faults import no_fault
 from policy.load import load_model
@@ -27,9 +28,8 @@ from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower
 from services.engine.local_copy import LocalCopy
-from services.engine.repository import keep_swap, read_wanted
+from services.engine.repository import SwapRecord, keep_swap, read_wanted
 from services.engine.settings import EngineSettings
-from services.engine.swap import SwapRecord
 from services.guarding import GuardedProtocol
 from weights.replica.slots import Slots
 from weights.stores.opening import open_weight_store
@@ -39,11 +39,7 @@ _GRACEFUL_SECONDS = 5
 
 
 def main(home: Path) -> None:
-    """Serve until SIGTERM or SIGINT.
-
-    Raises:
-        InvalidSettings: the home has no usable millrace.toml, or its base policy cannot be loaded.
-    """
+    """Serve until SIGTERM or SIGINT. Raises InvalidSettings: no usable millrace.toml, or the base policy cannot be loaded."""
     set_up_logs("engine")
     settings = load_settings(home)
     policy = settings.policy
@@ -87,19 +83,14 @@ def main(home: Path) -> None:
         run=settings.run,
         tokenizer=_tokenizer(settings.base),
     )
-    follower = Follower(engine, lambda: read_wanted(database, policy), on_exit=end, arms=own.slots)
-    announcer = EngineAnnouncer(
-        lambda: describe(
-            engine,
-            own.slots,
-            name=name,
-            url=url,
-            region=settings.region,
-            is_ending=server is not None and server.should_exit,
-        )._replace(run=settings.run, base=base, problems=problems_of(follower)),
-        EngineRows(database, policy),
-        end,
-    )
+    follower = Follower(engine, lambda: read_wanted(database, policy), on_exit=end)
+
+    def row() -> EngineReplica:
+        is_ending = server is not None and server.should_exit
+        described = describe(engine, name=name, url=url, region=settings.region, is_ending=is_ending)
+        return described._replace(run=settings.run, base=base, problems=problems_of(follower))
+
+    announcer = EngineAnnouncer(row, EngineRows(database, policy), end)
     config = uvicorn.Config(
         make_app(engine, follower, engine_key(settings.home), announcer),
         http=GuardedProtocol,

@@ -1,19 +1,71 @@
-"""A request in flight: its tokens arrive from the generation thread, each with the version that made it."""
+"""Requests of one arm that are open: how many it accepts, and how their tokens arrive, each with the version that made it.
+
+Without a limit the queue would grow until all answers are late. So further requests are refused, with the time to try again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from time import perf_counter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from contracts.errors import EngineRestarted, MillraceError
+from contracts.errors import EngineRestarted, MillraceError, Overloaded
 from contracts.sampling import Span
 from services.engine.prefixes import PrefixUse
-from services.engine.sequence import SequenceSampling
+from services.engine.sampler import SequenceSampling
+from services.engine.sampling import GenerateRequest
+
+BACKGROUND_SHARE = 0.5
+"""The share of the bounds that rollouts, sentinels and shadows may use; the rest is for users."""
+_TURNOVER = 0.1  # the share of open requests that must end before a retry is worthwhile
+_LEAST_SECONDS, _MOST_SECONDS = 1, 30
+
+
+class Bounds(NamedTuple):
+    """The most that one arm may have open, running or waiting."""
+
+    num_requests: int
+    num_tokens: int
+    """Tokens of prompts and of the longest possible answers."""
+
+
+def admit(
+    bounds: Bounds,
+    open_tokens: Collection[int],
+    num_tokens: int,
+    ends: Sequence[float],
+    now: float,
+    *,
+    background: bool,
+) -> None:
+    """Return if a request of `num_tokens`, of its prompt and longest possible answer, may be accepted; always if no other is open.
+
+    `open_tokens`: the same for each open request. `ends`: when the last requests ended, oldest first, on any clock that tells `now` too.
+    `background`: it is not a user's. Raises Overloaded, with the seconds after which to try again.
+    """
+    share = BACKGROUND_SHARE if background else 1.0
+    most_requests, most_tokens = max(1, int(bounds.num_requests * share)), int(bounds.num_tokens * share)
+    if not open_tokens or (len(open_tokens) < most_requests and sum(open_tokens) + num_tokens <= most_tokens):
+        return
+    seconds = retry_seconds(len(open_tokens), ends, now)
+    raise Overloaded(
+        f"the engine has {len(open_tokens)} requests with up to {sum(open_tokens)} tokens open, and takes {most_requests} with "
+        f"{most_tokens}{' for requests that are not of users' if background else ''}; try again in {seconds} s",
+        seconds,
+    )
+
+
+def retry_seconds(num_open: int, ends: Sequence[float], now: float) -> int:
+    """Seconds until a tenth of the open requests will have ended, at the rate of the last ends; from 1 to 30."""
+    if len(ends) < 2:  # noqa: PLR2004 a rate needs two
+        return _LEAST_SECONDS
+    pace = len(ends) / max(now - ends[0], 1e-3)
+    return min(_MOST_SECONDS, max(_LEAST_SECONDS, math.ceil(num_open * _TURNOVER / pace)))
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,27 +86,24 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActiveRequest:
-    """A request between its submission and its last token.
+    """A request between its submission and its last token; `num_reserved`: the tokens of its prompt and of its longest answer.
 
     In: all tokens so far, after each step, on the generation thread (`advance`). Out: chunks, on the event loop that submitted
-    the request (`chunks`); one per step if `streaming`, else one at the end. `num_reserved`: the tokens of the prompt and of the
-    longest answer.
+    the request (`chunks`); one per step if it streams, else one at the end.
     """
 
     def __init__(
         self,
-        *,
         request_id: str,
-        num_prompt: int,
-        num_reserved: int,
+        request: GenerateRequest,
         sampling: SequenceSampling,
         stops: frozenset[int],
-        streaming: bool,
         prefix: PrefixUse | None = None,
     ) -> None:
         self.request_id = request_id
-        self.num_prompt = num_prompt
-        self.num_reserved = num_reserved
+        self.request = request
+        self.num_prompt = len(request.token_ids)
+        self.num_reserved = self.num_prompt + request.sampling_params.max_tokens
         self.loop = asyncio.get_running_loop()
         self.submitted_at = perf_counter()
         self.token_times: list[float] = []
@@ -62,25 +111,21 @@ class ActiveRequest:
         self.sampling = sampling
         self.stops = stops
         self.prefix = prefix
-        self._streaming = streaming
         self._spans: list[Span] = []
         self._num_sent = 0
         self._num_spans_sent = 0
-        self._queue: asyncio.Queue[TokenChunk] = asyncio.Queue()
+        self.queue: asyncio.Queue[TokenChunk] = asyncio.Queue()
 
     def advance(
         self, token_ids: list[int], logprobs: list[float], *, finished: bool, version: int
     ) -> TokenChunk | None:
-        """Take all ids [T] and log-probs [T] of the answer so far. Returns the chunk to send, if any.
-
-        The new tokens were made by `version`: weights change only between steps.
-        """
+        """Take all ids [T] and log-probs [T] of the answer so far, the new ones by `version`. Returns the chunk to send, if any."""
         num_known = len(self.token_times)
         if len(token_ids) > num_known and (not self._spans or self._spans[-1].version != version):
             self._spans.append(Span(num_known, version))
         self.token_times.extend([perf_counter()] * (len(token_ids) - num_known))
         self.finished = finished
-        if not (self._streaming or finished):
+        if not (self.request.stream or finished):
             return None
         chunk = TokenChunk(
             token_ids=token_ids[self._num_sent :],
@@ -103,19 +148,10 @@ class ActiveRequest:
         text = f"the engine restarted and lost this request ({reason}); send it again"
         return self.fail(EngineRestarted(text, request_id=self.request_id))
 
-    def put(self, chunk: TokenChunk) -> None:
-        """Pass a chunk to the reader. Call it on the event loop."""
-        self._queue.put_nowait(chunk)
-
     async def chunks(self) -> AsyncIterator[TokenChunk]:
-        """The chunks of the answer, up to the one with a finish reason.
-
-        Raises:
-            EngineRestarted: the generation loop died during the request.
-            GrammarStuck: the grammar of the answer cannot go on.
-        """
+        """The chunks of the answer, up to the one with a finish reason. Raises EngineRestarted (its tokens are lost), GrammarStuck."""
         while True:
-            chunk = await self._queue.get()
+            chunk = await self.queue.get()
             if chunk.error is not None:
                 raise chunk.error
             yield chunk
@@ -140,4 +176,4 @@ def hand_over(chunks: list[tuple[ActiveRequest, TokenChunk]]) -> None:
 
 def _put_all(batch: list[tuple[ActiveRequest, TokenChunk]]) -> None:
     for active, chunk in batch:
-        active.put(chunk)
+        active.queue.put_nowait(chunk)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
 
 import structlog
 
 from contracts.engines import EngineReplica, LoadProblem
 from contracts.errors import InvalidSettings, NameTaken, Unavailable
 from engines.registry import OWN
+from runtime.engine_rows import EngineRows
 from runtime.listening import replica_number
 from runtime.settings import Settings
 from services.engine.engine import Engine
@@ -29,30 +29,11 @@ _ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 compared, not bound
 _log = structlog.get_logger(__name__)
 
 
-class ReplicaRowWriter(Protocol):
-    """Where rows are written: `EngineRows`."""
-
-    def announce(self, replica: EngineReplica) -> None:
-        """Write or renew a row. Raises NameTaken, Unavailable."""
-
-    def withdraw(self, name: str) -> None:
-        """Remove a row that was written here. Raises Unavailable."""
-
-
 class EngineAnnouncer:
-    """See the module.
-
-    Args:
-        row: describes the engine now.
-        rows: where it is written.
-        on_exit: called if another replica has the name; the process should end.
-
-    Attributes:
-        fatal: that error.
-    """
+    """See the module. `row` describes the engine now; `on_exit` is called if another replica has the name: `fatal`, then, says so."""
 
     def __init__(
-        self, row: Callable[[], EngineReplica], rows: ReplicaRowWriter, on_exit: Callable[[], None] = lambda: None
+        self, row: Callable[[], EngineReplica], rows: EngineRows, on_exit: Callable[[], None] = lambda: None
     ) -> None:
         self._row = row
         self._rows = rows
@@ -98,12 +79,9 @@ class EngineAnnouncer:
             self.step(monotonic())
 
 
-def describe(
-    engine: Engine, slots: Sequence[str], *, name: str, url: str, region: str, is_ending: bool = False
-) -> EngineReplica:
+def describe(engine: Engine, *, name: str, url: str, region: str, is_ending: bool = False) -> EngineReplica:
     """The row of an engine as it is now; `is_ending`: it finishes its requests and takes no more. The writer sets `seen_at`."""
     status, facts = engine.health()
-    held = engine.held()
     return EngineReplica(
         name=name,
         policy=engine.policy,
@@ -111,7 +89,7 @@ def describe(
         kind=OWN,
         region=region,
         status="ending" if is_ending else status,
-        slots={slot: held.get(slot) for slot in slots},
+        slots=facts["versions"],
         abilities=engine.abilities,
         instance=engine.instance,
         engine=facts["engine"],

@@ -18,25 +18,18 @@ from typing import Any
 
 import msgspec
 import structlog
+from llguidance import LLMatcher
 
 from contracts.cache_salts import scope_of
 from contracts.errors import GrammarStuck, Unavailable
 from policy.weights import Patches, apply_patches
-from services.engine.active_requests import ActiveRequest, TokenChunk, hand_over
-from services.engine.admission import Bounds, admit
-from services.engine.forwards import ForwardObserver, NoObserver
+from services.engine.active_requests import ActiveRequest, Bounds, TokenChunk, admit, hand_over
 from services.engine.grammars import Grammars
 from services.engine.manager import PagedRunner, end_ids, limits_of
 from services.engine.prefixes import PrefixStore, PrefixUse
-from services.engine.runners import Runner, StepOutput, runner_for
-from services.engine.sampling import (
-    GenerateRequest,
-    check_request,
-    grammar_of,
-    options_of,
-    stop_ids,
-)
-from services.engine.sequence import Matcher, SequenceSampling
+from services.engine.runners import ForwardObserver, StepOutput, runner_for
+from services.engine.sampler import SequenceSampling
+from services.engine.sampling import GenerateRequest, check_request, grammar_of, stop_ids
 from services.engine.settings import EngineSettings
 from services.engine.stepper import SteppedRunner
 
@@ -73,7 +66,7 @@ class EngineArm:
         self._settings = settings
         self._on_gave_up = on_gave_up
         self._grammars = grammars
-        self._observer = observer or NoObserver()
+        self._observer = observer or ForwardObserver()
         self.records_experts = observer is not None
         # An answer's experts are of all its tokens, so all of them must be computed.
         keeps = settings.prefix_cache_bytes > 0 and self.runner_kind == "paged" and not self.records_experts
@@ -81,9 +74,8 @@ class EngineArm:
         self._end_ids = end_ids(model)
         self.recent_gaps: deque[float] = deque(maxlen=_NUM_RECENT_GAPS)
         """Seconds between two tokens, of the answers that ended last."""
-        self._bounds = Bounds(
-            settings.max_open_requests, settings.max_open_tokens or _TURNS_OF_CACHE * settings.cache_tokens
-        )
+        most_tokens = settings.max_open_tokens or _TURNS_OF_CACHE * settings.cache_tokens
+        self._bounds = Bounds(settings.max_open_requests, most_tokens)
         self._recent_ends: deque[float] = deque(maxlen=_NUM_RECENT_ENDS)
         self._active: dict[str, ActiveRequest] = {}
         self._num_submitted = 0
@@ -117,12 +109,7 @@ class EngineArm:
         return len(self._active)
 
     async def open(self, request: GenerateRequest) -> ActiveRequest:
-        """Start a request, with a grammar or without. One whose grammar is new is not among the open ones until that is compiled.
-
-        Raises:
-            InvalidSchema: the grammar cannot be used; see `Grammars.matcher`.
-            InvalidRequest, ContextLengthExceeded, Overloaded, Unavailable: see `submit`.
-        """
+        """Start a request, with a grammar or without; a new grammar is compiled first. Raises as `submit`, and as `Grammars.matcher`."""
         outputs = request.sampling_params.structured_outputs
         if outputs is None:
             return self.submit(request)
@@ -131,7 +118,7 @@ class EngineArm:
         tenant = scope_of(request.cache_salt or "")
         return self.submit(request, await self._grammars.matcher(grammar_of(outputs), made_ids, tenant))
 
-    def submit(self, request: GenerateRequest, matcher: Matcher | None = None) -> ActiveRequest:
+    def submit(self, request: GenerateRequest, matcher: LLMatcher | None = None) -> ActiveRequest:
         """Start a request; `matcher`: its grammar, advanced by the tokens so far. Call it on an event loop.
 
         Raises:
@@ -140,46 +127,26 @@ class EngineArm:
             Unavailable: the runner is restarting or stopping.
         """
         check_request(request, self.limits)
-        params = request.sampling_params
-        sampling = SequenceSampling(options_of(params), request.token_ids, num_made=request.num_made, matcher=matcher)
+        params, token_ids = request.sampling_params, request.token_ids
+        sampling = SequenceSampling(params, token_ids, num_made=request.num_made, matcher=matcher)
+        stops = stop_ids(params, self._end_ids)
+        prefix = PrefixUse(request.cache_salt) if self._prefixes is not None and request.cache_salt else None
         with self._lock:
-            active = self._admit(request, sampling)
-            self._active[active.request_id] = active  # before its first step can end
-            accepted = self._runner.add(
-                active.request_id,
-                request.token_ids,
-                max_tokens=params.max_tokens,
-                stops=active.stops,
-                sampling=sampling,
-                prefix=active.prefix,
+            admit(
+                self._bounds,
+                [active.num_reserved for active in list(self._active.values())],
+                len(token_ids) + params.max_tokens,
+                tuple(self._recent_ends),
+                monotonic(),
+                background=request.priority > 0,
             )
-            if not accepted:
+            self._num_submitted += 1
+            active = ActiveRequest(f"{self.name}-{self._num_submitted}", request, sampling, stops, prefix)
+            self._active[active.request_id] = active  # before its first step can end
+            if not self._runner.add(active):
                 del self._active[active.request_id]
                 raise Unavailable("the engine is restarting; send the request again")
         return active
-
-    def _admit(self, request: GenerateRequest, sampling: SequenceSampling) -> ActiveRequest:
-        """The request as one that is open, if it may be."""
-        params = request.sampling_params
-        num_tokens = len(request.token_ids) + params.max_tokens
-        admit(
-            self._bounds,
-            [active.num_reserved for active in list(self._active.values())],
-            num_tokens,
-            tuple(self._recent_ends),
-            monotonic(),
-            background=request.priority > 0,
-        )
-        self._num_submitted += 1
-        return ActiveRequest(
-            request_id=f"{self.name}-{self._num_submitted}",
-            num_prompt=len(request.token_ids),
-            num_reserved=num_tokens,
-            sampling=sampling,
-            stops=stop_ids(params, self._end_ids),
-            streaming=request.stream,
-            prefix=PrefixUse(request.cache_salt) if self._prefixes is not None and request.cache_salt else None,
-        )
 
     def cancel(self, active: ActiveRequest) -> None:
         """Cancel a request and free its cache; nothing happens if it has ended."""
@@ -190,11 +157,7 @@ class EngineArm:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """A block in which no step runs; requests in flight are kept. Enter and leave it on one thread.
-
-        Raises:
-            Unavailable: the runner died before it could pause.
-        """
+        """A block in which no step runs; requests are kept. Enter and leave it on one thread. Raises Unavailable if the runner is dead."""
         with ExitStack() as stack:
             try:
                 stack.enter_context(self._runner.pause())
@@ -214,9 +177,8 @@ class EngineArm:
             self._drop_prefixes()
             apply_patches(patches)
             self.version = version
-            in_flight = [
-                (active, len(active.token_times)) for active in list(self._active.values()) if active.token_times
-            ]
+            answering = [active for active in list(self._active.values()) if active.token_times]
+            in_flight = [(active, len(active.token_times)) for active in answering]
             swapped_at = perf_counter()
         if not held:
             self._wait_for_tokens(in_flight)
@@ -271,7 +233,7 @@ class EngineArm:
 
     def _launch(self) -> None:
         self._drop_prefixes()  # a runner that died may have kept anything
-        self._runner: Runner = (
+        self._runner: PagedRunner | SteppedRunner = (
             PagedRunner(self.model, self._settings, self.receive, self._observer, self._prefixes)
             if self.runner_kind == "paged"
             else SteppedRunner(self.model, self._settings, self.receive, self._observer)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers import DynamicCache
 from transformers.cache_utils import (
     DynamicLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -22,11 +21,6 @@ from transformers.cache_utils import (
 
 _JOINABLE = (DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
 _STATES = ("conv_states", "recurrent_states")
-
-
-def new_cache(config: Any) -> Any:
-    """An empty cache for a model of this configuration."""
-    return DynamicCache(config=config)
 
 
 def has_keys(cache: Any) -> bool:
@@ -40,12 +34,7 @@ def is_joinable(cache: Any) -> bool:
 
 
 class BatchCache:
-    """See the module. Rows are in the order of their joining.
-
-    Attributes:
-        cache: transformers' cache of all rows; None while there are none.
-        lengths: tokens in each row.
-    """
+    """See the module. `cache` is None while there are no rows; `lengths` counts the tokens of each, in the order of joining."""
 
     def __init__(self) -> None:
         self.cache: Any = None
@@ -57,7 +46,13 @@ class BatchCache:
             self.cache = cache
         else:
             for layer, other in zip(self.cache.layers, cache.layers, strict=True):
-                _join(layer, other)
+                for name, place in _states(layer):
+                    states = getattr(layer, name)
+                    states[place] = torch.cat([states[place], getattr(other, name)[place]])
+                if _has_keys(layer):
+                    longest = max(layer.keys.size(2), other.keys.size(2))
+                    layer.keys = torch.cat([_padded(layer.keys, longest), _padded(other.keys, longest)])
+                    layer.values = torch.cat([_padded(layer.values, longest), _padded(other.values, longest)])
         self.lengths.append(length)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -71,7 +66,8 @@ class BatchCache:
         longest = max(self.lengths)
         for layer in self.cache.layers:
             index = torch.tensor(rows, device=layer.device)
-            for states, place in _states(layer):
+            for name, place in _states(layer):
+                states = getattr(layer, name)
                 states[place] = states[place].index_select(0, index)
             if _has_keys(layer):
                 layer.keys = layer.keys.index_select(0, index)[:, :, -longest:]
@@ -88,25 +84,11 @@ class BatchCache:
         return (torch.arange(total, device=device) >= starts[:, None]).long()
 
 
-def _join(layer: Any, other: Any) -> None:
-    for states, place in _states(layer):
-        states[place] = torch.cat([states[place], getattr(other, _name(layer, states))[place]])
-    if _has_keys(layer):
-        longest = max(layer.keys.size(2), other.keys.size(2))
-        layer.keys = torch.cat([_padded(layer.keys, longest), _padded(other.keys, longest)])
-        layer.values = torch.cat([_padded(layer.values, longest), _padded(other.values, longest)])
-
-
-def _states(layer: Any) -> Iterator[tuple[dict[int, Any], int]]:
-    """Each recurrent state of a layer, as the dict that holds it and its place there."""
+def _states(layer: Any) -> Iterator[tuple[str, int]]:
+    """Each recurrent state of a layer: the name of the dict that holds it, and its place there."""
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         for name in _STATES:
-            states = getattr(layer, name)
-            yield from ((states, place) for place, state in states.items() if state is not None)
-
-
-def _name(layer: Any, states: dict[int, Any]) -> str:
-    return next(name for name in _STATES if getattr(layer, name) is states)
+            yield from ((name, place) for place, state in getattr(layer, name).items() if state is not None)
 
 
 def _has_keys(layer: Any) -> bool:

@@ -2,7 +2,7 @@
 
     event loop: routes ─▶ resolve() ─▶ EngineArm.submit() ─▶ the manager's queue ─▶ generation thread of the arm
                              ▲                                                            │ tokens of each step
-                             └── ActiveRequest._queue ◀── hand_over() wakes the loop ◀────┘
+                             └── ActiveRequest.queue ◀─── hand_over() wakes the loop ◀────┘
     follower thread: update() ─┐
     routes: pause(), resume() ─┴▶ _control, one thread ─▶ Stager: fetch and verify ─▶ EngineArm.swap(), between two steps
 
@@ -37,14 +37,14 @@ from policy.weights import apply_patches
 from runtime.metrics import ENGINE_IN_FLIGHT, ENGINE_VERSION, SWAP_PAUSE_SECONDS
 from services.engine.arm import EngineArm
 from services.engine.experts import observer_of
-from services.engine.forwards import ForwardObserver
 from services.engine.grammar_queue import QueueBounds
 from services.engine.grammars import Grammars
-from services.engine.manager import end_ids, limits_of
+from services.engine.manager import end_ids
+from services.engine.repository import SwapRecord, added_gap
+from services.engine.runners import ForwardObserver
 from services.engine.sampling import ABILITIES
 from services.engine.settings import EngineSettings
 from services.engine.staging import Stager, VersionSource
-from services.engine.swap import SwapRecord, added_gap
 
 ENGINE = f"millrace-transformers/{transformers.__version__}"
 _MAX_SWAPS = 1000
@@ -56,8 +56,6 @@ class Engine:
 
     Args:
         policy: the `model` of requests.
-        settings: sizes of each arm.
-        store: where versions come from.
         run: the training run whose versions this engine serves; None: any run.
         make_model: makes a model of the policy's architecture on its device; its weights are replaced.
         on_swap: called on the control thread after every change of weights under traffic.
@@ -94,7 +92,8 @@ class Engine:
         self._make_observer = make_observer
         self._grammars: Grammars | None = None
         self._held = ExitStack()
-        self._paused = False
+        self.is_paused = False
+        """True between `pause` and `resume`."""
         self._control = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-control")
 
     def resolve(self, model: str, wanted: str | None = None) -> EngineArm:
@@ -109,21 +108,18 @@ class Engine:
         """
         policy, at, version = model.partition("@v")
         if policy != self.policy or (at and not version.isdecimal()):
-            raise UnknownModel(
-                f"{model!r} is not served here; ask for {self.policy} or {self.policy}@vN", param="model"
-            )
+            said = f"{model!r} is not served here; ask for {self.policy} or {self.policy}@vN"
+            raise UnknownModel(said, param="model")
         for name in sorted(self.slots, key=lambda name: name != wanted):
             arm = self.arms.get(name)
             if arm is not None and (arm.version == int(version) if at else name == LIVE):
                 return arm
         if at:
-            raise VersionNotResident(
-                f"{model} is not resident; resident: {sorted(self.versions().items())}", param="model"
-            )
+            said = f"{model} is not resident; resident: {sorted(self.versions().items())}"
+            raise VersionNotResident(said, param="model")
         if LIVE not in self.slots:
-            raise VersionNotResident(
-                f"this replica has no slot for the live version; ask for {policy}@vN", param="model"
-            )
+            said = f"this replica has no slot for the live version; ask for {policy}@vN"
+            raise VersionNotResident(said, param="model")
         raise Unavailable("the live version is still loading; try again")
 
     def held(self) -> dict[str, int | None]:
@@ -139,12 +135,10 @@ class Engine:
         """Bring an arm to a version, newer or older. Returns the record of the swap, or None if nothing was interrupted.
 
         The version is decoded and verified while the arm serves the old one; the pause only writes the weights that differ.
-        `root` and `run`: the checksum and the training run that the assignment names; None: those of the manifest and of this
-        engine.
+        `root` and `run`: the checksum and the training run that the assignment names.
 
         Raises:
-            NotFound, WeightsRefused: the version cannot be loaded; the arm keeps its version.
-            Unavailable: the arm is restarting; try again.
+            NotFound, WeightsRefused, Unavailable: it cannot be loaded, or the arm is restarting; the arm keeps its version.
         """
         if arm not in self.slots:
             raise InvalidRequest(f"arm must be one of {', '.join(self.slots)}, not {arm!r}", param="arm")
@@ -158,14 +152,8 @@ class Engine:
         """End the pause, if there is one."""
         self._control.submit(self._resume).result()
 
-    @property
-    def is_paused(self) -> bool:
-        """True between `pause` and `resume`."""
-        return self._paused
-
     def health(self) -> tuple[Literal["serving", "starting", "restarting", "paused", "failed"], dict[str, Any]]:
         """The status of the live arm (without a slot for it, of the first), and facts about all arms. `instance` is different for each start of an engine."""
-        first = self.arms.get(self._first)
         facts = {
             "instance": self.instance,
             "versions": self.held(),
@@ -173,11 +161,12 @@ class Engine:
             "in_flight": sum(arm.num_in_flight for arm in self.arms.values()),
             **self.system(),
         }
+        first = self.arms.get(self._first)
         if first is None:
             return "starting", facts
         if first.gave_up:
             return "failed", facts
-        if self._paused:
+        if self.is_paused:
             return "paused", facts
         return ("serving" if first.serving else "restarting"), facts
 
@@ -217,7 +206,7 @@ class Engine:
             arm.replace(step.patches, version)
             self._stager.applied(name, arm.model, step)
             return None
-        swapped_at, pause_seconds, token_times = arm.swap(step.patches, version, held=self._paused)
+        swapped_at, pause_seconds, token_times = arm.swap(step.patches, version, held=self.is_paused)
         self._stager.applied(name, arm.model, step)
         record = SwapRecord(
             policy=self.policy,
@@ -250,11 +239,12 @@ class Engine:
             version,
             settings=self._settings,
             grammars=self._grammars,
-            on_gave_up=self._on_gave_up if name == self._first else _ignore,
+            # Another slot that gave up stays down until its next version; the first goes on.
+            on_gave_up=self._on_gave_up if name == self._first else lambda: None,
             observer=self._make_observer(model),
         )
         self._stager.applied(name, model, step)
-        if self._paused:
+        if self.is_paused:
             self._held.enter_context(arm.pause())
         self.arms[name] = arm
         ENGINE_VERSION.labels(name).set(version)
@@ -265,7 +255,7 @@ class Engine:
         settings = self._settings
         return Grammars(
             self._tokenizer,
-            limits_of(model, settings).vocab_size,
+            model.config.vocab_size,
             end_ids(model),
             settings.grammar_seconds,
             num_workers=settings.grammar_workers,
@@ -273,17 +263,13 @@ class Engine:
         )
 
     def _pause(self) -> None:
-        if not self._paused:
+        if not self.is_paused:
             with ExitStack() as stack:
                 for arm in self.arms.values():
                     stack.enter_context(arm.pause())
                 self._held = stack.pop_all()
-            self._paused = True
+            self.is_paused = True
 
     def _resume(self) -> None:
         self._held.close()
-        self._paused = False
-
-
-def _ignore() -> None:
-    """Another slot that gave up stays down until its next version; live goes on."""
+        self.is_paused = False

@@ -1,10 +1,8 @@
 """The experts that each request's tokens were computed with.
 
-In: the parts of each forward, and what hooks on the experts saw. Out: when a request ends, its record; empty unless it is right for
-every token. Waits for: the device, to copy the choices of a step.
-
-A position may be computed twice, after the cache of a request was given up. If it chose other experts then, tokens before and after
-were computed through different ones, and no single record is right: there is none.
+In: the parts of each forward, and what hooks on the experts saw. Out: when a request ends, its record. Waits for: the device, to copy the
+choices of a step. A position may be computed twice, after the cache of a request was given up. If it chose other experts then, tokens
+before and after were computed through different ones, and no single record is right: there is none.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from policy.routing import ExpertRecorder, expert_layers
-from services.engine.forwards import ForwardObserver, ForwardPart
+from services.engine.runners import ForwardObserver, ForwardPart
 
 MAX_RECORDS = 4096
 """More requests are not in flight; the oldest record goes first."""
@@ -30,8 +28,8 @@ def observer_of(model: Any) -> ForwardObserver | None:
     return ExpertRecords(model) if expert_layers(model) else None
 
 
-class ExpertRecords:
-    """A `ForwardObserver`; see the module. Records belong to one arm, whose request ids never repeat."""
+class ExpertRecords(ForwardObserver):
+    """See the module. Records belong to one arm, whose request ids never repeat."""
 
     def __init__(self, model: Any) -> None:
         self._recorder = ExpertRecorder(model)
@@ -54,13 +52,14 @@ class ExpertRecords:
             choices = None
         begin = 0
         with self._lock:
-            for part in self._parts:
-                if part.start == 0 and part.request_id not in self._records:
-                    self._add(part.request_id)
-                record = self._records.get(part.request_id)
-                if record is not None:
-                    record.put(part.start, None if choices is None else choices[begin : begin + part.length])
-                begin += part.length
+            for name, start, length in self._parts:
+                if start == 0 and name not in self._records:
+                    if len(self._records) >= MAX_RECORDS:
+                        del self._records[next(iter(self._records))]
+                    self._records[name] = _Record()
+                if name in self._records:
+                    self._records[name].put(start, None if choices is None else choices[begin : begin + length])
+                begin += length
 
     def finish(self, request_id: str, num_tokens: int) -> bytes:
         """The record of a request that ended with so many tokens, as an .npy file [num_tokens - 1, M, K]; empty without one."""
@@ -73,11 +72,6 @@ class ExpertRecords:
         with self._lock:
             self._records.pop(request_id, None)
 
-    def _add(self, request_id: str) -> None:
-        if len(self._records) >= MAX_RECORDS:
-            del self._records[next(iter(self._records))]
-        self._records[request_id] = _Record()
-
 
 class _Record:
     """The choices of one request from its first token on."""
@@ -89,16 +83,15 @@ class _Record:
 
     def put(self, start: int, choices: np.ndarray | None) -> None:
         """Add the choices [T, M, K] of positions from `start` on; None if they are not known."""
-        if self._is_lost or choices is None or start > self._num_known:
-            self._is_lost, self._choices = True, None
-            return
-        kept = self._make_room(start + len(choices), choices)
-        overlap = min(self._num_known - start, len(choices))
-        if not np.array_equal(kept[start : start + overlap], choices[:overlap]):
-            self._is_lost, self._choices = True, None
-            return
-        kept[start : start + len(choices)] = choices
-        self._num_known = max(self._num_known, start + len(choices))
+        if not self._is_lost and choices is not None and start <= self._num_known:
+            end = start + len(choices)
+            kept = self._make_room(end, choices)
+            overlap = min(self._num_known - start, len(choices))
+            if np.array_equal(kept[start : start + overlap], choices[:overlap]):
+                kept[start:end] = choices
+                self._num_known = max(self._num_known, end)
+                return
+        self._is_lost, self._choices = True, None
 
     def packed(self, num_tokens: int) -> bytes:
         """An .npy file of the first `num_tokens` positions; empty if one is not known."""
@@ -109,12 +102,9 @@ class _Record:
         return file.getvalue()
 
     def _make_room(self, num_tokens: int, like: np.ndarray) -> np.ndarray:
-        known = self._choices
-        if known is None:
-            known = np.empty((max(num_tokens, _FIRST_CAPACITY), *like.shape[1:]), like.dtype)
-        elif len(known) < num_tokens:
-            known = np.concatenate(
-                [known, np.empty((max(num_tokens, 2 * len(known)) - len(known), *known.shape[1:]), known.dtype)]
-            )
+        known = like[:0] if self._choices is None else self._choices
+        if len(known) < num_tokens:
+            num_more = max(num_tokens, 2 * len(known), _FIRST_CAPACITY) - len(known)
+            known = np.concatenate([known, np.empty((num_more, *known.shape[1:]), known.dtype)])
         self._choices = known
         return known

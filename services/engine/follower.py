@@ -8,14 +8,14 @@ with growing delays.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import monotonic
-from typing import NamedTuple
 
 import msgspec
 import structlog
 
+from contracts.assignments import Assignment
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from runtime.metrics import TROUBLE
 from runtime.operations import step_done
@@ -30,15 +30,6 @@ _ASSIGNMENTS = "assignments"
 _log = structlog.get_logger(__name__)
 
 
-class AssignedVersion(NamedTuple):
-    """The assignment of an arm. `version` None: keep the current one; `root` None: accept any checksum of the weights."""
-
-    version: int | None
-    root: str | None = None
-    run: str | None = None
-    """The training run of the version; None: the run of the engine's home."""
-
-
 class UpdateProblem(msgspec.Struct, frozen=True, kw_only=True):
     """Why a version could not be loaded, or the assignments could not be read (`version` None)."""
 
@@ -50,11 +41,9 @@ class UpdateProblem(msgspec.Struct, frozen=True, kw_only=True):
     """On the clock of `time.monotonic`."""
 
 
-def due(wanted: int | None, held: int | None, problem: UpdateProblem | None, now: float) -> bool:
+def due(wanted: int, held: int | None, problem: UpdateProblem | None, now: float) -> bool:
     """True if an arm should be brought to its assigned version now."""
-    if wanted is None or wanted == held:
-        return False
-    return problem is None or problem.version != wanted or now >= problem.retry_at
+    return wanted != held and (problem is None or problem.version != wanted or now >= problem.retry_at)
 
 
 def next_problem(
@@ -70,36 +59,25 @@ def next_problem(
 
 
 class Follower:
-    """See the module.
+    """See the module. `on_exit` is called if the thread ends with an error: the process should end too. `fatal` is that error.
 
-    Args:
-        engine: the engine to update.
-        read_assignments: reads arm → assignment; other arms than `arms` are ignored.
-        on_exit: called if the thread ends with an error; the process should end too.
-        poll_seconds: the longest time between two reads.
-        arms: those that this engine holds.
-
-    Attributes:
-        fatal: the error, if the thread ended because no version can ever be loaded.
+    In an assignment that is read, `root` None accepts any checksum of the weights, and `run` None is the engine's own run.
     """
 
     def __init__(
         self,
         engine: Engine,
-        read_assignments: Callable[[], Mapping[str, AssignedVersion]],
+        read_assignments: Callable[[], Mapping[str, Assignment]],
         on_exit: Callable[[], None],
-        *,
         poll_seconds: float = _POLL_SECONDS,
-        arms: Sequence[str] | None = None,
     ) -> None:
         self._engine = engine
         self._read_assignments = read_assignments
         self._on_exit = on_exit
         self._poll_seconds = poll_seconds
-        self._arms = engine.slots if arms is None else arms
         self.fatal: InvalidSettings | None = None
         self._problems: dict[str, UpdateProblem] = {}
-        for subject in (*self._arms, _ASSIGNMENTS):
+        for subject in (*engine.slots, _ASSIGNMENTS):
             TROUBLE.labels(f"update of {subject}").set_function(partial(self._is_failing, subject))
         self._stopping = threading.Event()
         self._awake = threading.Event()
@@ -137,15 +115,15 @@ class Follower:
             self._remember(_ASSIGNMENTS, None, error, now)
             return
         self._problems.pop(_ASSIGNMENTS, None)
-        for arm in self._arms:
-            to, held = wanted.get(arm, AssignedVersion(None)), self._engine.versions().get(arm)
-            version = to.version
-            if version is not None and due(version, held, self._problems.get(arm), now):
+        for arm in self._engine.slots:
+            to, held = wanted.get(arm), self._engine.versions().get(arm)
+            version = None if to is None else to.version
+            if to is not None and version is not None and due(version, held, self._problems.get(arm), now):
                 self._bring(arm, version, to, now)
             elif version == held:
                 self._problems.pop(arm, None)
 
-    def _bring(self, arm: str, version: int, to: AssignedVersion, now: float) -> None:
+    def _bring(self, arm: str, version: int, to: Assignment, now: float) -> None:
         try:
             self._engine.update(arm, version, to.root, to.run)
         except MillraceError as error:

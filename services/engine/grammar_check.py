@@ -3,8 +3,7 @@
 A small grammar can take minutes or gigabytes to compile, or overflow the stack and end its process: llguidance bounds steps, but not
 all of the compilation. So each new grammar is compiled in this process first, by `grammars.py`, which kills it in time.
 
-In: lines with a grammar, a JSON string each. Out: one line for the start, and one for each grammar: a JSON string, why the tokenizer
-or the grammar is refused, or empty. Waits for: the next grammar.
+In: lines with a grammar, a JSON string each. Out: one line for the start, and one for each grammar: why it is refused, or empty, as JSON.
 """
 
 from __future__ import annotations

@@ -36,8 +36,10 @@ class GrammarChecker:
         """Why a grammar is refused; empty if it is not. `start` comes before; a process that was killed since then refuses."""
         process = self._process
         assert process is not None  # noqa: S101 only this thread ends it
+        with suppress(BrokenPipeError):  # it ended before this grammar; reading tells
+            _stream(process.stdin).write(json.dumps(grammar) + "\n")
+            _stream(process.stdin).flush()
         try:
-            self._write(process, grammar)
             answer = self._read(process, self._seconds)
         except TimeoutError:
             self.close()
@@ -48,12 +50,7 @@ class GrammarChecker:
         return answer
 
     def start(self) -> None:
-        """Start the process, unless it runs.
-
-        Raises:
-            Unavailable: it does not start.
-            Unsupported: the policy's tokenizer cannot be read for grammars.
-        """
+        """Start the process, unless it runs. Raises Unavailable if it does not start, Unsupported if it cannot use the tokenizer."""
         if self._process is not None:
             if not self._is_killed and self._process.poll() is None:
                 return
@@ -63,18 +60,16 @@ class GrammarChecker:
         )
         with self._lock:
             self._process, self._is_killed = process, False
-        try:
+        answer = None
+        with suppress(TimeoutError):
             answer = self._read(process, _START_SECONDS)
-        except TimeoutError:
-            answer = None
         if answer is None:
             self.close()
             raise Unavailable("the process that checks grammars does not start; try again")
         if answer:
             self.close()
-            raise Unsupported(
-                f"grammars do not work with the tokenizer of this policy: {answer}", param="structured_outputs"
-            )
+            said = f"grammars do not work with the tokenizer of this policy: {answer}"
+            raise Unsupported(said, param="structured_outputs")
         _log.info("engine_grammar_checker_started", pid=process.pid)
 
     def kill(self) -> None:
@@ -94,13 +89,6 @@ class GrammarChecker:
             for stream in (process.stdin, process.stdout):
                 with suppress(OSError):  # what it did not read is flushed here
                     _stream(stream).close()
-
-    def _write(self, process: subprocess.Popen[str], grammar: str) -> None:
-        try:
-            _stream(process.stdin).write(json.dumps(grammar) + "\n")
-            _stream(process.stdin).flush()
-        except BrokenPipeError:
-            return  # it ended before this grammar; reading tells
 
     def _read(self, process: subprocess.Popen[str], seconds: float) -> str | None:
         """The next answer; None if the process ended."""

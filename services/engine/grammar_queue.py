@@ -18,12 +18,10 @@ _WINDOW_SECONDS = 60.0
 
 
 class QueueBounds(NamedTuple):
-    """What each tenant may have."""
+    """What each tenant may have: seconds of compiling, after which its new grammars are refused, and requests that wait for one."""
 
     seconds_per_minute: float = 20.0
-    """Seconds of compiling within a minute, after which its new grammars are refused."""
     num_requests: int = 256
-    """Requests that wait for a grammar."""
 
 
 class Compilation:
@@ -56,12 +54,16 @@ class GrammarQueue:
         """Tenant to when each of its compilations ended, and how many seconds it took."""
 
     def join(self, grammar: str, tenant: str, now: float) -> GrammarWaiter:
-        """Wait for a grammar; its compilation may have begun for others.
-
-        Raises:
-            Overloaded: the tenant has spent its seconds, or too many of its requests wait.
-        """
-        self._check(tenant, now)
+        """Wait for a grammar; it may be compiled already for others. Raises Overloaded: the tenant's seconds or requests are used up."""
+        if self._seconds_left(tenant, now):
+            raise self.refusal(tenant, now)
+        num_waiting = sum(waiter.tenant == tenant for one in self._open.values() for waiter in one.waiters)
+        if num_waiting >= self._bounds.num_requests:
+            raise Overloaded(
+                f"{num_waiting} requests of yours wait for their schemas and grammars to be compiled, which is the limit; send "
+                "fewer at once, or try again in 1 s",
+                1,
+            )
         compilation = self._open.setdefault(grammar, Compilation(grammar))
         waiter = GrammarWaiter(tenant, compilation, Future())
         compilation.waiters.append(waiter)
@@ -133,17 +135,6 @@ class GrammarQueue:
         for waiter in waiters:
             self.leave(waiter)
         return waiters
-
-    def _check(self, tenant: str, now: float) -> None:
-        if self._seconds_left(tenant, now):
-            raise self.refusal(tenant, now)
-        num_waiting = sum(waiter.tenant == tenant for one in self._open.values() for waiter in one.waiters)
-        if num_waiting >= self._bounds.num_requests:
-            raise Overloaded(
-                f"{num_waiting} requests of yours wait for their schemas and grammars to be compiled, which is the limit; send "
-                "fewer at once, or try again in 1 s",
-                1,
-            )
 
     def _seconds_left(self, tenant: str, now: float) -> int:
         """Seconds until a tenant may compile again; 0: it may now."""

@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 from llguidance import LLMatcher, LLTokenizer
@@ -52,23 +52,10 @@ def lark_grammar(text: str) -> str:
     return str(LLMatcher.grammar_from_lark(text))
 
 
-class _Kept(NamedTuple):
-    found: LLMatcher | str
-    """The compiled grammar, or why it is refused."""
-    tenant: str
-    """Who had it compiled."""
-
-
 class Grammars:
-    """See the module.
+    """See the module. `tokenizer`: the tokenizer.json of the policy; None: it has none, and no grammars. `num_ids`: the model's vocabulary.
 
-    Args:
-        tokenizer: the tokenizer.json of the policy; None: it has none, and no grammars.
-        num_ids: the size of the model's vocabulary.
-        end_ids: the tokens that end an answer of the model.
-        seconds: the longest time that a grammar may take to compile.
-        num_workers: how many are compiled at once.
-        bounds: what each tenant may have.
+    `end_ids`: the tokens that end an answer. `seconds`: the longest time that a grammar may take to compile.
     """
 
     def __init__(
@@ -86,7 +73,8 @@ class Grammars:
         self._seconds = seconds
         self._num_workers = num_workers
         self._queue = GrammarQueue(bounds)
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[LLMatcher | str, str]] = OrderedDict()
+        """Grammar to what it is compiled to, or why it is refused; and who had it compiled."""
         self._running: dict[Compilation, GrammarChecker] = {}
         self._workers: list[threading.Thread] = []
         self._is_closing = False
@@ -98,16 +86,14 @@ class Grammars:
         """A matcher of a grammar (see `json_grammar`), advanced by the tokens of the answer so far.
 
         Raises:
-            InvalidSchema: it cannot be compiled, takes too long or too much memory, or no answer can meet it; or the tokens so
-                far do not follow it.
+            InvalidSchema: it cannot be compiled within bounds, no answer can meet it, or the tokens so far do not follow it.
             Unsupported: the policy has no tokenizer.json or no end token, or its tokenizer cannot be read for grammars.
             Overloaded: the tenant had too much compiled within a minute, or too many wait.
             Unavailable: the checking process does not start.
         """
         if self._path is None or not self._end_ids:
-            raise Unsupported(
-                "this policy has no tokenizer.json or no end token, so grammars do not work", param=_WHERE
-            )
+            said = "this policy has no tokenizer.json or no end token, so grammars do not work"
+            raise Unsupported(said, param=_WHERE)
         found = await self._found(grammar, tenant)
         if isinstance(found, str):
             raise InvalidSchema(f"the grammar of this answer is refused: {found}", param=_WHERE)
@@ -133,10 +119,9 @@ class Grammars:
     async def _found(self, grammar: str, tenant: str) -> LLMatcher | str:
         """The compiled grammar, or why it is refused: kept, or once its turn has come."""
         with self._changed:
-            kept = self._kept.get(grammar)
-            if kept is not None:
+            if grammar in self._kept:
                 self._kept.move_to_end(grammar)
-                return kept.found
+                return self._kept[grammar][0]
             if self._is_closing:
                 raise Unavailable("the engine is stopping; send the request again")
             waiter = self._queue.join(grammar, tenant, monotonic())
@@ -148,13 +133,10 @@ class Grammars:
         except TimeoutError as error:
             raise Overloaded("too many new schemas and grammars wait to be compiled; try again in 5 s", 5) from error
         finally:
-            self._leave(waiter)
-
-    def _leave(self, waiter: GrammarWaiter) -> None:
-        with self._changed:
-            given_up = self._queue.leave(waiter)
-            if given_up is not None and given_up in self._running:
-                self._running[given_up].kill()
+            with self._changed:
+                given_up = self._queue.leave(waiter)
+                if given_up is not None and given_up in self._running:
+                    self._running[given_up].kill()
 
     def _start_workers(self) -> None:
         """Start all together: a second one that starts only when the first is held would let others wait for its start."""
@@ -191,8 +173,7 @@ class Grammars:
         """The next compilation; None at the end."""
         with self._changed:
             while not self._is_closing:
-                compilation = self._queue.take()
-                if compilation is not None:
+                if (compilation := self._queue.take()) is not None:
                     self._running[compilation] = checker
                     return compilation
                 self._changed.wait()
@@ -204,9 +185,10 @@ class Grammars:
             del self._running[compilation]
             waiters = self._queue.answered(compilation)
             if waiters and not isinstance(found, MillraceError):
-                self._kept[compilation.grammar] = _Kept(found, compilation.turn_of or "")
-                if len(self._kept) > _NUM_KEPT:
-                    self._forget()
+                self._kept[compilation.grammar] = found, compilation.turn_of or ""
+                if len(self._kept) > _NUM_KEPT:  # new grammars of one tenant may not drive out those that others use
+                    [(most, _)] = Counter(tenant for _, tenant in self._kept.values()).most_common(1)
+                    del self._kept[next(grammar for grammar, (_, tenant) in self._kept.items() if tenant == most)]
         return waiters
 
     def _end(self, compilation: Compilation, seconds: float) -> None:
@@ -218,11 +200,6 @@ class Grammars:
             self._changed.notify_all()
         _tell(refused, refusal)
 
-    def _forget(self) -> None:
-        """Forget one grammar of the tenant that has the most: new grammars of one tenant may not drive out those that others use."""
-        [(tenant, _)] = Counter(kept.tenant for kept in self._kept.values()).most_common(1)
-        del self._kept[next(grammar for grammar, kept in self._kept.items() if kept.tenant == tenant)]
-
     def _compile(self, checker: GrammarChecker, compilation: Compilation) -> LLMatcher | str | MillraceError:
         """The compiled grammar, why it is refused, or why that could not be found out."""
         try:
@@ -230,19 +207,16 @@ class Grammars:
             problem = checker.check(compilation.grammar) if compilation.waiters else "given up"
             if problem or not compilation.waiters:
                 return problem
-            matcher, problem = compile_grammar(self._opened_tokenizer(), compilation.grammar)
+            with self._opening:
+                if self._tokenizer is None:
+                    self._tokenizer = open_tokenizer(str(self._path), self._num_ids, self._end_ids)
+            matcher, problem = compile_grammar(self._tokenizer, compilation.grammar)
         except MillraceError as error:
             return error
         except Exception as error:  # noqa: BLE001 a worker that ends would let everybody wait
             _log.exception("engine_grammar_failed")
             return Unavailable(f"the grammar could not be compiled: {type(error).__name__}: {error}")
         return problem or matcher
-
-    def _opened_tokenizer(self) -> LLTokenizer:
-        with self._opening:
-            if self._tokenizer is None:
-                self._tokenizer = open_tokenizer(str(self._path), self._num_ids, self._end_ids)
-            return self._tokenizer
 
 
 def _tell(waiters: Iterable[GrammarWaiter], found: LLMatcher | str | MillraceError) -> None:

@@ -51,15 +51,11 @@ def refuse(method: str, path: str, headers: Headers, key: str) -> MillraceError 
             "send the engine's key as `Authorization: Bearer ...`: it is in engine.key of the home, or in MILLRACE_ENGINE_KEY"
         )
     kinds = [value.split(b";")[0].strip().lower() for value in _values(headers, b"content-type")]
-    if kinds != [b"application/json"] and (kinds or _has_body(headers)):
+    lengths = [length.strip() for length in _values(headers, b"content-length")]
+    has_body = _values(headers, b"transfer-encoding") or any(length != b"0" for length in lengths)
+    if kinds != [b"application/json"] and (kinds or has_body):
         return UnsupportedMediaType("a body must be JSON: send it with `content-type: application/json`")
     return None
-
-
-def _has_body(headers: Headers) -> bool:
-    return bool(_values(headers, b"transfer-encoding")) or any(
-        length.strip() != b"0" for length in _values(headers, b"content-length")
-    )
 
 
 def _values(headers: Headers, name: bytes) -> list[bytes]:

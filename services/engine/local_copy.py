@@ -1,9 +1,8 @@
 """A copy of the live version on the engine's own disk, if the weight store is a bucket: a restart fetches only what is new.
 
-In: versions that the live arm now holds (`keep`), edges from the store. Out: whole versions and staged changes, as from the store
-itself. Waits for: the store and the disk. A thread of its own writes the folder while the engine serves, from the chunks that
-were fetched to serve. Only calls that need the store wait for it; going back with the undo log, and pausing, never do. If the copy
-fails, this is logged, and the next start fetches more.
+In: versions that the live arm now holds (`keep`), edges from the store. Out: versions and staged changes, as from the store itself.
+Waits for: the store and the disk. A thread of its own writes the folder while the engine serves, from the chunks that were fetched to
+serve. Only calls that need the store wait for it. If the copy fails, this is logged, and the next start fetches more.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _log = structlog.get_logger(__name__)
 
 
 class LocalCopy:
-    """A `VersionSource` over a store and a replica's folder. Its methods are called from one thread."""
+    """Versions of one policy, from a store and a replica's folder. Its methods are called from one thread."""
 
     def __init__(self, folder: Path, store: WeightReader, policy: str, run: str | None = None) -> None:
         self._run = run
@@ -44,23 +43,17 @@ class LocalCopy:
         return Replica(self._folder, self._store, self._policy)
 
     def edges(self, policy: str, version: int) -> list[Manifest]:
-        """See `VersionSource.edges`."""
+        """See `WeightReader.edges`."""
         return self._store.edges(policy, version)
 
     def run_of(self, policy: str, version: int) -> str:
-        """See `VersionSource.run_of`. For the version in the folder, the store is not asked."""
+        """See `WeightReader.run_of`. For the version in the folder, the store is not asked."""
         self._keeping.result()
         held = self._replica.held
         return held.run if held is not None and held.version == version else self._store.run_of(policy, version)
 
-    def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
-        """See `VersionSource.load_state`. For the version in the folder, the store is not asked.
-
-        Raises:
-            Conflict: another process uses this folder.
-            NotFound, Unavailable, WeightsRefused: see `Replica.bring`.
-        """
-        self._check(policy)
+    def load_state(self, _policy: str, version: int) -> tuple[Tensors, History]:
+        """See `WeightReader.load_state`. For the version in the folder, the store is not asked. Raises as `Replica.bring`, and Conflict."""
         self._keeping.result()
         # Bringing the version that is served already would drop the chunks that were fetched for a candidate.
         if self._replica.serves != version:
@@ -77,8 +70,7 @@ class LocalCopy:
         *,
         base_root: str,
     ) -> list[Hop]:
-        """See `VersionSource.stage_onto`. Fetched chunks stay in the folder."""
-        self._check(policy)
+        """See `WeightReader.stage_onto`. Fetched chunks stay in the folder."""
         self._keeping.result()
         return self._store.stage_onto(
             policy, version, base_version, base, history, base_root=base_root, payload=self._replica.payload
@@ -104,7 +96,3 @@ class LocalCopy:
                 self._replica.bring(version, self._run)
         except MillraceError as error:
             _log.warning("engine_copy_not_kept", version=version, code=error.code, error=error.message)
-
-    def _check(self, policy: str) -> None:
-        if policy != self._policy:
-            raise ValueError(f"the folder {self._folder} holds versions of {self._policy!r}, not of {policy!r}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,23 +12,19 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.continuous_api import OutputRouter
 
 from policy.load import context_of
-from services.engine.forwards import ForwardObserver, ForwardPart
+from services.engine.active_requests import ActiveRequest
 from services.engine.paged_prefixes import USE, PagedPrefixes, can_keep_prefixes
 from services.engine.prefixes import PrefixStore, PrefixUse
-from services.engine.runners import Receive, StepOutput
-from services.engine.sampler import sample
+from services.engine.runners import ForwardObserver, ForwardPart, Receive, StepOutput
+from services.engine.sampler import SequenceSampling, sample
 from services.engine.sampling import ModelLimits
-from services.engine.sequence import SequenceSampling
 from services.engine.settings import EngineSettings
 
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
 
 
 class Router(OutputRouter):  # type: ignore[misc] # transformers is untyped
-    """Takes a manager's outputs on its generation thread, before the next step begins.
-
-    The manager's own handlers run later, on an event loop, when the weights may have changed already.
-    """
+    """Takes a manager's outputs on its generation thread: its own handlers run later, when the weights may have changed already."""
 
     def __init__(self, receive: Receive) -> None:
         super().__init__()
@@ -52,7 +47,7 @@ class Router(OutputRouter):  # type: ignore[misc] # transformers is untyped
 
 
 class PagedRunner:
-    """transformers' continuous batching over a model; see `Runner` for the methods."""
+    """transformers' continuous batching over a model, on a generation thread. Methods may be called from any thread."""
 
     def __init__(
         self,
@@ -66,48 +61,39 @@ class PagedRunner:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """See `Runner`."""
+        """Start the generation thread."""
         self.manager.start()
         self._thread = self.manager._generation_thread  # noqa: SLF001 there is no public way to notice its end
 
-    def add(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        stops: Collection[int],
-        sampling: SequenceSampling,
-        prefix: PrefixUse | None = None,
-    ) -> bool:
-        """See `Runner`."""
+    def add(self, active: ActiveRequest) -> bool:
+        """Take in a request; False if the runner takes none any more. With a `prefix`, keys and values that are kept need no computing."""
         accepted = self.manager.add_request(
-            token_ids,
-            request_id=request_id,
-            max_new_tokens=max_tokens,
+            active.request.token_ids,
+            request_id=active.request_id,
+            max_new_tokens=active.request.sampling_params.max_tokens,
             streaming=True,  # the router sees every token; the active request decides what to send
-            eos_token_id=list(stops) or [-1],
-            sampling=sampling,
-            **({} if prefix is None else {USE: prefix}),
+            eos_token_id=list(active.stops) or [-1],
+            sampling=active.sampling,
+            **({} if active.prefix is None else {USE: active.prefix}),
         )
         return accepted is not None
 
     def cancel(self, request_id: str) -> None:
-        """See `Runner`."""
+        """End a request without output; nothing happens if it has ended."""
         self.manager.cancel_request(request_id)
 
     def pause(self) -> AbstractContextManager[None]:
-        """See `Runner`."""
+        """A block in which no step runs. Raises RuntimeError if the generation thread is dead."""
         paused: AbstractContextManager[None] = self.manager.pause()
         return paused
 
     def stop(self) -> None:
-        """See `Runner`."""
+        """End the generation thread after the current step, and wait for it; requests in flight get no output."""
         if self.manager.is_running():
             self.manager.stop(hard_stop=True)
 
     def wait(self) -> BaseException | None:
-        """See `Runner`."""
+        """Wait until the generation thread ends. Returns the error that ended it, if any."""
         if self._thread is not None:
             self._thread.join()
         error: BaseException | None = self.manager.background_thread_status.fatal_error
@@ -115,7 +101,7 @@ class PagedRunner:
 
     @property
     def serving(self) -> bool:
-        """See `Runner`."""
+        """True while the generation thread runs and takes requests."""
         return self.manager.is_running() and self.manager.background_thread_status.can_accept_new_requests() is None
 
 
@@ -153,7 +139,9 @@ def _hook(manager: Any, observer: ForwardObserver, prefixes: PrefixStore | None)
         compute = runner.compute_batch
 
         def compute_observed(*arguments: Any) -> None:
-            observer.before([_part(request) for request in batch.requests_in_batch])
+            parts = [(one.state, one.query_length) for one in batch.requests_in_batch]
+            # The offset of a request was advanced already.
+            observer.before([ForwardPart(state.request_id, state.position_offset - num, num) for state, num in parts])
             compute(*arguments)
             observer.after()
 
@@ -173,13 +161,6 @@ def _hook(manager: Any, observer: ForwardObserver, prefixes: PrefixStore | None)
         return processor
 
     manager._create_batch_processor = create_hooked  # noqa: SLF001 as above
-
-
-def _part(request: Any) -> ForwardPart:
-    # The manager has advanced the offset already.
-    return ForwardPart(
-        request.state.request_id, request.state.position_offset - request.query_length, request.query_length
-    )
 
 
 def limits_of(model: Any, settings: EngineSettings) -> ModelLimits:

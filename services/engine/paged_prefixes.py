@@ -1,11 +1,9 @@
 """Joins a `PrefixStore` to transformers' continuous batching: pages are filled from it and read into it, between two steps.
 
 In: requests that are taken in, and that end or are cancelled. Out: pages that need no computing, and what is kept of pages that go.
-Waits for: nothing; all of it happens on the generation thread.
-
-A request that is taken in gets the longest kept beginning of its prompt as if a step had just computed it. Of one that ends, all tokens
-are kept that were computed by one version. The manager asks us where it would ask its own sharing of pages, which is off: that one keeps no
-versions and no tenants apart, knows only whole pages, and forgets everything once memory is short.
+Waits for: nothing; all of it happens on the generation thread. A request that is taken in gets the longest kept beginning of its prompt as
+if a step had just computed it. Of one that ends, all tokens are kept that were computed by one version. The manager asks us where it would
+ask its own sharing of pages, which is off: that one keeps no versions and no tenants apart, and knows only whole pages.
 """
 
 from __future__ import annotations

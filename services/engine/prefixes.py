@@ -6,7 +6,7 @@ prompt has in common with one of them (`find`, `read`). Waits for: nothing. Ever
 
 Tokens are kept in blocks of 16 that form a tree. The key of a block is its parent and its ids themselves, no hash of them, and the parent
 of a first block is the *scope* of the request: a scope never sees a block of another one. All blocks are of one version: they are dropped
-before another one computes. The memory is one piece of a fixed size; when it is full, the leaf that was used longest ago goes.
+before another one computes. When the memory is full, the leaf that was used longest ago goes.
 """
 
 from __future__ import annotations
@@ -50,14 +50,7 @@ _Key = tuple[int | str, bytes]
 
 
 class PrefixStore:
-    """See the module.
-
-    Args:
-        most_bytes: size of the memory, which is taken when the first block is kept.
-
-    Attributes:
-        generation: how often everything was dropped.
-    """
+    """See the module. `most_bytes`: the memory, taken when the first block is kept. `generation`: how often all was dropped."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -68,13 +61,6 @@ class PrefixStore:
         # From the block used longest ago to the one used last. A parent is always used after its children, so the first has none.
         self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
         self._free: list[int] = []
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the blocks that are kept."""
-        if self._memory is None:
-            return 0
-        return len(self._blocks) * self._memory[0].numel() * self._memory.element_size()
 
     def find(self, scope: str, token_ids: Sequence[int]) -> list[int]:
         """The places of the longest kept beginning of a prompt [T]; never the whole prompt, whose last token must be computed."""
@@ -96,13 +82,7 @@ class PrefixStore:
         return self._memory.index_select(0, index).flatten(0, 1)
 
     def keep(self, scope: str, token_ids: Sequence[int], rows_of: Callable[[int, int], torch.Tensor]) -> None:
-        """Keep the whole blocks of a sequence [T].
-
-        Args:
-            scope: who may find them.
-            token_ids: the tokens whose keys and values are known.
-            rows_of: those of tokens [start, stop): [stop - start, R, heads, D], R keys and values of all layers.
-        """
+        """Keep the whole blocks of a sequence [T]; `rows_of(start, stop)`: keys and values of all layers, [stop - start, R, heads, D]."""
         keys = list(_blocks_of(token_ids, len(token_ids) // BLOCK_TOKENS))
         path: list[_Key] = []
         parent: int | str = scope
@@ -118,12 +98,11 @@ class PrefixStore:
             return
         slots = []
         for key_ids in keys[start:stop]:
-            block = _Block(self._next_number, self._slot())
-            self._next_number += 1
-            self._blocks[parent, key_ids] = block
+            slot = self._free.pop() if self._free else self._blocks.popitem(last=False)[1].slot
+            self._blocks[parent, key_ids] = _Block(self._next_number, slot)
             path.append((parent, key_ids))
-            slots.append(block.slot)
-            parent = block.number
+            slots.append(slot)
+            parent, self._next_number = self._next_number, self._next_number + 1
         self._touch(path)
         rows = rows_of(start * BLOCK_TOKENS, stop * BLOCK_TOKENS)
         rows = rows.reshape(stop - start, BLOCK_TOKENS, *rows.shape[1:])
@@ -142,9 +121,6 @@ class PrefixStore:
             shape = (self._num_slots, BLOCK_TOKENS, *row.shape[1:])
             self._memory = torch.empty(shape, dtype=row.dtype, device=row.device)
             self._free = list(range(self._num_slots))
-
-    def _slot(self) -> int:
-        return self._free.pop() if self._free else self._blocks.popitem(last=False)[1].slot
 
     def _touch(self, path: Sequence[_Key]) -> None:
         """Note the use of a path from its root: parents after their children."""

@@ -1,4 +1,4 @@
-"""What the two ways to run a model have in common: requests go in, the tokens of each step come out, pauses lie between steps.
+"""What the two ways to run a model have in common.
 
 `paged`: transformers' continuous batching, for models whose layers are all attention. `stepped`: a loop of our own, for models with
 recurrent states (state spaces, convolutions, linear attention).
@@ -7,14 +7,11 @@ recurrent states (state spaces, convolutions, linear attention).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from contracts.errors import InvalidSettings
 from policy.load import is_paged
-from services.engine.prefixes import PrefixUse
-from services.engine.sequence import SequenceSampling
 
 RunnerKind = Literal["paged", "stepped"]
 CACHE_ARGUMENTS = ("past_key_values", "cache_params")
@@ -35,50 +32,36 @@ Receive = Callable[[list[StepOutput]], None]
 """Takes the outputs of a step on the generation thread, before the next step begins."""
 
 
-class Runner(Protocol):
-    """Runs a model on a generation thread. All methods may be called from any thread, except where noted."""
+class ForwardPart(NamedTuple):
+    """The tokens at positions [start, start + length) of one request: prompt and answer, counted from the prompt's first token.
 
-    def start(self) -> None:
-        """Start the generation thread."""
+    The parts of a forward are consecutive tokens of its flattened input. Of a position that is computed again, the later result counts.
+    """
 
-    def add(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        stops: Collection[int],
-        sampling: SequenceSampling,
-        prefix: PrefixUse | None = None,
-    ) -> bool:
-        """Take in a request; it ends after `max_tokens` or a token of `stops`. False if the runner takes none any more.
+    request_id: str
+    start: int
+    length: int
 
-        With `prefix` it may start from keys and values that are kept, and its own are kept, if the runner can do so.
-        """
 
-    def cancel(self, request_id: str) -> None:
-        """End a request without output; nothing happens if it has ended."""
+class ForwardObserver:
+    """Called on the generation thread, around each forward; this one observes nothing. An error in it ends the generation thread."""
 
-    def pause(self) -> AbstractContextManager[None]:
-        """A block in which no step runs. Raises RuntimeError if the generation thread is dead."""
+    def before(self, parts: Sequence[ForwardPart]) -> None:
+        """The next forward computes these tokens."""
 
-    def stop(self) -> None:
-        """End the generation thread after the current step, and wait for it; requests in flight get no output."""
+    def after(self) -> None:
+        """The forward ended; what hooks on modules recorded belongs to the parts."""
 
-    def wait(self) -> BaseException | None:
-        """Wait until the generation thread ends. Returns the error that ended it, if any."""
+    def finish(self, request_id: str, num_tokens: int) -> bytes:  # noqa: ARG002 for observers that keep records
+        """A request ended with so many tokens, prompt included: its experts as an .npy file; empty without a record."""
+        return b""
 
-    @property
-    def serving(self) -> bool:
-        """True while the generation thread runs and takes requests."""
+    def forget(self, request_id: str) -> None:
+        """A request ended without an answer. Called on any thread."""
 
 
 def runner_for(model: Any) -> RunnerKind:
-    """How to run a model.
-
-    Raises:
-        InvalidSettings: no runner can: it takes no cache that transformers' common cache classes provide.
-    """
+    """How to run a model. Raises InvalidSettings if no runner can: it takes none of transformers' common caches."""
     if is_paged(model):
         return "paged"
     if cache_argument(model) is None or not hasattr(model, "generate"):

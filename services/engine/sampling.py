@@ -1,11 +1,9 @@
-"""Checks a request before the batching manager sees it.
-
-One bad number kills the manager for all requests (a temperature of 0 makes NaN), so nothing unchecked reaches it.
-"""
+"""Checks a request before the batching manager sees it: one bad number kills the manager for all (a temperature of 0 makes NaN)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,7 +12,6 @@ from contracts.engines import Ability
 from contracts.errors import ContextLengthExceeded, InvalidRequest
 from contracts.support import MOST_IDS
 from services.engine.grammars import json_grammar, lark_grammar
-from services.engine.sequence import SamplingOptions
 
 MIN_TEMPERATURE = 1e-3
 """Below this, logits divided by the temperature may overflow; 0 itself means greedy."""
@@ -24,8 +21,14 @@ ABILITIES: frozenset[Ability] = frozenset(
 """What this engine can do with a tokenizer.json; without one it has no `constraints`."""
 MAX_LOGPROBS = MOST_IDS + 1
 """The most log-probs per token that one request may ask for: the sampled token's, and enough others to see that none is left out."""
-_MOST_BIAS, _MOST_PENALTY, _MOST_REPETITION = 100.0, 2.0, 100.0
-_MOST_DIGITS = 10
+_RANGES = {
+    "min_p": (0.0, 1.0),
+    "logprobs": (0, MAX_LOGPROBS),
+    "repetition_penalty": (0.01, 100.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+}
+_MOST_BIAS, _MOST_DIGITS = 100.0, 10
 _SEEDS = range(-(2**63), 2**63)
 _OUTPUTS = "structured_outputs"
 _MOST_SALT = 128
@@ -67,11 +70,30 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logit_bias: dict[str, float] | None = None
     """Token id, in digits, to what is added to its logit."""
     repetition_penalty: float = 1.0
+    """Divides positive logits, and multiplies negative ones, of tokens in prompt or answer (Keskar et al. 2019, arXiv:1909.05858)."""
     frequency_penalty: float = 0.0
+    """Subtracted from a token's logit once for each time that it stands in the answer."""
     presence_penalty: float = 0.0
+    """Subtracted from the logit of each token of the answer."""
     structured_outputs: StructuredOutputs | None = None
     n: int = 1
     stop: Any = None
+
+    @property
+    def is_truncated(self) -> bool:
+        """True if top-k or top-p leaves out tokens."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
+
+    @property
+    def is_penalised(self) -> bool:
+        """True if earlier tokens change the logits."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    @property
+    def is_plain(self) -> bool:
+        """True if tokens are drawn from the model's own logits."""
+        is_changed = self.is_truncated or self.is_penalised or self.logit_bias
+        return self.temperature == 1 and self.min_p == 0 and not is_changed
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,106 +124,55 @@ class ModelLimits(msgspec.Struct, frozen=True):
 
 
 def check_request(request: GenerateRequest, limits: ModelLimits) -> None:
-    """Refuse a request that would break the manager, or that it would silently ignore in part.
-
-    Raises:
-        InvalidRequest: `param` names the field.
-        ContextLengthExceeded: prompt and `max_tokens` together exceed the context.
-    """
-    params = request.sampling_params
-    _check_sampling(params)
-    _check_tokens(request, limits)
-    _check_options(params, limits)
-    if params.stop is not None:
-        raise InvalidRequest(
-            "`stop` is not supported by this engine; leave it out and apply it to the answer", param="stop"
-        )
-    if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= _MOST_SALT:
-        raise InvalidRequest(f"cache_salt takes 1 to {_MOST_SALT} characters", param="cache_salt")
-    if params.n != 1:
-        raise InvalidRequest("the engine makes one choice per request; send `n` requests", param="n")
-
-
-def _check_options(params: SamplingParams, limits: ModelLimits) -> None:
-    if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:
-        raise InvalidRequest(f"logprobs must lie in [0, {MAX_LOGPROBS}], not {params.logprobs}", param="logprobs")
-    if not 1 / _MOST_REPETITION <= params.repetition_penalty <= _MOST_REPETITION:
-        least = 1 / _MOST_REPETITION
-        text = f"repetition_penalty must lie in [{least:g}, {_MOST_REPETITION:g}], not {params.repetition_penalty}"
-        raise InvalidRequest(text, param="repetition_penalty")
-    for name, value in (("frequency_penalty", params.frequency_penalty), ("presence_penalty", params.presence_penalty)):
-        if not -_MOST_PENALTY <= value <= _MOST_PENALTY:
-            raise InvalidRequest(f"{name} must lie in [-{_MOST_PENALTY:g}, {_MOST_PENALTY:g}], not {value}", param=name)
-    for token_id, value in (params.logit_bias or {}).items():
-        is_number = token_id.isascii() and token_id.isdecimal() and len(token_id) <= _MOST_DIGITS
-        if not is_number or int(token_id) >= limits.vocab_size:
-            raise InvalidRequest(f"logit_bias has a token id outside [0, {limits.vocab_size})", param="logit_bias")
-        if not -_MOST_BIAS <= value <= _MOST_BIAS:
-            text = f"a logit_bias must lie in [-{_MOST_BIAS:g}, {_MOST_BIAS:g}], not {value}"
-            raise InvalidRequest(text, param="logit_bias")
-
-
-def _check_sampling(params: SamplingParams) -> None:
-    temperature, top_p = params.temperature, params.top_p
-    if not math.isfinite(temperature) or temperature < 0:
-        raise InvalidRequest(f"temperature must be 0 (greedy) or positive, not {temperature}", param="temperature")
-    if 0 < temperature < MIN_TEMPERATURE:
-        raise InvalidRequest(
-            f"temperature {temperature} is below {MIN_TEMPERATURE}; send 0 for greedy", param="temperature"
-        )
-    if not 0 < top_p <= 1:
-        raise InvalidRequest(f"top_p must lie in (0, 1], not {top_p}", param="top_p")
-    if params.top_k < -1:
-        raise InvalidRequest(f"top_k must be 0 (off) or positive, not {params.top_k}", param="top_k")
-    if not 0 <= params.min_p <= 1:
-        raise InvalidRequest(f"min_p must lie in [0, 1], not {params.min_p}", param="min_p")
-    if params.max_tokens < 1:
-        raise InvalidRequest(f"max_tokens must be at least 1, not {params.max_tokens}", param="max_tokens")
-    if params.seed is not None and params.seed not in _SEEDS:
-        raise InvalidRequest(f"seed must be a signed 64-bit number, not {params.seed}", param="seed")
-
-
-def _check_tokens(request: GenerateRequest, limits: ModelLimits) -> None:
-    params, num_prompt = request.sampling_params, len(request.token_ids)
-    if num_prompt == 0:
-        raise InvalidRequest("the prompt is empty; send at least one token id", param="token_ids")
-    for name, ids in (("token_ids", request.token_ids), ("stop_token_ids", params.stop_token_ids or [])):
-        if min(ids, default=0) < 0 or max(ids, default=0) >= limits.vocab_size:
-            raise InvalidRequest(f"{name} has a token id outside [0, {limits.vocab_size})", param=name)
-    if not 0 <= request.num_made < num_prompt:
-        raise InvalidRequest(f"num_made must lie in [0, {num_prompt}), not {request.num_made}", param="num_made")
-    wanted = num_prompt + params.max_tokens
-    if wanted > limits.context:
+    """Refuse what would break the manager, or be ignored in part. Raises InvalidRequest, whose `param` is the field; ContextLengthExceeded."""
+    for is_wrong, param, says in _checks(request, limits):
+        if is_wrong:
+            raise InvalidRequest(says, param=param)
+    num_prompt, max_tokens = len(request.token_ids), request.sampling_params.max_tokens
+    if num_prompt + max_tokens > limits.context:
         raise ContextLengthExceeded(
-            f"{num_prompt} prompt tokens and max_tokens {params.max_tokens} make {wanted}, "
+            f"{num_prompt} prompt tokens and max_tokens {max_tokens} make {num_prompt + max_tokens}, "
             f"more than this policy's context of {limits.context}; send fewer",
             param="max_tokens",
         )
 
 
-def options_of(params: SamplingParams) -> SamplingOptions:
-    """The options of checked parameters."""
-    return SamplingOptions(
-        temperature=params.temperature,
-        top_k=max(params.top_k, 0),
-        top_p=params.top_p,
-        min_p=params.min_p,
-        seed=params.seed,
-        logit_bias={int(token_id): value for token_id, value in (params.logit_bias or {}).items()},
-        repetition_penalty=params.repetition_penalty,
-        frequency_penalty=params.frequency_penalty,
-        presence_penalty=params.presence_penalty,
-        num_logprobs=params.logprobs or 0,
-    )
+def _checks(request: GenerateRequest, limits: ModelLimits) -> Iterator[tuple[bool, str, str]]:
+    """Whether something is wrong, its field, and what to say."""
+    params, num_prompt, salt = request.sampling_params, len(request.token_ids), request.cache_salt
+    given, outside = params.temperature, f"has a token id outside [0, {limits.vocab_size})"
+    is_negative = not math.isfinite(given) or given < 0
+    yield is_negative, "temperature", f"temperature must be 0 (greedy) or positive, not {given}"
+    is_tiny = 0 < given < MIN_TEMPERATURE
+    yield is_tiny, "temperature", f"temperature {given} is below {MIN_TEMPERATURE}; send 0 for greedy"
+    yield not 0 < params.top_p <= 1, "top_p", f"top_p must lie in (0, 1], not {params.top_p}"
+    yield params.top_k < -1, "top_k", f"top_k must be 0 (off) or positive, not {params.top_k}"
+    yield params.max_tokens < 1, "max_tokens", f"max_tokens must be at least 1, not {params.max_tokens}"
+    is_seed = params.seed is None or params.seed in _SEEDS
+    yield not is_seed, "seed", f"seed must be a signed 64-bit number, not {params.seed}"
+    yield num_prompt == 0, "token_ids", "the prompt is empty; send at least one token id"
+    for name, ids in (("token_ids", request.token_ids), ("stop_token_ids", params.stop_token_ids or [])):
+        yield min(ids, default=0) < 0 or max(ids, default=0) >= limits.vocab_size, name, f"{name} {outside}"
+    made = request.num_made
+    yield not 0 <= made < num_prompt, "num_made", f"num_made must lie in [0, {num_prompt}), not {made}"
+    for name, (least, most) in _RANGES.items():
+        value = getattr(params, name)
+        is_wrong = value is not None and not least <= value <= most
+        yield is_wrong, name, f"{name} must lie in [{least:g}, {most:g}], not {value}"
+    for token_id, bias in (params.logit_bias or {}).items():
+        is_number = token_id.isascii() and token_id.isdecimal() and len(token_id) <= _MOST_DIGITS
+        yield not is_number or int(token_id) >= limits.vocab_size, "logit_bias", f"logit_bias {outside}"
+        is_bias = -_MOST_BIAS <= bias <= _MOST_BIAS
+        yield not is_bias, "logit_bias", f"a logit_bias must lie in [{-_MOST_BIAS:g}, {_MOST_BIAS:g}], not {bias}"
+    says = "`stop` is not supported by this engine; leave it out and apply it to the answer"
+    yield params.stop is not None, "stop", says
+    is_salt = salt is None or 1 <= len(salt) <= _MOST_SALT
+    yield not is_salt, "cache_salt", f"cache_salt takes 1 to {_MOST_SALT} characters"
+    yield params.n != 1, "n", "the engine makes one choice per request; send `n` requests"
 
 
 def grammar_of(outputs: StructuredOutputs) -> str:
-    """The grammar of an answer.
-
-    Raises:
-        InvalidRequest: not exactly one of the fields is set.
-        InvalidSchema: the schema is not one.
-    """
+    """The grammar of an answer. Raises InvalidRequest unless exactly one field is set, InvalidSchema if the schema is not one."""
     given = [outputs.json is not msgspec.UNSET, outputs.json_object is not None, outputs.grammar is not None]
     if sum(given) != 1 or outputs.json_object is False:
         raise InvalidRequest(

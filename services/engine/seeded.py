@@ -19,29 +19,23 @@ _BELOW_ONE = 1 - 2.0**-24
 
 def gumbel_noise(seeds: list[int], places: list[int], vocab_size: int, device: torch.device | str) -> torch.Tensor:
     """Standard Gumbel noise [B, V], float32: a function of only a row's seed, its position and the token id."""
-    keys = torch.tensor([_key(seed, place) for seed, place in zip(seeds, places, strict=True)], device=device)
+    pairs = zip(seeds, places, strict=True)
+    keys = torch.tensor([_signed(_mixed(_mixed(seed) + place * _PLACE)) for seed, place in pairs], device=device)
     state = torch.arange(1, vocab_size + 1, device=device) * _signed(_GOLDEN)
-    bits = _mixed(keys[:, None] + state)
+    words = keys[:, None] + state
+    words = (words ^ _shifted(words, 30)) * _signed(_MIX_1)
+    words = (words ^ _shifted(words, 27)) * _signed(_MIX_2)
+    bits = words ^ _shifted(words, 31)
     # The largest noise comes from u near 0, where floats are dense: -log(-log1p(-u)), with u never 0 or 1.
     uniform = (_shifted(bits, 1) | 1).float().mul_(2.0**-63).clamp_(max=_BELOW_ONE)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
-def _key(seed: int, place: int) -> int:
-    return _signed(_mixed_word(_mixed_word(seed) + place * _PLACE))
-
-
-def _mixed_word(word: int) -> int:
+def _mixed(word: int) -> int:
     word &= _WORD
     word = (word ^ word >> 30) * _MIX_1 & _WORD
     word = (word ^ word >> 27) * _MIX_2 & _WORD
     return word ^ word >> 31
-
-
-def _mixed(words: torch.Tensor) -> torch.Tensor:
-    words = (words ^ _shifted(words, 30)) * _signed(_MIX_1)
-    words = (words ^ _shifted(words, 27)) * _signed(_MIX_2)
-    return words ^ _shifted(words, 31)
 
 
 def _shifted(words: torch.Tensor, num_bits: int) -> torch.Tensor:

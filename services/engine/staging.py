@@ -8,75 +8,49 @@ is an ancestor, or if they no longer match their checksum. Used on the engine's 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import structlog
 
 from contracts.errors import WeightsRefused
 from policy.weights import Changes, ModelBits, Patches, changes_from, merge_changes, stage_changes
+from services.engine.local_copy import LocalCopy
 from weights.codec.delta import TensorChange
 from weights.codec.history import History
-from weights.reader import Hop, advance_history
-from weights.tensors import Tensor, Tensors, digest_of, root_of, root_of_leaves, words_of
-from weights.versions.manifest import Manifest
+from weights.reader import Hop, WeightReader, advance_history
+from weights.tensors import Tensor, digest_of, root_of, root_of_leaves, words_of
 from weights.versions.route import route
 
 _log = structlog.get_logger(__name__)
-
-
-class VersionSource(Protocol):
-    """Where versions come from: the weight store, or a `LocalCopy` of it."""
-
-    def edges(self, policy: str, version: int) -> list[Manifest]:
-        """All edges to a version."""
-
-    def run_of(self, policy: str, version: int) -> str:
-        """The training run that made a version."""
-
-    def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
-        """The verified tensors of a version, and its history."""
-
-    def stage_onto(
-        self,
-        policy: str,
-        version: int,
-        base_version: int,
-        base: Mapping[str, Tensor],
-        history: History,
-        *,
-        base_root: str,
-    ) -> list[Hop]:
-        """The verified changes from `base` to the weights of `version`; base and history are not changed."""
+_WHO_ELSE = "see who else writes to this store"
+VersionSource = WeightReader | LocalCopy
+"""Where versions come from: the weight store, or a copy of it."""
 
 
 class HeldVersion(NamedTuple):
-    """The version of a model's parameters."""
+    """The version of a model's parameters. Arms share `history`, so it is never changed."""
 
     version: int
     root: str
     history: History
-    """Never changed, because arms share it."""
     run: str
 
 
 class BaseWeights(NamedTuple):
-    """Weights in memory."""
+    """Weights in memory: those of an arm, or what `undo` leads to from there."""
 
     arm: str
     held: HeldVersion
     undo: Changes | None
-    """The changes that lead from the arm's weights to these; None: they are the arm's weights."""
 
 
 class StagedUpdate(NamedTuple):
-    """A prepared change of a model."""
+    """A prepared change of a model. `before` None: it was not verified. `payload_bytes` None: a full copy was fetched."""
 
     patches: Patches
     after: HeldVersion
     before: HeldVersion | None
-    """The version before the change; None: it was not verified."""
     payload_bytes: int | None
-    """Bytes fetched from the store; None: a full copy was fetched."""
 
 
 class Stager:
@@ -96,33 +70,24 @@ class Stager:
         """Prepare the change of an arm's model to a version. The model is not changed.
 
         Raises:
-            WeightsRefused: `wrong_run`, the version is not of `run`, or not of the engine's own run; `wrong_root`, its
-                checksum is not the assigned `root`.
+            WeightsRefused: `wrong_run`, it is not of `run`, or of the engine's own run; `wrong_root`, its checksum is not the assigned `root`.
             NotFound, WeightsRefused, Unavailable: the version cannot be loaded, or has another architecture.
         """
         for wanted in {run, self._run} - {None}:
             self._check_run(arm, version, str(wanted))
         step = self._stage(arm, model, version)
         if root is not None and step.after.root != root:
-            raise WeightsRefused(
-                "wrong_root",
-                f"version {version} in the store has the root {step.after.root}, but {root} was assigned: see who else writes to "
-                "this store",
-                version=version,
-            )
+            said = f"version {version} in the store has the root {step.after.root}, but {root} was assigned"
+            raise WeightsRefused("wrong_root", f"{said}: {_WHO_ELSE}", version=version)
         return step
 
     def _check_run(self, arm: str, version: int, run: str) -> None:
         before = self._before.get(arm)
-        is_at_hand = before is not None and before[0].version == version
-        found = before[0].run if before is not None and is_at_hand else self._store.run_of(self._policy, version)
+        is_at_hand = before and before[0].version == version
+        found = before[0].run if before and is_at_hand else self._store.run_of(self._policy, version)
         if found != run:
-            raise WeightsRefused(
-                "wrong_run",
-                f"version {version} is of run {found!r}, but run {run!r} was assigned, or is this home's own: see who else writes "
-                "to this store",
-                version=version,
-            )
+            said = f"version {version} is of run {found!r}, but run {run!r} was assigned, or is this home's own"
+            raise WeightsRefused("wrong_run", f"{said}: {_WHO_ELSE}", version=version)
 
     def _stage(self, arm: str, model: Any, version: int) -> StagedUpdate:
         before = self._before.get(arm)
@@ -151,9 +116,8 @@ class Stager:
 
     def _bases(self, arm: str) -> list[BaseWeights]:
         """The weights in memory: the arm's own first; of each arm, its current version before its previous one."""
-        names = sorted(self._held, key=lambda name: name != arm)
         bases = []
-        for name in names:
+        for name in sorted(self._held, key=lambda name: name != arm):
             bases.append(BaseWeights(name, self._held[name], None))
             if name in self._before:
                 bases.append(BaseWeights(name, *self._before[name]))
@@ -190,9 +154,8 @@ class Stager:
             _check_root(held, source)
             return []
         try:
-            return self._store.stage_onto(
-                self._policy, version, held.version, source, held.history, base_root=held.root
-            )
+            onto = (held.version, source, held.history)
+            return self._store.stage_onto(self._policy, version, *onto, base_root=held.root)
         except WeightsRefused:
             # Checking the root of the target checks the base too, so the base alone is checked only after a failure.
             _check_root(held, source)
@@ -200,16 +163,10 @@ class Stager:
 
     def _from_nothing(self, model: Any, version: int) -> StagedUpdate:
         tensors, history = self._store.load_state(self._policy, version)
-        whole = {
-            name: TensorChange(tensor.dtype, tensor.shape, None, words_of(tensor)) for name, tensor in tensors.items()
-        }
+        whole = {name: TensorChange(one.dtype, one.shape, None, words_of(one)) for name, one in tensors.items()}
         patches = stage_changes(model, whole, whole, with_undo=False)
-        return StagedUpdate(
-            patches,
-            HeldVersion(version, root_of(tensors), history, self._store.run_of(self._policy, version)),
-            None,
-            None,
-        )
+        after = HeldVersion(version, root_of(tensors), history, self._store.run_of(self._policy, version))
+        return StagedUpdate(patches, after, before=None, payload_bytes=None)
 
 
 def target_names(names: Iterable[str], hops: Iterable[Hop]) -> set[str]:
@@ -224,9 +181,8 @@ def target_names(names: Iterable[str], hops: Iterable[Hop]) -> set[str]:
 def _check_root(held: HeldVersion, source: Mapping[str, Tensor]) -> None:
     root = root_of_leaves((name, tensor.dtype, tensor.shape, digest_of(tensor)) for name, tensor in source.items())
     if root != held.root:
-        raise WeightsRefused(
-            "wrong_base", f"version {held.version} had the root {held.root}, the weights in memory have {root}"
-        )
+        said = f"version {held.version} had the root {held.root}, the weights in memory have {root}"
+        raise WeightsRefused("wrong_base", said)
 
 
 def _held_after(held: HeldVersion, hops: list[Hop]) -> HeldVersion:

@@ -1,9 +1,8 @@
 """Runs models that cannot be paged: a stepping loop over sequences, each with transformers' own cache.
 
 In: requests and cancellations from any thread. Out: the outputs of each step, to `receive`, on the generation thread. Waits for: a
-request, while there is none; the end of a pause. A step makes one token for each sequence, and computes prompts that wait. A prompt is
-one forward of its own, whatever its length: the caches of some models (Mamba's) cannot go on with several tokens. Decoding is one
-forward for all sequences where their caches can be joined (see batch_cache.py), else one forward for each.
+request, while there is none; the end of a pause. A prompt is one forward of its own, whatever its length: the caches of some models
+(Mamba's) cannot go on with several tokens. Decoding is one forward for all sequences where their caches can be joined, else one for each.
 """
 
 from __future__ import annotations
@@ -14,32 +13,23 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import structlog
 import torch
+from transformers import DynamicCache
 
-from services.engine.batch_cache import BatchCache, has_keys, is_joinable, new_cache
-from services.engine.forwards import ForwardObserver, ForwardPart
-from services.engine.prefixes import PrefixUse
-from services.engine.runners import Receive, StepOutput, cache_argument
+from services.engine.active_requests import ActiveRequest
+from services.engine.batch_cache import BatchCache, has_keys, is_joinable
+from services.engine.runners import ForwardObserver, ForwardPart, Receive, StepOutput, cache_argument
 from services.engine.sampler import sample
-from services.engine.sequence import SequenceSampling
 from services.engine.settings import EngineSettings
-
-_log = structlog.get_logger(__name__)
 
 
 class SteppedSequence:
     """A request in the loop. `num_computed` of its tokens are in its cache, which joins that of the batch, where there is one."""
 
-    def __init__(
-        self, request_id: str, token_ids: list[int], max_tokens: int, stops: frozenset[int], sampling: SequenceSampling
-    ) -> None:
-        self.request_id = request_id
-        self.token_ids = list(token_ids)
-        self.num_prompt = len(token_ids)
-        self.longest = len(token_ids) + max_tokens
-        self.stops = stops
-        self.sampling = sampling
+    def __init__(self, active: ActiveRequest) -> None:
+        self.active = active
+        self.request_id = active.request_id
+        self.token_ids = list(active.request.token_ids)
         self.logprobs: list[float] = []
         self.num_computed = 0
         self.cache: Any = None
@@ -48,12 +38,12 @@ class SteppedSequence:
         """Add a token."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
-        finished = token_id in self.stops or len(self.token_ids) == self.longest
-        return StepOutput(self.request_id, self.token_ids[self.num_prompt :], self.logprobs[:], finished)
+        finished = token_id in self.active.stops or len(self.token_ids) == self.active.num_reserved
+        return StepOutput(self.request_id, self.token_ids[self.active.num_prompt :], self.logprobs[:], finished)
 
 
 class SteppedRunner:
-    """See the module, and `Runner` for the methods."""
+    """See the module, and `PagedRunner` for the methods."""
 
     def __init__(self, model: Any, settings: EngineSettings, receive: Receive, observer: ForwardObserver) -> None:
         self.model = model
@@ -67,7 +57,7 @@ class SteppedRunner:
         self._cancelled: set[str] = set()
         self._admitted: list[SteppedSequence] = []
         self._decoding: list[SteppedSequence] = []
-        empty = new_cache(model.config)
+        empty = DynamicCache(config=model.config)
         self._batch: BatchCache | None = BatchCache() if is_joinable(empty) else None
         self._is_masked = has_keys(empty) and "attention_mask" in self._known
         self._condition = threading.Condition()  # guards all fields from here on, and `_waiting` and `_cancelled`
@@ -79,37 +69,28 @@ class SteppedRunner:
         self._thread = threading.Thread(target=self._run, name="generation", daemon=True)
 
     def start(self) -> None:
-        """See `Runner`."""
+        """See `PagedRunner`."""
         self._is_alive = True
         self._thread.start()
 
-    def add(
-        self,
-        request_id: str,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        stops: Collection[int],
-        sampling: SequenceSampling,
-        prefix: PrefixUse | None = None,  # noqa: ARG002 of the protocol: a recurrent state cannot be cut where two prompts part
-    ) -> bool:
-        """See `Runner`."""
+    def add(self, active: ActiveRequest) -> bool:
+        """See `PagedRunner`; without prefixes: a recurrent state cannot be cut where two prompts part."""
         with self._condition:
             if not self.serving:
                 return False
-            self._waiting.append(SteppedSequence(request_id, token_ids, max_tokens, frozenset(stops), sampling))
+            self._waiting.append(SteppedSequence(active))
             self._condition.notify_all()
         return True
 
     def cancel(self, request_id: str) -> None:
-        """See `Runner`."""
+        """See `PagedRunner`."""
         with self._condition:
             self._cancelled.add(request_id)
             self._condition.notify_all()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """See `Runner`."""
+        """See `PagedRunner`."""
         with self._condition:
             self._num_pauses += 1
             self._condition.notify_all()
@@ -125,20 +106,20 @@ class SteppedRunner:
                 self._condition.notify_all()
 
     def stop(self) -> None:
-        """See `Runner`."""
+        """See `PagedRunner`."""
         with self._condition:
             self._is_stopping = True
             self._condition.notify_all()
         self._thread.join()
 
     def wait(self) -> BaseException | None:
-        """See `Runner`."""
+        """See `PagedRunner`."""
         self._thread.join()
         return self._error
 
     @property
     def serving(self) -> bool:
-        """See `Runner`."""
+        """See `PagedRunner`."""
         return self._is_alive and not self._is_stopping
 
     @property
@@ -157,14 +138,13 @@ class SteppedRunner:
             self._error = error
         finally:
             with self._condition:
-                self._is_alive = False
-                self._is_parked = False
+                self._is_alive = self._is_parked = False
                 self._condition.notify_all()
 
     def _take_in(self) -> bool:
         """Wait for work, and for the end of a pause; then apply cancellations and admit requests. False to stop."""
         with self._condition:
-            while not self._is_stopping and (self._num_pauses or not self._has_work()):
+            while not self._is_stopping and (self._num_pauses or not self._has_work):
                 self._is_parked = self._num_pauses > 0
                 self._condition.notify_all()
                 self._condition.wait()
@@ -177,28 +157,32 @@ class SteppedRunner:
             self._admit()
             return True
 
+    @property
     def _has_work(self) -> bool:
         return bool(self._waiting or self._decoding or self._cancelled)
 
     def _admit(self) -> None:
         """Choose the prompts of the next step, oldest first: within its tokens (or one alone) and within the cache."""
-        num_reserved, num_tokens = sum(one.longest for one in self._decoding), 0
+        num_reserved, num_tokens = sum(one.active.num_reserved for one in self._decoding), 0
         while self._waiting and self.num_sequences < self._max_in_flight:
-            num_reserved += self._waiting[0].longest
-            num_tokens += self._waiting[0].num_prompt
-            if self.num_sequences and num_reserved > self._cache_tokens:
-                return
-            if self._admitted and num_tokens > self._max_batch_tokens:
+            num_reserved += self._waiting[0].active.num_reserved
+            num_tokens += self._waiting[0].active.num_prompt
+            is_cache_full = self.num_sequences and num_reserved > self._cache_tokens
+            if is_cache_full or (self._admitted and num_tokens > self._max_batch_tokens):
                 return
             self._admitted.append(self._waiting.pop(0))
 
     def _step(self) -> None:
         rows = self._decode() if self._decoding else []
-        rows += [self._prefill(sequence) for sequence in self._admitted]
+        for sequence in self._admitted:
+            sequence.cache = DynamicCache(config=self.model.config)
+            sequence.num_computed = sequence.active.num_prompt
+            part = ForwardPart(sequence.request_id, 0, sequence.num_computed)
+            rows.append(self._forward([sequence.token_ids], sequence.cache, [part]))
         ready, self._admitted = [*self._decoding, *self._admitted], []
         if not ready:
             return  # there were cancellations alone
-        token_ids, logprobs = sample(torch.cat(rows).float(), [sequence.sampling for sequence in ready])
+        token_ids, logprobs = sample(torch.cat(rows).float(), [sequence.active.sampling for sequence in ready])
         found = zip(ready, token_ids.tolist(), logprobs.tolist(), strict=True)
         outputs = [sequence.extend(token_id, logprob) for sequence, token_id, logprob in found]
         for sequence in ready[len(self._decoding) :]:
@@ -208,13 +192,6 @@ class SteppedRunner:
                 sequence.cache = None
         self._drop({output.request_id for output in outputs if output.finished})
         self._receive(outputs)
-
-    def _prefill(self, sequence: SteppedSequence) -> torch.Tensor:
-        """Compute a prompt. Returns the logits [1, V] after its last token."""
-        sequence.cache = new_cache(self.model.config)
-        sequence.num_computed = sequence.num_prompt
-        part = ForwardPart(sequence.request_id, 0, sequence.num_prompt)
-        return self._forward([sequence.token_ids], sequence.cache, [part])
 
     def _decode(self) -> list[torch.Tensor]:
         """Logits, together [B, V], of the sequences whose prompts are computed."""

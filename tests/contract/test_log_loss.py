@@ -30,7 +30,7 @@ from runtime.log.outbox import Relay, message
 from runtime.worker import Worker
 from services.dashboard.live.identities import identities
 from services.dashboard.live.queries import read_totals
-from services.dashboard.live.traffic import CONSUMERS, UNTRACKED, TrafficReader
+from services.dashboard.live.traffic import CONSUMERS, TrafficReader
 from services.feedback import repository as feedback
 from services.feedback.requests import ReceivedItem
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
@@ -297,10 +297,7 @@ def dashboard_problems(world: LogLossWorld) -> list[str]:
         totals = read_totals(connection)
     lookout = TrafficReader(world.log)
     positions = totals.positions
-    traffic = {
-        topic: lookout.read(topic, group, positions, world.now, tracked=topic not in UNTRACKED)
-        for topic, group in CONSUMERS.items()
-    }
+    traffic = {topic: lookout.read(topic, positions, world.now) for topic in CONSUMERS}
     both = identities(totals, traffic)
     return [*both.generations.problems, *both.signals.problems]
 

@@ -24,7 +24,7 @@ from runtime.days import migrate
 from runtime.settings import Settings
 from services.dashboard import formatting
 from services.dashboard.app import create_app
-from services.dashboard.signin.sessions import Sessions
+from services.dashboard.signin.repository import Sessions
 from tests.worlds.chromium import BROWSER, Chromium
 from tests.worlds.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, POLICY, SCRIPT, key_of, seed, settings_of
 from tests.worlds.dashboard.seed_rewards import seed_rewards

@@ -84,7 +84,7 @@ def slots(tmp_path: Path, database: Database) -> Iterator[Slots]:
     follower = Follower(engine, lambda: read_wanted(database, "demo"), on_exit=lambda: None)
     urls: list[str] = []
     announcer = EngineAnnouncer(
-        lambda: describe(engine, SLOTS, name="one", url=urls[0], region="local"), EngineRows(database, "demo")
+        lambda: describe(engine, name="one", url=urls[0], region="local"), EngineRows(database, "demo")
     )
     make_base(tmp_path / "base")
     home, log = make_home(tmp_path), StubbornLog(tmp_path / "log")

@@ -6,6 +6,7 @@ grow with the table. The next page continues where this one stopped.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
@@ -96,23 +97,25 @@ def find_page(connection: Connection, search: Search, after: Cursor | None = Non
     """The newest answers that match, older than `after`, among the next `most` answers."""
     most = most or (MAX_READ if search.text else MAX_LOOKED)
     looked = _range(search, after)
-    times = (
-        select(generation.c.created_at).where(*looked).order_by(generation.c.created_at.desc())
-    )  # from the index alone
+    # From the index alone.
+    times = select(generation.c.created_at).where(*looked).order_by(generation.c.created_at.desc())
     edge: float | None = connection.execute(times.offset(most - 1).limit(1)).scalar_one_or_none()
     if edge is not None:
         looked.append(generation.c.created_at >= edge)
     if after is not None:
         looked.append(tuple_(*_ORDER) < tuple_(*after))
-    matching = (
-        select(*_HEAD, _STATE.label("state"))
-        .where(*looked, *_conditions(search))
-        .order_by(*(column.desc() for column in _ORDER))
+    wanted = {_STATE: search.state or None, generation.c.version: search.version}
+    wanted |= {generation.c[name]: getattr(search, name) or None for name in ("task", "purpose")}
+    matching = select(*_HEAD, _STATE.label("state")).where(
+        *looked, *(column == value for column, value in wanted.items() if value is not None)
     )
+    matching = matching.order_by(*(column.desc() for column in _ORDER))
     heads: list[Row[Any]] = list(connection.execute(matching if search.text else matching.limit(PAGE + 1)))
     hits = list(islice(_hits(connection, heads, search.text.casefold()), PAGE + 1))
     if len(hits) > PAGE:
-        return Page(_completed(connection, hits[:PAGE]), _cursor(hits[PAGE - 1].head))
+        last = hits[PAGE - 1].head
+        after = Cursor(last.created_at, last.completion_id, last.choice)
+        return Page(_completed(connection, hits[:PAGE]), after)
     hits = _completed(connection, hits)
     if edge is not None:
         return Page(hits, Cursor(edge, *_LOWEST), most)
@@ -123,16 +126,28 @@ def find_page(connection: Connection, search: Search, after: Cursor | None = Non
 def find_answer(connection: Connection, completion_id: str, choice: int) -> AnswerRecord | None:
     """One answer, or None."""
     here = (generation.c.completion_id == completion_id, generation.c.choice == choice)
-    table = generation.c
-    columns = (*_HEAD, table.joined_at, table.closes_at, table.revision, table.record, table.superseded_by)
-    head = connection.execute(select(*columns, effective_state().label("state")).where(*here)).one_or_none()
+    columns = (*_HEAD, *generation.c["joined_at", "closes_at", "revision", "record", "superseded_by"])
+    head = connection.execute(select(*columns, _STATE.label("state")).where(*here)).one_or_none()
     if head is None:
         return None
-    record, problem = _decoded(head.record)
+    record: Generation | None = None
+    problem = ""
+    try:
+        record = decode_shape(Generation, head.record)
+    except InvalidRecord as error:
+        problem = error.message
     key = sample_key(completion_id, choice)
     siblings = select(generation.c.choice).where(generation.c.completion_id == completion_id)
     choices = list(connection.execute(siblings.order_by(generation.c.choice)).scalars())
-    histories = (_signals(completion_id, choice), _scores(key), _outcomes(key))
+    said = signal.c["id", "tenant", "name", "submitter", "at", "received_at", "state", "reason", "revision", "record"]
+    about = select(*said).where(signal.c.completion_id == completion_id, signal.c.choice == choice)
+    earned = select(*score.c["revision", "reward", "status", "fault", "components", "at"]).where(score.c.key == key)
+    became = select(*outcome.c["revision", "epoch", "state", "reason", "version", "writer", "at"])
+    histories: tuple[Select[Any], ...] = (
+        about.order_by(signal.c.received_at, signal.c.id).limit(MAX_SIGNALS),
+        earned.order_by(score.c.revision).limit(MAX_SCORES),
+        became.where(outcome.c.key == key).order_by(*outcome.c["at", "epoch", "revision"]).limit(MAX_OUTCOMES),
+    )
     return AnswerRecord(head, record, problem, choices, *(list(connection.execute(rows)) for rows in histories))
 
 
@@ -145,6 +160,10 @@ def _hits(connection: Connection, heads: list[Row[Any]], text: str) -> Iterator[
             body, record = opened.get((head.completion_id, head.choice), (None, None))
             if not text or (body is not None and text in _words(body)):
                 yield SearchHit(head, body, record)
+
+
+def _words(body: GenerationBody) -> str:
+    return "\n".join([*(str(message.get("content", "")) for message in body.messages), body.text]).casefold()
 
 
 def _range(search: Search, after: Cursor | None) -> list[ColumnElement[bool]]:
@@ -161,33 +180,21 @@ def _range(search: Search, after: Cursor | None) -> list[ColumnElement[bool]]:
     return conditions
 
 
-def _conditions(search: Search) -> list[ColumnElement[bool]]:
-    wanted = {_STATE: search.state or None, generation.c.version: search.version}
-    wanted |= {generation.c[name]: getattr(search, name) or None for name in ("task", "purpose")}
-    return [column == value for column, value in wanted.items() if value is not None]
-
-
 def _completed(connection: Connection, hits: list[SearchHit]) -> list[SearchHit]:
     """The same with what users said and what the answers earned."""
     ids = [hit.head.completion_id for hit in hits]
     keys = [sample_key(hit.head.completion_id, hit.head.choice) for hit in hits]
     said = signal.c["completion_id", "choice", "name", "state", "record"]
     about = select(*said).where(signal.c.completion_id.in_(ids))
-    signals: dict[tuple[str, int], list[Row[Any]]] = {}
+    signals: defaultdict[tuple[str, int], list[Row[Any]]] = defaultdict(list)
     for row in connection.execute(about.order_by(signal.c.received_at, signal.c.id).limit(MAX_SIGNALS)):
-        signals.setdefault((row.completion_id, row.choice), []).append(row)
-    earned = (
-        select(*score.c["key", "reward", "status", "fault"]).where(score.c.key.in_(keys)).order_by(score.c.revision)
-    )
-    scores = {row.key: row for row in connection.execute(earned)}
+        signals[row.completion_id, row.choice].append(row)
+    earned = select(*score.c["key", "reward", "status", "fault"]).where(score.c.key.in_(keys))
+    scores = {row.key: row for row in connection.execute(earned.order_by(score.c.revision))}
     return [
-        hit._replace(signals=tuple(signals.get((hit.head.completion_id, hit.head.choice), ())), score=scores.get(key))
+        hit._replace(signals=tuple(signals[hit.head.completion_id, hit.head.choice]), score=scores.get(key))
         for hit, key in zip(hits, keys, strict=True)
     ]
-
-
-def _cursor(row: Row[Any]) -> Cursor:
-    return Cursor(row.created_at, row.completion_id, row.choice)
 
 
 def _opened(connection: Connection, heads: list[Row[Any]]) -> dict[tuple[str, int], tuple[GenerationBody, Generation]]:
@@ -199,33 +206,3 @@ def _opened(connection: Connection, heads: list[Row[Any]]) -> dict[tuple[str, in
             record = decode_shape(Generation, row.record)
             opened[row.completion_id, row.choice] = record.open(), record
     return opened
-
-
-def _decoded(wire: bytes) -> tuple[Generation | None, str]:
-    try:
-        return decode_shape(Generation, wire), ""
-    except InvalidRecord as error:
-        return None, error.message
-
-
-def _words(body: GenerationBody) -> str:
-    said = [str(message.get("content", "")) for message in body.messages]
-    return "\n".join([*said, body.text]).casefold()
-
-
-def _signals(completion_id: str, choice: int) -> Select[Any]:
-    columns = signal.c
-    names = columns["id", "tenant", "name", "submitter", "at", "received_at", "state", "reason", "revision", "record"]
-    mine = select(*names).where(columns.completion_id == completion_id, columns.choice == choice)
-    return mine.order_by(columns.received_at, columns.id).limit(MAX_SIGNALS)
-
-
-def _scores(key: str) -> Select[Any]:
-    columns = score.c["revision", "reward", "status", "fault", "components", "at"]
-    return select(*columns).where(score.c.key == key).order_by(score.c.revision).limit(MAX_SCORES)
-
-
-def _outcomes(key: str) -> Select[Any]:
-    columns = outcome.c["revision", "epoch", "state", "reason", "version", "writer", "at"]
-    oldest = outcome.c["at", "epoch", "revision"]
-    return select(*columns).where(outcome.c.key == key).order_by(*oldest).limit(MAX_OUTCOMES)

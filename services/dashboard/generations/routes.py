@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from contextlib import suppress
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -14,9 +15,8 @@ from contracts.errors import InvalidValue, NotFound
 from contracts.ledger import GENERATION_STATES
 from contracts.record_checks import MAX_ID, MAX_INT32, is_completion_id
 from contracts.records import unpack_floats, unpack_ids
-from services.dashboard.generations.detail import cut, excerpt, messages, said, story
+from services.dashboard.generations import detail
 from services.dashboard.generations.queries import Cursor, Search, find_answer, find_page
-from services.dashboard.generations.tokens import LIMITS, MAX_TOKENS, AnswerToken, tokens
 from services.dashboard.signin.access import OperatorReader
 from services.dashboard.signin.pages import PageRoute, render
 
@@ -43,17 +43,15 @@ class SearchForm(BaseModel):
     after: Text = ""
 
     def search(self) -> Search:
-        """The fields as values. Without a purpose: users' answers, or the one that an id names. Raises InvalidValue."""
-        purpose = self.purpose or ("all" if self.completion else "user")
-        return Search(
-            completion=self.completion,
-            state=self.state,
-            task=self.task,
-            purpose="" if purpose == "all" else purpose,
-            version=_number(self.version),
-            text=self.text,
-            before=_time(self.before),
-        )
+        """The fields as values. Raises InvalidValue."""
+        same = self.model_dump(include={"completion", "state", "task", "text"})
+        purpose = "" if self.shown == "all" else self.shown
+        return Search(**same, purpose=purpose, version=_number(self.version), before=_time(self.before))
+
+    @property
+    def shown(self) -> str:
+        """Without a purpose: users' answers, or the one that an id names."""
+        return self.purpose or ("all" if self.completion else "user")
 
 
 @router.get("")
@@ -63,7 +61,8 @@ def search(request: Request, session: OperatorReader, asked: Annotated[SearchFor
         page = find_page(connection, asked.search(), _cursor(asked.after))
     kept = {name: value for name, value in asked.model_dump(exclude={"after"}).items() if value}
     others = {name: value for name, value in kept.items() if name != "purpose"}
-    older = f"?{urlencode({**kept, 'after': _written(page.after)})}" if page.after else None
+    # The repr of a float is exact: the next page begins where this one ended.
+    after = page.after and f"{page.after.at!r}_{page.after.completion_id}_{page.after.choice}"
     return render(
         request,
         "generations.html",
@@ -71,14 +70,14 @@ def search(request: Request, session: OperatorReader, asked: Annotated[SearchFor
         asked=asked,
         is_search=bool(others),
         page=page,
-        older=older,
+        older=f"?{urlencode({**kept, 'after': after})}" if after else None,
         newest=f"?{urlencode(kept)}" if asked.after else None,
         states=sorted(GENERATION_STATES),
         purposes={title: f"?{urlencode(others | {'purpose': name})}" for name, title in PURPOSES.items()},
-        shown=PURPOSES.get(asked.purpose or ("all" if asked.completion else "user")),
-        said=said,
-        cut=cut,
-        excerpt=excerpt,
+        shown=PURPOSES.get(asked.shown),
+        said=detail.said,
+        cut=detail.cut,
+        excerpt=detail.excerpt,
     )
 
 
@@ -89,17 +88,14 @@ def show(request: Request, session: OperatorReader, completion_id: str, choice: 
         # A text that is not an id is in no table, and the database may refuse it in a query.
         answer = find_answer(connection, completion_id, choice) if is_completion_id(completion_id) else None
     if answer is None:
-        raise NotFound(
-            f"there is no answer {completion_id[:MAX_ID]} with choice {choice} here; it may not have been joined yet, or its "
-            "day was deleted"
-        )
-    body = answer.record.open() if answer.record else None
-    shown: list[AnswerToken] = []
-    problem = answer.problem
+        asked = f"{completion_id[:MAX_ID]} with choice {choice}"
+        raise NotFound(f"there is no answer {asked} here; it may not have been joined yet, or its day was deleted")
+    body, problem = answer.record.open() if answer.record else None, answer.problem
+    ids = unpack_ids(body.completion_ids) if body else []
+    shown: list[detail.AnswerToken] = []
     if answer.record and body:
-        ids = unpack_ids(body.completion_ids)
         texts = request.app.state.token_texts
-        shown = tokens(ids, unpack_floats(body.logprobs), answer.record.spans, texts.texts(ids[:MAX_TOKENS]))
+        shown = detail.tokens(ids, unpack_floats(body.logprobs), answer.record.spans, texts.texts(ids))
         problem = texts.problem
     return render(
         request,
@@ -108,13 +104,13 @@ def show(request: Request, session: OperatorReader, completion_id: str, choice: 
         answer=answer,
         record=answer.record,
         body=body,
-        messages=messages(body.messages) if body else [],
+        messages=detail.messages(body.messages) if body else [],
         num_prompt=len(unpack_ids(body.prompt_ids)) if body else 0,
-        num_tokens=len(unpack_ids(body.completion_ids)) if body else 0,
+        num_tokens=len(ids),
         tokens=shown,
-        limits=LIMITS,
+        limits=detail.LIMITS,
         problem=problem,
-        story=story(answer),
+        story=detail.story(answer),
     )
 
 
@@ -134,13 +130,8 @@ def _time(text: str) -> float | None:
     try:
         return dt.datetime.fromisoformat(text).replace(tzinfo=dt.UTC).timestamp()
     except ValueError as error:
-        raise InvalidValue(f"{text!r} is not a time; write {dt.datetime.now(dt.UTC):{_FORM_TIME}}",
-                           param="before") from error  # fmt: skip
-
-
-def _written(cursor: Cursor) -> str:
-    # The repr of a float is exact: the next page begins where this one ended.
-    return f"{cursor.at!r}_{cursor.completion_id}_{cursor.choice}"
+        said = f"{text!r} is not a time; write {dt.datetime.now(dt.UTC):{_FORM_TIME}}"
+        raise InvalidValue(said, param="before") from error
 
 
 def _cursor(text: str) -> Cursor | None:
@@ -148,12 +139,8 @@ def _cursor(text: str) -> Cursor | None:
         return None
     at, _, key = text.partition("_")
     completion_id, _, choice = key.partition("_")
-    try:
+    with suppress(ValueError):
         cursor = Cursor(float(at), completion_id, int(choice))
-    except ValueError:
-        cursor = None
-    if cursor is None or not (
-        math.isfinite(cursor.at) and is_completion_id(completion_id) and 0 <= cursor.choice <= MAX_INT32
-    ):
-        raise InvalidValue("this page's address is damaged; begin with the newest answers", param="after")
-    return cursor
+        if math.isfinite(cursor.at) and is_completion_id(completion_id) and 0 <= cursor.choice <= MAX_INT32:
+            return cursor
+    raise InvalidValue("this page's address is damaged; begin with the newest answers", param="after")

@@ -5,7 +5,9 @@ Three more are about learning: what monitors measured, corrections, and prompts 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -64,54 +66,60 @@ def identities(
     Records that were appended after the count lie behind the count's positions and are unread, so nothing seems lost between the two.
     """
     counts = counts_by_version(totals.state_counts)
-    handled = {topic: _handled(totals, topic) for topic in (GENERATIONS, SIGNALS)}
-    unread = {topic: max(0, traffic[topic].num_appended - handled[topic]) for topic in handled}
-    return Identities(
-        generation_identity(
-            counts,
-            # A redriven record is in the log twice.
-            num_handled=handled[GENERATIONS] - totals.without_row - _num_dead(totals, REDRIVEN),
-            num_open=_num_dead(totals, OPEN),
-            num_skipped=_num_dead(totals, SKIPPED),
-            num_unread=unread[GENERATIONS],
-            num_lost=totals.num_lost,
-        ),
-        signal_identity(
-            totals.signals,
-            num_unjoined=totals.num_unjoined,
-            # Episodes sends signals too: those that waited for their answer, and follow-ups.
-            num_under_way=unread[SIGNALS]
-            + sum(totals.outboxes.get(process, 0) for process in ("feedback", "episodes", SENDER)),
-            num_open=_num_dead(totals, OPEN, SIGNALS),
-        ),
-        dict(_learning_identities(learning)),
-    )
-
-
-def _learning_identities(found: LearningFindings) -> Iterator[tuple[str, Identity]]:
-    for kind, counts in found.counts._asdict().items():
-        names = sorted(counts)
-        problems = list(getattr(found.problems, kind))
-        yield (
-            kind,
-            Identity(names=names, total=sum(counts.values()), counts=_in_order(names, counts), problems=problems),
+    handled = {
+        topic: sum(
+            place for (group, name, _), place in totals.positions.items() if (group, name) == ("episodes", topic)
         )
+        for topic in (GENERATIONS, SIGNALS)
+    }
+    unread = {topic: max(0, traffic[topic].num_appended - handled[topic]) for topic in handled}
+    generations = generation_identity(
+        counts,
+        # A redriven record is in the log twice.
+        num_handled=handled[GENERATIONS] - totals.without_row - _num_dead(totals, REDRIVEN),
+        num_open=_num_dead(totals, OPEN),
+        num_skipped=_num_dead(totals, SKIPPED),
+        num_unread=unread[GENERATIONS],
+        num_lost=totals.num_lost,
+    )
+    # Episodes sends signals too: those that waited for their answer, and follow-ups.
+    num_to_come = sum(totals.outboxes.get(process, 0) for process in ("feedback", "episodes", SENDER))
+    signals = signal_identity(
+        totals.signals,
+        num_unjoined=totals.num_unjoined,
+        num_under_way=unread[SIGNALS] + num_to_come,
+        num_open=_num_dead(totals, OPEN, SIGNALS),
+    )
+    learned = {
+        kind: identity_of(sorted(found), found, problems=getattr(learning.problems, kind))
+        for kind, found in learning.counts._asdict().items()
+    }
+    return Identities(generations, signals, learned)
+
+
+def identity_of(names: Sequence[str], counts: Mapping[str, int], *, problems: Sequence[str] = ()) -> Identity:
+    """An identity whose total is the sum of its counts."""
+    ordered = _in_order(names, counts)
+    return Identity(names=list(names), total=sum(ordered), counts=ordered, problems=list(problems))
+
+
+def version_counts(names: Iterable[str], counts: Mapping[int, Mapping[str, int]]) -> list[VersionCounts]:
+    """The counts of each version in the order of the names, newest first. The total includes states that have no name."""
+    return [
+        VersionCounts(version, sum(counts[version].values()), _in_order(names, counts[version]))
+        for version in sorted(counts, reverse=True)
+    ]
 
 
 def _num_dead(totals: Totals, state: str, topic: str = GENERATIONS) -> int:
     return totals.dead_letters.get(("episodes", topic, state), 0)
 
 
-def _handled(totals: Totals, topic: str) -> int:
-    return sum(offset for (group, name, _), offset in totals.positions.items() if (group, name) == ("episodes", topic))
-
-
-def counts_by_version(state_counts: Iterable[StateCount]) -> dict[int, dict[str, int]]:
+def counts_by_version(state_counts: Iterable[StateCount]) -> Mapping[int, Mapping[str, int]]:
     """Version to state to number of generations."""
-    counts: dict[int, dict[str, int]] = {}
+    counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for row in state_counts:
-        states = counts.setdefault(row.version, {})
-        states[row.state] = states.get(row.state, 0) + row.number
+        counts[row.version][row.state] += row.number
     return counts
 
 
@@ -126,30 +134,19 @@ def generation_identity(
 ) -> Identity:
     """Logged = trained + pending + ... + dead_letter, per version and in all.
 
-    Args:
-        counts: see `counts_by_version`.
-        num_handled: records before the position of episodes, without duplicates and without records of deleted days.
-            Episodes moves its position and writes one row for each record in the same transaction.
-        num_open: handled records that episodes could not process.
-        num_skipped: handled records that it could not process and whose loss an operator accepted.
-        num_unread: records after the position: pending, and not yet counted for a version.
-        num_lost: records that existed only in a log that was lost: not counted for a version either.
+    `num_handled`: records before the position of episodes, without duplicates and records of deleted days. Episodes moves its position and
+    writes one row for each in the same transaction. Of these it could not process `num_open`, and `num_skipped` whose loss an operator
+    accepted. `num_unread`: records after the position, pending. `num_lost`: in a log that was lost. Neither counts for a version yet.
     """
-    versions = [
-        VersionCounts(version, sum(counts[version].values()), _in_order(GENERATION_STATES, counts[version]))
-        for version in sorted(counts, reverse=True)
-    ]
+    versions = version_counts(GENERATION_STATES, counts)
     totals = dict(zip(GENERATION_STATES, map(sum, zip(*(row.counts for row in versions), strict=True)), strict=False))
     totals[PENDING] = totals.get(PENDING, 0) + num_unread
     totals["log_lost"] = num_lost
     totals[DEAD_LETTER] = num_dead = num_open + num_skipped
     num_rows = sum(row.total for row in versions)
+    nameless = [_nameless(counts[version], f"generations of v{version}") for version in sorted(counts)]
     problems = [
-        *(
-            problem
-            for version in sorted(counts)
-            for problem in _nameless(counts[version], f"generations of v{version}")
-        ),
+        *chain(*nameless),
         *_problem("generations that were read from the log and have no state", num_handled - num_dead - num_rows),
         *_problem("generations that have a state and were never logged", num_rows + num_dead - num_handled),
         *_problem("logged generations that could not be processed, see millrace dead-letters list", num_open),
@@ -166,11 +163,8 @@ def generation_identity(
 def signal_identity(counts: LedgerCounts, *, num_unjoined: int, num_under_way: int, num_open: int = 0) -> Identity:
     """Received = joined + pending + late + duplicate + conflict + retracted + rejected.
 
-    Args:
-        counts: from the ledger.
-        num_unjoined: acknowledged signals that episodes has not seen.
-        num_under_way: messages about signals in outboxes and in the log, which explain unjoined signals.
-        num_open: open dead letters, which explain some of them too.
+    `num_unjoined`: acknowledged signals that episodes has not seen. Some are explained: by messages in outboxes and in the log
+    (`num_under_way`), and by open dead letters.
     """
     num_lost = max(0, num_unjoined - num_under_way - num_open)
     states = {**counts.states, PENDING: counts.states.get(PENDING, 0) - num_lost}

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from contracts.heartbeats import FRESH_SECONDS, ProcessBeat, ProcessState, in_words, states_of
+from contracts.heartbeats import FRESH_SECONDS, ProcessBeat, in_words, states_of
 from runtime.clocks import MOST_SECONDS
 
 START_SECONDS = 30.0
@@ -29,8 +29,8 @@ class Pulses:
         self._began: float | None = None
         self._heard: dict[tuple[str, str], tuple[float, float]] = {}
 
-    def states(self, beats: Iterable[ProcessBeat], now: float) -> list[ProcessState]:
-        """The state of every process; the first look trusts clocks as far as processes may start with them."""
+    def statuses(self, beats: Iterable[ProcessBeat], now: float) -> list[ProcessStatus]:
+        """How every process is; the first look trusts clocks as far as processes may start with them."""
         self._began = now if self._began is None else self._began
         shifted, heard = [], {}
         for sign in beats:
@@ -43,15 +43,10 @@ class Pulses:
             heard[key] = sign.at, heard_at
             shifted.append(sign._replace(at=heard_at, step_at=sign.step_at + heard_at - sign.at))
         self._heard = heard
-        states = states_of(shifted, now)
         # Processes of one home start together, some of them slowly.
         is_starting = now - self._began < START_SECONDS
-        return [state for state in states if state.since is not None or not is_starting]
-
-
-def statuses(states: Iterable[ProcessState], now: float) -> list[ProcessStatus]:
-    """The states as the pages show them."""
-    return [
-        ProcessStatus(state.process, state.replica, state.state, "" if state.state == "up" else in_words(state, now))
-        for state in states
-    ]
+        return [
+            ProcessStatus(one.process, one.replica, one.state, "" if one.state == "up" else in_words(one, now))
+            for one in states_of(shifted, now)
+            if one.since is not None or not is_starting
+        ]

@@ -6,7 +6,7 @@ and `read_learned` read index ranges.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Row, Table, cast, desc, func, select
@@ -32,7 +32,6 @@ from contracts.tables import (
 from contracts.version_history import read_live_history
 from runtime.log.dead_letters import OPEN
 from runtime.log.loss_acceptance import num_written_off
-from services.dashboard.live.acceptance import SentinelValue, UserReward, num_sentinels
 
 MAX_SCORES = 5000
 MAX_STEPS = 300
@@ -98,7 +97,7 @@ class LoopRows(NamedTuple):
     dead_letters: Rows
     """Open ones: consumer_group, topic, partition, offset, reason, at, num_bytes; newest first."""
     outboxes: dict[str, int]
-    """Process to the number of messages that its outbox holds for the log."""
+    """As in `Totals`."""
     scores: list[ScoredAnswer]
     """Scores of answers to users; newest first."""
     steps: Rows
@@ -127,20 +126,46 @@ class SampleTimes(NamedTuple):
     trained_at: float | None
 
 
+class UserReward(NamedTuple):
+    """What users gave one version: the mean of `num` rewards, as a share of their range."""
+
+    version: int
+    num: int
+    mean: float
+
+
+class SentinelValue(NamedTuple):
+    """What the gate measured of one version: its value over `num` sentinels; 0: the verdict does not say how many."""
+
+    version: int
+    num: int
+    value: float
+    accepted: bool
+
+
 def read_loop(connection: Connection, policy: str) -> LoopRows:
     """The rows of one policy, without totals."""
+    columns = dead_letter.c["consumer_group", "topic", "partition", "offset", "reason", "at"]
+    letters = select(*columns, func.length(dead_letter.c.value).label("num_bytes")).where(dead_letter.c.state == OPEN)
+    letters = letters.order_by(dead_letter.c.at.desc(), desc(dead_letter.c.offset)).limit(MAX_DEAD_LETTERS)
+    scores = select(*score.c["at", "version", "reward"]).where(score.c.purpose == "user").order_by(score.c.at.desc())
+    newest = (training_step.c.epoch.desc(), training_step.c.step.desc())
+    steps = select(*training_step.c["at", "step", "metrics"]).order_by(*newest).limit(MAX_STEPS)
+    judged = select(*verdict.c["version", "accepted", "accuracy", "best_accuracy", "reason", "at"])
+    judged = judged.where(verdict.c.policy == policy).order_by(verdict.c.version.desc()).limit(MAX_VERSIONS)
+    swaps = select(*swap.c["arm", "version", "at", "pause_seconds", "gap_seconds"]).where(swap.c.policy == policy)
     return LoopRows(
         arms=assignments.read(connection, policy),
         rollback_to=rollback.read_target(connection, policy),
         live_history=read_live_history(connection, policy),
         revoked=revocations.read(connection, policy),
-        dead_letters=_dead_letters(connection),
+        dead_letters=list(connection.execute(letters)),
         outboxes=_outboxes(connection),
-        scores=_scores(connection),
-        steps=_steps(connection),
-        verdicts=_verdicts(connection, policy),
+        scores=[ScoredAnswer(*row) for row in connection.execute(scores.limit(MAX_SCORES))],
+        steps=list(connection.execute(steps)),
+        verdicts=list(connection.execute(judged)),
         changes=_changes(connection, policy),
-        swaps=_swaps(connection, policy),
+        swaps=list(connection.execute(swaps.order_by(swap.c.id.desc()).limit(MAX_CHANGES))),
     )
 
 
@@ -152,14 +177,17 @@ def read_positions(connection: Connection) -> dict[tuple[str, str, int], int]:
 
 def read_totals(connection: Connection) -> Totals:
     """All counts of the two identities."""
+    # Only columns of ix_generation_state, so that no row is touched.
+    states = (ledger.effective_state().label("state"), generation.c.version)
+    letters = dead_letter.c["consumer_group", "topic", "state"]
+    dead = connection.execute(select(*letters, func.count().label("number")).group_by(*letters))
+    num_unjoined = _num_rows(connection, received_signal) - _num_rows(connection, signal)
     return Totals(
-        state_counts=_state_counts(connection),
+        state_counts=[StateCount(*row) for row in connection.execute(select(*states, func.count()).group_by(*states))],
         signals=ledger.signal_counts(connection),
-        num_unjoined=_num_rows(connection, received_signal)
-        - _num_rows(connection, signal)
-        - ledger.num_waiting(connection),
+        num_unjoined=num_unjoined - ledger.num_waiting(connection),
         positions=read_positions(connection),
-        dead_letters=_num_dead_letters(connection),
+        dead_letters={(row.consumer_group, row.topic, row.state): row.number for row in dead},
         outboxes=_outboxes(connection),
         without_row=sum(connection.execute(select(generation_count.c["count"])).scalars()),
         num_lost=num_written_off(connection),
@@ -168,11 +196,8 @@ def read_totals(connection: Connection) -> Totals:
 
 def read_rates(connection: Connection, start: float, tenant: str | None = None) -> dict[str, dict[int, int]]:
     """Series to bucket number since `start` to the number of events in the bucket. `tenant` None: all tenants."""
-    return {
-        "generations": _bucketed(connection, generation, generation.c.created_at, start, tenant),
-        "signals": _bucketed(connection, signal, signal.c.received_at, start, tenant),
-        "experiences": _bucketed(connection, score, score.c.at, start, tenant),
-    }
+    times = {"generations": generation.c.created_at, "signals": signal.c.received_at, "experiences": score.c.at}
+    return {name: _bucketed(connection, at, start, tenant) for name, at in times.items()}
 
 
 def read_learned(connection: Connection, versions: Collection[int]) -> list[SampleTimes]:
@@ -188,17 +213,16 @@ def read_learned(connection: Connection, versions: Collection[int]) -> list[Samp
     newest = trained.order_by(generation.c.version.desc()).limit(MAX_LOOKED).subquery()
     rows = list(connection.execute(select(newest).where(newest.c.state_version.in_(versions)).limit(MAX_SAMPLES)))
     keys = [sample_key(row.completion_id, row.choice) for row in rows]
-    signalled = _signalled(connection, [row.completion_id for row in rows])
+    said = select(*signal.c["completion_id", "choice"], func.min(signal.c.received_at).label("at"))
+    said = said.where(signal.c.completion_id.in_([row.completion_id for row in rows]), signal.c.revision.is_not(None))
+    firsts = connection.execute(said.group_by(signal.c.completion_id, signal.c.choice))
+    signalled = {sample_key(row.completion_id, row.choice): row.at for row in firsts}
     scored = _first(connection, score, score.c.key.in_(keys), score.c.reward.is_not(None))
     learned = _first(connection, outcome, outcome.c.key.in_(keys), outcome.c.state == "trained")
+    known = [(signalled.get(key), scored.get(key), learned.get(key)) for key in keys]
     return [
-        SampleTimes(
-            row.state_version,
-            row.created_at,
-            row.joined_at,
-            *(times.get(key) for times in (signalled, scored, learned)),
-        )
-        for row, key in zip(rows, keys, strict=True)
+        SampleTimes(row.state_version, row.created_at, row.joined_at, *times)
+        for row, times in zip(rows, known, strict=True)
     ]
 
 
@@ -219,6 +243,11 @@ def read_sentinel_values(connection: Connection, policy: str) -> list[SentinelVa
     return [SentinelValue(row.version, num_sentinels(row.details), row.accuracy, row.accepted) for row in rows]
 
 
+def num_sentinels(details: Mapping[str, Any]) -> int:
+    """How many sentinels a verdict graded, over all tasks."""
+    return sum(task.get("num") or 0 for task in details.get("tasks", {}).values())
+
+
 def _outboxes(connection: Connection) -> dict[str, int]:
     statement = select(outbox.c.process, func.sum(outbox.c.num_messages)).group_by(outbox.c.process)
     return {process: int(num) for process, num in connection.execute(statement)}
@@ -226,42 +255,6 @@ def _outboxes(connection: Connection) -> dict[str, int]:
 
 def _num_rows(connection: Connection, table: Table) -> int:
     return connection.execute(select(func.count()).select_from(table)).scalar_one()
-
-
-def _state_counts(connection: Connection) -> list[StateCount]:
-    # Only columns of ix_generation_state, so that no row is touched.
-    columns = (ledger.effective_state().label("state"), generation.c.version)
-    return [StateCount(*row) for row in connection.execute(select(*columns, func.count()).group_by(*columns))]
-
-
-def _dead_letters(connection: Connection) -> Rows:
-    columns = dead_letter.c["consumer_group", "topic", "partition", "offset", "reason", "at"]
-    letters = select(*columns, func.length(dead_letter.c.value).label("num_bytes")).where(dead_letter.c.state == OPEN)
-    newest = letters.order_by(dead_letter.c.at.desc(), desc(dead_letter.c.offset))
-    return list(connection.execute(newest.limit(MAX_DEAD_LETTERS)))
-
-
-def _num_dead_letters(connection: Connection) -> dict[tuple[str, str, str], int]:
-    columns = dead_letter.c["consumer_group", "topic", "state"]
-    rows = connection.execute(select(*columns, func.count().label("number")).group_by(*columns))
-    return {(row.consumer_group, row.topic, row.state): row.number for row in rows}
-
-
-def _scores(connection: Connection) -> list[ScoredAnswer]:
-    statement = select(*score.c["at", "version", "reward"]).where(score.c.purpose == "user")
-    return [ScoredAnswer(*row) for row in connection.execute(statement.order_by(score.c.at.desc()).limit(MAX_SCORES))]
-
-
-def _steps(connection: Connection) -> Rows:
-    statement = select(*training_step.c["at", "step", "metrics"])
-    newest = (training_step.c.epoch.desc(), training_step.c.step.desc())
-    return list(connection.execute(statement.order_by(*newest).limit(MAX_STEPS)))
-
-
-def _verdicts(connection: Connection, policy: str) -> Rows:
-    columns = verdict.c["version", "accepted", "accuracy", "best_accuracy", "reason", "at"]
-    statement = select(*columns).where(verdict.c.policy == policy).order_by(verdict.c.version.desc())
-    return list(connection.execute(statement.limit(MAX_VERSIONS)))
 
 
 def _changes(connection: Connection, policy: str) -> Rows:
@@ -274,29 +267,15 @@ def _changes(connection: Connection, policy: str) -> Rows:
     return sorted(changes, key=lambda row: float(row.at), reverse=True)
 
 
-def _swaps(connection: Connection, policy: str) -> Rows:
-    statement = select(*swap.c["arm", "version", "at", "pause_seconds", "gap_seconds"]).where(swap.c.policy == policy)
-    return list(connection.execute(statement.order_by(swap.c.id.desc()).limit(MAX_CHANGES)))
-
-
-def _bucketed(
-    connection: Connection, table: Table, at: Column[float], start: float, tenant: str | None
-) -> dict[int, int]:
+def _bucketed(connection: Connection, at: Column[float], start: float, tenant: str | None) -> dict[int, int]:
     # Whole seconds first: PostgreSQL rounds and SQLite truncates, which moves an event by at most half a second.
     bucket = (cast(at - start, BigInteger) // BUCKET_SECONDS).label("bucket")
     # A time in the far future has no bucket, and its number is too large for PostgreSQL.
     shown = at.between(start, start + WINDOW_SECONDS + AHEAD_SECONDS)
-    statement = select(bucket, func.count()).select_from(table).where(shown).group_by(bucket)
+    statement = select(bucket, func.count()).select_from(at.table).where(shown).group_by(bucket)
     if tenant is not None:
-        statement = statement.where(table.c.tenant == tenant)
+        statement = statement.where(at.table.c.tenant == tenant)
     return {number: count for number, count in connection.execute(statement)}  # noqa: C416 a row is not a tuple for dict()
-
-
-def _signalled(connection: Connection, ids: list[str]) -> dict[str, float]:
-    key = signal.c["completion_id", "choice"]
-    mine = select(*key, func.min(signal.c.received_at).label("at")).where(signal.c.completion_id.in_(ids))
-    rows = connection.execute(mine.where(signal.c.revision.is_not(None)).group_by(*key))
-    return {sample_key(row.completion_id, row.choice): row.at for row in rows}
 
 
 def _first(connection: Connection, table: Table, *conditions: ColumnElement[bool]) -> dict[str, float]:

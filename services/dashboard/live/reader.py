@@ -17,40 +17,21 @@ from contracts import heartbeats, train_points
 from contracts.assignments import Assignment
 from contracts.errors import InvalidSettings, NotFound, Unavailable, WeightsRefused
 from contracts.event_log import EventLog
+from runtime import metrics
 from runtime.database import Database
 from runtime.learning_ledger import LearningFindings, check_learning
 from runtime.lease import unheld_seconds
 from runtime.log.dead_letters import OPEN
 from runtime.log.loss_detection import EVIDENCE
-from runtime.metrics import (
-    DEAD_LETTERS_OPEN,
-    LAG_RECORDS,
-    LEDGER_LOOK_AGE,
-    LEDGER_UNEXPLAINED,
-    TRAINER_MISSING_SECONDS,
-)
-from services.dashboard.faults import note_fault
-from services.dashboard.live.acceptance import acceptance
-from services.dashboard.live.freshness import legs, newest_live
+from services.dashboard.formatting import note_fault
+from services.dashboard.live import queries
+from services.dashboard.live.charts import Flow, acceptance, legs, newest_live, rates, step_buckets, window_start
 from services.dashboard.live.identities import Identities, identities
-from services.dashboard.live.pulses import Pulses, statuses
-from services.dashboard.live.queries import (
-    MAX_VERSIONS,
-    LoopRows,
-    Totals,
-    read_learned,
-    read_loop,
-    read_positions,
-    read_rates,
-    read_sentinel_values,
-    read_totals,
-    read_user_rewards,
-)
-from services.dashboard.live.rates import rates, step_buckets, window_start
-from services.dashboard.live.state import Flow, State, build_state
-from services.dashboard.live.throttled import ThrottledValue
+from services.dashboard.live.pulses import Pulses
+from services.dashboard.live.state import State, build_state
 from services.dashboard.live.timeline import Published
-from services.dashboard.live.traffic import CONSUMERS, UNTRACKED, Traffic, TrafficReader
+from services.dashboard.live.traffic import CONSUMERS, Traffic, TrafficReader
+from services.dashboard.live.watcher import ThrottledValue
 from services.dashboard.rollout.queries import read_levels, read_rollout
 from services.dashboard.rollout.state import Rollout, Series, build_rollout
 from weights.stores.store import WeightStore
@@ -60,19 +41,18 @@ _LEARNING_SHARE, _LEARNING_SECONDS = 0.01, 600.0
 
 
 class StateReader:
-    """Reads the state of one policy's loop. Used from one thread at a time."""
+    """Reads the state of one policy's loop. Used from one thread at a time. `has_trains`: [train] enabled."""
 
     def __init__(
         self, policy: str, database: Database, event_log: EventLog, store: WeightStore, *, has_trains: bool = True
     ) -> None:
-        """`has_trains`: [train] enabled."""
         self._policy = policy
         self._has_trains = has_trains
         self._database = database
         self._traffic = TrafficReader(event_log)
         self._store = store
         self._published: dict[int, Published] = {}
-        self._totals: ThrottledValue[Totals] = ThrottledValue()
+        self._totals: ThrottledValue[queries.Totals] = ThrottledValue()
         self._learning: ThrottledValue[LearningFindings] = ThrottledValue(most_seconds=_LEARNING_SECONDS)
         self._flow: ThrottledValue[Flow] = ThrottledValue()
         self._listed: ThrottledValue[dict[int, Published]] = ThrottledValue()
@@ -80,49 +60,32 @@ class StateReader:
         self._subject = ""
         self._pulses = Pulses()
         self._began_at = self._looked_at = time.monotonic()
-        LEDGER_LOOK_AGE.labels(policy).set_function(lambda: time.monotonic() - self._looked_at)
+        metrics.LEDGER_LOOK_AGE.labels(policy).set_function(lambda: time.monotonic() - self._looked_at)
 
     def read(self, now: float) -> State:
-        """The state of the whole loop.
-
-        Raises:
-            Unavailable: the database cannot be read.
-        """
+        """The state of the whole loop. Raises Unavailable if the database cannot be read."""
         topics, ledger = self._check_ledger(now)
         # The page is read afterwards: a row that it cannot show must not keep the ledger from being checked.
         versions = self._listed.get(self._versions)
         with self._database.snapshot() as connection:
-            rows = read_loop(connection, self._policy)
+            rows = queries.read_loop(connection, self._policy)
             rollout = self._read_rollout(connection, rows.arms, now)
-            processes = statuses(self._pulses.states(heartbeats.read(connection, self._policy), now), now)
+            processes = self._pulses.statuses(heartbeats.read(connection, self._policy), now)
         flow = self._flow.get(lambda: self._read_flow(rows, versions, now))
-        return build_state(
-            rows,
-            topics,
-            versions,
-            identities=ledger,
-            flow=flow,
-            rollout=rollout,
-            processes=processes,
-            policy=self._policy,
-            now=now,
-        )
+        shown = {"policy": self._policy, "rollout": rollout, "processes": processes}
+        return build_state(rows, topics, versions, ledger, flow, now=now, **shown)
 
     def _check_ledger(self, now: float) -> tuple[dict[str, Traffic], Identities]:
         """Check the identities, and set the metrics that alarms look at."""
         with self._database.snapshot() as connection:
-            positions = read_positions(connection)
-            totals = self._totals.get(lambda: read_totals(connection))
+            positions = queries.read_positions(connection)
+            totals = self._totals.get(lambda: queries.read_totals(connection))
             learning = self._learning.get(lambda: check_learning(connection, now), _LEARNING_SHARE)
             unheld = unheld_seconds(connection, self._policy)
-        TRAINER_MISSING_SECONDS.labels(self._policy).set(
-            time.monotonic() - self._began_at if unheld is None else unheld
-        )
+        missing = time.monotonic() - self._began_at if unheld is None else unheld
+        metrics.TRAINER_MISSING_SECONDS.labels(self._policy).set(missing)
         # The log is read after the positions: records appended between the two count as waiting.
-        topics = {
-            topic: self._traffic.read(topic, group, positions, now, tracked=topic not in UNTRACKED)
-            for topic, group in CONSUMERS.items()
-        }
+        topics = {topic: self._traffic.read(topic, positions, now) for topic in CONSUMERS}
         ledger = identities(totals, topics, learning)
         _set_metrics(ledger, topics, totals, positions)
         self._looked_at = time.monotonic()
@@ -143,15 +106,19 @@ class StateReader:
             self._subject, self._series = subject, ThrottledValue()
         return build_rollout(found, arms, self._series.get(read_series), now, is_enabled=self._has_trains)
 
-    def _read_flow(self, rows: LoopRows, versions: dict[int, Published], now: float) -> Flow:
+    def _read_flow(self, rows: queries.LoopRows, versions: dict[int, Published], now: float) -> Flow:
         start, live = window_start(now), newest_live(rows.changes)
         made = {number: kept.created_at for number, kept in versions.items()}
         try:
             with self._database.snapshot() as connection:
-                buckets = read_rates(connection, start) | {"steps": step_buckets((row.at for row in rows.steps), start)}
-                judged = read_sentinel_values(connection, self._policy)
-                by_version = acceptance(read_user_rewards(connection), judged)
-                return Flow(rates(buckets, start), legs(read_learned(connection, list(live)), made, live), by_version)
+                buckets = queries.read_rates(connection, start) | {
+                    "steps": step_buckets((row.at for row in rows.steps), start)
+                }
+                judged = queries.read_sentinel_values(connection, self._policy)
+                by_version = acceptance(queries.read_user_rewards(connection), judged)
+                return Flow(
+                    rates(buckets, start), legs(queries.read_learned(connection, list(live)), made, live), by_version
+                )
         except Unavailable:
             raise
         except Exception as error:  # noqa: BLE001 a row that no chart can draw must not hide everything else
@@ -162,7 +129,7 @@ class StateReader:
         policy = self._policy
         # Without the store, new versions are shown without sizes. The time that a failed read took delays the next one.
         with suppress(Unavailable, InvalidSettings, WeightsRefused):
-            for version in self._store.versions(policy)[-MAX_VERSIONS:]:
+            for version in self._store.versions(policy)[-queries.MAX_VERSIONS :]:
                 # The manifest was removed or is damaged: the version is shown without sizes.
                 with suppress(NotFound, WeightsRefused):
                     if version not in self._published:
@@ -171,21 +138,24 @@ class StateReader:
 
 
 def _set_metrics(
-    ledger: Identities, topics: Mapping[str, Traffic], totals: Totals, positions: Mapping[tuple[str, str, int], int]
+    ledger: Identities,
+    topics: Mapping[str, Traffic],
+    totals: queries.Totals,
+    positions: Mapping[tuple[str, str, int], int],
 ) -> None:
     """Set the metrics of this process."""
     for kind, identity in ledger.by_kind.items():
-        LEDGER_UNEXPLAINED.labels(kind).set(len(identity.problems))
+        metrics.LEDGER_UNEXPLAINED.labels(kind).set(len(identity.problems))
     num_open = Counter[str]()
     for (group, _, state), num in totals.dead_letters.items():
         num_open[group] += num if state == OPEN else 0
     for group, num in num_open.items():
-        DEAD_LETTERS_OPEN.labels(group).set(num)
+        metrics.DEAD_LETTERS_OPEN.labels(group).set(num)
     for topic, group in CONSUMERS.items():
-        if topic not in UNTRACKED:
-            for lag in topics[topic].partitions:
-                LAG_RECORDS.labels(group, topic, str(lag.partition)).set(max(0, lag.end - (lag.next_offset or 0)))
+        for lag in topics[topic].partitions:
+            if lag.next_offset is not None:
+                metrics.LAG_RECORDS.labels(group, topic, str(lag.partition)).set(max(0, lag.end - lag.next_offset))
     for (group, topic, partition), next_offset in positions.items():
         if group == EVIDENCE:  # it reads topics of others, from the moment on at which it began
             end = next((lag.end for lag in topics[topic].partitions if lag.partition == partition), next_offset)
-            LAG_RECORDS.labels(group, topic, str(partition)).set(max(0, end - next_offset))
+            metrics.LAG_RECORDS.labels(group, topic, str(partition)).set(max(0, end - next_offset))

@@ -1,4 +1,4 @@
-"""The Loop and Ledger pages, and the stream of states that all pages follow. A tenant's session gets that tenant's states."""
+"""The pages that the stream of states draws, and the stream. A tenant's session gets that tenant's states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
 from contracts.errors import Unauthorized, Unavailable
-from services.dashboard.signin.access import SignedIn, Visitor, find_session
+from services.dashboard.signin.access import OperatorReader, SignedIn, Visitor, find_session
 from services.dashboard.signin.pages import PageRoute, render, sign_in_form
 from services.dashboard.signin.routes import SEE_OTHER, enter_with_token
 
@@ -35,6 +35,18 @@ def index(request: Request, session: Visitor, token: str | None = None) -> Respo
 def ledger(request: Request, session: SignedIn) -> Response:
     """The Ledger page."""
     return render(request, "ledger.html", session)
+
+
+@pages.get("/rollout")
+def rollout(request: Request, session: OperatorReader) -> Response:
+    """The running train, its evidence, and earlier trains."""
+    return render(request, "rollout.html", session)
+
+
+@pages.get("/lift")
+def lift(request: Request, session: OperatorReader) -> Response:
+    """What everybody gets, compared with the hold-out's version."""
+    return render(request, "lift.html", session)
 
 
 @router.get("/api/state")

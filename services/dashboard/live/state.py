@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -11,8 +11,7 @@ from contracts.arms import DRAWN
 from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, TRAINING
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from engines.registry import FOLLOWED
-from services.dashboard.live.answers import Columns, answers_over_time
-from services.dashboard.live.freshness import Leg
+from services.dashboard.live.charts import Columns, Flow, Leg, answers_over_time
 from services.dashboard.live.identities import Identities, Identity
 from services.dashboard.live.pulses import ProcessStatus
 from services.dashboard.live.queries import LoopRows, Rows
@@ -30,13 +29,12 @@ NUM_DECISIONS = 12
 
 
 class Stage(msgspec.Struct, frozen=True):
-    """A stage of the loop, and how many events left it in the last minute."""
+    """A stage of the loop, and how many events left it in the last minute. Without any of its processes it is dead."""
 
     name: str
     unit: str
     num_recent: int
     processes: tuple[str, ...]
-    """Without any of these it is dead."""
 
 
 class Edge(msgspec.Struct, frozen=True):
@@ -49,7 +47,7 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 class ArmStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The version of an arm and its `share` of the users, in [0, 1]; since when, by whom and why."""
+    """The version of an arm and its `share` of the users, in [0, 1]; since when, by whom and why; and when an engine last took it."""
 
     arm: str
     version: int | None
@@ -58,7 +56,6 @@ class ArmStatus(msgspec.Struct, frozen=True, kw_only=True):
     writer: str = ""
     reason: str = ""
     loaded_at: float | None = None
-    """When an engine last took the version into service."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,33 +91,20 @@ class State(Overview, frozen=True, kw_only=True):
     processes: list[ProcessStatus]
 
 
-class Flow(NamedTuple):
-    """Figures that are read less often, because they cost more: rates over time, delays of the stages, users and gate by version."""
-
-    rates: Columns
-    freshness: list[Leg]
-    acceptance: Columns
-
-
 def build_state(
     rows: LoopRows,
     traffic: Mapping[str, Traffic],
     store: Mapping[int, Published],
-    *,
     identities: Identities,
     flow: Flow,
-    rollout: Rollout,
-    processes: list[ProcessStatus],
-    policy: str,
+    *,
     now: float,
+    **shown: Any,
 ) -> State:
-    """The whole state from one look at the database, the log and the weight store."""
-    nums = dict(zip(flow.acceptance["at"], flow.acceptance.get("gate_num", []), strict=False))
-    versions = timeline(
-        rows, store, {int(number): int(num) for number, num in nums.items() if number is not None and num}
-    )
+    """The state from one look at the database, the log and the weight store. `shown`: its fields that are shown as they are."""
+    counted = zip(flow.acceptance["at"], flow.acceptance.get("gate_num", []), strict=False)
+    versions = timeline(rows, store, {int(number): int(num) for number, num in counted if number is not None and num})
     return State(
-        policy=policy,
         live=rows.version_of(LIVE),
         candidate=rows.version_of(CANDIDATE),
         rollback_to=rows.rollback_to,
@@ -128,20 +112,15 @@ def build_state(
         stages=_stages(rows, traffic, now),
         edges=_edges(rows, traffic),
         rewards=_with_gate(answers_over_time(rows.scores), rows.verdicts),
-        acceptance=flow.acceptance,
         versions=versions,
-        generations=identities.generations,
-        signals=identities.signals,
-        learning=identities.learning,
         curves=_curves(rows.steps),
         decisions=[row._asdict() for row in rows.changes[:NUM_DECISIONS]],
         arms=_arms(rows),
-        rates=flow.rates,
-        freshness=flow.freshness,
         lags=lags(traffic),
         dead_letters=[row._asdict() for row in rows.dead_letters],
-        rollout=rollout,
-        processes=processes,
+        **identities._asdict(),
+        **flow._asdict(),
+        **shown,
     )
 
 
@@ -164,26 +143,18 @@ def _edges(loop: LoopRows, traffic: Mapping[str, Traffic]) -> list[Edge]:
     def lag(source: str, target: str, topic: str, outbox: int = 0) -> Edge:
         return Edge(source, target, traffic[topic].num_waiting + outbox, traffic[topic].oldest_at)
 
+    # The trainer keeps its positions in its checkpoint, so labels since its newest step stand for its lag.
+    stepped_at = loop.steps[0].at if loop.steps else 0.0
+    unlearned = [row.at for row in loop.scores if row.at > stepped_at and row.reward is not None]
+    candidate = loop.version_of(CANDIDATE)
     return [
         lag("generations", "episodes", GENERATIONS),
         lag("signals", "episodes", SIGNALS, loop.outboxes.get("feedback", 0)),
         lag("episodes", "rewards", EPISODES, loop.outboxes.get("episodes", 0)),
-        _training_edge(loop),
-        _candidate_edge(loop),
+        Edge("rewards", "training", len(unlearned), min(unlearned, default=None)),
+        Edge("training", "release", int(candidate is not None), _moved_at(loop, CANDIDATE, candidate)),
         _live_edge(loop),
     ]
-
-
-def _training_edge(loop: LoopRows) -> Edge:
-    """The trainer keeps its positions in its checkpoint, so labels since its newest step stand for its lag."""
-    stepped_at = loop.steps[0].at if loop.steps else 0.0
-    waiting = [row.at for row in loop.scores if row.at > stepped_at and row.reward is not None]
-    return Edge("rewards", "training", len(waiting), min(waiting, default=None))
-
-
-def _candidate_edge(loop: LoopRows) -> Edge:
-    version = loop.version_of(CANDIDATE)
-    return Edge("training", "release", int(version is not None), _moved_at(loop, CANDIDATE, version))
 
 
 def _live_edge(loop: LoopRows) -> Edge:
@@ -207,9 +178,8 @@ def _arms(loop: LoopRows) -> list[ArmStatus]:
         moved = next((row for row in loop.changes if row.arm == arm), None)
         swapped = [row.at for row in loop.swaps if row.arm == arm and row.version == held.version]
         facts = {"at": moved.at, "writer": moved.writer, "reason": moved.reason} if moved else {}
-        loaded_at = max(swapped, default=None)
-        share = shares.get(arm, held.share)
-        found.append(ArmStatus(arm=arm, version=held.version, share=share, loaded_at=loaded_at, **facts))
+        facts |= {"share": shares.get(arm, held.share), "loaded_at": max(swapped, default=None)}
+        found.append(ArmStatus(arm=arm, version=held.version, **facts))
     return found
 
 

@@ -15,7 +15,7 @@ from contracts.intervals import share_interval
 from contracts.ledger import PENDING
 from contracts.version_parents import BASE
 from services.dashboard.formatting import MISSING, between, count, figure, percent, version
-from services.dashboard.live.answers import accept_rate, mean
+from services.dashboard.live.charts import accept_rate, mean
 from services.dashboard.live.identities import Identities, Identity
 from services.dashboard.live.queries import LoopRows, ScoredAnswer
 from services.dashboard.live.timeline import Version

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -11,7 +12,7 @@ from contracts.assignments import CANDIDATE, LIVE
 from contracts.intervals import share_interval
 from contracts.rollback import left_behind
 from contracts.version_parents import BASE
-from services.dashboard.live.answers import ACCEPTED_FROM
+from services.dashboard.live.charts import ACCEPTED_FROM
 from services.dashboard.live.queries import MAX_VERSIONS, LoopRows
 from weights.versions.manifest import Manifest
 
@@ -68,16 +69,16 @@ def timeline(rows: LoopRows, store: Mapping[int, Published], num_sentinels: Mapp
     """The newest versions, newest first, from verdicts, assignments, swaps, scores and the weight store."""
     verdicts = {row.version: row for row in rows.verdicts}
     swaps = {row.version: row for row in reversed(rows.swaps) if row.arm == LIVE}
-    labelled: dict[int, list[bool]] = {}
+    labelled: defaultdict[int, list[bool]] = defaultdict(list)
     for row in rows.scores:
         if row.reward is not None:
-            labelled.setdefault(row.version, []).append(row.reward >= ACCEPTED_FROM)
+            labelled[row.version].append(row.reward >= ACCEPTED_FROM)
     statuses = _statuses(rows)
     numbers = sorted({*store, *verdicts, *statuses}, reverse=True)[:MAX_VERSIONS]
     result = []
     for number in numbers:
         judged, swapped, kept = verdicts.get(number), swaps.get(number), store.get(number)
-        facts = kept._asdict() if kept else {}
+        facts: dict[str, Any] = kept._asdict() if kept else {}
         if judged:
             facts |= {"judged_at": judged.at, "accuracy": judged.accuracy, "best_accuracy": judged.best_accuracy}
             facts |= {"reason": judged.reason, "num_sentinels": num_sentinels.get(number, 0)}
@@ -85,20 +86,13 @@ def timeline(rows: LoopRows, store: Mapping[int, Published], num_sentinels: Mapp
             facts |= {"pause_seconds": swapped.pause_seconds, "gap_seconds": swapped.gap_seconds}
         if gone := rows.revoked.get(number):
             facts |= {"revoked": f"{gone.writer}: {gone.reason}", "treatment": gone.treatment}
-        answers = labelled.get(number, [])
-        low, high = share_interval(sum(answers) / len(answers), len(answers)) if answers else (None, None)
+        answers = labelled[number]
+        facts |= {"num_labelled": len(answers), "num_accepted": sum(answers)}
+        if answers:
+            low, high = share_interval(sum(answers) / len(answers), len(answers))
+            facts |= {"accepted_low": low, "accepted_high": high}
         fallback = "base" if number == BASE else "published"
-        result.append(
-            Version(
-                version=number,
-                status=statuses.get(number, fallback),
-                num_labelled=len(answers),
-                num_accepted=sum(answers),
-                accepted_low=low,
-                accepted_high=high,
-                **facts,
-            )
-        )
+        result.append(Version(version=number, status=statuses.get(number, fallback), **facts))
     return result
 
 

@@ -1,11 +1,11 @@
 """The traffic of a topic: records of the last minute, records that wait for a consumer group, and since when they wait.
 
-The ends of the log and the stored positions come in, figures go out, and nothing is waited for. Records are read only to learn when the
-oldest waiting one was appended, and once at the start to count the minute before.
+Records are read only to learn when the oldest waiting one was appended, and once at the start to count the minute before.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -43,14 +43,11 @@ class PartitionLag(msgspec.Struct, frozen=True):
 
 
 class Traffic(NamedTuple):
-    """One topic and the lag of one consumer group. Times are UTC epoch seconds."""
+    """One topic: records of the last `RATE_SECONDS`, those that its consumer group has not handled, and when the oldest was appended."""
 
     num_recent: int
-    """Records appended in the last `RATE_SECONDS`."""
     num_waiting: int
-    """Records the group has not handled."""
     oldest_at: float | None
-    """When the oldest waiting record was appended."""
     partitions: list[PartitionLag] = []  # noqa: RUF012 never changed
 
     @property
@@ -83,22 +80,16 @@ class TrafficReader:
         self._samples: dict[str, deque[_Sample]] = {}
         self._oldest: dict[tuple[str, int], tuple[int, float | None]] = {}
 
-    def read(self, topic: str, group: str, positions: Positions, now: float, *, tracked: bool = True) -> Traffic:
-        """The traffic of one topic at this moment.
-
-        Args:
-            topic: which.
-            group: the consumer group that reads it.
-            positions: of that group, read before this call, so that no count is negative.
-            now: UTC epoch seconds.
-            tracked: False if the group stores its positions elsewhere: its lag is then unknown here.
-        """
+    def read(self, topic: str, positions: Positions, now: float) -> Traffic:
+        """The traffic of one of the `CONSUMERS`' topics now. `positions` are read before this call, so that no count is negative."""
         rows = []
         ends = self._log.ends(topic)
         for part, end in sorted(ends.items()):
-            next_offset = positions.get((group, topic, part), 0) if tracked else None
-            waits = next_offset is not None and next_offset < end
-            oldest = self._appended_at(topic, part, next_offset) if waits and next_offset is not None else None
+            if topic in UNTRACKED:
+                rows.append(PartitionLag(part, end, None, None))
+                continue
+            next_offset = positions.get((CONSUMERS[topic], topic, part), 0)
+            oldest = self._appended_at(topic, part, next_offset) if next_offset < end else None
             rows.append(PartitionLag(part, end, next_offset, oldest))
         return Traffic(
             self._num_recent(topic, ends, now),
@@ -121,7 +112,8 @@ class TrafficReader:
         num_appended = sum(ends.values())
         if not samples or now - samples[-1].at > RATE_SECONDS:
             samples.clear()
-            num_recent = _count_since(self._log, topic, ends, now - RATE_SECONDS)
+            since = now - RATE_SECONDS
+            num_recent = sum(end - _first_since(self._log, topic, part, end, since) for part, end in ends.items())
         else:
             while len(samples) > 1 and samples[1].at <= now - RATE_SECONDS:
                 samples.popleft()
@@ -141,10 +133,6 @@ def lags(traffic: Mapping[str, Traffic]) -> list[Lag]:
     ]
 
 
-def _count_since(event_log: EventLog, topic: str, ends: Mapping[int, int], since: float) -> int:
-    return sum(end - _first_since(event_log, topic, part, end, since) for part, end in ends.items())
-
-
 def _first_since(event_log: EventLog, topic: str, partition: int, end: int, since: float) -> int:
     """The first offset appended at or after `since`. Times rise with offsets: stride back, then bisect."""
 
@@ -155,10 +143,4 @@ def _first_since(event_log: EventLog, topic: str, partition: int, end: int, sinc
     while low > 0 and is_recent(low - 1):
         high = low - 1
         low, stride = max(0, low - stride), stride * 2
-    while low < high:
-        middle = (low + high) // 2
-        if is_recent(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
+    return low + bisect_left(range(low, high), True, key=is_recent)

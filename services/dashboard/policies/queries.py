@@ -1,15 +1,21 @@
-"""One version: its verdict, its moves, and the samples and signals that it was the first to learn."""
+"""One version: its verdict, its moves, and the samples and signals that it was the first to learn; and the gate of each task."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, select, tuple_
 
 from contracts import revocations
+from contracts.errors import InvalidSettings, InvalidTask
 from contracts.ledger import effective_state
 from contracts.revocations import Revocation
 from contracts.tables import alarm, assignment_change, generation, signal, swap, verdict
+from contracts.tasks.loading import load_tasks
+from runtime.sentinels import read_sentinels, sentinels_of_home
 from services.dashboard.live.queries import VERSIONS_BACK
 
 PAGE = 50
@@ -41,14 +47,13 @@ class LearnedCounts(NamedTuple):
 
     num_samples: int
     makers: Tally
-    """By the version that made the samples."""
+    """By the version that made the samples; `signals`: by their names."""
     signals: Tally
-    """By the name of the signal."""
     tasks: Tally
 
 
 class LearnedSample(NamedTuple):
-    """One learned sample, and the names of the signals about it."""
+    """One learned sample, as `_learned` finds it, and the names of the signals about it."""
 
     completion_id: str
     choice: int
@@ -56,6 +61,15 @@ class LearnedSample(NamedTuple):
     version: int
     created_at: float
     signals: list[str]
+
+
+class TaskGate(NamedTuple):
+    """The gate of one task. `sees`: the smallest difference of shares that the newest verdict could detect; None: not known."""
+
+    task: str
+    alarm: Literal["", "ungated", "unreadable"]
+    says: str
+    sees: float | None = None
 
 
 def read_facts(connection: Connection, policy: str, version: int) -> VersionFacts:
@@ -121,21 +135,29 @@ def list_learned(
     about = select(*signal.c["completion_id", "choice", "name"]).where(
         signal.c.completion_id.in_(ids), signal.c.revision.is_not(None)
     )
-    names: dict[Key, list[str]] = {}
+    names: defaultdict[Key, list[str]] = defaultdict(list)
     for row in connection.execute(about.order_by(signal.c.received_at)):
-        names.setdefault((row.completion_id, row.choice), []).append(row.name)
-    samples = [
-        LearnedSample(
-            row.completion_id,
-            row.choice,
-            row.task,
-            row.version,
-            row.created_at,
-            names.get((row.completion_id, row.choice), []),
-        )
-        for row in rows[:PAGE]
-    ]
+        names[row.completion_id, row.choice].append(row.name)
+    samples = [LearnedSample._make([*row[:-1], names[row.completion_id, row.choice]]) for row in rows[:PAGE]]
     return samples, (samples[-1].completion_id, samples[-1].choice) if len(rows) > PAGE else None
+
+
+def read_gates(task_files: tuple[Path, ...], home: Path, newest: Mapping[str, Any] | None) -> list[TaskGate]:
+    """One row for each task, or a single row with the mistake in the files. `newest`: details of the newest verdict."""
+    try:
+        tasks = load_tasks(task_files)
+        sentinels = read_sentinels(sentinels_of_home(home), tasks)
+    except (InvalidTask, InvalidSettings) as error:
+        return [TaskGate("this home", "unreadable", error.message)]
+    found = []
+    for name, task in tasks.items():
+        if name in sentinels.ungated:
+            says = f"{sentinels.ungated[name]}: versions ship however bad they are at it"
+            found.append(TaskGate(name, "ungated", says))
+        else:
+            says = f"{', '.join(task.gate_graders)} on {len(sentinels.places_of(name))} sentinels"
+            found.append(TaskGate(name, "", says, _sees(name, newest)))
+    return found
 
 
 def _learned(version: int) -> Select[Any]:
@@ -149,3 +171,10 @@ def _learned(version: int) -> Select[Any]:
         columns.version >= version - VERSIONS_BACK,
         columns.state_version == version,
     )
+
+
+def _sees(task: str, newest: Mapping[str, Any] | None) -> float | None:
+    """The largest over all comparisons but that with the train: the verdict needs each of them."""
+    comparisons = ((newest or {}).get("tasks", {}).get(task) or {}).get("comparisons", [])
+    least = [item["least_difference"] for item in comparisons if item.get("reference") != "train"]
+    return max((value for value in least if value is not None), default=None)

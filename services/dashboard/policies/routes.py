@@ -1,28 +1,22 @@
-"""The Policies pages, and two decisions of an operator: back to an accepted version, or on to a published one.
-
-Transactions begin and end here.
-"""
+"""The Policies pages, and to go back to an accepted version, or on to a published one. Transactions begin and end here."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+from functools import partial
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from contracts import rollback
-from contracts.assignments import MOVED
 from contracts.errors import InvalidValue, NotFound, WeightsRefused
 from contracts.record_checks import MAX_INT32, is_sample_key
-from contracts.revocations import Treatment, claimed_parents
-from contracts.rollback_effects import describe, describe_treatment, read_effects
-from contracts.version_parents import BASE, stored_parents
-from services.dashboard.live.acceptance import num_sentinels
-from services.dashboard.policies import holds, rejecting
-from services.dashboard.policies.bodies import InBody, Reason
-from services.dashboard.policies.gates import read_gates
-from services.dashboard.policies.queries import Key, count_learned, list_learned, newest_details, read_facts
+from contracts.revocations import Treatment
+from services.dashboard.live.queries import num_sentinels
+from services.dashboard.policies import decisions
+from services.dashboard.policies.decisions import InBody, Reason
+from services.dashboard.policies.queries import Key, count_learned, list_learned, newest_details, read_facts, read_gates
 from services.dashboard.signin.access import Body, OperatorReader, OperatorWriter, OwnPage, Policy
 from services.dashboard.signin.pages import PageRoute, render
 from services.http import read_json, reply
@@ -106,20 +100,8 @@ def preview(
     request: Request, _session: OperatorReader, _origin: OwnPage, policy: Policy, to: InQuery = None
 ) -> Response:
     """What a rollback would do, in words and numbers; nothing is changed."""
-    with request.app.state.database.snapshot() as connection:
-        parents = stored_parents(request.app.state.store, policy, BASE, claimed_parents(connection, policy))
-        plan = rollback.read_plan(connection, policy, to=to, parents=parents)
-        effects = read_effects(connection, plan)
-    return reply(
-        {
-            "live": plan.live,
-            "to": plan.target,
-            "revokes": list(plan.revoked),
-            "effects": effects._asdict(),
-            "says": describe(plan, effects),
-            "treatments": {name: describe_treatment(name, effects) for name in get_args(Treatment)},
-        }
-    )
+    plan, told = decisions.foresee(request, policy, partial(rollback.read_plan, policy=policy, to=to))
+    return reply({"live": plan.live, "to": plan.target, **told})
 
 
 @router.post("/api/rollback")
@@ -127,16 +109,8 @@ def preview(
 def roll_back(request: Request, session: OperatorWriter, policy: Policy, body: Body) -> Response:
     """Go back to an accepted version, once a person has confirmed it."""
     wanted = read_json(RollbackRequest, body)
-    return _roll_back(
-        request,
-        policy=policy,
-        writer=session.name,
-        reason=wanted.reason,
-        to=wanted.to,
-        treatment=wanted.treatment,
-        revoke=wanted.revoke,
-        seen_live=wanted.live,
-    )
+    who = decisions.by(session, policy, wanted.reason) | {"seen_live": wanted.live}
+    return _roll_back(request, to=wanted.to, treatment=wanted.treatment, revoke=wanted.revoke, **who)
 
 
 @router.post("/api/promote")
@@ -145,40 +119,22 @@ def promote(request: Request, session: OperatorWriter, policy: Policy, body: Bod
     """Serve a published version, once a person has confirmed it. A version below the live one is gone back to, as by a rollback."""
     wanted = read_json(PromoteRequest, body)
     request.app.state.store.manifest(policy, wanted.to)
+    who = decisions.by(session, policy, wanted.reason) | {"seen_live": wanted.live}
     if wanted.to < wanted.live:
-        return _roll_back(
-            request, policy=policy, to=wanted.to, writer=session.name, reason=wanted.reason, seen_live=wanted.live
-        )
-    with request.app.state.database.transaction() as connection:
-        rollback.promote(
-            connection,
-            policy=policy,
-            to=wanted.to,
-            writer=session.name,
-            reason=wanted.reason,
-            seen_live=wanted.live,
-        )
-    request.app.state.bell.ring(MOVED)
+        return _roll_back(request, to=wanted.to, **who)
+    decisions.decide(request, partial(rollback.promote, to=wanted.to, **who))
     return reply({"live": wanted.to, "revoked": [], "says": [f"Users get v{wanted.to} instead of v{wanted.live}."]})
 
 
 router.include_router(pages)
-router.include_router(holds.router)
-router.include_router(rejecting.router)
+router.include_router(decisions.router)
 
 
 def _roll_back(request: Request, *, policy: str, **decision: Any) -> Response:
     """Roll back, and say what was done. `decision`: the other arguments of `rollback.roll_back`."""
-    database, store = request.app.state.database, request.app.state.store
-    with database.snapshot() as connection:
-        claimed = claimed_parents(connection, policy)
-    parents = stored_parents(store, policy, BASE, claimed)
-    with database.transaction() as connection:
-        plan = rollback.roll_back(connection, policy=policy, parents=parents, **decision)
-    request.app.state.bell.ring(MOVED)
-    with database.snapshot() as connection:
-        effects = read_effects(connection, plan)
-    return reply({"live": plan.target, "revoked": list(plan.revoked), "says": describe(plan, effects)})
+    act = partial(rollback.roll_back, policy=policy, **decision)
+    plan, told = decisions.carry_out(request, policy, act)
+    return reply({"live": plan.target, **told})
 
 
 def _manifest(store: WeightStore, policy: str, version: int) -> tuple[Manifest | None, str]:

@@ -67,16 +67,10 @@ class JudgeCost(NamedTuple):
 
 def parts_of(versions: Versions) -> list[RewardPart]:
     """Components first, then signals, by name; at most `MAX_PARTS`."""
-    metrics = {metric for sums in versions.values() for metric in sums}
-    found = []
-    for prefix in PREFIXES:
-        kind = "" if prefix == PREFIXES[0] else f" ({prefix[:-1]})"
-        found += [
-            RewardPart(metric, metric.removeprefix(prefix) + kind)
-            for metric in sorted(metrics)
-            if metric.startswith(prefix)
-        ]
-    return found[:MAX_PARTS]
+    metrics = sorted({metric for sums in versions.values() for metric in sums})
+    kinds = zip(PREFIXES, ("", " (signal)"), strict=True)
+    found = [(metric, prefix, kind) for prefix, kind in kinds for metric in metrics if metric.startswith(prefix)]
+    return [RewardPart(metric, metric.removeprefix(prefix) + kind) for metric, prefix, kind in found[:MAX_PARTS]]
 
 
 def version_rows(versions: Versions, parts: Sequence[RewardPart]) -> list[VersionRow]:
@@ -126,10 +120,8 @@ def alarm_sentence(details: Mapping[str, Any]) -> str:
     before = version(first) if first == last else f"{version(first)} to {version(last)}"
     moved = "rose" if details["mean"] > details["reference"] else "fell"
     slowly = " little by little" if str(details["test"]).startswith("creep") else ""
-    return (
-        f"{details['words']}: {moved}{slowly} from {figure(details['reference'])} over {count(details['reference_num'])} "
-        f"answers of {before} to {mean} over {num}"
-    )
+    earlier = f"{figure(details['reference'])} over {count(details['reference_num'])} answers of {before}"
+    return f"{details['words']}: {moved}{slowly} from {earlier} to {mean} over {num}"
 
 
 def _mean(sums: Mapping[str, tuple[int, float]], metric: str) -> float | None:

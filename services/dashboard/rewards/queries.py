@@ -16,19 +16,8 @@ from sqlalchemy import Column, ColumnElement, Connection, Row, Subquery, case, f
 
 from contracts.tables import alarm, behaviour, generation, judge_spend, judge_verdict, score, submitter, vote
 from contracts.tables.statements import among
-from services.dashboard.rewards.figures import (
-    PREFIXES,
-    REWARD,
-    SHARES,
-    JudgeCost,
-    Spending,
-    Versions,
-    alarm_sentence,
-    columns_of,
-    part_faults,
-    parts_of,
-    version_rows,
-)
+from services.dashboard.rewards import figures
+from services.dashboard.rewards.figures import PREFIXES, REWARD, SHARES, JudgeCost, Spending, Versions
 
 MAX_LOOKED = 20_000
 MAX_VERSIONS = 60
@@ -47,12 +36,10 @@ HOUR_SECONDS, DAY_SECONDS = 3600.0, 86_400.0
 
 
 class TimeWindow(NamedTuple):
-    """What counts of the last hour and day cover. Times are UTC epoch seconds."""
+    """What counts of the last day and `hour` cover, from these UTC epoch seconds on."""
 
     since: float
-    """Where the day begins."""
     hour: float
-    """Where the hour begins."""
     most: int = MAX_LOOKED
     """Newest rows that are looked at, of all tenants."""
     tenant: str | None = None
@@ -104,34 +91,35 @@ def read_figures(
 ) -> dict[str, Any]:
     """Every figure of one task, by the name under which the template prints it. `states`: see `count_states`."""
     scores, answers = count_scores(connection, window), states.of(task)
-    figures = {
+    found = {
         "scores": scores.of(task),
         "is_cut": scores.is_cut or states.is_cut,
         "max_looked": MAX_LOOKED,
         "num_answers": sum(row.num for row in answers),
         "without": [row for row in answers if row.name in NO_REWARD],
         "filtered": [row for row in answers if row.name == "filtered"],
-        "faulty": part_faults(list_faults(connection, task, window)),
+        "faulty": figures.part_faults(list_faults(connection, task, window)),
         "max_faults": MAX_FAULTS,
         "voices": read_voters(connection, task, tenant=window.tenant),
         "max_people": MAX_PEOPLE,
         "refused": count_discounted(connection, task, window.since, window.tenant),
         "max_refused": MAX_REFUSED,
     }
-    return figures | (_read_shared(connection, task, now) if window.tenant is None else {})
+    return found | (_read_shared(connection, task, now) if window.tenant is None else {})
 
 
 def _read_shared(connection: Connection, task: str, now: float) -> dict[str, Any]:
     """Sums over all tenants, for operators only: these tables do not tell tenants apart."""
     versions = read_versions(connection, task)
-    parts = parts_of(versions)
-    rows = version_rows(versions, parts)
-    today, first = (_day(now - days * DAY_SECONDS) for days in (0, NUM_DAYS - 1))
+    parts = figures.parts_of(versions)
+    rows = figures.version_rows(versions, parts)
+    ends = (time.gmtime(now - days * DAY_SECONDS) for days in (0, NUM_DAYS - 1))
+    today, first = (time.strftime("%Y-%m-%d", day) for day in ends)
     return {
         "parts": parts,
         "versions": rows,
-        "columns": columns_of(rows, parts),
-        "alarms": [(row, alarm_sentence(row.details)) for row in list_alarms(connection, task)],
+        "columns": figures.columns_of(rows, parts),
+        "alarms": [(row, figures.alarm_sentence(row.details)) for row in list_alarms(connection, task)],
         "judges": read_judges(connection, task, first, today),
         "num_days": NUM_DAYS,
     }
@@ -139,29 +127,23 @@ def _read_shared(connection: Connection, task: str, now: float) -> dict[str, Any
 
 def list_tasks(connection: Connection) -> list[str]:
     """All known tasks; each costs one step in the index."""
-    tasks: list[str] = []
-    while len(tasks) < MAX_TASKS:
-        following = select(func.min(behaviour.c.task)).where(behaviour.c.task > (tasks[-1] if tasks else ""))
-        found = connection.execute(following).scalar_one_or_none()
-        if found is None:
+    tasks = [""]
+    while len(tasks) <= MAX_TASKS:
+        following = select(func.min(behaviour.c.task)).where(behaviour.c.task > tasks[-1])
+        if (found := connection.execute(following).scalar_one_or_none()) is None:
             break
         tasks.append(found)
-    return tasks
+    return tasks[1:]
 
 
 def read_versions(connection: Connection, task: str) -> Versions:
     """The newest versions of a task, over all its prompts."""
     columns = behaviour.c
     newest = select(columns.version).where(columns.task == task).distinct().order_by(columns.version.desc())
-    numbers = list(connection.execute(newest.limit(MAX_VERSIONS)).scalars())
-    if not numbers:
-        return {}
+    found: Versions = {number: {} for number in connection.execute(newest.limit(MAX_VERSIONS)).scalars()}
     wanted = or_(columns.metric.in_((REWARD, *SHARES)), *(columns.metric.startswith(prefix) for prefix in PREFIXES))
-    statement = select(columns.version, columns.metric, columns.num, columns.total).where(
-        columns.task == task, columns.version >= min(numbers), columns.cluster == "", wanted
-    )
-    found: Versions = {number: {} for number in numbers}
-    for row in connection.execute(statement):
+    mine = (columns.task == task, columns.version >= min(found, default=0), columns.cluster == "", wanted)
+    for row in connection.execute(select(*columns["version", "metric", "num", "total"]).where(*mine)):
         found[row.version][row.metric] = (row.num, row.total)
     return found
 
@@ -185,16 +167,16 @@ def list_faults(connection: Connection, task: str, window: TimeWindow) -> list[A
     names = {(row.key, row.revision) for row in connection.execute(newest)}
     if not names:
         return []
-    columns = (score.c.key, score.c.revision, score.c.fault, score.c.components)
+    columns = score.c["key", "revision", "fault", "components"]
     held = select(*columns).where(among(connection, score.c.key, {key for key, _ in names}))
     return [row for row in connection.execute(held) if (row.key, row.revision) in names]
 
 
 def list_alarms(connection: Connection, task: str) -> list[Row[Any]]:
     """name, version, cluster, at, details; newest first. The table stays short, because a version raises few alarms."""
-    columns = (alarm.c.name, alarm.c.version, alarm.c.cluster, alarm.c.at, alarm.c.details)
     newest = (alarm.c.at.desc(), alarm.c.version.desc(), alarm.c.name, alarm.c.cluster)
-    return list(connection.execute(select(*columns).where(alarm.c.task == task).order_by(*newest).limit(MAX_ALARMS)))
+    mine = select(*alarm.c["name", "version", "cluster", "at", "details"]).where(alarm.c.task == task)
+    return list(connection.execute(mine.order_by(*newest).limit(MAX_ALARMS)))
 
 
 def read_judges(connection: Connection, task: str, first: str, today: str) -> list[JudgeCost]:
@@ -203,9 +185,8 @@ def read_judges(connection: Connection, task: str, first: str, today: str) -> li
     Kept verdicts are counted among the newest `MAX_LOOKED` of all tasks: a verdict does not name its task.
     """
     costs = judge_spend.c["num_calls", "num_tokens", "money"]
-    sums = [func.sum(case((judge_spend.c.day == today, cost), else_=0)) for cost in costs] + [
-        func.sum(cost) for cost in costs
-    ]
+    sums = [func.sum(case((judge_spend.c.day == today, cost), else_=0)) for cost in costs]
+    sums += [func.sum(cost) for cost in costs]
     spent = select(judge_spend.c.judge, *sums).where(judge_spend.c.task == task, judge_spend.c.day >= first)
     rows = [tuple(row) for row in connection.execute(spent.group_by(judge_spend.c.judge).order_by(judge_spend.c.judge))]
     looked = select(judge_verdict.c.judge).order_by(judge_verdict.c.at.desc()).limit(MAX_LOOKED).subquery()
@@ -231,19 +212,12 @@ def read_voters(connection: Connection, task: str, most: int = MAX_PEOPLE, tenan
         func.coalesce(func.sum(case((looked.c.num_checked > 0, 1), else_=0)), 0).label("num_checked"),
     )
     found = connection.execute(sums.where(*of_task)).one()
-    num_busiest = math.ceil(found.num_people / _BUSIEST)
+    num_busiest, num_votes = math.ceil(found.num_people / _BUSIEST), int(found.num_votes)
     busiest = select(looked.c.num).where(*of_task).order_by(looked.c.num.desc()).limit(num_busiest).subquery()
     said = connection.execute(select(func.coalesce(func.sum(busiest.c.num), 0))).scalar_one()
-    num_votes = int(found.num_votes)
+    share = int(said) / num_votes if num_votes else None
     num_looked = connection.execute(select(func.count()).select_from(looked)).scalar_one()
-    return Voters(
-        found.num_people,
-        num_votes,
-        num_busiest,
-        int(said) / num_votes if num_votes else None,
-        int(found.num_checked),
-        is_cut=num_looked == most,
-    )
+    return Voters(found.num_people, num_votes, num_busiest, share, int(found.num_checked), is_cut=num_looked == most)
 
 
 def count_discounted(
@@ -257,9 +231,8 @@ def count_discounted(
     refused = list(connection.execute(newest))
     if not refused:
         return []
-    ours = select(score.c.key).where(
-        among(connection, score.c.key, {row.key for row in refused}), score.c.revision == 1, score.c.task == task
-    )
+    of_refused = among(connection, score.c.key, {row.key for row in refused})
+    ours = select(score.c.key).where(of_refused, score.c.revision == 1, score.c.task == task)
     if tenant is not None:
         ours = ours.where(score.c.tenant == tenant)
     keys = set(connection.execute(ours).scalars())
@@ -292,7 +265,3 @@ def _newest(at: Column[float], window: TimeWindow, *columns: ColumnElement[Any])
 
 def _mine(looked: Subquery, window: TimeWindow) -> list[ColumnElement[bool]]:
     return [] if window.tenant is None else [looked.c.tenant == window.tenant]
-
-
-def _day(at: float) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(at))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, select
@@ -64,12 +65,7 @@ def read_levels(connection: Connection, policy: str, now: float) -> list[float]:
 def _holdout_since(connection: Connection, policy: str) -> float | None:
     columns = assignment_change.c
     moves = select(columns.version, columns.at).where(columns.policy == policy, columns.arm == "holdout")
-    since: float | None = None
-    version = None
-    for row in connection.execute(moves.order_by(columns.epoch.desc()).limit(MAX_TRAINS)):
-        if since is None:
-            version = row.version
-        if row.version != version or version is None:
-            break
-        since = row.at  # a change of the share does not end it
-    return since
+    rows = list(connection.execute(moves.order_by(columns.epoch.desc()).limit(MAX_TRAINS)))
+    # A change of the share does not end it.
+    same = list(takewhile(lambda row: row.version is not None and row.version == rows[0].version, rows))
+    return same[-1].at if same else None

@@ -8,15 +8,13 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from contracts.assignments import Assignment
-from services.dashboard.faults import note_fault
-from services.dashboard.formatting import count, words
+from services.dashboard.formatting import count, note_fault, words
 from services.dashboard.rollout.queries import RolloutRows
 from services.dashboard.rollout.words import budget_sentence, hold_sentence, slot_sentences, unit_sentence
 
 Columns = dict[str, list[float | None]]
 Points = Sequence[tuple[float, Mapping[str, Any]]]
 RUNNING = frozenset({"shadow", "canary", "stopped"})
-NO_SHARE = 0.0
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
@@ -83,9 +81,8 @@ class RunningTrain(msgspec.Struct, frozen=True, kw_only=True):
     left_out: str
     """Answers that are not compared, by reason."""
     newest_at: float | None
-    """When the newest answer that is compared was given."""
+    """When the newest answer that is compared was given; `at`: when release last looked."""
     at: float | None
-    """When release last looked."""
     metrics: list[RolloutMetric]
     sample_ratio: SampleRatio | None
 
@@ -107,10 +104,9 @@ class LiftNow(msgspec.Struct, frozen=True, kw_only=True):
     """What everybody gets, compared with the hold-out's version, as release last measured it. Differences are of rewards in [0, 1]."""
 
     version: int | None
-    """The hold-out's version; None: there is no hold-out."""
+    """The hold-out's version, which it has `since` then; None: there is no hold-out."""
     share: float
     since: float | None
-    """When the hold-out got this version."""
     at: float | None = None
     oldest_at: float | None = None
     """The oldest answer that counts: at most 30 days before `at`."""
@@ -156,21 +152,22 @@ def build_rollout(
 ) -> Rollout:
     """What the pages draw, from one look at the database. `is_enabled`: [train] enabled."""
     running = rows.trains[0] if rows.trains and rows.trains[0].state in RUNNING else None
-    slots = sorted({arm for engine in rows.engines if engine.is_fresh(now) for arm in engine.slots})
+    fresh = [engine for engine in rows.engines if engine.is_fresh(now)]
+    slots = sorted({arm for engine in fresh for arm in engine.slots})
+    says = slot_sentences(slots, num_engines=len(fresh), is_enabled=is_enabled, has_proved="canary" in arms)
     held = rows.hold
     return Rollout(
         train=None if running is None else _running(running, rows.evidence, arms),
-        past=[_past(row) for row in rows.trains if row is not running],
+        past=[
+            PastTrain(num_stages=len(row.settings.get("stages", [])), **_shared(row, PastTrain))
+            for row in rows.trains
+            if row is not running
+        ],
         hold="" if held is None else hold_sentence(held),
         held="" if held is None else held.kind,
         held_until=None if held is None else held.until,
         slots=slots,
-        slots_say=slot_sentences(
-            slots,
-            num_engines=sum(1 for engine in rows.engines if engine.is_fresh(now)),
-            is_enabled=is_enabled,
-            has_proved="canary" in arms,
-        ),
+        slots_say=says,
         budget=budget_sentence(series.levels, rows.budget),
         points=_columns(series.primary),
         lift=_lift(arms, rows.holdout_since, series),
@@ -185,17 +182,11 @@ def _running(row: Any, evidence: Any, arms: Mapping[str, Assignment]) -> Running
     metrics = [_read(item, RolloutMetric) for item in facts.get("metrics") or []]
     ratio = facts.get("sample_ratio")
     return RunningTrain(
-        version=row.version,
-        blessed=row.blessed,
-        state=row.state,
-        stage=row.stage,
+        **_shared(row, RunningTrain),
         stages=list(settings.get("stages", [])),
-        share=canary.share if canary is not None and canary.version == row.version else NO_SHARE,
-        started_at=row.started_at,
-        stage_at=row.stage_at,
+        share=canary.share if canary is not None and canary.version == row.version else 0.0,
         stage_until=facts.get("stage_ready_at"),
         deadline=None if patience is None else row.started_at + float(facts.get("paused_seconds") or 0.0) + patience,
-        reason=row.reason,
         says=str(facts.get("says") or ""),
         promise=str(facts.get("promise") or ""),
         units=unit_sentence(settings.get("unit", "user"), facts.get("unit_kinds") or {}),
@@ -212,23 +203,15 @@ def _running(row: Any, evidence: Any, arms: Mapping[str, Assignment]) -> Running
     )
 
 
-def _past(row: Any) -> PastTrain:
-    return PastTrain(
-        version=row.version,
-        blessed=row.blessed,
-        state=row.state,
-        stage=row.stage,
-        num_stages=len(row.settings.get("stages", [])),
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        reason=row.reason,
-    )
+def _shared(row: Any, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The columns of a row that are fields of the same name."""
+    return {name: value for name, value in row._asdict().items() if name in kind.__struct_fields__}
 
 
 def _lift(arms: Mapping[str, Assignment], since: float | None, series: Series) -> LiftNow:
     held = arms.get("holdout")
     if held is None or held.version is None:
-        return LiftNow(version=None, share=NO_SHARE, since=None)
+        return LiftNow(version=None, share=0.0, since=None)
     # Points of an earlier hold-out say nothing about this one.
     mine = [(at, facts) for at, facts in series.lift if facts.get("version") in {None, held.version}]
     known: dict[str, Any] = {"version": held.version, "share": held.share, "since": since}
@@ -247,7 +230,5 @@ def _read(content: Any, kind: type[_Struct]) -> _Struct | None:
 
 
 def _columns(points: Points) -> Columns:
-    return {
-        "at": [at for at, _ in points],
-        **{name: [facts.get(name) for _, facts in points] for name in ("difference", "low", "high")},
-    }
+    columns: Columns = {"at": [at for at, _ in points]}
+    return columns | {name: [facts.get(name) for _, facts in points] for name in ("difference", "low", "high")}

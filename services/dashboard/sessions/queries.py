@@ -106,7 +106,13 @@ def find_session(connection: Connection, tenant: str, session_id: str, after: Ca
 def _with_facts(connection: Connection, places: Sequence[Row[Any]], num_before: int) -> list[ShownCall]:
     refs = [CallRef(place.completion_id, place.choice) for place in places]
     records = dict(_records(connection, refs))
-    heads, scores, signals = _heads(connection, refs), _scores(connection, refs), _signals(connection, refs)
+    columns = generation.c["completion_id", "choice", "state_reason", "state_version"]
+    mine: Select[Any] = select(*columns, effective_state().label("state")).where(_about(connection, generation, refs))
+    heads = {CallRef(row.completion_id, row.choice): row for row in connection.execute(mine)}
+    earned = select(*score.c["key", "revision", "reward", "status", "fault"]).order_by(score.c.revision)
+    ours = earned.where(among(connection, score.c.key, [ref.key for ref in refs]))
+    scores = {row.key: row for row in connection.execute(ours)}
+    signals = _signals(connection, refs)
     return [
         ShownCall(
             ref=ref,
@@ -121,13 +127,6 @@ def _with_facts(connection: Connection, places: Sequence[Row[Any]], num_before: 
         )
         for number, (ref, place) in enumerate(zip(refs, places, strict=True), num_before + 1)
     ]
-
-
-def _heads(connection: Connection, refs: Sequence[CallRef]) -> dict[CallRef, Row[Any]]:
-    columns = generation.c["completion_id", "choice", "state_reason", "state_version"]
-    statement: Select[Any] = select(*columns, effective_state().label("state"))
-    statement = statement.where(_about(connection, generation, refs))
-    return {CallRef(row.completion_id, row.choice): row for row in connection.execute(statement)}
 
 
 def _records(connection: Connection, refs: Sequence[CallRef]) -> Iterator[tuple[CallRef, CallRecord]]:
@@ -160,12 +159,6 @@ def _opened(wire: bytes) -> CallRecord | None:
 def _called(call: dict[str, Any]) -> str:
     function = call.get("function")
     return f"{function.get('name')}({function.get('arguments')})" if isinstance(function, dict) else "?"
-
-
-def _scores(connection: Connection, refs: Sequence[CallRef]) -> dict[str, Row[Any]]:
-    columns = score.c["key", "revision", "reward", "status", "fault"]
-    statement = select(*columns).where(among(connection, score.c.key, [ref.key for ref in refs]))
-    return {row.key: row for row in connection.execute(statement.order_by(score.c.revision))}
 
 
 def _signals(connection: Connection, refs: Sequence[CallRef]) -> defaultdict[CallRef, list[CallSignal]]:

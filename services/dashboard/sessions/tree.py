@@ -42,11 +42,9 @@ class TreeLine(NamedTuple):
 
     @property
     def why(self) -> str:
-        """How it follows the call before it, in words."""
-        if self.call.record is None:
-            return ""
-        branch = self.call.record.turn.branch
-        return WORDS.get(branch, branch)
+        """How it follows the call before it, in words; empty if its record cannot be read."""
+        record = self.call.record
+        return WORDS.get(record.turn.branch, record.turn.branch) if record else ""
 
     @property
     def is_break(self) -> bool:
@@ -56,9 +54,8 @@ class TreeLine(NamedTuple):
     @property
     def is_apart(self) -> bool:
         """Whether the call before it stands elsewhere than above it, or is not gone on from: then it has to be named."""
-        return self.parent is not None and (
-            self.is_break or self.depth > 0 or self.parent.number != self.call.number - 1
-        )
+        before = self.parent
+        return before is not None and (self.is_break or self.depth > 0 or before.number != self.call.number - 1)
 
     @property
     def num_common(self) -> int:
@@ -88,8 +85,8 @@ class SessionTotals(NamedTuple):
 def tree_of(calls: Sequence[ShownCall]) -> list[TreeLine]:
     """The calls, each under the one that it goes on from. `calls` are in the order of time.
 
-    The longest chain behind a call goes on at its indentation, of equally long ones the newest. A parent that is not older than its
-    child cannot be: such a call stands at the root, like one whose parent is not among `calls`.
+    The longest chain behind a call goes on at its indentation, of equally long ones the newest. A call whose parent is not older, or not
+    among `calls`, stands at the root.
     """
     place: dict[CallRef, int] = {}
     parents: list[int | None] = []
@@ -119,9 +116,8 @@ def tree_of(calls: Sequence[ShownCall]) -> list[TreeLine]:
 def totals_of(calls: Sequence[ShownCall]) -> SessionTotals:
     """What the calls of a page come to."""
     read = [(call.ref, call.record) for call in calls if call.record is not None]
-    counted = count_rows(
-        [CountedCall(ref.key, record.turn, record.num_prompt, record.num_sampled) for ref, record in read]
-    )
+    calls_read = [CountedCall(ref.key, record.turn, record.num_prompt, record.num_sampled) for ref, record in read]
+    counted = count_rows(calls_read)
     breaks = {WORDS.get(name, name): num for name, num in counted.branches.items() if name != "first"}
     return SessionTotals(
         counted,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hmac
+from collections.abc import Mapping
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Request, Security
 
-from contracts.errors import MissingScope, Unauthorized
-from services.dashboard.signin.sessions import COOKIE, Session, Sessions, check_csrf, check_same_origin
+from contracts.errors import Forbidden, MissingScope, Unauthorized
+from services.dashboard.signin.repository import COOKIE, Session, Sessions
 
 
 def find_session(request: Request) -> Session:
@@ -27,6 +30,20 @@ def find_visitor(request: Request) -> Session | None:
 async def require_own_page(request: Request) -> None:
     """Raises Forbidden if the request was made by a page of another site."""
     check_same_origin(request.headers)
+
+
+def check_same_origin(headers: Mapping[str, str]) -> None:
+    """Refuse a change that a page of another site made the browser send. Raises Forbidden: a header names one, or none came."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    ours = origin is not None and urlsplit(origin).netloc == headers.get("host")
+    if site not in {None, "same-origin"} or not (ours or (origin is None and site == "same-origin")):
+        raise Forbidden("this request did not come from the dashboard's own page")
+
+
+def check_csrf(session: Session, sent: str | None) -> None:
+    """Refuse a change without the secret of our own pages. Raises Forbidden."""
+    if not hmac.compare_digest(session.csrf.encode(), (sent or "").encode()):
+        raise Forbidden("the page is out of date; reload it and try again")
 
 
 async def read_body(request: Request) -> bytes:

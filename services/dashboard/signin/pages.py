@@ -14,7 +14,7 @@ from fastapi.templating import Jinja2Templates
 from contracts.errors import MillraceError, NotFound, Unauthorized, Unavailable
 from services.dashboard.formatting import add_filters
 from services.dashboard.signin.access import find_visitor
-from services.dashboard.signin.sessions import Session
+from services.dashboard.signin.repository import Session
 from services.http import refusal_of
 
 templates = Jinja2Templates(Path(__file__).parent.parent / "templates")

@@ -11,7 +11,7 @@ from contracts.errors import Unauthorized
 from contracts.keys import check_key
 from services.dashboard.signin.access import Body, OwnPage
 from services.dashboard.signin.pages import PageRoute, sign_in_form
-from services.dashboard.signin.sessions import COOKIE
+from services.dashboard.signin.repository import COOKIE
 from services.openapi import FormBody, takes
 
 SEE_OTHER = 303

@@ -2,7 +2,9 @@
 
     GET /api/state, /events ──▶ Watchers.of(tenant) ──▶ Watcher ──▶ StateReader or TenantReader ──▶ database
 
-All watchers of tenants share one thread, and read only while a page of their tenant is open.
+All watchers of tenants share one thread, and read only while a page of their tenant is open. Some rows cannot be told apart by tenant,
+so their figures are left out: positions and lags of the log, dead letters, steps of the trainer, verdicts of the gate, and decisions of
+operators.
 """
 
 from __future__ import annotations
@@ -10,18 +12,31 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import msgspec
+
 from contracts import assignments
 from contracts.assignments import LIVE
+from contracts.ledger import PENDING
 from runtime.database import Database
+from services.dashboard.live import identities
+from services.dashboard.live.charts import answers_over_time, rates, window_start
 from services.dashboard.live.queries import read_rates
-from services.dashboard.live.rates import rates, window_start
-from services.dashboard.live.throttled import COST_SHARE, MOST_SECONDS, ThrottledValue
-from services.dashboard.live.watcher import Watcher
+from services.dashboard.live.state import Overview
+from services.dashboard.live.tiles import tenant_tiles
+from services.dashboard.live.watcher import COST_SHARE, MOST_SECONDS, ThrottledValue, Watcher
 from services.dashboard.tenant.queries import TenantTotals, read_scores, read_totals
-from services.dashboard.tenant.state import TenantState, build_tenant_state
 
 MAX_IDLE = 64
 """Up to this number, watchers without viewers are kept, so that a page that is opened again finds its state."""
+STATES = tuple(name for name in identities.GENERATION_STATES if name != "dead_letter")
+SIGNAL_STATES = ("joined", PENDING, "late", "retracted", "rejected")
+"""Duplicates and conflicts are counted for all tenants together: they have no rows."""
+
+
+class TenantState(Overview, frozen=True, kw_only=True):
+    """Everything that a tenant sees: its own overview and its name."""
+
+    tenant: str
 
 
 class TenantReader:
@@ -34,37 +49,36 @@ class TenantReader:
         self._policy = policy
         self._database = database
         self._totals: ThrottledValue[TenantTotals] = ThrottledValue()
-        self._looks: dict[str, ThrottledValue[TenantState]] = {}
+        self._looks: dict[
+            str, ThrottledValue[TenantState]
+        ] = {}  # of tenants that were asked for in the last `MOST_SECONDS`
         self._asked_at: dict[str, float] = {}
 
     def read(self, tenant: str, now: float) -> TenantState:
-        """The state of one tenant.
-
-        Raises:
-            Unavailable: the database cannot be read.
-        """
+        """The state of one tenant. Raises Unavailable if the database cannot be read."""
         self._asked_at[tenant] = now
         self._asked_at = {name: at for name, at in self._asked_at.items() if at > now - MOST_SECONDS}
         self._looks = {name: self._looks.get(name) or ThrottledValue() for name in self._asked_at}
         return self._looks[tenant].get(lambda: self._look(tenant, now), COST_SHARE / len(self._looks))
 
-    @property
-    def num_watched(self) -> int:
-        """Tenants that share the time: those whose state was read in the last `MOST_SECONDS`."""
-        return len(self._looks)
-
     def _look(self, tenant: str, now: float) -> TenantState:
         start = window_start(now)
         with self._database.snapshot() as connection:
-            live = assignments.read(connection, self._policy).get(LIVE)
-            return build_tenant_state(
-                policy=self._policy,
-                tenant=tenant,
-                live=live.version if live else None,
-                totals=self._totals.get(lambda: read_totals(connection)),
-                scores=read_scores(connection, tenant),
-                rates=rates(read_rates(connection, start, tenant), start),
-            )
+            held = assignments.read(connection, self._policy).get(LIVE)
+            totals = self._totals.get(lambda: read_totals(connection))
+            scores, buckets = read_scores(connection, tenant), read_rates(connection, start, tenant)
+        live = held.version if held else None
+        generations, signals = _generations(totals, tenant), _signals(totals, tenant)
+        return TenantState(
+            policy=self._policy,
+            tenant=tenant,
+            live=live,
+            tiles=tenant_tiles(live, scores, generations, signals),
+            rewards=answers_over_time(scores),
+            generations=generations,
+            signals=signals,
+            rates=rates(buckets, start),
+        )
 
 
 class Watchers:
@@ -101,3 +115,17 @@ class Watchers:
         self.stop()
         self._all_tenants.close()
         self._executor.shutdown()
+
+
+def _generations(totals: TenantTotals, tenant: str) -> identities.Identity:
+    counts = identities.counts_by_version(totals.state_counts.get(tenant, []))
+    summed = {name: sum(states.get(name, 0) for states in counts.values()) for name in STATES}
+    return msgspec.structs.replace(
+        identities.identity_of(STATES, summed), versions=identities.version_counts(STATES, counts)
+    )
+
+
+def _signals(totals: TenantTotals, tenant: str) -> identities.Identity:
+    states = totals.signals.get(tenant, {})
+    unseen = max(0, totals.num_received.get(tenant, 0) - sum(states.values()))
+    return identities.identity_of(SIGNAL_STATES, {**states, PENDING: states.get(PENDING, 0) + unseen})

@@ -9,7 +9,7 @@ from commands.link import dashboard_link
 from contracts.errors import InvalidSettings
 from millrace import main
 from runtime.settings import write_settings
-from services.dashboard.signin.sessions import Sessions
+from services.dashboard.signin.repository import Sessions
 
 
 def test_each_link_opens_the_dashboard(home: Home, capsys: pytest.CaptureFixture[str]) -> None:

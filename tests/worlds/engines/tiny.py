@@ -6,16 +6,18 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from contracts.assignments import Assignment
 from policy.weights import copy_tensors, tensors_of
 from services.engine.active_requests import TokenChunk
 from services.engine.engine import Engine
+from services.engine.repository import SwapRecord
 from services.engine.sampling import GenerateRequest, SamplingParams
 from services.engine.settings import EngineSettings
 from services.engine.staging import VersionSource
-from services.engine.swap import SwapRecord
 from tests.models import built_once, llama_config
 from tests.tolerances import network_tolerance
 from tests.unit.services.serving import PATIENCE_SECONDS
@@ -48,6 +50,17 @@ def make_store(num_versions: int = 3) -> StoreInMemory:
     for number in range(1, num_versions + 1):
         store.add(number, tensors_of(tiny_model(number)), parent=number - 1 or None)
     return store
+
+
+def moved(tensors: Tensors, seed: int) -> Tensors:
+    """One weight in fifty one unit in the last place away."""
+    draw = np.random.default_rng(seed)
+    found = {}
+    for name, tensor in tensors.items():
+        words = tensor.data.view("<u2").copy()
+        words[draw.random(words.size) < 0.02] ^= 1
+        found[name] = tensor._replace(data=words.view(np.uint8))
+    return found
 
 
 def make_engine(  # noqa: PLR0917 tests say what differs
@@ -104,6 +117,11 @@ async def complete(engine: Engine, request: GenerateRequest) -> TokenChunk:
         num_cached=parts[0].num_cached,
         top_logprobs=[top for part in parts for top in part.top_logprobs],
     )
+
+
+def assigned(version: int | None, root: str | None = None, run: str | None = None) -> Assignment:
+    """What an engine reads of an arm that has this version."""
+    return Assignment(POLICY, "an arm", version, 1.0, 1, root, run)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -5,10 +5,11 @@ from sqlalchemy import insert
 
 from contracts.tables import behaviour
 from runtime.settings import Settings
-from services.dashboard.live.acceptance import SentinelValue, UserReward, acceptance
-from services.dashboard.live.queries import ScoredAnswer
+from services.dashboard.live.charts import acceptance
+from services.dashboard.live.queries import ScoredAnswer, SentinelValue, UserReward
 from services.dashboard.live.tiles import LEAST_FOR_RATE, TOO_FEW, tenant_tiles
 from tests.unit.services.dashboard.conftest import ReaderOf
+from tests.worlds.dashboard.databases import writing
 from tests.worlds.dashboard.seed import NUM_VERSIONS, REFUSED, STARTED
 from tests.worlds.dashboard.seed_rewards import sums
 
@@ -29,15 +30,13 @@ def test_users_and_gate_stand_side_by_side_with_their_intervals() -> None:
 
 
 def test_a_home_shows_both(small: Settings, reader_of: ReaderOf) -> None:
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         rows = [
             sums(3, "reward", 50, 0.6),
             sums(3, "reward", 50, 0.8, task="tutor"),
             sums(3, "reward", 9, 0.1, cluster="x"),
         ]
         connection.execute(insert(behaviour), rows)
-    database.close()
     state = reader_of(small).read(STARTED)
     columns = state.acceptance
     assert columns["at"] == list(range(NUM_VERSIONS))

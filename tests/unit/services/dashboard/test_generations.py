@@ -15,9 +15,9 @@ from contracts.tables import generation
 from runtime.database import Database
 from runtime.settings import Settings
 from services.dashboard.generations import queries
-from services.dashboard.generations.detail import cut, excerpt, messages, story
+from services.dashboard.generations.detail import TokenTexts, cut, excerpt, messages, pieces, shade, story, tokens
 from services.dashboard.generations.queries import PAGE, Cursor, Search, find_answer, find_page
-from services.dashboard.generations.tokens import TokenTexts, pieces, shade, tokens
+from tests.worlds.dashboard.databases import writing
 from tests.worlds.dashboard.seed import BASE, EPOCH, HOSTILE_NUMBER, SCRIPT, STARTED, key_of
 
 TOKENIZER = Tokenizer.from_file(f"{BASE}/tokenizer.json")
@@ -159,12 +159,10 @@ def test_samples_trained_in_an_undone_epoch_are_shown_as_pending(database: Datab
 
 
 def test_a_record_that_cannot_be_read_is_said(small: Settings) -> None:
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         connection.execute(update(generation).values(record=b"?"))
         page = find_page(connection, Search())
         whole = find_answer(connection, key_of(1), 0)
-    database.close()
     assert all(hit.body is None and hit.record is None for hit in page.rows)
     assert whole is not None
     assert whole.record is None

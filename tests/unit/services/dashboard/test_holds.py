@@ -16,6 +16,7 @@ from contracts.holds import Hold
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from tests.unit.services.dashboard.test_routes import LIVE, ORIGIN, csrf_of, promote, roll_back, sign_in
+from tests.worlds.dashboard.databases import reading
 from tests.worlds.dashboard.seed import POLICY
 
 ROUTES: dict[str, dict[str, Any]] = {
@@ -38,11 +39,9 @@ def post(client: TestClient, path: str, **changes: Any) -> Any:
 
 
 def standing(settings: Settings) -> tuple[dict[str, tuple[int | None, float]], Hold | None]:
-    database = settings.database()
-    with database.snapshot() as connection:
+    with reading(settings) as connection:
         arms = assignments.read(connection, POLICY)
         held = holds.read(connection, POLICY, time.time())
-    database.close()
     return {name: (arm.version, arm.share) for name, arm in arms.items()}, held
 
 

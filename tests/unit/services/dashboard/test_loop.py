@@ -5,11 +5,11 @@ from sqlalchemy import event
 
 from contracts.assignments import CANDIDATE, LIVE
 from runtime.settings import Settings
-from services.dashboard.live.freshness import legs, newest_live, quantile
+from services.dashboard.live.charts import NUM_BUCKETS, legs, newest_live, quantile, rates, step_buckets, window_start
 from services.dashboard.live.queries import BUCKET_SECONDS, WINDOW_SECONDS, SampleTimes, read_learned, read_rates
-from services.dashboard.live.rates import NUM_BUCKETS, rates, step_buckets, window_start
 from services.dashboard.live.traffic import PartitionLag, Traffic, lags
 from tests.unit.services.dashboard.conftest import ReaderOf
+from tests.worlds.dashboard.databases import reading
 from tests.worlds.dashboard.seed import NUM_VERSIONS, STARTED, WAITING
 
 
@@ -40,10 +40,8 @@ def test_steps_before_the_window_are_left_out() -> None:
 
 def test_rates_come_from_the_tables(seeded: Settings) -> None:
     start = window_start(STARTED)
-    database = seeded.database()
-    with database.snapshot() as connection:
+    with reading(seeded) as connection:
         buckets = read_rates(connection, start)
-    database.close()
     assert sum(buckets["generations"].values()) == 600
     assert 0 < sum(buckets["signals"].values()) < sum(buckets["experiences"].values()) < 600
 
@@ -78,8 +76,7 @@ def test_a_quantile_is_one_of_the_values(share: float, value: int) -> None:
 
 
 def test_samples_that_live_versions_learned_are_found_by_the_index(seeded: Settings) -> None:
-    database = seeded.database()
-    with database.snapshot() as connection:
+    with reading(seeded) as connection:
         learned = read_learned(connection, [NUM_VERSIONS - 1])
         assert read_learned(connection, []) == []
         plans: list[str] = []
@@ -90,7 +87,6 @@ def test_samples_that_live_versions_learned_are_found_by_the_index(seeded: Setti
             plans.extend(row[3] for row in cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters))
 
         read_learned(connection, [NUM_VERSIONS - 1])
-    database.close()
     assert learned
     assert {sample.version for sample in learned} == {NUM_VERSIONS - 1}
     assert all(sample.signal_at and sample.scored_at and sample.trained_at for sample in learned)

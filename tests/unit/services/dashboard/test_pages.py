@@ -16,9 +16,10 @@ from contracts.tables import dead_letter, generation, score, signal
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.formatting import MISSING
-from services.dashboard.policies.gates import read_gates
+from services.dashboard.policies.queries import read_gates
 from services.dashboard.signin.pages import PAGES as PAGES_BY_NAME
-from services.dashboard.signin.sessions import COOKIE, Sessions
+from services.dashboard.signin.repository import COOKIE, Sessions
+from tests.worlds.dashboard.databases import writing
 from tests.worlds.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, SCRIPT, key_of
 
 ORIGIN = {"origin": "http://testserver"}
@@ -41,10 +42,8 @@ def client(seeded: Settings) -> Iterator[TestClient]:
 
 
 def signed_in(client: TestClient, settings: Settings, role: Role = "operator", target: str = "") -> TestClient:
-    database = settings.database()
-    with database.transaction() as connection:
+    with writing(settings) as connection:
         key = create_key(connection, role)
-    database.close()
     answer = client.post("/api/login", data={"key": key, "next": target}, headers=ORIGIN)
     assert answer.status_code == 303
     client.headers["x-went-to"] = answer.headers["location"]
@@ -179,8 +178,7 @@ def test_users_answers_come_first_and_a_link_leads_to_others(
 
 
 def test_a_row_shows_what_users_said_and_what_it_earned(open_client: Any, small: Settings) -> None:
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         connection.execute(update(score).values(reward=0.25))
         connection.execute(
             update(score)
@@ -191,7 +189,6 @@ def test_a_row_shows_what_users_said_and_what_it_earned(open_client: Any, small:
         connection.execute(update(generation).values(purpose="user", created_at=5.0))
         connection.execute(delete(signal).where(signal.c.completion_id == key_of(38)))
         connection.execute(delete(score).where(score.c.key.startswith(key_of(38))))
-    database.close()
     page = html.unescape(signed_in(open_client(small), small).get("/generations").text)
     rows = dict(
         zip(re.findall(r'class="hit" href="/generations/([^/]+)/0"', page), page.split("<li>")[1:], strict=True)
@@ -351,13 +348,11 @@ def test_without_a_database_pages_say_so(open_client: Any, small: Settings) -> N
 
 
 def test_dead_letters_are_listed_with_their_reason(open_client: Any, small: Settings) -> None:
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         row = {"consumer_group": "episodes", "topic": "signals", "partition": 1, "value": b"x" * 9, "reason": SCRIPT}
         connection.execute(
             insert(dead_letter), [{**row, "offset": number, "at": float(number)} for number in range(150)]
         )
-    database.close()
     letters = signed_in(open_client(small), small).get("/api/state").json()["dead_letters"]
     assert len(letters) == 100
     assert letters[0] == {

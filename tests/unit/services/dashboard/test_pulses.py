@@ -3,8 +3,9 @@ import time
 from contracts import heartbeats
 from contracts.heartbeats import NEEDED, ProcessBeat
 from runtime.settings import Settings
-from services.dashboard.live.pulses import START_SECONDS, Pulses, statuses
+from services.dashboard.live.pulses import START_SECONDS, Pulses
 from tests.unit.services.dashboard.conftest import ReaderOf
+from tests.worlds.dashboard.databases import writing
 from tests.worlds.dashboard.seed import POLICY
 
 
@@ -13,7 +14,7 @@ def beats(at: float, *names: str) -> list[ProcessBeat]:
 
 
 def down(pulses: Pulses, signs: list[ProcessBeat], now: float) -> set[str]:
-    return {state.process for state in pulses.states(signs, now) if state.state == "down"}
+    return {state.process for state in pulses.statuses(signs, now) if state.state == "down"}
 
 
 def test_clocks_that_differ_raise_no_alarm_and_silence_does() -> None:
@@ -38,13 +39,10 @@ def test_slow_starters_are_missed_later() -> None:
 
 def test_the_state_names_who_is_down(small: Settings, reader_of: ReaderOf) -> None:
     now = time.time()
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         for sign in beats(now):
             heartbeats.beat(connection, POLICY, sign)
         heartbeats.beat(connection, POLICY, ProcessBeat("rewards", "a/1", now - 100, now - 100, 120.0))
-    database.close()
     found = {row.process: (row.state, row.says) for row in reader_of(small).read(now).processes}
     assert found["episodes"] == ("up", "")
     assert found["rewards"] == ("down", "rewards (a/1) is down: silent for 100 s")
-    assert statuses([], now) == []

@@ -16,6 +16,7 @@ from runtime.settings import Settings
 from services.dashboard.app import create_app
 from tests.unit.services.dashboard.test_holds import standing
 from tests.unit.services.dashboard.test_routes import ORIGIN, csrf_of, sign_in
+from tests.worlds.dashboard.databases import reading
 from tests.worlds.dashboard.seed import POLICY
 from tests.worlds.dashboard.seed_rollout import BLESSED, CANARY_VERSION, seed_rollout
 
@@ -37,11 +38,8 @@ def post(client: TestClient, path: str, **changes: Any) -> Any:
 
 
 def gone(settings: Settings) -> dict[int, Treatment]:
-    database = settings.database()
-    with database.snapshot() as connection:
-        found = {version: row.treatment for version, row in revocations.read(connection, POLICY).items()}
-    database.close()
-    return found
+    with reading(settings) as connection:
+        return {version: row.treatment for version, row in revocations.read(connection, POLICY).items()}
 
 
 def test_an_operator_withdraws_the_canary(client: TestClient, small: Settings) -> None:

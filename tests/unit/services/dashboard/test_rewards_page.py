@@ -20,6 +20,7 @@ from contracts.tables import behaviour, generation, score
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from tests.unit.services.dashboard.test_pages import signed_in
+from tests.worlds.dashboard.databases import reading, writing
 from tests.worlds.dashboard.seed import NUM_VERSIONS, POLICY, SCRIPT, seed, settings_of
 from tests.worlds.dashboard.seed_rewards import NUM, NUM_PEOPLE, OTHER, seed_rewards
 
@@ -115,10 +116,8 @@ def test_faults_are_counted_with_the_part_that_bears_them(page: str, settings: S
 
 
 def stored(settings: Settings, *wanted: Any) -> list[Any]:
-    database = settings.database()
-    with database.snapshot() as connection:
+    with reading(settings) as connection:
         found = connection.execute(score.select().with_only_columns(*wanted)).all()
-    database.close()
     return list(found)
 
 
@@ -190,15 +189,13 @@ def test_an_app_key_sees_its_tenants_counts_but_no_sums_of_all_tenants_and_no_gr
 
 
 def test_another_tenant_sees_only_its_own_answers(open_client: Any, settings: Settings) -> None:
-    database = settings.database()
-    with database.transaction() as connection:
+    with writing(settings) as connection:
         key = create_key(connection, "app", "acme")
         first = select(score.c.key).where(score.c.fault != "none", score.c.task == POLICY).limit(1)
         mine = connection.execute(first).scalar_one()
         connection.execute(update(score).where(score.c.key == mine).values(tenant="acme"))
         completion_id = mine.partition(":")[0]
         connection.execute(update(generation).where(generation.c.completion_id == completion_id).values(tenant="acme"))
-    database.close()
     client = open_client(settings)
     client.post("/api/login", data={"key": key}, headers={"origin": "http://testserver"})
     page = client.get("/rewards").text
@@ -224,12 +221,10 @@ def test_an_empty_home_says_what_to_do(open_client: Any, bare: Settings) -> None
 
 
 def test_answers_without_sums_have_a_page_that_says_what_is_missing(open_client: Any, settings: Settings) -> None:
-    database = settings.database()
-    with database.transaction() as connection:
+    with writing(settings) as connection:
         connection.execute(delete(behaviour))
         connection.execute(delete(score))
         connection.execute(delete(generation).where(generation.c.state != "pending"))
-    database.close()
     page = signed_in(open_client(settings), settings).get("/rewards").text
     assert columns(page, "rewards") == {"at": [], "reward": [], "null": [], "model_fault": [], "unlabelled": []}
     assert "No user's answer has been scored" in page

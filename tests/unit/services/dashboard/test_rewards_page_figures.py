@@ -22,6 +22,7 @@ from services.dashboard.rewards.figures import (
     version_rows,
 )
 from services.dashboard.rewards.queries import TimeWindow
+from tests.worlds.dashboard.databases import reading
 from tests.worlds.dashboard.seed import POLICY
 from tests.worlds.dashboard.seed_rewards import STEP, seed_rewards, sums
 
@@ -80,14 +81,12 @@ def home(small: Settings) -> Settings:
 
 
 def test_counts_stop_where_they_were_told_to_and_say_so(home: Settings) -> None:
-    database = home.database()
-    with database.snapshot() as connection:
+    with reading(home) as connection:
         ever, little, future = TimeWindow(0.0, 0.0), TimeWindow(0.0, 0.0, 10), TimeWindow(1e12, 1e12)
         whole, cut = queries.count_states(connection, ever), queries.count_states(connection, little)
         scores = queries.count_scores(connection, little)
         people, few = queries.read_voters(connection, POLICY), queries.read_voters(connection, POLICY, 20)
         none = queries.count_states(connection, future)
-    database.close()
     assert not whole.is_cut
     assert cut.is_cut
     assert scores.is_cut

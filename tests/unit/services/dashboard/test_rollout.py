@@ -17,6 +17,7 @@ from services.dashboard.rollout.state import Rollout
 from services.dashboard.rollout.words import budget_sentence, slot_sentences, unit_sentence
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.test_routes import sign_in
+from tests.worlds.dashboard.databases import reading, writing
 from tests.worlds.dashboard.seed import POLICY
 from tests.worlds.dashboard.seed_rollout import (
     BLESSED,
@@ -34,11 +35,9 @@ def rollout_of(settings: Settings, reader_of: ReaderOf, now: float) -> Rollout:
 
 
 def change(settings: Settings, *statements: Any) -> None:
-    database = settings.database()
-    with database.transaction() as connection:
+    with writing(settings) as connection:
         for statement in statements:
             connection.execute(statement)
-    database.close()
 
 
 def test_the_train_on_the_track_is_shown_with_its_evidence(small: Settings, reader_of: ReaderOf) -> None:
@@ -77,10 +76,8 @@ def test_the_train_on_the_track_is_shown_with_its_evidence(small: Settings, read
 
 def test_a_train_that_ended_is_not_on_the_track(small: Settings, reader_of: ReaderOf) -> None:
     now = time.time()
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         add_train(connection, now, state="revoked", ended_at=now, evidence=evidence(now))
-    database.close()
     found = rollout_of(small, reader_of, now)
     assert found.train is None
     assert [row.state for row in found.past] == ["revoked"]
@@ -88,10 +85,8 @@ def test_a_train_that_ended_is_not_on_the_track(small: Settings, reader_of: Read
 
 def test_a_share_is_that_of_the_arm_not_of_a_guess(small: Settings, reader_of: ReaderOf) -> None:
     now = time.time()
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         add_train(connection, now, state="shadow", stage=-1)
-    database.close()
     found = rollout_of(small, reader_of, now)
     assert found.train is not None
     assert (found.train.share, found.train.metrics, found.train.stage_until) == (0.0, [], None)
@@ -127,10 +122,8 @@ def test_slots_are_those_of_engines_that_are_there(small: Settings, reader_of: R
 def test_a_hold_is_said_until_it_ends(small: Settings, reader_of: ReaderOf, until: float | None, held: str) -> None:
     now = time.time()
     end = None if until is None else now + until
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         holds.freeze(connection, policy=POLICY, until=end, writer="ann", reason="a launch", now=now - 10)
-    database.close()
     found = rollout_of(small, reader_of, now)
     assert (found.held, "ann: a launch" in found.hold) == (held, bool(held))
 
@@ -145,13 +138,11 @@ def test_the_lift_is_that_of_the_holdout_of_today(small: Settings, reader_of: Re
     assert lift.low < (lift.difference or 0) < lift.high
     assert list(lift.tasks) == [POLICY]
     assert lift.since == pytest.approx(time.time(), abs=60)
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         for version, share in ((0, 0.03), (4, 0.03)):
             held = assignments.read(connection, POLICY)[HOLDOUT]
             assignments.move(connection, policy=POLICY, arm=HOLDOUT, version=version, share=share, expected_epoch=held.epoch,
                              writer="ann", reason="again")  # fmt: skip
-    database.close()
     lift = rollout_of(small, reader_of, now).lift
     assert (lift.version, lift.difference, lift.num_holdout) == (4, None, 0), "points of v0 say nothing about v4"
 
@@ -178,12 +169,10 @@ def test_what_the_pages_ask_costs_the_same_however_many_trains_and_answers_there
         found = cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
         plans[statement] = [row[3] for row in found]
 
-    database = small.database()
-    with database.snapshot() as connection:
+    with reading(small) as connection:
         event.listen(connection, "before_cursor_execute", explain)
         read_rollout(connection, POLICY, now)
         assert len(read_levels(connection, POLICY, now)) == 5
-    database.close()
     assert not [statement for statement in plans if "train_answer" in statement], "it has a row for every answer"
     of_trains = [steps for statement, steps in plans.items() if "FROM train " in statement.replace("\n", " ")]
     assert len(of_trains) == 3

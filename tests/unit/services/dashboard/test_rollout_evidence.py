@@ -7,6 +7,7 @@ from pipelines.release.train.answers import Answers
 from pipelines.release.train.assess import assess
 from runtime.settings import Settings
 from tests.unit.services.dashboard.conftest import ReaderOf
+from tests.worlds.dashboard.databases import writing
 from tests.worlds.dashboard.seed_rollout import add_train
 from tests.worlds.release.product import LATER, RULES, SETTINGS, product, standing
 
@@ -16,10 +17,8 @@ def test_every_fact_of_a_real_assessment_is_shown(small: Settings, reader_of: Re
     answers.put(product(0, 2_000))
     facts = json.loads(json.dumps(assess(answers, RULES, SETTINGS, LATER, standing(1))))
     now = time.time()
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         add_train(connection, now, evidence=facts)
-    database.close()
     train = reader_of(small).read(now).rollout.train
     assert train is not None
     assert len(train.metrics) == len(facts["metrics"]) > 3

@@ -12,7 +12,8 @@ from contracts.keys import Role, create_key
 from contracts.ledger import generation_counts, trained_versions
 from runtime.settings import Settings
 from services.dashboard.app import create_app
-from services.dashboard.signin.sessions import COOKIE, Sessions
+from services.dashboard.signin.repository import COOKIE, Sessions
+from tests.worlds.dashboard.databases import reading, writing
 from tests.worlds.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, key_of
 
 ORIGIN = {"origin": "http://testserver"}
@@ -27,10 +28,8 @@ def client(small: Settings) -> Iterator[TestClient]:
 
 
 def sign_in(client: TestClient, settings: Settings, role: Role) -> Any:
-    database = settings.database()
-    with database.transaction() as connection:
+    with writing(settings) as connection:
         key = create_key(connection, role)
-    database.close()
     return client.post("/api/login", data={"key": key}, headers=ORIGIN)
 
 
@@ -47,11 +46,8 @@ def roll_back(client: TestClient, *, headers: dict[str, str] | None = None, **co
 
 
 def live_of(settings: Settings) -> int | None:
-    database = settings.database()
-    with database.snapshot() as connection:
-        version = assignments.read(connection, POLICY)["live"].version
-    database.close()
-    return version
+    with reading(settings) as connection:
+        return assignments.read(connection, POLICY)["live"].version
 
 
 def test_without_a_session_there_is_a_form_and_no_data(client: TestClient) -> None:
@@ -109,10 +105,8 @@ def test_the_link_that_was_printed_works_once_and_only_to_look(client: TestClien
 
 
 def test_a_key_in_the_address_opens_nothing(client: TestClient, small: Settings) -> None:
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         key = create_key(connection, "operator")
-    database.close()
     assert "data-csrf" not in client.get(f"/?key={key}").text
     assert client.get(f"/api/state?key={key}").status_code == 401
 
@@ -151,10 +145,8 @@ def test_promoting_a_lower_version_is_a_rollback_and_says_so(client: TestClient,
     assert f"Users get v7 instead of v{LIVE}, and training goes on from v7." in says
     assert "Revoked for good: v8, v9, v10." in says
     assert live_of(small) == 7
-    database = small.database()
-    with database.snapshot() as connection:
+    with reading(small) as connection:
         arms = assignments.read(connection, POLICY)
-    database.close()
     assert (arms["training"].version, arms["candidate"].version) == (7, None)
     assert promote(client, live=7, to=8).json()["error"]["code"] == "version_revoked"
 
@@ -190,11 +182,9 @@ def test_the_preview_of_a_rollback_shows_its_effects_and_changes_nothing(client:
     sign_in(client, small, "operator")
     shown = client.get("/api/rollback?to=5", headers=ORIGIN).json()
     assert (shown["live"], shown["to"], shown["revokes"]) == (LIVE, 5, [6, 7, 8, 9, 10])
-    database = small.database()
-    with database.snapshot() as connection:
+    with reading(small) as connection:
         counts = generation_counts(connection).states
         learned = trained_versions(connection)
-    database.close()
     effects = shown["effects"]
     assert effects["num_learned"] == counts["trained"] == len(learned)
     assert effects["num_undone"] == sum(version > 5 for version in learned.values()) > 0

@@ -14,14 +14,13 @@ from contracts.errors import Forbidden, Unauthorized, Unavailable
 from contracts.keys import Caller, NewKey, Role, Scope, check_key, make_key, revoke_keys
 from contracts.tables import api_key, dashboard_session
 from runtime.database import Database
-from services.dashboard.signin.sessions import (
+from services.dashboard.signin.access import check_csrf, check_same_origin
+from services.dashboard.signin.repository import (
     IDLE_SECONDS,
     LONGEST_SECONDS,
     MAX_SESSIONS,
     NOTE_SECONDS,
     Sessions,
-    check_csrf,
-    check_same_origin,
 )
 from tests.each_case import each_case
 from tests.worlds.passing import Clock

@@ -10,10 +10,11 @@ from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from runtime.lease import Lease
 from runtime.settings import Settings
 from services.dashboard.formatting import percent, version
-from services.dashboard.live.answers import MAX_BUCKETS, MIN_IN_BUCKET, MIN_LABELS, answers_over_time
+from services.dashboard.live.charts import MAX_BUCKETS, MIN_IN_BUCKET, MIN_LABELS, answers_over_time
 from services.dashboard.live.queries import ScoredAnswer
 from services.dashboard.live.state import State
 from tests.unit.services.dashboard.conftest import ReaderOf
+from tests.worlds.dashboard.databases import reading, writing
 from tests.worlds.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, REFUSED, STARTED, WAITING
 
 
@@ -29,15 +30,13 @@ def edge_of(state: State, target: str, source: str) -> tuple[int, float | None]:
 
 
 def test_the_ledger_of_the_page_is_the_ledger(state: State, seeded: Settings) -> None:
-    database = seeded.database()
-    with database.snapshot() as connection:
+    with reading(seeded) as connection:
         generations, signals = ledger.generation_counts(connection), ledger.signal_counts(connection)
         num_void = connection.execute(
             select(tables.generation.c.choice).where(
                 tables.generation.c.state_writer == "training", tables.generation.c.state_epoch == 1
             )
         ).all()
-    database.close()
     assert num_void, "the seed should hold samples of an undone epoch"
     shown = dict(zip(state.generations.names, state.generations.counts, strict=True))
     shown["pending"] -= WAITING[GENERATIONS]
@@ -112,30 +111,24 @@ def test_curves_run_forward_in_time(state: State) -> None:
 
 
 def test_a_lost_generation_raises_the_alarm(small: Settings, reader_of: ReaderOf) -> None:
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         key = connection.execute(select(tables.generation.c.completion_id).limit(1)).scalar_one()
         connection.execute(delete(tables.generation).where(tables.generation.c.completion_id == key))
-    database.close()
     assert reader_of(small).read(time.time()).generations.problems
 
 
 def test_a_lost_signal_raises_the_alarm(small: Settings, reader_of: ReaderOf) -> None:
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         key = connection.execute(select(tables.signal.c.id).limit(1)).scalar_one()
         connection.execute(delete(tables.signal).where(tables.signal.c.id == key))
-    database.close()
     problems = reader_of(small).read(time.time()).signals.problems
     assert problems == ["acknowledged signals that are neither joined nor on their way: 1"]
 
 
 def test_answers_that_no_monitor_counted_raise_the_alarm(small: Settings, reader_of: ReaderOf) -> None:
     assert reader_of(small).read(time.time()).learning["monitors"].problems == []
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         connection.execute(delete(tables.behaviour).where(tables.behaviour.c.metric == "null"))
-    database.close()
     state = reader_of(small).read(time.time())
     assert state.learning["monitors"].problems[0].startswith("monitors of task")
     assert next(tile for tile in state.tiles if tile.name == "Ledger").value == "unbalanced"
@@ -143,8 +136,7 @@ def test_answers_that_no_monitor_counted_raise_the_alarm(small: Settings, reader
 
 
 def test_a_signal_in_the_outbox_is_on_its_way(small: Settings, reader_of: ReaderOf) -> None:
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         connection.execute(
             insert(tables.received_signal).values(
                 id="new", tenant="default", body_hash="", received_at=time.time(), record=b""
@@ -153,7 +145,6 @@ def test_a_signal_in_the_outbox_is_on_its_way(small: Settings, reader_of: Reader
         connection.execute(
             insert(tables.outbox).values(process="feedback", topic=SIGNALS, route=0, key="new", value=b"")
         )
-    database.close()
     state = reader_of(small).read(time.time())
     assert state.signals.problems == []
     assert edge_of(state, "episodes", "signals")[0] == WAITING[SIGNALS] + 1
@@ -170,8 +161,7 @@ def test_a_signal_that_waits_for_its_answer_raises_no_alarm(small: Settings, rea
 
 
 def test_a_version_rolled_back_over_says_so(small: Settings, reader_of: ReaderOf) -> None:
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         connection.execute(
             update(tables.assignment)
             .where(tables.assignment.c.arm == "live")
@@ -182,7 +172,6 @@ def test_a_version_rolled_back_over_says_so(small: Settings, reader_of: ReaderOf
                 policy=POLICY, arm="live", epoch=99, version=7, share=1.0, writer="ann", reason="bad", at=time.time()
             )
         )
-    database.close()
     state = reader_of(small).read(time.time())
     statuses = {row.version: row.status for row in state.versions}
     assert (statuses[9], statuses[8], statuses[7], statuses[5]) == ("rolled back", "rolled back", "live", "accepted")
@@ -217,14 +206,12 @@ def test_a_step_whose_metrics_are_no_object_hides_no_other(small: Settings, read
 
 
 def test_labels_since_the_newest_step_wait_for_training(state: State, seeded: Settings) -> None:
-    database = seeded.database()
-    with database.snapshot() as connection:
+    with reading(seeded) as connection:
         stepped_at = connection.execute(select(func.max(tables.training_step.c.at))).scalar_one()
         waiting = connection.execute(
             select(tables.score.c.at).where(tables.score.c.at > stepped_at, tables.score.c.reward.is_not(None))
         ).scalars()
         assert edge_of(state, "training", "rewards") == (len(times := list(waiting)), min(times))
-    database.close()
 
 
 def test_a_run_of_answers_keeps_silence_apart_from_refusal() -> None:

@@ -16,11 +16,11 @@ from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.formatting import MISSING
 from services.dashboard.live.queries import ScoredAnswer
-from services.dashboard.live.throttled import MOST_SECONDS
-from services.dashboard.live.watcher import Watcher
+from services.dashboard.live.watcher import MOST_SECONDS, Watcher
 from services.dashboard.tenant.queries import read_scores
 from services.dashboard.tenant.watchers import MAX_IDLE, TenantReader, Watchers
 from tests.unit.services.dashboard.conftest import ReaderOf
+from tests.worlds.dashboard.databases import reading, writing
 from tests.worlds.dashboard.seed import key_of
 
 ACME = 10
@@ -63,21 +63,17 @@ def test_tenants_numbers_add_up_to_everybodys(shared: Settings, reader_of: Reade
     assert sum(counts["acme"].values()) == ACME
     assert stranger["generations"]["total"] == stranger["signals"]["total"] == 0  # type: ignore[index]
     assert [tile["value"] for tile in stranger["tiles"]] == ["v9", MISSING, MISSING, "0", "0", "0"]  # type: ignore[attr-defined]
-    database = shared.database()
-    with database.snapshot() as connection:
+    with reading(shared) as connection:
         num = len(list(connection.execute(select(signal.c.id).where(signal.c.tenant == "acme"))))
-    database.close()
     told = dict(zip(acme["signals"]["names"], acme["signals"]["counts"], strict=True))  # type: ignore[index]
     assert told["pending"] == 1
     assert sum(told.values()) == num + 1
 
 
 def test_scores_and_rates_are_a_tenants_own(shared: Settings) -> None:
-    database = shared.database()
-    with database.snapshot() as connection:
+    with reading(shared) as connection:
         mine, all_of_them = read_scores(connection, "acme"), read_scores(connection, "default")
         rows = connection.execute(select(score.c.at, score.c.version, score.c.reward, score.c.key)).all()
-    database.close()
     ours = {f"{key_of(number)}:0" for number in range(ACME)}
     newest = sorted((ScoredAnswer(*row[:3]) for row in rows if row.key in ours), key=lambda row: -row.at)
     assert mine == newest
@@ -90,10 +86,8 @@ def test_scores_and_rates_are_a_tenants_own(shared: Settings) -> None:
 
 def test_an_answer_without_a_tenant_counts_for_no_tenant(shared: Settings) -> None:
     before = read(shared, "default")
-    database = shared.database()
-    with database.transaction() as connection:
+    with writing(shared) as connection:
         connection.execute(update(generation).where(generation.c.completion_id == key_of(ACME)).values(tenant=None))
-    database.close()
     after = read(shared, "default")
     assert after["generations"]["total"] == before["generations"]["total"] - 1  # type: ignore[index]
 
@@ -105,10 +99,8 @@ def test_a_tenants_state_has_no_figure_that_all_tenants_share(shared: Settings) 
 
 
 def test_a_tenants_pages_and_stream_are_its_own(shared: Settings) -> None:
-    database = shared.database()
-    with database.transaction() as connection:
+    with writing(shared) as connection:
         key = create_key(connection, "app", "acme")
-    database.close()
     with TestClient(create_app(shared), follow_redirects=False) as client:
         assert client.post("/api/login", data={"key": key}, headers={"origin": "http://testserver"}).status_code == 303
         page = client.get("/").text
@@ -130,10 +122,8 @@ def test_a_tenants_pages_and_stream_are_its_own(shared: Settings) -> None:
 def test_a_read_only_key_is_offered_no_decision(small: Settings) -> None:
     from contracts.keys import NewKey, make_key  # noqa: PLC0415
 
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         key = make_key(connection, NewKey("operator", scopes=frozenset(("operator:read",))))
-    database.close()
     with TestClient(create_app(small), follow_redirects=False) as client:
         client.post("/api/login", data={"key": key}, headers={"origin": "http://testserver"})
         page = client.get("/policies")
@@ -163,7 +153,7 @@ def test_a_reader_forgets_tenants_without_viewers(shared: Settings) -> None:
     assert reader.read("acme", 1_000.1) is first
     for number in range(5):
         reader.read(f"tenant-{number}", 1_001.0)
-    assert reader.num_watched == 6
+    assert len(reader._looks) == 6
     reader.read("acme", 1_002.0 + MOST_SECONDS)
-    assert reader.num_watched == 1
+    assert len(reader._looks) == 1
     database.close()

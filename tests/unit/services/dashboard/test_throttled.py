@@ -1,6 +1,6 @@
 import pytest
 
-from services.dashboard.live.throttled import COST_SHARE, LEAST_SECONDS, MOST_SECONDS, ThrottledValue
+from services.dashboard.live.watcher import COST_SHARE, LEAST_SECONDS, MOST_SECONDS, ThrottledValue
 from tests.worlds.passing import Clock
 
 

@@ -9,6 +9,7 @@ from contracts.tables import alarm
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from tests.unit.services.dashboard.test_pages import signed_in
+from tests.worlds.dashboard.databases import writing
 
 STEP = {
     "words": "questions instead of an action", "test": "step", "mean": 0.21, "num": 400, "reference": 0.041,
@@ -18,13 +19,11 @@ LINE = {"words": "no reward", "test": "line", "mean": 0.034, "num": 900, "line":
 
 
 def test_alarms_of_a_version_are_on_its_page_and_on_no_other(small: Settings) -> None:
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         connection.execute(insert(alarm), [
             {"task": "t", "name": "asks", "version": 3, "cluster": "<b>edits", "at": 1.0, "details": STEP},
             {"task": "t", "name": "null", "version": 3, "cluster": "", "at": 2.0, "details": LINE},
         ])  # fmt: skip
-    database.close()
     with TestClient(create_app(small), follow_redirects=False) as opened:
         client = signed_in(opened, small)
         page, other = client.get("/policies/3").text, client.get("/policies/2").text

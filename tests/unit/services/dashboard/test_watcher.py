@@ -17,6 +17,7 @@ from runtime.settings import Settings
 from services.dashboard.live.state import State
 from services.dashboard.live.watcher import MAX_VIEWERS, Watcher
 from tests.unit.services.dashboard.conftest import ReaderOf
+from tests.worlds.dashboard.databases import writing
 
 PERIOD = 0.02
 
@@ -140,11 +141,9 @@ def faults(what: str) -> float:
 def test_one_record_of_no_time_hides_nothing(small: Settings, reader_of: ReaderOf) -> None:
     reader = reader_of(small)
     before = reader.read(time.time())
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         newest = select(func.max(generation.c.completion_id)).scalar_subquery()
         connection.execute(update(generation).where(generation.c.completion_id == newest).values(created_at=1e300))
-    database.close()
     after = reader_of(small).read(time.time())
     assert (after.generations, after.tiles, after.versions) == (before.generations, before.tiles, before.versions)
 
@@ -153,10 +152,8 @@ def test_a_chart_that_cannot_be_drawn_is_counted_and_the_ledger_is_told(small: S
     reader = reader_of(small)
     before, num_faults = reader.read(time.time()), faults("flow")
     LEDGER_UNEXPLAINED.labels("generations").set(7)
-    database = small.database()
-    with database.transaction() as connection:
+    with writing(small) as connection:
         connection.execute(update(training_step).values(at=math.inf))
-    database.close()
     after = reader_of(small).read(time.time())
     assert faults("flow") == num_faults + 1
     assert after.generations == before.generations
@@ -172,7 +169,7 @@ def test_a_row_that_no_page_can_show_does_not_keep_the_ledger_from_being_checked
     def stumble(*_: object) -> None:
         raise AttributeError("a row of another shape")
 
-    monkeypatch.setattr("services.dashboard.live.reader.read_loop", stumble)
+    monkeypatch.setattr("services.dashboard.live.queries.read_loop", stumble)
     reader = reader_of(small)
     reader._looked_at -= 100
     with pytest.raises(AttributeError, match="another shape"):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import Overloaded
-from services.engine.admission import Bounds, admit, retry_seconds
+from services.engine.active_requests import Bounds, admit, retry_seconds
 from services.engine.settings import EngineSettings
 from tests.worlds.engines.flood import flood, overflow
 

@@ -16,7 +16,6 @@ from runtime.engine_rows import EngineRows
 from runtime.settings import Settings
 from services.engine.announcing import EngineAnnouncer, address_of, describe
 from services.engine.engine import ENGINE, Engine
-from services.engine.follower import AssignedVersion, Follower
 from services.engine.settings import EngineSettings
 from tests.worlds.engines.memory_store import POLICY
 
@@ -26,7 +25,7 @@ ROW = EngineReplica(
 )  # fmt: skip
 
 
-class Rows:
+class Rows(EngineRows):
     """Remembers what was written; `away`: the database cannot be reached."""
 
     def __init__(self) -> None:
@@ -109,19 +108,12 @@ def test_the_row_is_stored_and_leaves_with_rows_that_are_long_gone(tmp_path: Pat
 
 
 def test_an_engine_describes_itself(engine: Engine) -> None:
-    row = describe(engine, ("live", "candidate"), name="one", url="http://h:1", region="eu")
+    row = describe(engine, name="one", url="http://h:1", region="eu")
     assert (row.status, row.slots, row.kind) == ("serving", {"live": 1, "candidate": None}, "millrace")
     assert (row.engine, row.dtype, row.instance) == (ENGINE, "float32", engine.instance)
     engine.pause()
-    assert describe(engine, ("live",), name="one", url="http://h:1", region="eu").status == "paused"
+    assert describe(engine, name="one", url="http://h:1", region="eu").status == "paused"
     engine.resume()
-
-
-def test_a_replica_without_a_candidate_slot_loads_no_candidate(engine: Engine) -> None:
-    wanted = {"live": AssignedVersion(2), "candidate": AssignedVersion(3)}
-    Follower(engine, lambda: wanted, on_exit=lambda: None, arms=("live",)).step(0.0)
-    assert engine.versions() == {"live": 2}
-    assert describe(engine, ("live",), name="one", url="http://h:1", region="eu").slots == {"live": 2}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from policy.routing import ExpertRecorder
 from policy.weights import copy_tensors, tensors_of
 from services.engine.engine import Engine
 from services.engine.experts import MAX_RECORDS, ExpertRecords, observer_of
-from services.engine.forwards import ForwardPart
+from services.engine.runners import ForwardPart
 from services.engine.settings import EngineSettings
 from tests.models import tiny_model
 from tests.worlds.engines.memory_store import POLICY, StoreInMemory

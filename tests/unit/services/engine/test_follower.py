@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from contracts.assignments import Assignment
 from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
 from policy.weights import tensors_of
-from services.engine.follower import AssignedVersion, Follower, UpdateProblem, due, next_problem
+from services.engine.follower import Follower, UpdateProblem, due, next_problem
 from tests.worlds.engines.memory_store import StoreInMemory
-from tests.worlds.engines.tiny import make_engine, make_store, tiny_model
+from tests.worlds.engines.tiny import assigned, make_engine, make_store, tiny_model
 from weights.tensors import root_of
 
 
@@ -24,7 +25,6 @@ def test_an_arm_is_due_when_it_holds_another_version() -> None:
     assert due(wanted=1, held=2, problem=None, now=0), "rollback"
     assert due(wanted=1, held=None, problem=None, now=0)
     assert not due(wanted=1, held=1, problem=None, now=0)
-    assert not due(wanted=None, held=1, problem=None, now=0)
 
 
 def test_a_failed_version_waits_and_another_does_not() -> None:
@@ -55,11 +55,11 @@ def test_after_an_hour_without_assignments_they_are_looked_for_within_seconds() 
 
 def test_steps_bring_the_engine_along_and_keep_what_serves() -> None:
     store = make_store(2)
-    wanted: dict[str, AssignedVersion] = {"live": AssignedVersion(1)}
+    wanted: dict[str, Assignment] = {"live": assigned(1)}
     engine = make_engine(store)
     follower = Follower(engine, lambda: wanted, on_exit=lambda: None)
     follower.step(now=0)
-    wanted["live"] = AssignedVersion(5)
+    wanted["live"] = assigned(5)
     follower.step(now=0)
     follower.step(now=0.1)
     assert engine.versions() == {"live": 1}
@@ -77,26 +77,24 @@ def test_steps_bring_the_engine_along_and_keep_what_serves() -> None:
 def test_other_weights_than_those_that_were_assigned_are_refused_by_name() -> None:
     store = make_store(3)
     engine = make_engine(store)
-    wanted = {"live": AssignedVersion(1, root_of(store.weights[1]))}
+    wanted = {"live": assigned(1, root_of(store.weights[1]))}
     follower = Follower(engine, lambda: wanted, on_exit=lambda: None)
     follower.step(now=0)
     assert engine.versions() == {"live": 1}
-    wanted["live"] = AssignedVersion(2, root_of(store.weights[3]))
+    wanted["live"] = assigned(2, root_of(store.weights[3]))
     follower.step(now=0)
     assert engine.versions() == {"live": 1}
     assert follower.problems()["live"].code == "wrong_root"
-    wanted["live"] = AssignedVersion(2, root_of(store.weights[2]))
+    wanted["live"] = assigned(2, root_of(store.weights[2]))
     follower.step(now=100)
-    wanted["live"] = AssignedVersion(1, root_of(store.weights[3]))
+    wanted["live"] = assigned(1, root_of(store.weights[3]))
     follower.step(now=200)
     assert engine.versions() == {"live": 2}, "nor on the way back, which asks no store"
     engine.close()
 
 
-@pytest.mark.parametrize(
-    "wanted", [AssignedVersion(1), AssignedVersion(1, run="run-2"), AssignedVersion(1, run="test")]
-)
-def test_no_start_takes_the_weights_of_another_run(wanted: AssignedVersion) -> None:
+@pytest.mark.parametrize("wanted", [assigned(1), assigned(1, run="run-2"), assigned(1, run="test")])
+def test_no_start_takes_the_weights_of_another_run(wanted: Assignment) -> None:
     store = StoreInMemory(run="run-2")
     store.add(1, tensors_of(tiny_model(1)))
     engine = make_engine(store, run="test")
@@ -111,15 +109,15 @@ def test_no_start_takes_the_weights_of_another_run(wanted: AssignedVersion) -> N
 def test_no_swap_takes_a_version_that_was_assigned_of_another_run() -> None:
     store = make_store(3)
     engine = make_engine(store)
-    wanted = {"live": AssignedVersion(1, run="test")}
+    wanted = {"live": assigned(1, run="test")}
     follower = Follower(engine, lambda: wanted, on_exit=lambda: None)
     follower.step(now=0)
-    wanted["live"] = AssignedVersion(2, run="run-2")
+    wanted["live"] = assigned(2, run="run-2")
     follower.step(now=0)
     assert (engine.versions(), follower.problems()["live"].code) == ({"live": 1}, "wrong_run")
-    wanted["live"] = AssignedVersion(2, run="test")
+    wanted["live"] = assigned(2, run="test")
     follower.step(now=100)
-    wanted["live"] = AssignedVersion(1, run="run-2")
+    wanted["live"] = assigned(1, run="run-2")
     follower.step(now=200)
     assert engine.versions() == {"live": 2}, "nor on the way back, which asks no store"
     engine.close()
@@ -129,15 +127,13 @@ def test_no_swap_takes_a_version_that_was_assigned_of_another_run() -> None:
 def test_a_broken_reader_ends_the_process() -> None:
     ended: list[bool] = []
 
-    def broken() -> dict[str, AssignedVersion]:
+    def broken() -> dict[str, Assignment]:
         raise OSError("the disk is gone")
 
     engine = make_engine(make_store(1))
     follower = Follower(engine, broken, on_exit=lambda: ended.append(True))
     follower.start()
-    deadline = time.monotonic() + 60
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(ended)
     follower.stop()
     assert ended == [True]
     engine.close()
@@ -146,7 +142,7 @@ def test_a_broken_reader_ends_the_process() -> None:
 def test_a_woken_follower_reads_at_once() -> None:
     reads = threading.Semaphore(0)
 
-    def read() -> dict[str, AssignedVersion]:
+    def read() -> dict[str, Assignment]:
         reads.release()
         return {}
 
@@ -161,10 +157,10 @@ def test_a_woken_follower_reads_at_once() -> None:
 
 
 def test_a_lost_wake_up_costs_no_more_than_a_poll() -> None:
-    wanted: dict[str, AssignedVersion] = {"live": AssignedVersion(1)}
+    wanted: dict[str, Assignment] = {"live": assigned(1)}
     reads, swapped = threading.Semaphore(0), threading.Event()
 
-    def read() -> dict[str, AssignedVersion]:
+    def read() -> dict[str, Assignment]:
         reads.release()
         return dict(wanted)
 
@@ -172,7 +168,7 @@ def test_a_lost_wake_up_costs_no_more_than_a_poll() -> None:
     follower = Follower(engine, read, on_exit=lambda: None, poll_seconds=0.01)
     follower.start()
     assert all(reads.acquire(timeout=60) for _ in range(2)), "the second look is after version 1 was loaded"
-    wanted["live"] = AssignedVersion(2)  # and nobody rings
+    wanted["live"] = assigned(2)  # and nobody rings
     assert swapped.wait(timeout=60)
     follower.stop()
     assert engine.versions() == {"live": 2}
@@ -183,11 +179,11 @@ def test_assignments_that_cannot_be_read_leave_everything_as_it_is() -> None:
     reads: list[float] = []
     failing = True
 
-    def read() -> dict[str, AssignedVersion]:
+    def read() -> dict[str, Assignment]:
         reads.append(0.0)
         if failing:
             raise Unavailable("the database is locked")
-        return {"live": AssignedVersion(1)}
+        return {"live": assigned(1)}
 
     engine = make_engine(make_store(1))
     follower = Follower(engine, read, on_exit=lambda: None)
@@ -207,7 +203,7 @@ def test_a_swap_that_could_not_be_recorded_is_done_all_the_same() -> None:
         raise Unavailable("the disk is full")
 
     engine = make_engine(make_store(2), on_swap=full)
-    follower = Follower(engine, lambda: {"live": AssignedVersion(2)}, on_exit=lambda: None)
+    follower = Follower(engine, lambda: {"live": assigned(2)}, on_exit=lambda: None)
     engine.update("live", 1)
     follower.step(now=0)
     assert engine.versions() == {"live": 2}
@@ -220,11 +216,9 @@ def test_a_swap_that_could_not_be_recorded_is_done_all_the_same() -> None:
 def test_a_base_that_cannot_be_loaded_ends_the_process() -> None:
     ended: list[bool] = []
     engine = make_engine(make_store(1), make_model=unloadable)
-    follower = Follower(engine, lambda: {"live": AssignedVersion(1)}, on_exit=lambda: ended.append(True))
+    follower = Follower(engine, lambda: {"live": assigned(1)}, on_exit=lambda: ended.append(True))
     follower.start()
-    deadline = time.monotonic() + 60
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(ended)
     follower.stop()
     engine.close()
     assert ended == [True]
@@ -235,13 +229,17 @@ def test_a_base_that_cannot_be_loaded_ends_the_process() -> None:
 def test_a_second_model_that_cannot_be_loaded_leaves_what_serves() -> None:
     models = [tiny_model()]
     engine = make_engine(make_store(2), make_model=lambda: models.pop() if models else unloadable())
-    follower = Follower(
-        engine, lambda: {"live": AssignedVersion(1), "candidate": AssignedVersion(2)}, on_exit=lambda: None
-    )
+    follower = Follower(engine, lambda: {"live": assigned(1), "candidate": assigned(2)}, on_exit=lambda: None)
     follower.step(now=0)
     assert engine.versions() == {"live": 1}
     assert follower.problems()["candidate"].code == "invalid_settings"
     engine.close()
+
+
+def wait_for(ended: list[bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def unloadable() -> Any:

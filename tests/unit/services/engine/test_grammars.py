@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import jsonschema_rs
 import psutil
 import pytest
+from llguidance import LLMatcher
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -173,7 +174,7 @@ async def test_a_grammar_that_gets_stuck_ends_its_answer_alone(engine: Engine) -
     arm = engine.resolve(POLICY)
     restarts = arm.restarts
     beside = asyncio.create_task(complete(engine, request(PROMPT, max_tokens=60, seed=1)))
-    active = arm.submit(request(PROMPT, max_tokens=60, stream=True), _Stuck())
+    active = arm.submit(request(PROMPT, max_tokens=60, stream=True), cast("LLMatcher", _Stuck()))
     with pytest.raises(GrammarStuck, match="ParserTooComplex") as caught:
         async for _ in active.chunks():
             pass

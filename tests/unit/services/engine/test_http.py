@@ -14,24 +14,25 @@ import httpx
 import pytest
 import uvicorn
 
+from contracts.assignments import Assignment
 from contracts.errors import Unavailable
 from runtime.engine_key import authorization
 from services.engine.__main__ import check_ready
 from services.engine.app import make_app
 from services.engine.engine import ENGINE, Engine
-from services.engine.follower import AssignedVersion, Follower
+from services.engine.follower import Follower
 from services.engine.settings import EngineSettings
 from tests.worlds.engines.memory_store import POLICY, StoreInMemory
 from tests.worlds.engines.policies import policy_engine, policy_store
-from tests.worlds.engines.tiny import logprobs_of, make_engine, reference, rounding, until
+from tests.worlds.engines.tiny import assigned, logprobs_of, make_engine, reference, rounding, until
 
 PROMPT = [5, 9, 33, 12]
 KEY = "the-key-of-this-test"
 JSON = {"content-type": "application/json"}
-ASSIGNED: dict[str, AssignedVersion] = {
-    "live": AssignedVersion(1),
-    "candidate": AssignedVersion(None),
-    "training": AssignedVersion(3),
+ASSIGNED: dict[str, Assignment] = {
+    "live": assigned(1),
+    "candidate": assigned(None),
+    "training": assigned(3),
 }
 
 
@@ -219,12 +220,12 @@ def test_the_follower_follows_while_it_serves(served: Served) -> None:
     def health() -> Any:
         return served.client.get("/state").json()
 
-    ASSIGNED["live"] = AssignedVersion(9)
+    ASSIGNED["live"] = assigned(9)
     while not health()["problems"]:
         time.sleep(0.05)
     assert health()["problems"]["live"]["code"] == "not_found"
     assert health()["versions"]["live"] == 1
-    ASSIGNED["live"] = AssignedVersion(2)
+    ASSIGNED["live"] = assigned(2)
     while health()["versions"]["live"] != 2:
         time.sleep(0.05)
     assert health()["problems"] == {}

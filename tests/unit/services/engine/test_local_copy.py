@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
@@ -14,9 +13,9 @@ from policy.weights import tensors_of
 from services.engine.engine import Engine
 from services.engine.local_copy import LocalCopy
 from tests.worlds.engines.memory_store import POLICY, StoreInMemory
-from tests.worlds.engines.tiny import make_engine, tiny_model
+from tests.worlds.engines.tiny import make_engine, moved, tiny_model
 from weights.replica.replica import Replica
-from weights.tensors import Tensors, root_of
+from weights.tensors import root_of
 from weights.versions.manifest import Chunk, Manifest
 
 LIVE, CANDIDATE = "live", "candidate"
@@ -47,16 +46,6 @@ class FarStore(StoreInMemory):
     def _look_away(self) -> None:
         if self.is_away:
             raise Unavailable("the store is away")
-
-
-def moved(tensors: Tensors, seed: int) -> Tensors:
-    draw = np.random.default_rng(seed)
-    found = {}
-    for name, tensor in tensors.items():
-        words = tensor.data.view("<u2").copy()
-        words[draw.random(words.size) < 0.02] ^= 1
-        found[name] = tensor._replace(data=words.view(np.uint8))
-    return found
 
 
 class Run:

@@ -8,9 +8,7 @@ from contracts import assignments
 from contracts.tables import swap
 from runtime.database import Database
 from runtime.days import migrate
-from services.engine.follower import AssignedVersion
-from services.engine.repository import keep_swap, read_wanted
-from services.engine.swap import SwapRecord
+from services.engine.repository import SwapRecord, keep_swap, read_wanted
 
 
 def test_assignments_in_and_swaps_out(tmp_path: Path) -> None:
@@ -29,7 +27,8 @@ def test_assignments_in_and_swaps_out(tmp_path: Path) -> None:
                 reason="test",
                 root="r" * 64 if version else None,
             )
-    assert read_wanted(database, "demo") == {"live": AssignedVersion(4, "r" * 64), "candidate": AssignedVersion(None)}
+    wanted = {name: (arm.version, arm.root) for name, arm in read_wanted(database, "demo").items()}
+    assert wanted == {"live": (4, "r" * 64), "candidate": (None, None)}
     record = SwapRecord(
         policy="demo", arm="live", version=4, at=1.5, stage_seconds=0.2, pause_seconds=0.001, gap_seconds=None,
         num_changed=10, density=0.01, payload_bytes=25,

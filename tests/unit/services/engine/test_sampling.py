@@ -4,17 +4,17 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from contracts.errors import InvalidRequest
+from services.engine.sampler import SequenceSampling
 from services.engine.sampling import (
     GenerateRequest,
     ModelLimits,
     SamplingParams,
     check_request,
-    options_of,
     stop_ids,
 )
-from services.engine.sequence import SamplingOptions
 from services.http import read_json
 from tests.each_case import each_case
 
@@ -104,19 +104,28 @@ def test_numbers_that_json_cannot_carry_are_refused_too(value: float) -> None:
 
 
 def test_options_are_those_of_the_request() -> None:
-    options = options_of(params_of(temperature=2, top_k=-1, logit_bias={"7": 2}, logprobs=4, presence_penalty=1))
-    assert options == SamplingOptions(temperature=2, logit_bias={7: 2.0}, num_logprobs=4, presence_penalty=1)
-    assert options_of(params_of()) == SamplingOptions()
-    assert not options_of(params_of(temperature=0, top_k=4, top_p=0.5)).is_truncated, "greedy needs no filter"
+    asked = SequenceSampling(params_of(logit_bias={"7": 2, "07": 3}, logprobs=4, presence_penalty=1), [1])
+    ids, values = asked.bias(torch.device("cpu"))
+    assert (ids.tolist(), values.tolist()) == ([7], [3.0])
+    assert (asked.num_logprobs, asked.params.is_penalised, asked.is_plain) == (4, True, False)
+    assert not params_of(temperature=0, top_k=4, top_p=0.5).is_truncated, "greedy needs no filter"
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_plain"),
+    [({}, True), ({"top_k": -1, "seed": 3, "logprobs": 2}, True), ({"temperature": 0}, False), ({"min_p": 0.1}, False),
+     ({"top_k": 4}, False), ({"top_p": 0.5}, False), ({"logit_bias": {"3": 1}}, False)],
+)  # fmt: skip
+def test_only_what_changes_logits_is_not_plain(fields: dict[str, Any], is_plain: bool) -> None:
+    assert params_of(**fields).is_plain == is_plain
 
 
 @each_case("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
-@each_case("temperature", [0, 1])
-def test_a_seed_is_given_only_if_there_is_one(seed: int, temperature: float) -> None:
-    request = read_json(GenerateRequest, body(seed=seed, temperature=temperature))
+def test_a_seed_is_given_only_if_there_is_one(seed: int) -> None:
+    request = read_json(GenerateRequest, body(seed=seed))
     check_request(request, LIMITS)
-    assert options_of(request.sampling_params).seed == seed
-    assert options_of(params_of(temperature=temperature)).seed is None
+    assert request.sampling_params.seed == seed
+    assert params_of().seed is None
 
 
 def test_stop_tokens_come_beside_the_models_own() -> None:

@@ -8,10 +8,10 @@ from pydantic import ValidationError
 from contracts.assignments import SLOTS
 from contracts.errors import InvalidRequest, VersionNotResident
 from services.engine.announcing import describe
-from services.engine.follower import AssignedVersion, Follower
+from services.engine.follower import Follower
 from services.engine.settings import EngineSettings
 from tests.worlds.engines.memory_store import POLICY
-from tests.worlds.engines.tiny import ask, complete, make_engine, make_store
+from tests.worlds.engines.tiny import ask, assigned, complete, make_engine, make_store
 
 
 def small(*slots: str) -> EngineSettings:
@@ -20,12 +20,10 @@ def small(*slots: str) -> EngineSettings:
 
 async def test_an_engine_for_live_alone_loads_no_candidate() -> None:
     engine = make_engine(make_store(2), settings=small("live"))
-    follower = Follower(
-        engine, lambda: {"live": AssignedVersion(1), "candidate": AssignedVersion(2)}, on_exit=lambda: None
-    )
+    follower = Follower(engine, lambda: {"live": assigned(1), "candidate": assigned(2)}, on_exit=lambda: None)
     follower.step(0.0)
     assert engine.versions() == {"live": 1}
-    assert engine.health()[1]["versions"] == {"live": 1}
+    assert describe(engine, name="one", url="http://h:1", region="eu").slots == {"live": 1}
     with pytest.raises(InvalidRequest) as caught:
         engine.update("candidate", 2)
     assert caught.value.param == "arm"
@@ -70,7 +68,7 @@ def test_a_slot_that_gave_up_says_that_it_holds_nothing() -> None:
     engine.update("canary", 2)
     engine.arms["canary"].stop()  # an arm that gave up has no runner
     engine.arms["canary"].gave_up = True
-    row = describe(engine, engine.slots, name="one", url="http://h:1", region="eu")
+    row = describe(engine, name="one", url="http://h:1", region="eu")
     assert (row.status, row.slots) == ("serving", {"live": 1, "canary": None})
     assert engine.health()[1]["versions"] == {"live": 1, "canary": None}
     engine.update("canary", 1)

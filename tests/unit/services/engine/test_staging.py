@@ -12,23 +12,12 @@ from contracts.errors import NotFound, WeightsRefused
 from policy.weights import apply_patches, tensors_of
 from services.engine.staging import StagedUpdate, Stager, target_names
 from tests.worlds.engines.memory_store import POLICY, StoreInMemory
-from tests.worlds.engines.tiny import tiny_model
+from tests.worlds.engines.tiny import moved, tiny_model
 from weights.codec.delta import Staged, TensorChange
 from weights.reader import Hop
-from weights.tensors import Tensors, root_of
+from weights.tensors import root_of
 
 LIVE, CANDIDATE = "live", "candidate"
-
-
-def moved(tensors: Tensors, seed: int) -> Tensors:
-    """One weight in fifty one unit in the last place away."""
-    rng = np.random.default_rng(seed)
-    found = {}
-    for name, tensor in tensors.items():
-        words = tensor.data.view("<u2").copy()
-        words[rng.random(words.size) < 0.02] ^= 1
-        found[name] = tensor._replace(data=words.view(np.uint8))
-    return found
 
 
 @pytest.fixture(scope="module")

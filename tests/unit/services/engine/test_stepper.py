@@ -13,8 +13,7 @@ from contracts.errors import EngineRestarted
 from policy.weights import copy_tensors
 from services.engine.arm import EngineArm
 from services.engine.engine import Engine
-from services.engine.forwards import ForwardPart, NoObserver
-from services.engine.runners import cache_argument
+from services.engine.runners import ForwardObserver, ForwardPart, cache_argument
 from services.engine.settings import EngineSettings
 from services.engine.stepper import SteppedRunner
 from tests.worlds.engines.memory_store import POLICY, StoreInMemory
@@ -31,7 +30,7 @@ from tests.worlds.engines.tiny import complete, make_engine, until
 PROMPT = [2, 40, 41, 300]
 
 
-class Observer(NoObserver):
+class Observer(ForwardObserver):
     """Keeps the parts of each forward, and checks that hooks would see as many tokens."""
 
     def __init__(self, model: Any) -> None:

@@ -10,7 +10,7 @@ from contracts.sampling import Span
 from policy.weights import tensors_of
 from services.engine.active_requests import ActiveRequest
 from services.engine.engine import Engine
-from services.engine.swap import SwapRecord, added_gap
+from services.engine.repository import SwapRecord, added_gap
 from tests.worlds.engines.memory_store import POLICY, StoreInMemory
 from tests.worlds.engines.tiny import (
     ask,

@@ -22,8 +22,8 @@ from pipelines.training.settings import TrainingSettings
 from policy.logprobs import TokenScorer
 from policy.packing import make_packable
 from policy.weights import tensors_of
-from services.engine.sampler import sample
-from services.engine.sequence import SamplingOptions, SequenceSampling
+from services.engine.sampler import SequenceSampling, sample
+from services.engine.sampling import SamplingParams
 from tests.unit.pipelines.training.builders import (
     VOCABULARY,
     a_learner,
@@ -46,14 +46,14 @@ SAMPLINGS = {
 def drawn(model: Any, sampling: Sampling, prompt: list[int], count: int) -> Experience:
     """An answer of the engine's own sampler, with the support that inference reads from its log-probs."""
     request = EngineRequest("tiny", prompt, sampling, "one:0", with_support=True)
-    options = SamplingOptions(
+    params = SamplingParams(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         min_p=sampling.min_p,
-        num_logprobs=request.num_logprobs,
+        logprobs=request.num_logprobs,
     )
-    sequence, ids, log_probs, supports = SequenceSampling(options, prompt), list(prompt), [], []
+    sequence, ids, log_probs, supports = SequenceSampling(params, prompt), list(prompt), [], []
     for place in range(count):
         token_ids, found = sample(model(input_ids=torch.tensor([ids])).logits[:, -1].float(), [sequence])
         content = [
