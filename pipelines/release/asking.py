@@ -167,7 +167,9 @@ class SentinelClient:
         """The answer, or the error after which the sentinel may be sent again; other errors are raised, see `ask`."""
         try:
             answer = self.client.post(
-                "/v1/chat/completions", json=body, timeout=self.answer_seconds or self.client.timeout
+                "/v1/chat/completions",
+                json=body,
+                timeout=self.client.timeout if self.answer_seconds is None else self.answer_seconds,
             )
         except _NEVER_SENT as error:
             return Unavailable(f"{type(error).__name__}: {error}")

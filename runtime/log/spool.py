@@ -53,7 +53,6 @@ class Spool:
         max_bytes: int = MAX_SPOOL_BYTES,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
-        self.num_partitions = log.num_partitions
         self.num_spooled = 0
         self.num_forwarded = 0
         self.num_refused = 0

@@ -101,7 +101,7 @@ def attempt_of(headers: Mapping[str, str], asked: bytes) -> Attempt | None:
 
 
 def with_labels(request: ChatRequest, headers: Mapping[str, str], caller: Caller) -> ChatRequest:
-    """The request with what its headers, and its session's key or URL, say of task, session and join key. Raises InvalidRequest: they differ."""
+    """The request with what its headers, and its session's key or URL, say of task, session and join key. Raises InvalidRequest: they differ, or a header is not valid."""
     labels = request.labels
     given = {key: headers[header] for header, key in LABELS.items() if header in headers}
     decided = {"session_id": caller.session, "task": caller.task, "session_group": caller.group}

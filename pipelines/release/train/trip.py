@@ -116,7 +116,7 @@ class Trip:
             self._make(train, move, facts)
 
     def _tell_harmed(self, train: Train, found: Assessment) -> None:
-        """An operator knows whether that is so, or is said."""
+        """Log it when the version begins to seem worse for somebody alone: an operator knows whether it is, or is only said to be."""
         harmed = frozenset(found["harmed"])
         if new := sorted(harmed - self._harmed):
             log.warning("worse for one alone", version=train.version, harmed=new, effect=_HARMED)

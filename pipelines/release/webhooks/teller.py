@@ -36,7 +36,7 @@ _AT_ONCE = 20
 log = structlog.get_logger()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class WebhookTeller:
     """See the module. `clock`: UTC epoch seconds."""
 

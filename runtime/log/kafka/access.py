@@ -25,7 +25,8 @@ from runtime.secret_values import KAFKA_PASSWORD, secret_value
 
 _NO_PASSWORD = ""
 """With none, the password of a key would be asked for on the terminal."""
-SECONDS = 5.0
+_TOKEN_SECONDS = 5.0
+"""At most, for a server that gives tokens, on the thread that connects."""
 _USED_SHARE = 0.8
 """Of a token's life: a new one is fetched then, so that none expires on its way."""
 _UNKNOWN_LIFE = 60.0
@@ -177,7 +178,7 @@ class FetchedTokens(AbstractTokenProvider):  # type: ignore[misc] # as above
     def _fetch(self) -> None:
         asked_at = self._clock()
         try:
-            answer = httpx.post(self._url, data=self._form, auth=self._login, timeout=SECONDS)
+            answer = httpx.post(self._url, data=self._form, auth=self._login, timeout=_TOKEN_SECONDS)
         except httpx.HTTPError as error:
             raise _no_token(
                 f"kafka_token_url: {self._url} does not answer ({error}): see that it runs and that this machine trusts its "

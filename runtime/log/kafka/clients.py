@@ -73,6 +73,10 @@ class Cluster:
                 f"the log cannot be {verb}: Kafka at {self.servers} says: {error or type(error).__name__}. Check that "
                 "it runs and has its topics"
             ) from error
+        except OSError:  # a file of TLS broke while the client lives: the client names neither file nor setting
+            if self.access.uses_tls:
+                self.access.context()
+            raise
 
     def producer(self) -> KafkaProducer:
         """An idempotent producer, acknowledged by all replicas. No transactions: this client can lose committed records."""
