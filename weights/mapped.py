@@ -12,15 +12,7 @@ import msgspec
 import numpy as np
 
 from contracts.errors import NotFound, WeightsRefused
-from weights.tensors import (
-    ELEMENT_BYTES,
-    INDEX_FILE,
-    SINGLE_FILE,
-    Tensor,
-    Tensors,
-    join_shards,
-    shards_of,
-)
+from weights.tensors import ELEMENT_BYTES, INDEX_FILE, SINGLE_FILE, Tensor, Tensors, join_shards, shards_of
 
 _LENGTH_BYTES = 8
 

@@ -193,12 +193,7 @@ class WeightReader(ABC):
         return traveller.own(), traveller.history
 
     def load_state_onto(
-        self,
-        policy: str,
-        version: int,
-        base_version: int,
-        base: Mapping[str, Tensor],
-        history: History | None = None,
+        self, policy: str, version: int, base_version: int, base: Mapping[str, Tensor], history: History | None = None
     ) -> tuple[Tensors, History]:
         """As `load_state`, but fetch only the edges from `base_version` on if there are any; in fresh memory.
 

@@ -87,12 +87,8 @@ from contracts.tables.serving import (
     webhook_delivery as webhook_delivery,
     weight_snapshot as weight_snapshot,
 )
-from contracts.tables.stream import (
-    IS_HEARD as IS_HEARD,
-)
-from contracts.tables.stream import (
-    IS_PENDING as IS_PENDING,
-)
+from contracts.tables.stream import IS_HEARD as IS_HEARD
+from contracts.tables.stream import IS_PENDING as IS_PENDING
 from contracts.tables.stream import (
     dead_letter as dead_letter,
     generation as generation,

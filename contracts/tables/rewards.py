@@ -2,128 +2,76 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Column, Float, Index, Integer, String
+from sqlalchemy import JSON, BigInteger, Float, Index, Integer, String
 
-from contracts.tables.base import SORTED_KEY, table
+from contracts.tables.base import SORTED_KEY, given, keys, optional, table
 
 score = table(
     "score",
-    Column("key", SORTED_KEY, primary_key=True),
-    Column("revision", Integer, primary_key=True),
-    Column("task", String(64), nullable=False),
-    Column("purpose", String(16), nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("reward", Float),
-    Column("status", String(16), nullable=False),
-    Column("fault", String(16), nullable=False),
-    Column("components", JSON, nullable=False),
-    Column("at", Float, nullable=False),
-    Column("tenant", String(64)),
+    *keys(key=SORTED_KEY, revision=Integer),
+    *given(task=String(64), purpose=String(16), version=Integer),
+    *optional(reward=Float),
+    *given(status=String(16), fault=String(16), components=JSON, at=Float),
+    *optional(tenant=String(64)),
     Index("ix_score_at", "at"),
     postgresql_partition_by="RANGE (key)",
 )
 
 behaviour = table(
     "behaviour",
-    Column("task", String(64), primary_key=True),
-    Column("version", Integer, primary_key=True),
-    Column("cluster", String(64), primary_key=True),
-    Column("metric", String(64), primary_key=True),
-    Column("num", BigInteger, nullable=False),
-    Column("total", Float, nullable=False),
-    Column("squares", Float, nullable=False),
+    *keys(task=String(64), version=Integer, cluster=String(64), metric=String(64)),
+    *given(num=BigInteger, total=Float, squares=Float),
 )
 
 alarm = table(
     "alarm",
-    Column("task", String(64), primary_key=True),
-    Column("name", String(64), primary_key=True),
-    Column("version", Integer, primary_key=True),
-    Column("cluster", String(64), primary_key=True),
-    Column("at", Float, nullable=False),
-    Column("details", JSON, nullable=False),
+    *keys(task=String(64), name=String(64), version=Integer, cluster=String(64)),
+    *given(at=Float, details=JSON),
 )
 
 submitter = table(
     "submitter",
-    Column("tenant", String(64), primary_key=True),
-    Column("task", String(64), primary_key=True),
-    Column("id", String(128), primary_key=True),
-    Column("num", BigInteger, nullable=False),
-    Column("total", Float, nullable=False),
-    Column("window_started_at", Float, nullable=False),
-    Column("window_num", Integer, nullable=False),
-    Column("num_checked", Integer, nullable=False),
-    Column("num_agreed", Integer, nullable=False),
-    Column("num_said_good", Integer, nullable=False),
-    Column("num_found_good", Integer, nullable=False),
+    *keys(tenant=String(64), task=String(64), id=String(128)),
+    *given(num=BigInteger, total=Float, window_started_at=Float, window_num=Integer, num_checked=Integer),
+    *given(num_agreed=Integer, num_said_good=Integer, num_found_good=Integer),
 )
 
 vote = table(
     "vote",
-    Column("key", SORTED_KEY, primary_key=True),
-    Column("submitter", String(128), nullable=False),
-    Column("value", Float, nullable=False),
-    Column("weight", Float, nullable=False),
-    Column("reason", String(32), nullable=False),
-    Column("reward", Float),
-    Column("offset", Float, nullable=False),
-    Column("counted", JSON, nullable=False),
-    Column("at", Float, nullable=False),
-    Column("evidence", String(64), nullable=False, server_default=""),
+    *keys(key=SORTED_KEY),
+    *given(submitter=String(128), value=Float, weight=Float, reason=String(32)),
+    *optional(reward=Float),
+    *given(offset=Float, counted=JSON, at=Float),
+    *given("", evidence=String(64)),
     Index("ix_vote_at", "at"),
 )
 
 heard = table(
     "heard",
-    Column("task", String(64), primary_key=True),
-    Column("task_hash", String(12), primary_key=True),
-    Column("cohort", BigInteger, primary_key=True),
-    Column("bucket", Integer, primary_key=True),
-    Column("asked", Integer, primary_key=True),
-    Column("num_answers", BigInteger, nullable=False),
-    Column("num_heard", BigInteger, nullable=False),
-    Column("total", Float, nullable=False),
+    *keys(task=String(64), task_hash=String(12), cohort=BigInteger, bucket=Integer, asked=Integer),
+    *given(num_answers=BigInteger, num_heard=BigInteger, total=Float),
 )
 
 vote_pace = table(
     "vote_pace",
-    Column("task", String(64), primary_key=True),
-    Column("cluster", String(64), primary_key=True),
-    Column("side", String(8), primary_key=True),
-    Column("bucket", BigInteger, nullable=False),
-    Column("num", BigInteger, nullable=False),
-    Column("num_buckets", Float, nullable=False),
-    Column("total", Float, nullable=False),
-    Column("squares", Float, nullable=False),
-    Column("quarantined_until", BigInteger, nullable=False),
-    Column("cleared", BigInteger, nullable=False),
+    *keys(task=String(64), cluster=String(64), side=String(8)),
+    *given(bucket=BigInteger, num=BigInteger, num_buckets=Float, total=Float, squares=Float),
+    *given(quarantined_until=BigInteger, cleared=BigInteger),
 )
 
 signal_delay = table(
-    "signal_delay",
-    Column("task", String(64), primary_key=True),
-    Column("name", String(64), primary_key=True),
-    Column("cohort", BigInteger, primary_key=True),
-    Column("bucket", Integer, primary_key=True),
-    Column("num", BigInteger, nullable=False),
+    "signal_delay", *keys(task=String(64), name=String(64), cohort=BigInteger, bucket=Integer), *given(num=BigInteger)
 )
 
 judge_verdict = table(
     "judge_verdict",
-    Column("key", String(64), primary_key=True),
-    Column("judge", String(64), nullable=False),
-    Column("answer", JSON, nullable=False),
-    Column("at", Float, nullable=False),
+    *keys(key=String(64)),
+    *given(judge=String(64), answer=JSON, at=Float),
     Index("ix_judge_verdict_at", "at"),
 )
 
 judge_spend = table(
     "judge_spend",
-    Column("task", String(64), primary_key=True),
-    Column("judge", String(64), primary_key=True),
-    Column("day", String(10), primary_key=True),
-    Column("num_calls", BigInteger, nullable=False),
-    Column("num_tokens", BigInteger, nullable=False),
-    Column("money", Float, nullable=False),
+    *keys(task=String(64), judge=String(64), day=String(10)),
+    *given(num_calls=BigInteger, num_tokens=BigInteger, money=Float),
 )

@@ -15,15 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contracts.errors import WeightsRefused
-from weights.codec.kernels import (
-    CLASS_BITS,
-    NUM_CLASSES,
-    NUM_DIRECTIONS,
-    NUM_STATES,
-    NUM_TOKENS,
-    TABLE_BITS,
-    TIME_BITS,
-)
+from weights.codec.kernels import CLASS_BITS, NUM_CLASSES, NUM_DIRECTIONS, NUM_STATES, NUM_TOKENS, TABLE_BITS, TIME_BITS
 
 NUM_CONTEXTS = NUM_CLASSES << CLASS_BITS
 ANY = 1
