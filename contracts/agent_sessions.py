@@ -96,9 +96,7 @@ def get_session(connection: Connection, tenant: str, session_id: str) -> AgentSe
 def caller_of_key(connection: Connection, authorization: str | None, now: float) -> Caller:
     """The caller of an `Authorization: Bearer ...` header with any key.
 
-    Raises:
-        Unauthorized: see `check_key`.
-        SessionOver: it is the key of a session that was ended, or whose time is over.
+    Raises Unauthorized: see `check_key`; SessionOver: it is the key of a session that was ended, or whose time is over.
     """
     scheme, _, text = (authorization or "").partition(" ")
     parts = text.strip().split("-")
@@ -124,8 +122,7 @@ def may_be_made(session_id: str) -> bool:
 def in_session(connection: Connection, caller: Caller, session_id: str, now: float) -> Caller:
     """The caller bound to a session of its tenant, as if with its key; unchanged if there is no such session.
 
-    Raises:
-        SessionOver: it was ended, or its time is over.
+    Raises SessionOver: it was ended, or its time is over.
     """
     row = _row(connection, session_id)
     if row is None or row.tenant != caller.tenant:
@@ -136,8 +133,7 @@ def in_session(connection: Connection, caller: Caller, session_id: str, now: flo
 def reserve_call(connection: Connection, session_id: str, now: float) -> int | None:
     """Count a call. Returns how many tokens its answer may have; None: as many as it likes.
 
-    Raises:
-        SessionOver: it was ended, its time is over, or its budget is used up; nothing was counted.
+    Raises SessionOver: it was ended, its time is over, or its budget is used up; nothing was counted.
     """
     table = agent_session.c
     counted = (

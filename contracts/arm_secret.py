@@ -15,11 +15,7 @@ NAME = "arms"
 
 
 def read_arm_secret(connection: Connection) -> bytes:
-    """The secret of this home: 32 random bytes.
-
-    Raises:
-        InvalidSettings: it was deleted, or is no number.
-    """
+    """The secret of this home: 32 random bytes. Raises InvalidSettings: it was deleted, or is no number."""
     found = connection.execute(select(home_secret.c.value).where(home_secret.c.name == NAME)).scalar_one_or_none()
     if found is None:
         raise InvalidSettings(

@@ -107,8 +107,7 @@ def run_of_policy(connection: Connection, policy: str) -> str | None:
 def note_run(connection: Connection, policy: str, run: str) -> None:
     """Add the run of the settings to rows of older releases, which did not note it.
 
-    Raises:
-        InvalidSettings: the database has versions of another run.
+    Raises InvalidSettings: the database has versions of another run.
     """
     known = run_of_policy(connection, policy)
     if known not in {None, run}:

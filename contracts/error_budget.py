@@ -74,8 +74,7 @@ def spend(
 ) -> float:
     """Spend the level of a comparison, and return it. `name`: the same one as last goes on with the level that it has.
 
-    Raises:
-        StaleWrite: another process spent meanwhile; nothing is changed.
+    Raises StaleWrite: another process spent meanwhile; nothing is changed.
     """
     columns = error_budget.c
     mine = (columns.policy == policy, columns.part == part)

@@ -81,8 +81,7 @@ class Consumer(Protocol):
     def poll(self, timeout: float, limit: int) -> list[LogRecord]:
         """Up to `limit` records; waits at most `timeout` seconds for the first. Records of a partition are in order.
 
-        Raises:
-            PositionLost: the log no longer has the next record; nothing was skipped.
+        Raises PositionLost: the log no longer has the next record; nothing was skipped.
         """
 
     def partitions(self) -> frozenset[int]:
@@ -114,8 +113,7 @@ class EventLog(Protocol):
     def append(self, messages: Sequence[Message]) -> None:
         """Append messages; all are durable when it returns.
 
-        Raises:
-            Unavailable: the log cannot take them now (full disk, no broker); acknowledge none of them.
+        Raises Unavailable: the log cannot take them now (full disk, no broker); acknowledge none of them.
         """
 
     def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> Consumer:
@@ -127,9 +125,7 @@ class EventLog(Protocol):
     def describe(self) -> dict[str, TopicState]:
         """The extent of each existing topic. Does not make topics.
 
-        Raises:
-            Unavailable: the log does not answer.
-            Damaged: one of its files cannot be read.
+        Raises Unavailable: the log does not answer; Damaged: one of its files cannot be read.
         """
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
@@ -138,8 +134,7 @@ class EventLog(Protocol):
     def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
         """The records at these places, without a group. What the log does not have (any more) is left out.
 
-        Raises:
-            Unavailable: the log does not answer.
+        Raises Unavailable: the log does not answer.
         """
 
     def close(self) -> None:

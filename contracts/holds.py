@@ -100,11 +100,7 @@ def read_history(connection: Connection, policy: str, limit: int = 100) -> list[
 
 
 def refuse(connection: Connection, policy: str, now: float) -> None:
-    """Refuse to move arms while they are held.
-
-    Raises:
-        Held: says by whom, until when, and how to go on.
-    """
+    """Refuse to move arms while they are held. Raises Held: says by whom, until when, and how to go on."""
     if (hold := read(connection, policy, now)) is not None:
         raise Held(f"{hold.words}: nothing moves. To go on: millrace policy resume", policy=policy)
 
@@ -184,9 +180,7 @@ def pin(
 def resume(connection: Connection, *, policy: str, writer: str, reason: str, now: float | None = None) -> Hold:
     """End the hold in force, and return it. The arms stay where they are until gate and train go on.
 
-    Raises:
-        Conflict: nothing is held.
-        StaleWrite: another operator was faster.
+    Raises Conflict: nothing is held; StaleWrite: another operator was faster.
     """
     now = time.time() if now is None else now
     held = read(connection, policy, now)
@@ -206,8 +200,7 @@ def end_pin(connection: Connection, policy: str, *, writer: str, reason: str) ->
 def seconds_of(text: str, param: str = "for") -> float:
     """Seconds of a duration as people write it: `90s`, `30m`, `2h`, `1.5d`.
 
-    Raises:
-        InvalidValue: another form, 0, or more than 30 days.
+    Raises InvalidValue: another form, 0, or more than 30 days.
     """
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])", text.strip())
     if found is None:

@@ -53,11 +53,7 @@ def completion_id_of(text: str) -> str:
 
 
 def route_of(completion_id: str) -> int:
-    """The route inside a completion id.
-
-    Raises:
-        InvalidRequest: the text is not one of our completion ids.
-    """
+    """The route inside a completion id. Raises InvalidRequest: the text is not one of our completion ids."""
     prefix, value = completion_id[: len(_PREFIX)], completion_id[len(_PREFIX) :]
     if prefix != _PREFIX or not _UUID.fullmatch(value):
         raise InvalidRequest(

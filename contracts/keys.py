@@ -115,11 +115,7 @@ def create_key(connection: Connection, role: Role, tenant: str = "default") -> s
 
 
 def make_key(connection: Connection, wanted: NewKey) -> str:
-    """Make a key. The returned text is the only copy of the secret.
-
-    Raises:
-        InvalidSettings: see `NewKey.check`.
-    """
+    """Make a key. The returned text is the only copy of the secret. Raises InvalidSettings: see `NewKey.check`."""
     wanted.check(time.time())
     text = new_text(wanted.role)
     _store(connection, wanted, text)
@@ -134,8 +130,7 @@ def new_text(role: Role) -> str:
 def register_key(connection: Connection, text: str, role: Role, where: str) -> None:
     """Make a key whose text was chosen elsewhere, with all scopes of its role; unless it is there already.
 
-    Raises:
-        InvalidSettings: it is not a key of this role, or another key has its id; names `where` it came from.
+    Raises InvalidSettings: it is not a key of this role, or another key has its id; names `where` it came from.
     """
     parts = text.split("-")
     if not _NEW_TEXT.fullmatch(text) or parts[1] != role:
@@ -170,8 +165,7 @@ def _store(connection: Connection, wanted: NewKey, text: str) -> None:
 def check_key(connection: Connection, authorization: str | None, now: float | None = None) -> Caller:
     """The caller of an `Authorization: Bearer ...` header. `now`: UTC epoch seconds.
 
-    Raises:
-        Unauthorized: the key is missing, unknown, revoked or expired.
+    Raises Unauthorized: the key is missing, unknown, revoked or expired.
     """
     scheme, _, text = (authorization or "").partition(" ")
     parts = text.strip().split("-")
@@ -186,8 +180,7 @@ def check_key(connection: Connection, authorization: str | None, now: float | No
 def find_key(connection: Connection, key_id: str, now: float) -> Caller:
     """The caller of a key id, with its present rights: for sessions that were started with the key.
 
-    Raises:
-        Unauthorized: the key was deleted, revoked or has expired.
+    Raises Unauthorized: the key was deleted, revoked or has expired.
     """
     row = connection.execute(select(api_key).where(api_key.c.id == key_id)).one_or_none()
     if row is None:

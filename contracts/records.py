@@ -341,11 +341,7 @@ def pack_body(body: msgspec.Struct) -> bytes:
 
 
 def open_body(kind: type[BodyType], packed: bytes) -> BodyType:
-    """Invert `pack_body`.
-
-    Raises:
-        InvalidRecord: the bytes are damaged, or would not fit in memory.
-    """
+    """Invert `pack_body`. Raises InvalidRecord: the bytes are damaged, or would not fit in memory."""
     try:
         body = msgspec.msgpack.decode(decompressed(packed, MAX_BODY_BYTES), type=kind)
     except (msgspec.MsgspecError, zstandard.ZstdError, UnicodeDecodeError, RecursionError) as error:

@@ -54,11 +54,7 @@ def claimed_parents(connection: Connection, policy: str) -> dict[int, int]:
 
 
 def refuse(connection: Connection, policy: str, version: int) -> None:
-    """Refuse a revoked version.
-
-    Raises:
-        VersionRevoked: the version is revoked; the message says by whom and why.
-    """
+    """Refuse a revoked version. Raises VersionRevoked: the version is revoked; the message says by whom and why."""
     if (found := read(connection, policy).get(version)) is not None:
         raise VersionRevoked(
             f"v{version} of {policy!r} was revoked by {found.writer} ({found.reason}); it never serves again: choose "

@@ -66,8 +66,7 @@ def stored_parents(store: Manifests, policy: str, above: int, known: Collection[
 
     Versions with a damaged or missing manifest are left out.
 
-    Raises:
-        Unavailable: the store does not answer.
+    Raises Unavailable: the store does not answer.
     """
     found = {}
     for version in store.versions(policy):

@@ -94,8 +94,7 @@ class CircuitBreaker:
     def calling(self) -> Iterator[None]:
         """Wrap one call to the server.
 
-        Raises:
-            Unavailable: the call failed, or was not made because an earlier one failed.
+        Raises Unavailable: the call failed, or was not made because an earlier one failed.
         """
         is_probe = self._begin()
         try:

@@ -32,8 +32,7 @@ log = structlog.get_logger()
 def offset_seconds(database: Database, wall: Callable[[], float] = time.time) -> float:
     """Seconds by which this machine's clock is ahead of the database's; exact to half of the fastest of three round trips.
 
-    Raises:
-        Unavailable: the database does not answer.
+    Raises Unavailable: the database does not answer.
     """
     if database.url.startswith("sqlite"):
         return 0.0
@@ -50,9 +49,7 @@ def offset_seconds(database: Database, wall: Callable[[], float] = time.time) ->
 def database_time(database: Database, wall: Callable[[], float] = time.time) -> float:
     """UTC epoch seconds by the database's clock.
 
-    Raises:
-        ClockOff: this machine's clock is off by more than `MOST_SECONDS`.
-        Unavailable: the database does not answer.
+    Raises ClockOff: this machine's clock is off by more than `MOST_SECONDS`; Unavailable: the database does not answer.
     """
     offset = offset_seconds(database, wall)
     _refuse(offset)

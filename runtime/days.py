@@ -81,8 +81,7 @@ def make_days(database: Database, now: float, ahead: int = AHEAD) -> list[str]:
     A day that cannot be made now (a lock is held, or the default partition has rows of it) is logged and tried again at the next
     call. Meanwhile its rows land in the default partition.
 
-    Raises:
-        Unavailable: the database cannot be used.
+    Raises Unavailable: the database cannot be used.
     """
     if database.url.startswith("sqlite"):
         return []

@@ -25,8 +25,7 @@ _USABLE = re.compile(r"[!-~]{16,256}")
 def engine_key(home: Path) -> str:
     """The secret of this home; made if it does not exist. If several processes make it at once, all return the same one.
 
-    Raises:
-        InvalidSettings: the variable or the file has no usable secret, or the file cannot be read or made.
+    Raises InvalidSettings: the variable or the file has no usable secret, or the file cannot be read or made.
     """
     if given := os.environ.get(ENGINE_KEY, "").strip():
         return _usable(given, ENGINE_KEY)

@@ -55,9 +55,7 @@ class EngineRows:
     def announce(self, replica: EngineReplica) -> None:
         """Write or renew a row; while it is not known whether the holder of its name lives, nothing is written.
 
-        Raises:
-            NameTaken: another replica with this name runs.
-            Unavailable: the database is away.
+        Raises NameTaken: another replica with this name runs; Unavailable: the database is away.
         """
         name = replica.name
         with self._database.transaction() as connection:

@@ -101,8 +101,7 @@ class Lease:
     def check(self, connection: Connection) -> None:
         """Check inside a writing transaction that no other epoch was issued. None can be issued until the transaction ends.
 
-        Raises:
-            LeaseLost: another was issued, or the lease was released; roll back and end the process.
+        Raises LeaseLost: another was issued, or the lease was released; roll back and end the process.
         """
         # The weakest lock that excludes a successor: renewals by the heartbeat do not wait for it.
         self._insist(_row(connection, self.policy, read=True, key_share=True), self.epoch)
@@ -111,9 +110,7 @@ class Lease:
     def transaction(self) -> Iterator[Connection]:
         """A transaction that begins with `check`. The holder writes only in these.
 
-        Raises:
-            LeaseLost: as `check`.
-            Unavailable: the database cannot be written.
+        Raises LeaseLost: as `check`; Unavailable: the database cannot be written.
         """
         with self._database.transaction() as connection:
             self.check(connection)
@@ -122,9 +119,7 @@ class Lease:
     def check_now(self) -> None:
         """`check` in its own transaction, before and after writes to other stores.
 
-        Raises:
-            LeaseLost: as `check`.
-            Unavailable: the database cannot be asked.
+        Raises LeaseLost: as `check`; Unavailable: the database cannot be asked.
         """
         with self._database.snapshot() as connection:
             self._insist(_row(connection, self.policy), self.epoch)
@@ -150,9 +145,7 @@ class Lease:
     def note_start(self, start: str) -> None:
         """Store what this epoch continues from; a successor ignores what a predecessor wrote later.
 
-        Raises:
-            LeaseLost: as `check`.
-            Unavailable: the database is away.
+        Raises LeaseLost: as `check`; Unavailable: the database is away.
         """
         with self.transaction() as connection:
             started = {**msgspec.to_builtins(self._holder), "start": start}
@@ -162,9 +155,7 @@ class Lease:
     def renew(self) -> None:
         """Extend the lease.
 
-        Raises:
-            LeaseLost: another process holds it, or it was released.
-            Unavailable: the database is away.
+        Raises LeaseLost: another process holds it, or it was released; Unavailable: the database is away.
         """
         with self._database.transaction() as connection:
             # By instance, not by epoch: another thread of the holder may be issuing one.

@@ -25,8 +25,7 @@ def operator_file(home: Path) -> Path:
 def operator_key(home: Path) -> str:
     """The key, which the database may not know.
 
-    Raises:
-        InvalidSettings: there is neither variable nor file, or the file cannot be read.
+    Raises InvalidSettings: there is neither variable nor file, or the file cannot be read.
     """
     if given := given_operator_key():
         return given

@@ -18,8 +18,7 @@ WELL_KNOWN = frozenset(
 def check_passwords(settings: Settings, environment: Mapping[str, str]) -> None:
     """Refuse to use a well-known password for a server on another machine.
 
-    Raises:
-        InvalidSettings: names the server, and what to do.
+    Raises InvalidSettings: names the server, and what to do.
     """
     for server, host, password in _logins(settings, environment):
         if password in WELL_KNOWN and not is_loopback(host):

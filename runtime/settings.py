@@ -182,8 +182,7 @@ class Settings(KafkaSettings, Section):
 def load_settings(home: Path) -> Settings:
     """Read the section [millrace].
 
-    Raises:
-        InvalidSettings: the file is missing or has a mistake; the message names file and field.
+    Raises InvalidSettings: the file is missing or has a mistake; the message names file and field.
     """
     return load_section(home, "millrace", Settings)
 
@@ -208,11 +207,7 @@ def read_home_settings(home: Path) -> dict[str, Any] | None:
 
 
 def make_section(where: str, kind: type[SectionType], **values: Any) -> SectionType:
-    """Check values that a person wrote.
-
-    Raises:
-        InvalidSettings: names `where`, the field and the mistake.
-    """
+    """Check values that a person wrote. Raises InvalidSettings: names `where`, the field and the mistake."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -238,8 +233,7 @@ def write_settings(settings: Settings, sections: Mapping[str, Section]) -> Path:
 
     Values in an existing file stay, unless `sections` sets that field.
 
-    Raises:
-        InvalidSettings: the existing file has a mistake; nothing was written.
+    Raises InvalidSettings: the existing file has a mistake; nothing was written.
     """
     path = settings.home / "millrace.toml"
     held = read_settings(path) or {}

@@ -184,8 +184,7 @@ class Worker(Generic[Item]):
     def step(self, timeout: float = 0.0) -> int:
         """One poll, one transaction, one relay; returns how many records were handled or buried.
 
-        Raises:
-            TooManyDeadLetters: a limit was passed; nothing of this step was committed.
+        Raises TooManyDeadLetters: a limit was passed; nothing of this step was committed.
         """
         limit = min(self._limit, self._handler.batch_size)
         records = self._consumer.poll(timeout, limit)

@@ -25,8 +25,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
     """Write `chunks` to `path`, atomically, with these permissions less the umask. One writer per path at a time.
 
-    Raises:
-        Unavailable: the disk is full; `path` is unchanged.
+    Raises Unavailable: the disk is full; `path` is unchanged.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
@@ -137,8 +136,7 @@ def _clear(path: Path) -> None:
 def make_folder_durably(folder: Path) -> None:
     """Create `folder` and its missing parents, each entry on disk before the next.
 
-    Raises:
-        Unavailable: the disk is full.
+    Raises Unavailable: the disk is full.
     """
     if not folder.is_dir():
         make_folder_durably(folder.parent)
@@ -151,8 +149,7 @@ def make_folder_durably(folder: Path) -> None:
 def make_folders_below(root: Path, path: str) -> Path:
     """Create the folder at `path` below `root`. Other things in the place of a folder are moved aside, except in the first place.
 
-    Raises:
-        Unavailable: the disk is full, it cannot be written, or the first part of `path` is a link or not a folder.
+    Raises Unavailable: the disk is full, it cannot be written, or the first part of `path` is a link or not a folder.
     """
     place = root
     first, *_ = parts = path.split("/")

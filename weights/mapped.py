@@ -28,9 +28,7 @@ def map_safetensors(path: Path, *, writable: bool = False, private: bool = False
 
     Tensors outside the file are refused. The caller checks the content, by its root.
 
-    Raises:
-        NotFound: there is no such file.
-        WeightsRefused: `truncated`, or `not_safetensors`.
+    Raises NotFound: there is no such file; WeightsRefused: `truncated`, or `not_safetensors`.
     """
     try:
         with path.open("r+b" if writable else "rb") as file:

@@ -70,9 +70,7 @@ class WeightReader(ABC):
     def read_small(self, path: str, most: int) -> bytes | None:
         """A whole object of at most `most` bytes, by its path below the root; None: it does not exist.
 
-        Raises:
-            WeightsRefused: `not_a_file` or `too_long`: it is not read.
-            Unavailable: the store is away.
+        Raises WeightsRefused: `not_a_file` or `too_long`: it is not read; Unavailable: the store is away.
         """
 
     @abstractmethod
@@ -126,8 +124,7 @@ class WeightReader(ABC):
     def survey(self, policy: str, version: int) -> tuple[list[Manifest], list[WeightsRefused]]:
         """The trusted edges of a version, the primary one first, and why others are refused; both empty for an unknown version.
 
-        Raises:
-            Unavailable: the store is away.
+        Raises Unavailable: the store is away.
         """
         self.renew(policy, version)
         listed = self._listed(policy)
@@ -152,8 +149,7 @@ class WeightReader(ABC):
 
         A snapshot that is refused is reported, and the current one stays valid. If the store is away, the current one is enough.
 
-        Raises:
-            Unavailable: the store is away, and there is no current snapshot.
+        Raises Unavailable: the store is away, and there is no current snapshot.
         """
         path = snapshot_path(policy)
         if self._snapshots is None or not (must or self._snapshots.is_due(policy, version)):
@@ -173,9 +169,7 @@ class WeightReader(ABC):
     def payload(self, manifest: Manifest) -> bytes:
         """The payload of an edge, each chunk verified.
 
-        Raises:
-            NotFound: a chunk was removed.
-            WeightsRefused: `payload_size` or `payload_hash`, naming the chunk.
+        Raises NotFound: a chunk was removed; WeightsRefused: `payload_size` or `payload_hash`, naming the chunk.
         """
         joined = io.BytesIO()  # unlike a list of chunks it needs no second copy at the end
         for chunk, content in zip(manifest.chunks, self._contents(manifest), strict=True):
@@ -197,8 +191,7 @@ class WeightReader(ABC):
     ) -> tuple[Tensors, History]:
         """As `load_state`, but fetch only the edges from `base_version` on if there are any; in fresh memory.
 
-        Raises:
-            WeightsRefused: as `stage_onto`; `wrong_base` if `base` is not that version's weights.
+        Raises WeightsRefused: as `stage_onto`; `wrong_base` if `base` is not that version's weights.
         """
         held = _held(base_version, history)
         traveller = self._follow(policy, version, held, lambda way: self._arrived(way, _Traveller(base, history)))

@@ -95,8 +95,7 @@ def read_safetensors(path: Path) -> Tensors:
 def write_safetensors(path: Path, tensors: Tensors) -> None:
     """Write one file durably; transformers and torch can load it.
 
-    Raises:
-        Unavailable: the disk is full; an earlier file at `path` is unchanged.
+    Raises Unavailable: the disk is full; an earlier file at `path` is unchanged.
     """
     # Empty ones, then the widest elements first, so that every tensor is aligned to its own element size.
     ordered = sorted(tensors.items(), key=lambda item: (item[1].data.size > 0, -element_width(item[1]), item[0]))
@@ -113,8 +112,7 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
 def shards_of(index: Path) -> tuple[list[Path], set[str]]:
     """The shards that an index names, and the tensors that they hold together.
 
-    Raises:
-        WeightsRefused: `not_safetensors`, or `truncated`: a shard is missing.
+    Raises WeightsRefused: `not_safetensors`, or `truncated`: a shard is missing.
     """
     try:
         shard_of = msgspec.json.decode(read_small(index), type=_Index).weight_map

@@ -239,11 +239,7 @@ class Task(TaskSection):
         return self._source.where(location)
 
     def signal(self, name: str) -> SignalRule:
-        """The rule of a declared signal.
-
-        Raises:
-            InvalidValue: the task does not declare this signal.
-        """
+        """The rule of a declared signal. Raises InvalidValue: the task does not declare this signal."""
         if name not in self.signals:
             raise InvalidValue(
                 f"task {self.name!r} declares no signal {name!r}; it has {sorted(self.signals)}", param="name"

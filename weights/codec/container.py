@@ -71,11 +71,7 @@ def join_payload(header: Header, bodies: Iterable[bytes | memoryview]) -> bytes:
 
 
 def split_payload(payload: bytes, base: Layout | None) -> tuple[Header, Layout, Iterator[memoryview]]:
-    """The header, the target's layout, and the bodies in its order.
-
-    Raises:
-        WeightsRefused: `corrupt_payload`.
-    """
+    """The header, the target's layout, and the bodies in its order. Raises WeightsRefused: `corrupt_payload`."""
     start = len(MAGIC) + _LENGTH_BYTES
     end = start + int.from_bytes(payload[len(MAGIC) : start], "little")
     if payload[: len(MAGIC)] != MAGIC or not start <= end <= len(payload):

@@ -107,11 +107,7 @@ def fit(evidence: ChangeCounts) -> Tables:
 
 
 def model_of(tables: Tables) -> Model:
-    """Fill the tables' gaps.
-
-    Raises:
-        WeightsRefused: `corrupt_payload`, the tables are invalid.
-    """
+    """Fill the tables' gaps. Raises WeightsRefused: `corrupt_payload`, the tables are invalid."""
     columns = (tables.rate_classes, tables.rate_states, tables.rate_codes)
     classes, states, codes = (np.frombuffer(column, np.uint8) for column in columns)
     if not classes.size == states.size == codes.size:

@@ -29,11 +29,7 @@ def encode_dense(old: Words | None, new: Words) -> bytes:
 
 
 def decode_dense(old: Words | None, body: memoryview, num_words: int, dtype: np.dtype[Any], name: str) -> Words:
-    """Invert `encode_dense`.
-
-    Raises:
-        WeightsRefused: `corrupt_payload`.
-    """
+    """Invert `encode_dense`. Raises WeightsRefused: `corrupt_payload`."""
     num_bytes = num_words * dtype.itemsize
     if num_bytes > len(body) * _LARGEST_RATIO:
         raise corrupt(f"{len(body)} bytes cannot decompress to {num_bytes}", name)

@@ -81,11 +81,7 @@ def pack_factors(factors: SignFactors) -> bytes:
 
 
 def unpack_factors(content: memoryview, shape: tuple[int, ...], name: str) -> SignFactors:
-    """Invert `pack_factors`.
-
-    Raises:
-        WeightsRefused: `corrupt_payload`.
-    """
+    """Invert `pack_factors`. Raises WeightsRefused: `corrupt_payload`."""
     num_rows, num_columns = sides(shape)
     try:
         with zstandard.ZstdDecompressor().stream_reader(content) as reader:

@@ -150,11 +150,7 @@ class Encoder:
 
 
 def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memoryview) -> tuple[Words, Moves]:
-    """The new words of the elements that change, and where they are.
-
-    Raises:
-        WeightsRefused: `corrupt_payload`.
-    """
+    """The new words of the elements that change, and where they are. Raises WeightsRefused: `corrupt_payload`."""
     old, states, is_float = known.old, known.states, bool(_spec(known.dtype).is_float)
     _check_head(known, head, len(body))
     contexts: npt.NDArray[Any] = find_contexts(known)

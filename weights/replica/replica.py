@@ -117,8 +117,7 @@ class Replica:
     def tensors(self) -> Tensors:
         """The served weights, memory-mapped and read-only. They stay valid when another version is brought.
 
-        Raises:
-            Unavailable: there is no version yet.
+        Raises Unavailable: there is no version yet.
         """
         if self._opened is None:
             raise self._nothing_here()
@@ -131,9 +130,7 @@ class Replica:
     def payload(self, manifest: Manifest) -> bytes:
         """The payload of an edge, for a caller that decodes it itself: it stays in this folder, where the next `bring` finds it.
 
-        Raises:
-            NotFound: a chunk was removed from the store.
-            WeightsRefused, Unavailable: as `bring`.
+        Raises NotFound: a chunk was removed from the store; WeightsRefused, Unavailable: as `bring`.
         """
         try:
             self._chunks.fetch([manifest])

@@ -93,9 +93,8 @@ class Slots:
     def open(self, held: Slot) -> OpenSlot:
         """The tensors of a slot, memory-mapped and read-only, and its history, both verified.
 
-        Raises:
-            WeightsRefused: `slot_damaged`, the bytes on the disk have changed: the slot is removed.
-                `history_damaged`: the slot stays, and from now on its history is unknown.
+        Raises WeightsRefused: `slot_damaged`, the bytes on the disk have changed: the slot is removed.
+        `history_damaged`: the slot stays, and from now on its history is unknown.
         """
         place = self._place(held)
         try:

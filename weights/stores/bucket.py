@@ -205,8 +205,7 @@ def open_bucket(
 ) -> BucketObjects:
     """The objects at `s3://bucket/prefix`; keys, endpoint and region are the AWS_* variables. Sends no request yet.
 
-    Raises:
-        InvalidSettings: the URL or a variable cannot be used.
+    Raises InvalidSettings: the URL or a variable cannot be used.
     """
     parts = urlsplit(url)
     if parts.scheme != "s3" or not parts.netloc:

@@ -118,8 +118,7 @@ def open_any_store(
 
     `read_from`, `held`: see `open_weight_store`.
 
-    Raises:
-        InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
+    Raises InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
     """
     store = open_store_at(read_from or settings.weights_url or settings.weights, keyring, held)
     if store.objects.is_read_only and read_from is None:

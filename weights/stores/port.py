@@ -58,8 +58,7 @@ class Objects(ABC):
     def get_range(self, path: str, start: int, end: int) -> bytes | None:
         """Bytes `start` to `end` of an object; fewer if it ends before, or the answer broke off; None: there is no object.
 
-        Raises:
-            WeightsRefused: `not_a_file`; `wrong_range`, another part was sent.
+        Raises WeightsRefused: `not_a_file`; `wrong_range`, another part was sent.
         """
 
     @abstractmethod

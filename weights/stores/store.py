@@ -133,8 +133,7 @@ class WeightStore(WeightReader):
 
         Unfinished files of killed writers go too.
 
-        Raises:
-            Unavailable: the store is away.
+        Raises Unavailable: the store is away.
         """
         with self.objects.turn(policy_folder(policy)) as is_alone:
             if is_alone:
@@ -188,9 +187,7 @@ class WeightStore(WeightReader):
     def check(self) -> None:
         """See that the store takes writes and never overwrites an object that it was told to leave; leaves an empty object.
 
-        Raises:
-            InvalidSettings: the keys or the bucket are wrong, or it overwrites.
-            Unavailable: it is away.
+        Raises InvalidSettings: the keys or the bucket are wrong, or it overwrites; Unavailable: it is away.
         """
         self.objects.put_if_absent(_PROBE, b"")
         if self.objects.put_if_absent(_PROBE, b""):

@@ -49,8 +49,7 @@ def keyring_of(settings: KeySettings) -> Keyring | None:
 
     Keys that are added to or removed from the folder later count at once, without a new keyring.
 
-    Raises:
-        InvalidSettings: no key is trusted, or one of them cannot be read.
+    Raises InvalidSettings: no key is trusted, or one of them cannot be read.
     """
     if settings.weights_unsigned:
         return None
@@ -73,9 +72,8 @@ def keyring_of(settings: KeySettings) -> Keyring | None:
 def signer_of(settings: KeySettings) -> Signer | None:
     """The key that signs the versions of this home; None: no signature is needed. For publishers: readers have no private key.
 
-    Raises:
-        InvalidSettings: there is no private key, or it cannot be read, other users could read it, or this home does
-            not trust it.
+    Raises InvalidSettings: there is no private key, or it cannot be read, other users could read it, or this home does
+    not trust it.
     """
     signer = signing_key(settings.home)
     if settings.weights_unsigned:
@@ -220,8 +218,7 @@ class TrustedFolder(Mapping[str, Ed25519PublicKey]):
 def read_private_key(path: Path) -> Signer | None:
     """The private key of a file; None: there is no file.
 
-    Raises:
-        InvalidSettings: it is not an Ed25519 key, or users other than its owner could read it.
+    Raises InvalidSettings: it is not an Ed25519 key, or users other than its owner could read it.
     """
     with _usable(str(path)):
         try:

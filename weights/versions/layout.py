@@ -29,11 +29,7 @@ class Verifier(Protocol):
 
 
 def policy_folder(policy: str) -> str:
-    """The folder of a policy below the root of a store.
-
-    Raises:
-        InvalidValue: the name could lead out of it.
-    """
+    """The folder of a policy below the root of a store. Raises InvalidValue: the name could lead out of it."""
     if not _POLICY.fullmatch(policy):
         raise InvalidValue(
             f"{policy!r} cannot name a policy: use a-z, 0-9, '.', '_', '-', beginning with a letter or digit",
@@ -142,9 +138,8 @@ def check_chunk(chunk: Chunk, content: bytes | memoryview) -> None:
 def read_edge(text: bytes, policy: str, version: int, name: str, keyring: Verifier | None) -> Manifest:
     """Parse and verify the manifest in a file of a store.
 
-    Raises:
-        WeightsRefused: as `parse_manifest` and the keyring; `corrupt_manifest`, it belongs elsewhere; `broken_chain`, its
-            parent or base is not an earlier version.
+    Raises WeightsRefused: as `parse_manifest` and the keyring; `corrupt_manifest`, it belongs elsewhere;
+    `broken_chain`, its parent or base is not an earlier version.
     """
     manifest = parse_manifest(text)
     if keyring is not None:

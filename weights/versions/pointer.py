@@ -108,9 +108,8 @@ def read_pointer(store: PointerSource, policy: str, arm: str, keyring: Keyring |
 def parse_pointer(text: bytes, policy: str, arm: str, keyring: Keyring | None) -> Pointer:
     """Parse the pointer of an arm; `keyring` None: any signature is accepted.
 
-    Raises:
-        WeightsRefused: `corrupt_pointer`; `wrong_pointer`, of another arm or policy; `unsigned`, `unknown_key`,
-            `bad_signature`.
+    Raises WeightsRefused: `corrupt_pointer`; `wrong_pointer`, of another arm or policy; `unsigned`, `unknown_key`,
+    `bad_signature`.
     """
     pointer = parse_struct(text, Pointer, "corrupt_pointer", "pointer")
     if pointer.schema != SCHEMA:

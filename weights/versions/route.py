@@ -74,8 +74,7 @@ def follow_route(edges_of: EdgesOf, version: int, held: HeldHistories, follow: C
 
     Manifests outlive their chunks, so missing chunks are only noticed while following.
 
-    Raises:
-        NotFound, WeightsRefused: as `route`; NotFound also if bytes were removed and no other route is left.
+    Raises NotFound, WeightsRefused: as `route`; NotFound also if bytes were removed and no other route is left.
     """
     gone: list[EdgeGone] = []
 

@@ -77,8 +77,7 @@ class Snapshots:
     def verify(self, manifest: Manifest) -> None:
         """Return only if this manifest is trusted.
 
-        Raises:
-            WeightsRefused: `unlisted`; without a snapshot, as the keyring; `wrong_run`.
+        Raises WeightsRefused: `unlisted`; without a snapshot, as the keyring; `wrong_run`.
         """
         snapshot = self.current(manifest.policy)
         if snapshot is None or not _lists(snapshot, manifest):
@@ -104,9 +103,8 @@ class Snapshots:
     def current(self, policy: str) -> Snapshot | None:
         """The snapshot in force; None: none was ever accepted here.
 
-        Raises:
-            WeightsRefused: the last accepted snapshot cannot be read, or its key is not trusted any more, and the store had no
-                other.
+        Raises WeightsRefused: the last accepted snapshot cannot be read, or its key is not trusted any more, and the
+        store had no other.
         """
         with self._lock:
             if (found := self._current.get(policy)) is not None:
@@ -139,10 +137,9 @@ class Snapshots:
     def see(self, policy: str, text: bytes | None) -> None:
         """Accept the store's snapshot if it is valid; `text` None: the store has none.
 
-        Raises:
-            WeightsRefused: it is not accepted: as `parse_snapshot`; `wrong_run`, `stale_snapshot`, `expired_snapshot`,
-                `clock_off`; `missing_snapshot`, there was one before. The one in force stays in force. `not_remembered`:
-                it is accepted, but could not be written to the file.
+        Raises WeightsRefused: it is not accepted: as `parse_snapshot`; `wrong_run`, `stale_snapshot`,
+        `expired_snapshot`, `clock_off`; `missing_snapshot`, there was one before. The one in force stays in force.
+        `not_remembered`: it is accepted, but could not be written to the file.
         """
         with self._lock:
             self._looked_at[policy] = self._clock()
@@ -161,8 +158,7 @@ class Snapshots:
     def check_pointer(self, pointer: Pointer, serves: int | None) -> None:
         """Check that a pointer is as new as the snapshot, and the snapshot new enough for a move away from `serves`.
 
-        Raises:
-            WeightsRefused: `wrong_run`, `stale_pointer`, `expired_snapshot`.
+        Raises WeightsRefused: `wrong_run`, `stale_pointer`, `expired_snapshot`.
         """
         snapshot = self.current(pointer.policy)
         if snapshot is None:
