@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from contracts.errors import NotFound, Unavailable, Unsupported, WeightsRefused
 from weights.codec.delta import Staged, apply_staged, stage
 from weights.codec.history import History, Moves
-from weights.tensors import Tensor, Tensors, root_of
+from weights.tensors import Tensor, Tensors
 from weights.versions.layout import (
     EDGE,
     PRIMARIES,
@@ -183,23 +183,15 @@ class WeightReader(ABC):
 
     def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
         """The tensors of a version, and the history that its next step may be coded with. Raises as `stage_onto`."""
-        traveller = self._follow(policy, version, {}, lambda way: self._arrived(way, _Traveller({})))
-        return traveller.own(), traveller.history
 
-    def load_state_onto(
-        self, policy: str, version: int, base_version: int, base: Mapping[str, Tensor], history: History | None = None
-    ) -> tuple[Tensors, History]:
-        """As `load_state`, but fetch only the edges from `base_version` on if there are any; in fresh memory.
+        def follow(way: list[Manifest]) -> _Traveller:
+            traveller = _Traveller({})
+            for manifest in way:
+                traveller.move(Hop(manifest, traveller.stage(manifest, _fetched(manifest, self.payload))))
+            return traveller
 
-        Raises WeightsRefused: as `stage_onto`; `wrong_base` if `base` is not that version's weights.
-        """
-        held = _held(base_version, history)
-        traveller = self._follow(policy, version, held, lambda way: self._arrived(way, _Traveller(base, history)))
-        if version == base_version and (root := root_of(traveller.own())) != self.manifest(policy, version).target_root:
-            raise WeightsRefused(
-                "wrong_base", f"the weights given as version {version} add up to {root}: load it in full"
-            )
-        return traveller.own(), traveller.history
+        arrived = self._follow(policy, version, {}, follow)
+        return arrived.own(), arrived.history
 
     def stage_onto(
         self,
@@ -231,12 +223,8 @@ class WeightReader(ABC):
                     traveller.move(hops[-1], is_kept=True)
             return hops
 
-        return self._follow(policy, version, _held(base_version, history), follow)
-
-    def _arrived(self, way: list[Manifest], traveller: _Traveller) -> _Traveller:
-        for manifest in way:
-            traveller.move(Hop(manifest, traveller.stage(manifest, _fetched(manifest, self.payload))))
-        return traveller
+        held = {base_version: None if history is None else history.digest}
+        return self._follow(policy, version, held, follow)
 
     def _follow(self, policy: str, version: int, held: HeldHistories, follow: Callable[[list[Manifest]], _T]) -> _T:
         return follow_route(cache(partial(self.edges, policy)), version, held, follow)
@@ -361,7 +349,3 @@ class _Traveller:
 
 def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: tensor._replace(data=tensor.data.copy()) for name, tensor in tensors.items()}
-
-
-def _held(version: int, history: History | None) -> HeldHistories:
-    return {version: None if history is None else history.digest}

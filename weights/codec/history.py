@@ -19,6 +19,7 @@ from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from weights.codec import kernels
+from weights.tensors import Tensor, words_of
 from weights.versions.manifest import NO_HISTORY
 
 _LARGEST_RATIO = 2**15
@@ -35,6 +36,11 @@ class Moves(NamedTuple):
     moved_down: npt.NDArray[np.uint8]
     """[changes]"""
     num_weights: int
+
+
+def no_moves(tensor: Tensor) -> Moves:
+    """Of a tensor that did not change."""
+    return Moves(np.empty(0, np.uint32), np.empty(0, np.uint8), words_of(tensor).size)
 
 
 class _Saved(msgspec.Struct, array_like=True):

@@ -100,15 +100,19 @@ def check_offer(manifest: Manifest, payload: bytes, keyring: Verifier | None) ->
         WeightsRefused: `payload_size` or `payload_hash`; or the keyring's, because nobody could read it again.
     """
     version_folder(manifest.policy, manifest.version)
-    if (fault := lineage_fault(manifest)) is not None:
-        raise InvalidValue(fault, param="parent")
-    if (fault := _fault(manifest)) is not None:
-        raise InvalidValue(fault, param="manifest")
+    for fault, param in ((lineage_fault(manifest), "parent"), (_fault(manifest), "manifest")):
+        if fault is not None:
+            raise InvalidValue(fault, param=param)
     if keyring is not None:
         keyring.verify(manifest)
+    return parts_of(manifest, payload)
+
+
+def parts_of(manifest: Manifest, payload: bytes) -> list[tuple[Chunk, memoryview]]:
+    """The manifest's chunks, each with its bytes. Raises WeightsRefused (`payload_size`, `payload_hash`) for other bytes."""
     if len(payload) != manifest.payload_bytes:
         raise WeightsRefused(
-            "payload_size", f"the payload has {len(payload)} bytes, its manifest says {manifest.payload_bytes}"
+            "payload_size", f"the payload has {len(payload)} bytes, not {manifest.payload_bytes}: fetch it again"
         )
     parts, start, view = [], 0, memoryview(payload)
     for chunk in manifest.chunks:
@@ -181,15 +185,12 @@ def check_same(stored: Manifest, offered: Manifest) -> None:
 
 def no_version(policy: str, version: int, versions: list[int] | None) -> NotFound:
     """The error for a version that does not exist; `versions`: those that do, None if nobody can list them."""
-    known = "" if versions is None else f"; it has {_named(versions)}"
+    known = ""
+    if versions is not None and len(versions) <= _MOST_NAMED:
+        known = f"; it has {versions or 'none'}"
+    elif versions is not None:  # a run has thousands
+        known = f"; it has {len(versions)} versions up to {versions[-1]}: `millrace policy list` shows them"
     return NotFound(f"policy {policy!r} has no version {version}{known}", policy=policy, version=version)
-
-
-def _named(versions: list[int]) -> str:
-    """The versions, oldest first; of many only the newest, because a run has thousands."""
-    if len(versions) <= _MOST_NAMED:
-        return str(versions or "none")
-    return f"{len(versions)} versions up to {versions[-1]}: `millrace policy list` shows them"
 
 
 def no_chunk(policy: str, chunk: Chunk) -> NotFound:

@@ -15,8 +15,9 @@ from tests.each_case import each_case
 from tests.unit.weights.bits import SPECIALS, WIDTHS, moved, pairs_of_versions, tensor_like
 from tests.unit.weights.examples import bf16_policy, same, stepped, tensor_of
 from tests.unit.weights.sealed import manifest_of, open_payload
+from tests.worlds.versions import decode
 from weights.codec.container import DENSE, RAW, SPARSE, UNCHANGED, TensorHead
-from weights.codec.delta import Encoded, Staged, apply_staged, decode, encode, split_chunks, stage
+from weights.codec.delta import Encoded, Staged, apply_staged, encode, split_chunks, stage
 from weights.codec.history import History
 from weights.tensors import Tensor, Tensors, root_of, words_of
 from weights.versions.manifest import CHUNK_BYTES, NO_HISTORY, SCHEMA

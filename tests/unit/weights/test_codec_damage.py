@@ -17,7 +17,8 @@ from contracts.errors import WeightsRefused
 from tests.unit.weights import golden
 from tests.unit.weights.examples import bf16_policy, same, stepped, tensor_of
 from tests.unit.weights.sealed import close_payload, manifest_of, open_payload, resealed
-from weights.codec.delta import decode, encode, stage
+from tests.worlds.versions import decode
+from weights.codec.delta import encode, stage
 from weights.codec.history import History
 from weights.tensors import Tensor, root_of
 from weights.versions.manifest import Manifest
