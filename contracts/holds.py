@@ -16,11 +16,11 @@ import re
 import time
 from typing import Literal, NamedTuple
 
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, select
 
 from contracts import assignments, revocations
 from contracts.assignments import CANARY, LEARNING, LIVE
-from contracts.errors import Conflict, Held, InvalidValue, NotFound, StaleWrite
+from contracts.errors import Conflict, Held, InvalidValue, StaleWrite
 from contracts.tables import train_hold
 from contracts.tables.statements import insert_new
 from contracts.version_history import require_heard
@@ -28,7 +28,6 @@ from contracts.version_history import require_heard
 HoldKind = Literal["freeze", "pin"]
 LONGEST_SECONDS = 30 * 86_400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_RESUME = "resume"
 
 
 class Hold(NamedTuple):
@@ -96,7 +95,7 @@ def read_history(connection: Connection, policy: str, limit: int = 100) -> list[
     rows = connection.execute(
         select(train_hold).where(train_hold.c.policy == policy).order_by(train_hold.c.epoch.desc()).limit(limit)
     )
-    return [_change_of(row) for row in rows.mappings()]
+    return [HoldChange(*(row[name] for name in HoldChange._fields)) for row in rows.mappings()]
 
 
 def refuse(connection: Connection, policy: str, now: float) -> None:
@@ -149,31 +148,18 @@ def pin(
     now = time.time() if now is None else now
     _check_until(until, now)
     arms = assignments.lock(connection, policy)
-    if LIVE not in arms:
-        raise NotFound("no version is live yet; start with: millrace up")
-    if seen_live not in {None, arms[LIVE].version}:
-        raise StaleWrite(f"v{seen_live} is no longer live, v{arms[LIVE].version} is; check the versions again")
+    assignments.live_version(arms, seen_live)
     held = read(connection, policy, now)
     if held is not None and (held.kind, held.version) != ("pin", version):
         raise Held(f"{held.words}. To pin v{version} instead: millrace policy resume", policy=policy)
     revocations.refuse(connection, policy, version)
     require_heard(connection, policy, version, "version")
-    live_epoch = None
-    for arm, wanted in ((LEARNING, None), (CANARY, None), (LIVE, version)):
-        standing = arms.get(arm)
-        if (standing.version if standing else None) == wanted:
-            continue
-        moved = assignments.move(
-            connection,
-            policy=policy,
-            arm=arm,
-            version=wanted,
-            expected_epoch=standing.epoch if standing else 0,
-            writer=writer,
-            reason=f"v{version} is pinned until {_clock(until)}: {reason}",
-            share=1.0 if arm == LIVE else 0.0,
-        )
-        live_epoch = moved.epoch if arm == LIVE else live_epoch
+    live_epoch, why = None, f"v{version} is pinned until {_clock(until)}: {reason}"
+    for arm in (LEARNING, CANARY):
+        if arm in arms and arms[arm].version is not None:
+            assignments.move_held(connection, arms, arm, None, writer=writer, reason=why)
+    if arms[LIVE].version != version:
+        live_epoch = assignments.move_held(connection, arms, LIVE, version, writer=writer, reason=why, share=1.0).epoch
     return _write(connection, policy, Hold("pin", version, until, writer, reason, now), live_epoch)
 
 
@@ -221,23 +207,18 @@ def _check_until(until: float | None, now: float) -> None:
 
 
 def _last(connection: Connection, policy: str) -> HoldChange | None:
-    found = read_history(connection, policy, 1)
-    return found[0] if found else None
+    return next(iter(read_history(connection, policy, 1)), None)
 
 
 def _write(
     connection: Connection, policy: str, hold: Hold, live_epoch: int | None = None, *, ends: bool = False
 ) -> Hold:
     last = _last(connection, policy)
-    values = hold._asdict() | ({"kind": _RESUME} if ends else {})
+    values = hold._asdict() | ({"kind": "resume"} if ends else {})
     row = {**values, "policy": policy, "epoch": last.epoch + 1 if last else 1, "live_epoch": live_epoch}
     if not insert_new(connection, train_hold, row):
         raise StaleWrite("another operator froze, pinned or resumed at the same moment; look again", policy=policy)
     return hold
-
-
-def _change_of(row: RowMapping) -> HoldChange:
-    return HoldChange(**{name: row[name] for name in HoldChange._fields})
 
 
 def _clock(at: float) -> str:

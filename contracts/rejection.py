@@ -15,14 +15,13 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, select, update
 
 from contracts import assignments, revocations
-from contracts.assignments import CANARY, LEARNING, LIVE, Assignment
-from contracts.errors import Conflict, InvalidValue, NotFound, StaleWrite
-from contracts.retreat import revoke_unproven
+from contracts.assignments import CANARY, LEARNING
+from contracts.errors import Conflict, InvalidValue, StaleWrite
+from contracts.retreat import plan_revocation, revoke_unproven
 from contracts.revocations import Treatment
 from contracts.rollback import RollbackPlan
 from contracts.tables import train
-from contracts.version_history import read_known
-from contracts.version_parents import Parents
+from contracts.version_history import read_parents
 
 WITHDRAWN_BY = "withdrawn_by"
 """In the evidence of a train that an operator ended: who it was."""
@@ -46,22 +45,14 @@ def withdraw(connection: Connection, *, policy: str, version: int, writer: str, 
             policy=policy,
             version=version,
         )
-    ended = (
-        update(train)
-        .where(columns.id == held["id"], columns.epoch == held["epoch"], columns.ended_at.is_(None))
-        .values(
-            epoch=held["epoch"] + 1,
-            state="withdrawn",
-            ended_at=time.time(),
-            reason=f"withdrawn by {writer}: {reason}",
-            evidence={**held["evidence"], WITHDRAWN_BY: writer},
-        )
-    )
-    if connection.execute(ended).rowcount != 1:
+    its = (columns.id == held["id"], columns.epoch == held["epoch"], columns.ended_at.is_(None))
+    values = {"epoch": held["epoch"] + 1, "state": "withdrawn", "ended_at": time.time()}
+    values |= {"reason": f"withdrawn by {writer}: {reason}", "evidence": {**held["evidence"], WITHDRAWN_BY: writer}}
+    if connection.execute(update(train).where(*its).values(**values)).rowcount != 1:
         raise StaleWrite(f"the train of v{version} moved just now; look again", policy=policy, version=version)
     left = tuple(name for name in (LEARNING, CANARY) if name in arms and arms[name].version == version)
     for name in left:
-        _empty(connection, arms[name], writer, reason)
+        assignments.move_held(connection, arms, name, None, writer=writer, reason=reason)
     return left
 
 
@@ -69,30 +60,18 @@ def read_plan(
     connection: Connection, policy: str, version: int, *, parents: Mapping[int, int] | None = None
 ) -> RollbackPlan:
     """What `revoke` would do now; its target is the version that is live. Arguments and errors as `revoke`."""
-    live = assignments.read(connection, policy).get(LIVE)
-    if live is None or live.version is None:
-        raise NotFound("no version is live yet; start with: millrace up")
-    known = _parents(connection, policy, parents)
+    known = read_parents(connection, policy, parents)
+    plan = plan_revocation(connection, policy, version, known)
     if version not in known.versions:
         raise InvalidValue(
             f"v{version} cannot be revoked: it does not exist; `millrace policy list` shows all versions",
             param="version",
         )
-    kept = tuple(known.lineage(live.version))
-    if version in kept:
-        raise InvalidValue(
-            f"v{live.version} is live and is v{version} or descends from it: roll back with `millrace policy rollback`",
-            param="version",
-        )
-    before = revocations.read(connection, policy)
-    if version in before:
+    if (before := revocations.read(connection, policy).get(version)) is not None:
         raise Conflict(
-            f"v{version} was already revoked by {before[version].writer}: {before[version].reason}",
-            policy=policy,
-            version=version,
+            f"v{version} was already revoked by {before.writer}: {before.reason}", policy=policy, version=version
         )
-    revoked = tuple(sorted(known.descendants([version]) - before.keys()))
-    return RollbackPlan(live.version, live.version, revoked, kept)
+    return plan
 
 
 def revoke(
@@ -118,25 +97,6 @@ def revoke(
         StaleWrite: another writer moved an arm meanwhile, or `seen_live` is no longer live; nothing was changed.
     """
     plan = read_plan(connection, policy, version, parents=parents)
-    if seen_live not in {None, plan.live}:
-        raise StaleWrite(f"v{seen_live} is no longer live, v{plan.live} is; check the versions again", live=plan.live)
+    assignments.live_version(assignments.read(connection, policy), seen_live)
     revoke_unproven(connection, policy, version, writer=writer, reason=reason, treatment=treatment, parents=parents)
     return plan
-
-
-def _parents(connection: Connection, policy: str, parents: Mapping[int, int] | None) -> Parents:
-    return Parents(
-        read_known(connection, policy), {**(parents or {}), **revocations.claimed_parents(connection, policy)}
-    )
-
-
-def _empty(connection: Connection, held: Assignment, writer: str, reason: str) -> None:
-    assignments.move(
-        connection,
-        policy=held.policy,
-        arm=held.arm,
-        version=None,
-        expected_epoch=held.epoch,
-        writer=writer,
-        reason=reason,
-    )

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from sqlalchemy import Connection
 
 from contracts import assignments, revocations
-from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, TRAINING, Assignment
-from contracts.errors import InvalidValue, NotFound
+from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, TRAINING
+from contracts.errors import InvalidValue
 from contracts.revocations import Treatment
-from contracts.version_history import read_known
+from contracts.rollback import RollbackPlan
+from contracts.version_history import read_parents
 from contracts.version_parents import Parents
 
 
@@ -39,38 +40,35 @@ def revoke_unproven(
         StaleWrite: another writer moved an arm meanwhile; nothing was changed.
     """
     arms = assignments.lock(connection, policy)
-    live = arms.get(LIVE)
-    if live is None or live.version is None:
-        raise NotFound("no version is live yet; start with: millrace up")
-    claimed = revocations.claimed_parents(connection, policy)
-    known = Parents(read_known(connection, policy), {**(parents or {}), **claimed})
-    if version in known.lineage(live.version):
+    plan = plan_revocation(connection, policy, version, read_parents(connection, policy, parents))
+    revocations.revoke(connection, policy, plan.revoked, treatment=treatment, writer=writer, reason=reason)
+    gone = revocations.read(connection, policy)
+    # All of them move, even to the same version: whoever was about to move one did not know of the revocation, and the new epoch
+    # of `training` tells the trainer to go back.
+    for arm in (CANDIDATE, LEARNING, CANARY, HOLDOUT):
+        held = arms.get(arm)
+        if held is None or (arm == HOLDOUT and held.version not in gone):
+            continue  # only operators move the hold-out
+        stays = held.version is not None and held.version not in gone
+        kept, share = (held.version, held.share) if stays else (None, 0.0)
+        assignments.move_held(connection, arms, arm, kept, writer=writer, reason=reason, share=share)
+    assignments.move_held(connection, arms, TRAINING, plan.live, writer=writer, reason=reason)
+    return plan.revoked
+
+
+def plan_revocation(connection: Connection, policy: str, version: int, known: Parents) -> RollbackPlan:
+    """What the revocation of a version would do now; its target is the version that is live.
+
+    Raises:
+        InvalidValue: the live version is it, or descends from it: roll back instead.
+        NotFound: no version is live yet.
+    """
+    live = assignments.live_version(assignments.read(connection, policy))
+    kept = tuple(known.lineage(live))
+    if version in kept:
         raise InvalidValue(
-            f"v{live.version} is live and is v{version} or descends from it: roll back with `millrace policy rollback`",
+            f"v{live} is live and is v{version} or descends from it: roll back with `millrace policy rollback`",
             param="version",
         )
-    before = revocations.read(connection, policy)
-    revoked = sorted(known.descendants([version]) - before.keys())
-    revocations.revoke(connection, policy, revoked, treatment=treatment, writer=writer, reason=reason)
-    gone = revocations.read(connection, policy)
-    for arm in (CANDIDATE, LEARNING, CANARY, HOLDOUT, TRAINING):
-        held = arms.get(arm)
-        if held is None and arm != TRAINING:
-            continue
-        if arm == HOLDOUT and held is not None and held.version not in gone:
-            continue  # only operators move it
-        held = held or Assignment(policy, arm, None, 0.0, 0)
-        # All of them move, even to the same version: whoever was about to move one did not know of the revocation, and the new epoch
-        # of `training` tells the trainer to go back.
-        stays = held.version is not None and held.version not in gone
-        assignments.move(
-            connection,
-            policy=policy,
-            arm=arm,
-            version=live.version if arm == TRAINING else held.version if stays else None,
-            expected_epoch=held.epoch,
-            writer=writer,
-            reason=reason,
-            share=held.share if stays and arm != TRAINING else 0.0,
-        )
-    return tuple(revoked)
+    revoked = known.descendants([version]) - revocations.read(connection, policy).keys()
+    return RollbackPlan(live, live, tuple(sorted(revoked)), kept)

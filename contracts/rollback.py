@@ -18,10 +18,10 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from contracts import holds, revocations
-from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, TRAINING, Assignment, move, read
-from contracts.errors import InvalidRequest, InvalidValue, NotFound, StaleWrite
+from contracts.assignments import CANARY, HOLDOUT, IN_ORDER, LEARNING, LIVE, TRAINING, live_version, move_held, read
+from contracts.errors import InvalidRequest, InvalidValue
 from contracts.revocations import Treatment
-from contracts.version_history import read_accepted, read_known, read_live_history, require_heard
+from contracts.version_history import read_accepted, read_live_history, read_parents, require_heard
 from contracts.version_parents import BASE, Parents
 
 
@@ -114,9 +114,7 @@ def read_plan(
     target = read_target(connection, policy) if to is None else _check_target(connection, policy, live.version, to)
     if target is None:
         raise InvalidRequest(f"the base of {policy!r} is already live; there is no older version", policy=policy)
-    known = Parents(
-        read_known(connection, policy), {**(parents or {}), **revocations.claimed_parents(connection, policy)}
-    )
+    known = read_parents(connection, policy, parents)
     wanted = versions_to_revoke(known, live=live.version, target=target, named=revoke)
     before = revocations.read(connection, policy)
     revoked = tuple(version for version in wanted if version not in before)
@@ -148,37 +146,19 @@ def roll_back(
         StaleWrite: another writer moved an arm meanwhile; nothing was changed.
     """
     arms = read(connection, policy)
-    live = arms.get(LIVE)
-    if seen_live is not None and live is not None and live.version != seen_live:
-        raise StaleWrite(
-            f"v{seen_live} is no longer live, v{live.version} is; check the versions again", live=live.version
-        )
+    if seen_live is not None and LIVE in arms:
+        live_version(arms, seen_live)
     plan = read_plan(connection, policy, to=to, revoke=revoke, parents=parents)
     revocations.revoke(connection, policy, plan.revoked, treatment=treatment, writer=writer, reason=reason)
     revoked = revocations.read(connection, policy)
-    for arm, version in (
-        (CANDIDATE, None),
-        (LEARNING, None),
-        (CANARY, None),
-        (HOLDOUT, None),
-        (LIVE, plan.target),
-        (TRAINING, plan.target),
-    ):
-        held = arms.get(arm, Assignment(policy, arm, None, 0.0, 0))
+    for arm in IN_ORDER:
+        held, goes_back = arms.get(arm), arm in (LIVE, TRAINING)
         # Candidate, live and training move, even to the same version. The new epoch of `training` tells the trainer to restart from
         # there. The new epoch of `candidate` refuses a version that the trainer was about to offer before it knew.
-        if arm in (LEARNING, CANARY, HOLDOUT) and held.version not in revoked:
+        if arm in (LEARNING, CANARY, HOLDOUT) and (held is None or held.version not in revoked):
             continue
-        move(
-            connection,
-            policy=policy,
-            arm=arm,
-            version=version,
-            expected_epoch=held.epoch,
-            writer=writer,
-            reason=reason,
-            share=held.share if version is not None else 0.0,
-        )
+        version, share = (plan.target, held.share if held else 0.0) if goes_back else (None, 0.0)
+        move_held(connection, arms, arm, version, writer=writer, reason=reason, share=share)
     holds.end_pin(connection, policy, writer=writer, reason=f"rolled back to v{plan.target}: {reason}")
     return plan
 
@@ -195,29 +175,15 @@ def promote(
         VersionRevoked: a rollback revoked it.
         StaleWrite: another writer moved `live` meanwhile, or `seen_live` is no longer live.
     """
-    live = read(connection, policy).get(LIVE)
-    if live is None or live.version is None:
-        raise NotFound("no version is live yet; start with: millrace up")
-    if seen_live is not None and live.version != seen_live:
-        raise StaleWrite(
-            f"v{seen_live} is no longer live, v{live.version} is; check the versions again", live=live.version
-        )
+    arms = read(connection, policy)
+    live = live_version(arms, seen_live)
     revocations.refuse(connection, policy, to)
-    if to < live.version:
+    if to < live:
         raise InvalidValue(
-            f"v{to} is below v{live.version}, which is live: roll back instead, with `millrace policy rollback --to {to}`",
+            f"v{to} is below v{live}, which is live: roll back instead, with `millrace policy rollback --to {to}`",
             param="to",
         )
-    move(
-        connection,
-        policy=policy,
-        arm=LIVE,
-        version=to,
-        expected_epoch=live.epoch,
-        writer=writer,
-        reason=reason,
-        share=1.0,
-    )
+    move_held(connection, arms, LIVE, to, writer=writer, reason=reason, share=1.0)
     holds.refuse(connection, policy, time.time())
 
 

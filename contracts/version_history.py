@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sqlalchemy import Connection, and_, or_, select
 from sqlalchemy.orm import aliased
 
 from contracts.assignments import LIVE
 from contracts.errors import InvalidValue
+from contracts.revocations import claimed_parents
 from contracts.tables import assignment_change, train_hold, verdict
-from contracts.version_parents import BASE
+from contracts.version_parents import BASE, Parents
 
 
 def read_live_history(connection: Connection, policy: str) -> list[int | None]:
@@ -36,6 +39,11 @@ def read_known(connection: Connection, policy: str) -> set[int]:
         assignment_change.c.policy == policy, assignment_change.c.version.is_not(None)
     )
     return {*connection.execute(judged).scalars(), *connection.execute(named.distinct()).scalars()}
+
+
+def read_parents(connection: Connection, policy: str, more: Mapping[int, int] | None = None) -> Parents:
+    """Every known version and its parent; `more`: from manifests, for versions that are not claimed in the database."""
+    return Parents(read_known(connection, policy), {**(more or {}), **claimed_parents(connection, policy)})
 
 
 def read_assigned_since(connection: Connection, policy: str, since: float) -> set[int]:
