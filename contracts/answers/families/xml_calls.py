@@ -91,13 +91,10 @@ class QwenXml(CallForm):
         opener, closer = marks.lark("<tool_call>"), marks.lark("</tool_call>")
         calls = {
             name: sequence(
-                quoted(f"\n<function={name}>\n"),
-                *(_optional(quoted(f"<parameter={key}>\n") + " " + text_rule(schema, key, end), is_needed=needed)
-                  for key, needed in required_of(schema).items()),
-                quoted("</function>\n"),
+                quoted(f"\n<function={name}>\n"), _arguments(schema, "<parameter=", ">\n", end), quoted("</function>\n")
             )
             for name, schema in schemas.items()
-        }  # fmt: skip
+        }
         again = sequence(closer, quoted("\n"), opener)
         return Forced(calls, "<tool_call>", between=again, after=closer, rules=text_rules(end))
 
@@ -161,13 +158,19 @@ class Atem(CallForm):
         calls = {
             name: sequence(
                 quoted(f'\n<atem:invoke name="{name}">\n'),
-                *(_optional(quoted(f'<atem:parameter name="{key}">') + " " + text_rule(schema, key, end), is_needed=needed)
-                  for key, needed in required_of(schema).items()),
+                _arguments(schema, '<atem:parameter name="', '">', end),
                 quoted("</atem:invoke>\n</atem:function_calls>"),
             )
             for name, schema in schemas.items()
-        }  # fmt: skip
+        }
         return Forced(calls, "<atem:function_calls>", rules=text_rules(end))
+
+
+def _arguments(schema: Schema, before: str, after: str, end: str) -> str:
+    """All arguments in the order of the schema; the key stands between `before` and `after`, the value before `end`."""
+    known = required_of(schema)
+    rules = {key: f"{quoted(f'{before}{key}{after}')} {text_rule(schema, key, end)}" for key in known}
+    return sequence(*(_optional(rule, is_needed=known[key]) for key, rule in rules.items()))
 
 
 def _glm_value(schema: Schema, key: str, closer: str) -> str:
