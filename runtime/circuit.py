@@ -46,8 +46,7 @@ class CircuitBreaker:
         self._max_failures = max_failures
         self._first_pause, self._longest_pause = first_pause_seconds, longest_pause_seconds
         self._lock = threading.Lock()
-        self._num_failures = 0
-        self._pause = first_pause_seconds
+        self._num_failures, self._pause = 0, first_pause_seconds
         self._retry_at: float | None = None
         self._probing = False
 

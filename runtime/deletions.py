@@ -26,9 +26,7 @@ class Deletions:
     """The list for one kind of name and one policy. Only the trainer that holds the lease uses it."""
 
     def __init__(self, lease: Lease, policy: str, kind: Kind) -> None:
-        self._lease = lease
-        self._policy = policy
-        self._kind = kind
+        self._lease, self._policy, self._kind = lease, policy, kind
         self._done: set[str] = set()
 
     def advance(self, unreferenced: Callable[[Connection], Collection[str]]) -> list[str]:

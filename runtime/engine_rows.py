@@ -44,9 +44,7 @@ class EngineRows:
     """
 
     def __init__(self, database: Database, policy: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._database = database
-        self._policy = policy
-        self._clock = clock
+        self._database, self._policy, self._clock = database, policy, clock
         self._told: dict[str, str] = {}
         """Name to the instance that was announced last."""
         self._held_since: dict[str, float] = {}

@@ -29,9 +29,7 @@ class Heartbeat:
     """Beats until closed."""
 
     def __init__(self, database: Database, policy: str, process: str, longest_step_seconds: float) -> None:
-        self._database = database
-        self._policy = policy
-        self._process = process
+        self._database, self._policy, self._process = database, policy, process
         self._replica = f"{socket.gethostname()[:_LONGEST_HOST]}/{replica_number()}"
         self._longest = longest_step_seconds
         self._started = time.time()

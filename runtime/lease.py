@@ -56,9 +56,7 @@ class Lease:
 
     def __init__(self, database: Database, policy: str, holder: LeaseHolder, epoch: int) -> None:
         """Use `acquire`."""
-        self._database = database
-        self.policy = policy
-        self._holder = holder
+        self._database, self.policy, self._holder = database, policy, holder
         self._lost: LeaseLost | None = None
         self.epoch = epoch
 

@@ -27,8 +27,7 @@ class DatabaseSnapshotRows:
         policy: str,
         transaction: Callable[[], AbstractContextManager[Connection]] | None = None,
     ) -> None:
-        self._database = database
-        self._policy = policy
+        self._database, self._policy = database, policy
         self._transaction = transaction or database.transaction
 
     def newest(self) -> tuple[int, bytes] | None:

@@ -135,13 +135,8 @@ class Worker(Generic[Item]):
             follows: it may skip records. It begins at the end of the log, and goes there when the log lost its position.
             done: called after each step of `run`.
         """
-        self._handler = handler
-        self._database = database
-        self._clock = clock
-        self._fault = fault
-        self._log = event_log
-        self._follows = follows
-        self._done = done
+        self._handler, self._database, self._clock, self._fault = handler, database, clock, fault
+        self._log, self._follows, self._done = event_log, follows, done
         self._positions: dict[tuple[str, int], int] = {}
         self._limit = handler.batch_size
         self._has_more = False

@@ -72,14 +72,8 @@ class Issuer:
         clock: Callable[[], float] = time.time,
         accepted: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
-        self._rows = rows
-        self._store = store
-        self._policy = policy
-        self._run = run
-        self._signer = signer
-        self._keyring = keyring
-        self._clock = clock
-        self._accepted = accepted
+        self._rows, self._store, self._policy, self._run = rows, store, policy, run
+        self._signer, self._keyring, self._clock, self._accepted = signer, keyring, clock, accepted
         self._last: Snapshot | None = None
 
     @property

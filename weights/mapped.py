@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from contracts.errors import NotFound, WeightsRefused
-from weights.tensors import ELEMENT_BYTES, INDEX_FILE, SINGLE_FILE, Tensor, Tensors, join_shards, shards_of
+from weights.tensors import ELEMENT_BYTES, Tensor, Tensors, read_folder
 
 _LENGTH_BYTES = 8
 
@@ -53,12 +53,7 @@ def map_checkpoint(folder: Path) -> Tensors:
         NotFound: there are no weights in the folder.
         WeightsRefused: `truncated`, `not_safetensors`, `duplicate_tensor` or `unknown_dtype`.
     """
-    if (folder / SINGLE_FILE).is_file():
-        return map_file(folder / SINGLE_FILE)
-    if not (folder / INDEX_FILE).is_file():
-        raise NotFound(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}", path=str(folder))
-    shards, names = shards_of(folder / INDEX_FILE)
-    return join_shards(folder / INDEX_FILE, names, ((shard, map_file(shard)) for shard in shards))
+    return read_folder(folder, map_file)
 
 
 def map_file(path: Path) -> Tensors:

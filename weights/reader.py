@@ -60,8 +60,7 @@ class WeightReader(ABC):
     """
 
     def __init__(self, keyring: Verifier | None = None, connections: int = 1) -> None:
-        self._connections = connections
-        self._keyring = keyring
+        self._connections, self._keyring = connections, keyring
         self._snapshots = keyring if isinstance(keyring, Snapshots) else None
         self._believed: set[tuple[str, int]] = set()
         self.on_junk: Callable[[str, WeightsRefused], None] = lambda _place, _reason: None

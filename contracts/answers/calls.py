@@ -39,8 +39,7 @@ class Sink:
     ) -> None:
         self.said: list[Said] = []
         self.schemas, self._strict = schemas, strict
-        self.is_forced = is_forced
-        self.marks = marks
+        self.is_forced, self.marks = is_forced, marks
 
     def start(self, name: str) -> None:
         """A call begins. Raises NotACall if no such tool is offered."""

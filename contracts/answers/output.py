@@ -21,8 +21,7 @@ class Output:
 
     def __init__(self, marks: Marks, new_id: Callable[[], str], most_calls: int | None) -> None:
         self._marks, self._new_id = marks, new_id
-        self._most = most_calls
-        self._num = 0
+        self._most, self._num = most_calls, 0
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[CallPart] = []

@@ -63,9 +63,7 @@ class TextReader:
         self._anywhere = [trigger.text for trigger in triggers if not trigger.only_first]
         self._first = [trigger.text for trigger in triggers if trigger.only_first]
         self._find, self._find_first = _alternatives(self._anywhere), _alternatives(self._first)
-        self._end = reasoning_end
-        self._in_reasoning = in_reasoning
-        self._at_start = True
+        self._end, self._in_reasoning, self._at_start = reasoning_end, in_reasoning, True
         self._held = ""
         self._call: _OpenCall | None = None
 

@@ -36,9 +36,7 @@ class CallText:
     """
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.place = 0
-        self.ended = False
+        self.text, self.place, self.ended = text, 0, False
 
     def literal(self, expected: str) -> Reading[None]:
         """Read this text. Raises NotACall at the first character that differs."""

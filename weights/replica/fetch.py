@@ -34,11 +34,8 @@ class ChunkFolder:
     """Chunks of one policy on disk. Nothing is synced: bytes lost in a power cut are noticed on reading, and fetched again."""
 
     def __init__(self, folder: Path, source: ChunkSource, policy: str, *, connections: int, fault: FaultPoint) -> None:
-        self._folder = folder
-        self._source = source
-        self._policy = policy
-        self._connections = connections
-        self._fault = fault
+        self._folder, self._source, self._policy = folder, source, policy
+        self._connections, self._fault = connections, fault
         make_folder_durably(folder)
 
     def fetch(self, manifests: Iterable[Manifest]) -> None:

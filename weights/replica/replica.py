@@ -70,9 +70,7 @@ class Replica:
     def __init__(
         self, folder: Path, store: ReplicaStore, policy: str, *, connections: int = 4, fault: FaultPoint = no_fault
     ) -> None:
-        self._store = store
-        self._policy = policy
-        self._fault = fault
+        self._store, self._policy, self._fault = store, policy, fault
         self._slots = Slots(folder, policy, fault)
         self._chunks = ChunkFolder(folder / "chunks", store, policy, connections=connections, fault=fault)
         self._held: Slot | None = None

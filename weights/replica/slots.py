@@ -72,9 +72,7 @@ class Slots:
     """The slots of one policy in one folder. `refused` collects damage that was found, newest last."""
 
     def __init__(self, folder: Path, policy: str, fault: FaultPoint) -> None:
-        self._folder = folder
-        self._policy = policy
-        self._fault = fault
+        self._folder, self._policy, self._fault = folder, policy, fault
         self.refused: list[WeightsRefused] = []
         make_folder_durably(folder / "slots")
 

@@ -78,9 +78,7 @@ class BucketObjects(Objects):
     connections = 4
 
     def __init__(self, bucket: ObjectStore, place: str, clock: Callable[[], float] = time.time) -> None:
-        self.bucket = bucket
-        self.place = place
-        self._clock = clock
+        self.bucket, self.place, self._clock = bucket, place, clock
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
         """See `Objects.put_if_absent`."""

@@ -30,9 +30,7 @@ class AnswerDeadline:
     """
 
     def __init__(self, grace: float, least_rate: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._grace = grace
-        self._least_rate = least_rate
-        self._clock = clock
+        self._grace, self._least_rate, self._clock = grace, least_rate, clock
         self._local = threading.local()
 
     @contextmanager
@@ -83,8 +81,7 @@ class _Stream(httpcore.NetworkStream):
     """A connection whose reads end at the deadline."""
 
     def __init__(self, inner: httpcore.NetworkStream, deadline: AnswerDeadline) -> None:
-        self._inner = inner
-        self._deadline = deadline
+        self._inner, self._deadline = inner, deadline
         self.write = inner.write  # type: ignore[method-assign]
         self.close = inner.close  # type: ignore[method-assign]
         self.get_extra_info = inner.get_extra_info  # type: ignore[method-assign]

@@ -70,8 +70,7 @@ class WeightStore(WeightReader):
         self, objects: Objects, keyring: Verifier | None = None, held: Callable[[], Collection[int]] = tuple
     ) -> None:
         super().__init__(keyring, objects.connections)
-        self.objects = objects
-        self._held = held
+        self.objects, self._held = objects, held
 
     def publish(self, manifest: Manifest, payload: bytes) -> None:
         """Make an edge durable, bytes first. Doing it again is a no-op, with any payload that leads to the same weights.

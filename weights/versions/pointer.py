@@ -131,9 +131,7 @@ class PointerReader:
     def __init__(self, store: PointerSource, policy: str, arm: str, keyring: Keyring | None, memory: Path) -> None:
         self._store = store
         self.policy = self._policy = policy
-        self._arm = arm
-        self._keyring = keyring
-        self._memory = memory
+        self._arm, self._keyring, self._memory = arm, keyring, memory
 
     def look(self) -> Pointer | None:
         """The current pointer; None: the arm has no pointer yet.

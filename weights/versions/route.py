@@ -26,8 +26,7 @@ class EdgeGone(Exception):
 
     def __init__(self, manifest: Manifest, error: NotFound) -> None:
         super().__init__(error.message)
-        self.manifest = manifest
-        self.error = error
+        self.manifest, self.error = manifest, error
 
 
 class _Place(NamedTuple):

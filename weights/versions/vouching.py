@@ -64,12 +64,8 @@ class Snapshots:
         accepted: Callable[[Snapshot], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._keyring = keyring
-        self._memory = memory
-        self._run = run
-        self._publishes = publishes
-        self._accepted = accepted
-        self._clock = clock
+        self._keyring, self._memory, self._run = keyring, memory, run
+        self._publishes, self._accepted, self._clock = publishes, accepted, clock
         self._lock = threading.RLock()
         self._current: dict[str, Snapshot] = {}
         self._looked_at: dict[str, float] = {}
