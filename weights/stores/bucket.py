@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 _PIECE_BYTES = 2**20
 _RENEW_SECONDS = 1800.0
 """A chunk older than this is written again if a new version needs it: pruning may remove one that is an hour old."""
+_VARIABLES = (
+    *("access_key_id", "secret_access_key", "session_token"),
+    # Without keys: those of the workload, which the client fetches with a token and renews by itself.
+    *("web_identity_token_file", "role_arn", "role_session_name", "endpoint_url_sts"),
+    *("container_credentials_full_uri", "container_credentials_relative_uri", "container_authorization_token_file"),
+)
+"""What the client is told, each from the variable of its name: AWS_ACCESS_KEY_ID, ..."""
 _INSTANCE_METADATA = "169.254.169.254"
 _BEYOND = re.compile(r"status code: 416\b|Invalid range")
 _REFUSED = re.compile(r"status code: 40[13]\b")
@@ -67,13 +74,7 @@ TIMEOUTS = BucketTimeouts()
 
 
 class BucketObjects(Objects):
-    """Objects in a bucket.
-
-    Args:
-        bucket: the bucket, or a part of it.
-        place: what messages call it.
-        clock: UTC epoch seconds, about those of the store.
-    """
+    """Objects in a bucket, or in a part of it. `clock`: UTC epoch seconds, about those of the store."""
 
     connections = 4
 
@@ -108,9 +109,9 @@ class BucketObjects(Objects):
             try:
                 return _bounded(obstore.get(self.bucket, path, options={"range": (start, end)}), path, end - start)
             except BaseError as error:
-                if _BEYOND.search(str(error)):
-                    return b""
-                raise
+                if not _BEYOND.search(str(error)):
+                    raise
+                return b""
         return None
 
     def list_below(self, folder: str, after: str = "") -> Iterator[StoredObject]:
@@ -228,21 +229,8 @@ def open_bucket(
 
 
 def _config(environment: Mapping[str, str], endpoint: str) -> S3Config:
-    found = {
-        "access_key_id": environment.get("AWS_ACCESS_KEY_ID", ""),
-        "secret_access_key": environment.get("AWS_SECRET_ACCESS_KEY", ""),
-        "session_token": environment.get("AWS_SESSION_TOKEN", ""),
-        "region": environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION", ""),
-        "endpoint": endpoint,
-        # Without keys: those of the workload, which the client fetches with a token and renews by itself.
-        "web_identity_token_file": environment.get("AWS_WEB_IDENTITY_TOKEN_FILE", ""),
-        "role_arn": environment.get("AWS_ROLE_ARN", ""),
-        "role_session_name": environment.get("AWS_ROLE_SESSION_NAME", ""),
-        "endpoint_url_sts": environment.get("AWS_ENDPOINT_URL_STS", ""),
-        "container_credentials_full_uri": environment.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", ""),
-        "container_credentials_relative_uri": environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", ""),
-        "container_authorization_token_file": environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", ""),
-    }
+    found = {name: environment.get(f"AWS_{name.upper()}") for name in _VARIABLES} | {"endpoint": endpoint}
+    found["region"] = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
     return {name: value for name, value in found.items() if value}  # type: ignore[return-value]
 
 
@@ -259,8 +247,8 @@ def _authorities(environment: Mapping[str, str]) -> ClientConfig:
 
 
 def _certificate_problem(name: str) -> str:
-    known = [says for begins, says in _WRONG_CERTIFICATE if name.startswith(begins)]
-    return known[0] if known else f"is refused ({name}): give it another one"
+    known = (says for begins, says in _WRONG_CERTIFICATE if name.startswith(begins))
+    return next(known, f"is refused ({name}): give it another one")
 
 
 def _stored(item: ObjectMeta) -> StoredObject:
@@ -278,5 +266,4 @@ def _bounded(found: GetResult, path: str, most: int) -> bytes:
 
 
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)

@@ -21,13 +21,7 @@ import httpx
 
 
 class AnswerDeadline:
-    """Deadlines of requests. Any number of threads make one request each at a time.
-
-    Args:
-        grace: seconds for an answer without bytes.
-        least_rate: bytes a second that earn more time.
-        clock: seconds, only rising.
-    """
+    """Deadlines of requests, one at a time for each thread. `grace`: seconds; `least_rate`: bytes a second."""
 
     def __init__(self, grace: float, least_rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._grace, self._least_rate, self._clock = grace, least_rate, clock

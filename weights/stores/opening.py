@@ -82,28 +82,22 @@ def open_weight_store(
     read_from: str | None = None,
     held: Callable[[], Collection[int]] = tuple,
 ) -> WeightStore:
-    """The store of a home.
+    """The store of a home. `publishes`: see `Snapshots`; `held`: see `WeightStore`.
 
-    Args:
-        settings: the home's.
-        publishes: the process issues snapshots, see `Snapshots`.
-        measures: counts bad objects and snapshots; bad objects are always logged.
-        read_from: another address of the store, to read only: that of a region's cache.
-        held: see `WeightStore`.
+    `measures` counts bad objects and snapshots; bad objects are always logged. `read_from` is another address of the store, to
+    read only: that of a region's cache.
 
-    Raises:
-        InvalidSettings: no key is trusted, or `weights_url` or an AWS_* variable cannot be used.
+    Raises InvalidSettings: no key is trusted, or `weights_url` or an AWS_* variable cannot be used.
     """
-    keyring = keyring_of(settings)
-    if keyring is None:
-        return open_any_store(settings, None, measures, read_from, held)
-    snapshots = Snapshots(
-        keyring,
-        settings.home / "snapshots",
-        run=settings.run,
-        publishes=publishes,
-        accepted=lambda snapshot: measures.note_snapshot(snapshot.expires_at) if measures else None,
-    )
+    snapshots = None
+    if (keyring := keyring_of(settings)) is not None:
+        snapshots = Snapshots(
+            keyring,
+            settings.home / "snapshots",
+            run=settings.run,
+            publishes=publishes,
+            accepted=lambda snapshot: measures.note_snapshot(snapshot.expires_at) if measures else None,
+        )
     return open_any_store(settings, snapshots, measures, read_from, held)
 
 
@@ -132,15 +126,9 @@ def open_any_store(
 def open_store_at(
     place: str | Path, keyring: Verifier | None = None, held: Callable[[], Collection[int]] = tuple
 ) -> WeightStore:
-    """The store at `s3://bucket/prefix`, at `http(s)://HOST/PREFIX` to read only, or in a folder.
+    """The store at `s3://bucket/prefix`, at `http(s)://HOST/PREFIX` to read only, or in a folder; see `WeightStore`.
 
-    Args:
-        place: where.
-        keyring: see `WeightReader`.
-        held: see `WeightStore`.
-
-    Raises:
-        InvalidSettings: the URL or an AWS_* variable cannot be used.
+    Raises InvalidSettings: the URL or an AWS_* variable cannot be used.
     """
     scheme, is_url, _ = str(place).partition("://")
     if not is_url:

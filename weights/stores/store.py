@@ -60,10 +60,7 @@ class StoredChunk(NamedTuple):
 class WeightStore(WeightReader):
     """Published versions of policies. An edge never changes once it is visible.
 
-    Args:
-        objects: where the versions are.
-        keyring: see `WeightReader`.
-        held: versions that the caller has now. A place that lists nothing is asked for folds from these.
+    `held`: versions that the caller has now. A place that lists nothing is asked for folds from these.
     """
 
     def __init__(
@@ -120,11 +117,10 @@ class WeightStore(WeightReader):
     def chunks(self, policy: str) -> list[StoredChunk]:
         """All chunks of a policy, needed or not, by name. Raises Unavailable."""
         folder = chunk_folder(policy)
-        found = ((item.path.removeprefix(f"{folder}/"), item) for item in self.objects.list_below(folder))
         return sorted(
             StoredChunk(name, item.num_bytes, item.written_at)
-            for name, item in found
-            if item.is_file and is_chunk(name)
+            for item in self.objects.list_below(folder)
+            if item.is_file and is_chunk(name := item.path.removeprefix(f"{folder}/"))
         )
 
     def remove_chunks(self, policy: str, names: Iterable[str], before: float) -> list[str]:
@@ -164,12 +160,11 @@ class WeightStore(WeightReader):
         """
         with self.objects.turn(path.rpartition("/")[0]):
             # The tag first: if the object is replaced before it is read, the tag is no longer right.
-            found, seen = self.objects.head(path), None
-            if found is not None:
-                try:
-                    seen = self.objects.get(path, most)
-                except WeightsRefused:
-                    seen = b""
+            found = self.objects.head(path)
+            try:
+                seen = None if found is None else self.objects.get(path, most)
+            except WeightsRefused:
+                seen = b""
             if (text := change(seen)) is None:
                 return True
             if found is None:
@@ -209,11 +204,10 @@ class WeightStore(WeightReader):
             raise InvalidValue(f"version {version} does not exist: publish its step first", param="version")
         if is_primary(offered):
             return primary is not None
-        edge = self._edge(policy, version, edge_name(offered))
-        if isinstance(edge, Manifest):
-            check_same(edge, offered)
-            return True
-        return False
+        if not isinstance(edge := self._edge(policy, version, edge_name(offered)), Manifest):
+            return False
+        check_same(edge, offered)
+        return True
 
     def _check_free(self, offered: Manifest) -> None:
         """Raises WeightsRefused: another run has the place, or another publisher has the policy. Nothing is written."""

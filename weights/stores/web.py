@@ -42,14 +42,9 @@ TIMEOUTS = WebTimeouts()
 
 
 class WebObjects(Objects):
-    """Files below a URL. Nothing can be written, and a web server lists nothing.
+    """Files below a URL, `http(s)://[USER:PASSWORD@]HOST/PREFIX`. Nothing can be written, and a web server lists nothing.
 
-    Args:
-        url: `http://HOST/PREFIX` or `https://`, with `USER:PASSWORD@` if the server wants a password.
-        timeouts: how long to wait.
-
-    Raises:
-        InvalidSettings: it is another kind of URL.
+    Raises InvalidSettings: it is another kind of URL.
     """
 
     connections = 4
