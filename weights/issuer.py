@@ -50,14 +50,8 @@ class SnapshotRows(Protocol):
 class Issuer:
     """Issues the snapshots of one policy.
 
-    Args:
-        rows: which snapshot is the newest.
-        store: for the copy; it must accept versions that are not listed yet.
-        policy, run: whose versions.
-        signer: signs the snapshots.
-        keyring: whose snapshots in the store are trusted, if one is newer than the row.
-        clock: UTC epoch seconds.
-        accepted: called with every snapshot that is issued.
+    `store` must accept versions that are not listed yet. `keyring`: whose snapshots in the store are trusted, if one is newer
+    than the row. `clock`: UTC epoch seconds. `accepted`: called with every snapshot that is issued.
     """
 
     def __init__(
@@ -98,7 +92,8 @@ class Issuer:
         """
         for _ in range(_ATTEMPTS):
             row, before = self._newest()
-            added = {version: self._entry(version, before) for version in self._to_add(versions, before)}
+            wanted = {*versions, *(self._store.versions(self._policy) if before is None else ())}
+            added = {version: self._entry(version, before) for version in sorted(wanted)}
             snapshot = next_snapshot(
                 before,
                 policy=self._policy,
@@ -110,8 +105,7 @@ class Issuer:
             )
             text = sign_snapshot(snapshot, self._signer)
             if self._rows.replace(row, (snapshot.sequence, text)):
-                self._show((snapshot.sequence, text))
-                self._noted(snapshot)
+                self._show((snapshot.sequence, text), snapshot)
                 return snapshot
         raise StaleWrite(f"other processes issue snapshots of {self._policy!r} at this moment; it is safe to try again")
 
@@ -123,21 +117,10 @@ class Issuer:
         row, before = self._newest()
         is_fresh = before is not None and 0 <= self._clock() - before.issued_at < after
         if before is not None and row is not None and is_fresh and before.key == self._signer.key_id:
-            self._show(row)
-            self._noted(before)
+            self._show(row, before)
             return False
         self.issue()
         return True
-
-    def _noted(self, snapshot: Snapshot) -> None:
-        self._last = snapshot
-        self._accepted(snapshot)
-
-    def _to_add(self, versions: Collection[int], before: Snapshot | None) -> list[int]:
-        wanted = set(versions)
-        if before is None:
-            wanted |= set(self._store.versions(self._policy))
-        return sorted(wanted)
 
     def _entry(self, version: int, before: Snapshot | None) -> ListedVersion:
         entry = list_version(self._store.edges(self._policy, version))
@@ -166,8 +149,8 @@ class Issuer:
             )
         return row, newest
 
-    def _show(self, row: SnapshotRow) -> None:
-        """Copy the row to the store, and a newer row if there is one by then."""
+    def _show(self, row: SnapshotRow, snapshot: Snapshot) -> None:
+        """Copy the row of a snapshot to the store, and a newer row if there is one by then."""
         path = snapshot_path(self._policy)
         for _ in range(_ATTEMPTS):
             try:
@@ -178,5 +161,7 @@ class Issuer:
                 self._store.write_small(path, row[1])
             newest = self._rows.newest()
             if newest is None or newest[0] == row[0]:
-                return
+                break
             row = newest
+        self._last = snapshot
+        self._accepted(snapshot)

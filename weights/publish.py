@@ -7,6 +7,8 @@ becomes an anchor.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
 from contracts.errors import InvalidValue, WeightsRefused
@@ -186,12 +188,9 @@ def _publish(store: WeightStore, about: Manifest, encoded: Encoded, signer: Sign
 
 def _checked_root(store: WeightStore, policy: str, version: int, base: Tensors, known: str | None = None) -> str:
     """The root of the base, checked; `known`: the expected root if the manifest of the version cannot be read any more."""
-    root = root_of(base)
-    published: str | None
-    try:
+    root, published = root_of(base), known
+    with suppress(WeightsRefused):
         published = store.manifest(policy, version).target_root
-    except WeightsRefused:
-        published = known
     if root != published:
         raise WeightsRefused("wrong_base", f"the base given is not what was published as version {version}")
     return root

@@ -50,9 +50,8 @@ class ChunkFolder:
         same: dict[str, list[Chunk]] = {}
         for chunk in wanted:
             same.setdefault(chunk.blake3, []).append(chunk)
-        for digest, chunks in same.items():
-            if len({chunk.num_bytes for chunk in chunks}) > 1:  # two would write to one file
-                raise WeightsRefused("corrupt_manifest", f"chunk {digest} is said to have two sizes")
+            if chunk.num_bytes != same[chunk.blake3][0].num_bytes:  # two would write to one file
+                raise WeightsRefused("corrupt_manifest", f"chunk {chunk.blake3} is said to have two sizes")
         with ThreadPoolExecutor(self._connections) as pool:
             # Equal chunks of two trainers are one file here, so they are fetched one after the other.
             jobs = {chunks[0]: pool.submit(self._fetch_all, chunks) for chunks in same.values()}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
@@ -54,17 +55,11 @@ class ReplicaStore(ChunkSource, Protocol):
 
 
 class Replica:
-    """One policy's weights in one folder. Not for several threads; `tensors()` may be kept and read by any.
+    """One policy's weights in one folder, which belongs to it alone. `tensors()` may be kept and read by any thread.
 
-    Args:
-        folder: belongs to this replica alone.
-        store: where versions come from.
-        policy: whose versions.
-        connections: chunks that are fetched at the same time.
-        fault: called before and after each visible change, for tests.
+    `connections`: chunks that are fetched at the same time. `fault`: called before and after each visible change, for tests.
 
-    Raises:
-        Conflict: another process uses this folder.
+    Raises Conflict: another process uses this folder.
     """
 
     def __init__(
@@ -188,8 +183,7 @@ class Replica:
             WeightsRefused: as `WeightReader.believed`; `slot_damaged`, the manifest is of other weights: the slot was removed.
             NotFound, Unavailable: the slot has no manifest, and the store cannot give it.
         """
-        text = self._slots.manifest_of(slot)
-        if text is None:
+        if (text := self._slots.manifest_of(slot)) is None:
             manifest = self._store.edges(self._policy, slot.version)[0]
         else:
             manifest = self._store.believed(text, self._policy, slot.version)
@@ -216,12 +210,10 @@ class Replica:
         """Slots that may be served, or used as a base."""
         found = []
         for slot in self._slots.held():
-            if slot != self._held:  # that one was checked when it began to serve
-                try:
+            with suppress(NotFound, Unavailable, WeightsRefused):
+                if slot != self._held:  # that one was checked when it began to serve
                     self._check(slot)
-                except (NotFound, Unavailable, WeightsRefused):
-                    continue
-            found.append(slot)
+                found.append(slot)
         return found
 
     def _make(self, version: int, held: dict[int, Slot], run: str | None) -> Slot:
@@ -249,9 +241,8 @@ class Replica:
     def _build(self, edges: list[Manifest], base: Slot | None) -> Slot:
         """Build a complete slot of the version that the last edge leads to."""
         last = edges[-1]
-        if not is_digest(
-            last.target_root
-        ):  # it becomes the name of a folder, which is removed if the version is refused
+        # It becomes the name of a folder, which is removed if the version is refused.
+        if not is_digest(last.target_root):
             raise WeightsRefused("corrupt_manifest", f"{last.target_root[:80]!r} is not the root of any weights")
         target = Slot(last.version, last.target_root, NO_HISTORY, last.run)
         # Verified again even if it is served: the disk may have damaged it since.
@@ -288,21 +279,16 @@ class Replica:
             self._fault("stage: applied")
             tensors, root = known, staged.target_root
             advance_history(history, manifest, staged.moves)
-        if mapped.keys() == tensors.keys() and all(tensors[name].data is mapped[name].data for name in mapped):
-            _sync(path)
-        else:
+        if mapped.keys() != tensors.keys() or any(tensors[name].data is not mapped[name].data for name in mapped):
             write_safetensors(path, tensors)
+            return
+        with full_disk_named(path), path.open("rb") as file:
+            os.fsync(file.fileno())  # makes what was written through the memory map durable
 
     def _serve(self, held: Slot, opened: OpenSlot) -> None:
         if self._slots.current != held:
             self._slots.flip(held)
         self._held, self._opened = held, opened
-
-
-def _sync(path: Path) -> None:
-    """Make writes through a memory map durable."""
-    with full_disk_named(path), path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _lock(path: Path) -> int:
