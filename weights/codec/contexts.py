@@ -166,8 +166,8 @@ def _fit_rates(evidence: ChangeCounts) -> tuple[bytes, bytes, bytes]:
     entries = [(classes[row], 0, still[row]) for row in range(classes.size)]
     entries += [(classes[row], ANY, moved[row]) for row in np.flatnonzero(use_moved)]
     entries += [(classes[row], state, own[row, state]) for row, state in np.argwhere(use_own)]
-    columns = np.array(entries, dtype=np.uint8).reshape(-1, 3).T
-    return columns[0].tobytes(), columns[1].tobytes(), columns[2].tobytes()
+    first, second, third = np.array(entries, dtype=np.uint8).reshape(-1, 3).T
+    return first.tobytes(), second.tobytes(), third.tobytes()
 
 
 def _fit_directions(agreed: Floats) -> tuple[tuple[int, int], ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from weights.codec.container import (
 from weights.codec.contexts import Tables, model_of
 from weights.codec.dense import decode_dense, encode_dense
 from weights.codec.history import History, Moves, no_moves
+from weights.codec.kernels import Words
 from weights.codec.sparse import MOST_WORDS, WIDEST, BaseTensor, CodedChanges, Encoder, decode_sparse, find_changes
 from weights.tensors import ELEMENT_BYTES, Tensor, Tensors, digest_of, root_of, root_of_leaves, words_of
 from weights.versions.layout import parts_of
@@ -42,8 +43,6 @@ CODEC = "context-rans/1"
 _DENSE_FROM = 0.12
 """Density from which sparse and dense are both tried."""
 _WIDEST_ELEMENT = 16
-
-Words = npt.NDArray[Any]
 
 
 class Encoded(NamedTuple):

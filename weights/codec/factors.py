@@ -48,11 +48,7 @@ def fit_factors(
 ) -> SignFactors | None:
     """Factors of a tensor's changes; None: they would cost more than they save.
 
-    Args:
-        shape: of the tensor.
-        places: indices of the changes.
-        moved_down: 1 per change that goes down.
-        unknown: the changes whose direction the history does not predict.
+    Of each change, `places` has the index, `moved_down` 1 if it goes down, `unknown` whether the history predicts no direction.
     """
     num_rows, num_columns = sides(shape)
     if min(num_rows, num_columns) <= 1 or places.size < _WORTH_TRYING * (num_rows + num_columns):

@@ -22,7 +22,7 @@ from weights.codec import kernels
 from weights.tensors import Tensor, words_of
 from weights.versions.manifest import NO_HISTORY
 
-_LARGEST_RATIO = 2**15
+LARGEST_RATIO = 2**15
 """The largest ratio of zstd: a block of 4 bytes expands to at most 128 KiB."""
 
 States = npt.NDArray[np.uint8]
@@ -104,7 +104,7 @@ class History:
         """
         try:
             # The size in a damaged frame is not trusted: zstd would allocate that much memory at once.
-            if zstandard.frame_content_size(content) > len(content) * _LARGEST_RATIO:
+            if zstandard.frame_content_size(content) > len(content) * LARGEST_RATIO:
                 raise WeightsRefused("corrupt_history", "the history cannot be read: it claims an impossible size")
             saved = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(content), type=_Saved)
         except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

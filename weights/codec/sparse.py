@@ -32,6 +32,7 @@ from weights.codec.contexts import (
 )
 from weights.codec.factors import NO_FACTORS, SignFactors, fit_factors, pack_factors, unpack_factors
 from weights.codec.history import Moves, States
+from weights.codec.kernels import Words
 
 BLOCK = 1 << 18
 """Weights that are coded on their own, so that blocks can be decoded side by side."""
@@ -49,7 +50,6 @@ _TENSOR_SAMPLE = 1 << 14
 _EARLIEST_SCALE = 8
 """A tensor with more changes than this has its own rate."""
 
-Words = npt.NDArray[Any]
 Places = npt.NDArray[np.uint32]
 Contexts = npt.NDArray[np.uint16]
 Levelled = npt.NDArray[np.uint32]
@@ -81,11 +81,7 @@ class BaseTensor(NamedTuple):
 
 
 class Encoder:
-    """Codes the tensors of one version.
-
-    Args:
-        num_weights: of the whole version.
-    """
+    """Codes the tensors of one version, which has `num_weights` in all."""
 
     def __init__(self, num_weights: int) -> None:
         self._stride = max(1, num_weights // _SAMPLE)
@@ -162,8 +158,7 @@ def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memor
         contexts = levelled
     hazards = _hazards(model, head.scale, head.levels)
     coded, total = np.frombuffer(body[head.factor_bytes :], dtype="<u4"), sum(head.changes)
-    places, words = np.empty(total, np.uint32), np.empty(total, old.dtype)
-    moved_down = np.empty(total, np.uint8)
+    places, words, moved_down = np.empty(total, np.uint32), np.empty(total, old.dtype), np.empty(total, np.uint8)
     change = word = 0
     for block, (count, length) in enumerate(zip(head.changes, head.words, strict=True)):
         part, first = slice(change, change + count), block * BLOCK
@@ -240,12 +235,9 @@ def _described(known: BaseTensor, contexts: Contexts, new: Words, places: Places
             known.old, new, known.states, is_float, places, *factors,
             directions, moved_down, agrees, tokens, extras, num_extras,
         )  # fmt: skip
-        found = (
-            None
-            if is_last or not _is_matrix(known)
-            else fit_factors(known.shape, places, moved_down, known.states[places] == 0)
-        )
-        if found is None:
+        if is_last or not _is_matrix(known):
+            break
+        if (found := fit_factors(known.shape, places, moved_down, known.states[places] == 0)) is None:
             break
         factors = found  # the expected directions depend on the factors
     return CodedChanges(places, contexts[places], directions, moved_down, agrees, tokens, extras, num_extras, factors)
@@ -263,9 +255,7 @@ def _fit_levels(levelled: Levelled, changed: Levelled, model: Model, scale: int)
 
 
 def _hazards(model: Model, scale: int, levels: tuple[int, ...]) -> npt.NDArray[np.uint32]:
-    if not levels:
-        return scaled(model, scale)
-    return np.concatenate([scaled(model, scale + level) for level in levels])
+    return np.concatenate([scaled(model, scale + level) for level in levels]) if levels else scaled(model, scale)
 
 
 def _check_head(known: BaseTensor, head: TensorHead, num_bytes: int) -> None:

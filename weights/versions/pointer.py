@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -78,12 +79,11 @@ def move_pointer(store: PointerStore, wanted: Pointer, signer: Signer | None, ke
     signed = signer.sign(wanted, "pointer") if signer else msgspec.structs.replace(wanted, key=None, signature=None)
 
     def change(stored: bytes | None) -> bytes | None:
-        try:
+        found = None
+        with suppress(WeightsRefused):
             found = None if stored is None else parse_pointer(stored, policy, arm, keyring)
-        except WeightsRefused:
-            found = None
         if found is not None and found.epoch >= wanted.epoch:
-            if (found.run, found.version, found.epoch) == (wanted.run, wanted.version, wanted.epoch):
+            if _is_same(found, wanted):
                 return None
             raise StaleWrite(
                 f"{policy}/{arm} points at version {found.version} since epoch {found.epoch}: epoch {wanted.epoch} comes "
@@ -129,9 +129,8 @@ class PointerReader:
     """Follows one arm; `memory` is a file that only this reader uses."""
 
     def __init__(self, store: PointerSource, policy: str, arm: str, keyring: Keyring | None, memory: Path) -> None:
-        self._store = store
-        self.policy = self._policy = policy
-        self._arm, self._keyring, self._memory = arm, keyring, memory
+        self._store, self.policy, self._arm = store, policy, arm
+        self._keyring, self._memory = keyring, memory
 
     def look(self) -> Pointer | None:
         """The current pointer; None: the arm has no pointer yet.
@@ -140,28 +139,25 @@ class PointerReader:
             WeightsRefused: as `parse_pointer`; `stale_pointer`, an older pointer was restored, or a different one with the same epoch.
             Unavailable: the store is away.
         """
-        text = _read(self._store, self._policy, self._arm)
-        if text is None:
+        if (text := _read(self._store, self.policy, self._arm)) is None:
             return None
-        pointer = parse_pointer(text, self._policy, self._arm, self._keyring)
-        last = self._last()
-        if last is not None and pointer.epoch <= last.epoch:
-            if (pointer.run, pointer.version, pointer.epoch) == (last.run, last.version, last.epoch):
-                return pointer
+        pointer, last = parse_pointer(text, self.policy, self._arm, self._keyring), self._last()
+        if last is None or pointer.epoch > last.epoch:
+            write_durably(self._memory, [text])
+        elif not _is_same(pointer, last):
             raise WeightsRefused(
                 "stale_pointer",
-                f"the store points {self._policy}/{self._arm} at version {pointer.version} of epoch {pointer.epoch}, but "
+                f"the store points {self.policy}/{self._arm} at version {pointer.version} of epoch {pointer.epoch}, but "
                 f"version {last.version} of epoch {last.epoch} was seen before: somebody restored an old pointer",
                 epoch=pointer.epoch,
                 seen=last.epoch,
             )
-        write_durably(self._memory, [text])
         return pointer
 
     def _last(self) -> Pointer | None:
         try:
             # No keyring: its key may have been retired since, and the file is our own.
-            return parse_pointer(self._memory.read_bytes(), self._policy, self._arm, None)
+            return parse_pointer(self._memory.read_bytes(), self.policy, self._arm, None)
         except FileNotFoundError:
             return None
         except WeightsRefused as error:
@@ -170,6 +166,10 @@ class PointerReader:
                 f"{self._memory}, the last pointer seen here, is damaged ({error.message}): remove it, if you are sure that "
                 "the pointer in the store is not an old one",
             ) from error
+
+
+def _is_same(one: Pointer, other: Pointer) -> bool:
+    return (one.run, one.version, one.epoch) == (other.run, other.version, other.epoch)
 
 
 def _read(store: PointerSource, policy: str, arm: str) -> bytes | None:

@@ -91,15 +91,10 @@ def present_replicas(
     replicas: Keyring | None = None,
     on_junk: Callable[[str, WeightsRefused], None] = lambda _place, _reason: None,
 ) -> PresentReplicas:
-    """Replicas that reported after `since`. Objects that cannot be read or are not trusted are left out, and reported.
+    """Replicas that reported after `since` (UTC epoch seconds, as `now`).
 
-    Args:
-        store: has the reports.
-        policy: whose versions they have.
-        since: UTC epoch seconds.
-        now: the same.
-        replicas: keys of trusted replicas; None or empty: every report is a hint.
-        on_junk: called with the path and the reason for every object that is left out.
+    `replicas`: keys of trusted replicas; None or empty: every report is a hint. `on_junk`: called with path and reason for every
+    object that is left out because it cannot be read or is not trusted.
 
     Raises:
         Unavailable: the store is away.

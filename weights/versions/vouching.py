@@ -45,13 +45,10 @@ _FIRST_LOOK_SECONDS = 5.0
 class Snapshots:
     """A `Verifier`. Any thread may ask.
 
-    Args:
-        keyring: whose snapshots are accepted, and whose manifests while there is no snapshot.
-        memory: the folder of the file above.
-        run: the run whose versions are accepted; None: the first snapshot's run.
-        publishes: this process issues snapshots: it also accepts unlisted versions, if a trusted key signed them.
-        accepted: called with every snapshot that is accepted, or read back from the file.
-        clock: UTC epoch seconds.
+    `keyring`: whose snapshots are accepted, and whose manifests while there is no snapshot. `memory`: the folder of the file
+    above. `run`: whose versions are accepted; None: the first snapshot's. `publishes`: this process issues snapshots, and also
+    accepts unlisted versions, if a trusted key signed them. `accepted`: called with every snapshot that is accepted, or read
+    back from the file. `clock`: UTC epoch seconds.
     """
 
     def __init__(
@@ -103,14 +100,9 @@ class Snapshots:
         store had no other.
         """
         with self._lock:
-            if (found := self._current.get(policy)) is not None:
-                return found
-            text = self._remembered(policy)
-            if text is None:
-                return None
-            snapshot = parse_snapshot(text, policy, self._keyring)
-            self._take(policy, snapshot)
-            return snapshot
+            if policy not in self._current and (text := self._remembered(policy)) is not None:
+                self._take(policy, parse_snapshot(text, policy, self._keyring))
+            return self._current.get(policy)
 
     def is_expired(self, policy: str) -> bool:
         """True if the snapshot expired: the store should have had a newer one."""
@@ -139,12 +131,12 @@ class Snapshots:
         """
         with self._lock:
             self._looked_at[policy] = self._clock()
-            if text is None:
-                if self._remembered(policy) is not None:
-                    raise WeightsRefused(
-                        "missing_snapshot", f"the store has no snapshot of {policy!r} any more: see who removed it"
-                    )
+            if text is None and self._remembered(policy) is None:
                 return
+            if text is None:
+                raise WeightsRefused(
+                    "missing_snapshot", f"the store has no snapshot of {policy!r} any more: see who removed it"
+                )
             snapshot = parse_snapshot(text, policy, self._keyring)
             self._check(snapshot)
             if self._is_newer(policy, snapshot, text):
@@ -228,7 +220,7 @@ class Snapshots:
 
     def _remembered(self, policy: str) -> bytes | None:
         try:
-            return read_small(self._memory, f"{policy_folder(policy)}.json", MOST_BYTES)
+            return read_small(self._memory, self._file(policy).name, MOST_BYTES)
         except FileNotFoundError:
             return None
         except WeightsRefused:
