@@ -128,21 +128,8 @@ def _each(records: tuple[Any, ...]) -> str:
 
 
 _CHECKS: dict[str, _Check] = {
-    **dict.fromkeys(
-        (
-            "choice",
-            "num_choices",
-            "parent_tokens",
-            "revision",
-            "epoch",
-            "previous",
-            "start",
-            "count",
-            "max_tokens",
-            "index",
-        ),
-        _whole(),
-    ),
+    **dict.fromkeys(("choice", "num_choices", "parent_tokens", "revision", "epoch"), _whole()),
+    **dict.fromkeys(("previous", "start", "count", "max_tokens", "index"), _whole()),
     **dict.fromkeys(("version", "top_k"), _whole(least=-1)),
     "sequence": _whole(most=MAX_SEQUENCE),
     "calls": _whole(least=1),
