@@ -34,7 +34,7 @@ from contracts.event_log import EventLog
 from contracts.files import read_small
 from contracts.ledger import PENDING, LedgerCounts, rejection_counts, signal_counts
 from runtime.database import Database
-from runtime.learning_ledger import NOTHING_LEARNED, LearningCounts, check_learning
+from runtime.learning_ledger import NOTHING_LEARNED, LearningFindings, check_learning
 from runtime.seals import Seal, read_seals
 from runtime.settings import load_settings
 
@@ -52,7 +52,7 @@ class Audit(NamedTuple):
     """Logged answers that no client saw and that are not cancelled: nobody read them to the end."""
     rejected: Mapping[str, int] = MappingProxyType({})
     """How many signals were refused or rejected, by reason."""
-    learning: LearningCounts = NOTHING_LEARNED.counts
+    learning: LearningFindings = NOTHING_LEARNED
     """What monitors measured, corrections, and prompts of shadows."""
     notes: tuple[str, ...] = ()
     """What the log no longer has, and what was sealed now."""
@@ -147,7 +147,7 @@ def audit(
         ),
         *found.problems,
         *_about_signals(lost),
-        *(problem for kind in learning.problems for problem in kind),
+        *(problem for identity in learning for problem in identity.problems),
     ]
     if settled:
         problems += [
@@ -163,7 +163,7 @@ def audit(
             write_seals(connection, found.new_seals, now)
         closed = found.new_seals.closed
         notes.append(f"sealed; {len(closed)} days closed" + (f": {', '.join(closed)}" if closed else ""))
-    return Audit(found.counts, signals, tuple(problems), in_doubt, rejected, learning.counts, tuple(notes))
+    return Audit(found.counts, signals, tuple(problems), in_doubt, rejected, learning, tuple(notes))
 
 
 def sealed_day(database: Database, day: str) -> dict[int, Seal]:
@@ -241,7 +241,7 @@ def print_audit(result: Audit) -> None:
     ):
         parts = " + ".join(f"{count} {state}" for state, count in sorted(counts.states.items()) if count)
         print(f"{name}: {counts.total} {left} = {parts or '0'}")
-    for name, learned in result.learning._asdict().items():
+    for name, (learned, _) in result.learning._asdict().items():
         if parts := " + ".join(f"{count} {part}" for part, count in sorted(learned.items()) if count):
             print(f"{name.replace('_', ' ')}: {sum(learned.values())} = {parts}")
     if result.rejected:

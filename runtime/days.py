@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import structlog
 from sqlalchemy import Boolean, ColumnElement, Connection, Table, func, literal_column, select, text
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
 from contracts.errors import Conflict, Unavailable
 from contracts.ids import first_id_at
 from contracts.ledger import PENDING, effective_state
 from contracts.tables import generation, generation_count, outcome, received_signal, score, signal, vote
+from contracts.tables.statements import add_to_count
 from runtime.clocks import database_time
 from runtime.database import Database
 from runtime.seals import add_dropped, states_of_rows, sums_of_rows
@@ -85,11 +85,8 @@ def make_days(database: Database, now: float, ahead: int = AHEAD) -> list[str]:
     """
     if database.url.startswith("sqlite"):
         return []
-    today = datetime.fromtimestamp(now, UTC).date()
-    wanted = [(table, today + timedelta(days=number)) for number in range(ahead + 1) for table in PARTITIONED]
     with database.snapshot() as connection:
-        held = set(_children(connection))
-    missing = [(table, day) for table, day in wanted if _name(table, day) not in held]
+        missing = _missing(connection, now, ahead)
     return [_name(table, day) for table, day in missing if _make_logged(database, table, day)]
 
 
@@ -114,9 +111,7 @@ def missing_days(connection: Connection, now: float) -> list[str]:
     """Names of the partitions of today and tomorrow that are not there; rows of these days would land in the default one."""
     if connection.dialect.name == "sqlite":
         return []
-    held, today = set(_children(connection)), datetime.fromtimestamp(now, UTC).date()
-    wanted = (_name(table, today + timedelta(days=number)) for number in (0, 1) for table in PARTITIONED)
-    return [name for name in wanted if name not in held]
+    return [_name(table, day) for table, day in _missing(connection, now, 1)]
 
 
 def make_again(connection: Connection, names: Collection[str]) -> None:
@@ -155,6 +150,13 @@ def drop_days(database: Database, before: date) -> list[DroppedDay]:
     with database.snapshot() as connection:
         days = sorted({day for name in _children(connection) if (day := _day(name)) is not None and day < before})
     return [_drop(database, day) for day in days]
+
+
+def _missing(connection: Connection, now: float, ahead: int) -> list[tuple[Table, date]]:
+    """The partitions of today and of the next `ahead` days that are not there."""
+    held, today = set(_children(connection)), datetime.fromtimestamp(now, UTC).date()
+    wanted = [(table, today + timedelta(days=number)) for number in range(ahead + 1) for table in PARTITIONED]
+    return [(table, day) for table, day in wanted if _name(table, day) not in held]
 
 
 def _make_logged(database: Database, table: Table, day: date) -> bool:
@@ -209,9 +211,7 @@ def _drop(database: Database, day: date) -> DroppedDay:
         for table in tables:
             connection.exec_driver_sql(f'ALTER TABLE "{table.name}" DETACH PARTITION "{_name(table, day)}"')
             connection.exec_driver_sql(f'DROP TABLE "{_name(table, day)}"')
-        counted = postgresql.insert(generation_count).values(state="dropped", count=num_generations)
-        more = {"count": generation_count.c["count"] + num_generations}
-        connection.execute(counted.on_conflict_do_update(index_elements=["state"], set_=more))
+        add_to_count(connection, generation_count, "dropped", num_generations)
     log.info("day dropped", day=day.isoformat(), num_generations=num_generations)
     return DroppedDay(day, num_generations)
 
@@ -219,14 +219,9 @@ def _drop(database: Database, day: date) -> DroppedDay:
 def _refuse_pending(connection: Connection, day: date) -> None:
     if day >= datetime.now(UTC).date():
         raise Conflict(f"{day} is not over: choose an earlier date")
-    waiting = {
-        "generations": select(func.count())
-        .select_from(generation)
-        .where(_within(generation, day), effective_state() == PENDING),
-        "signals": select(func.count()).select_from(signal).where(_within(signal, day), signal.c.state == PENDING),
-    }
-    for what, statement in waiting.items():
-        if count := connection.execute(statement).scalar_one():
+    for what, table, state in (("generations", generation, effective_state()), ("signals", signal, signal.c.state)):
+        waiting = select(func.count()).select_from(table).where(_within(table, day), state == PENDING)
+        if count := connection.execute(waiting).scalar_one():
             raise Conflict(f"{day} holds {count} {what} that are still pending: see why, or keep the day", day=str(day))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import date
 from typing import Any, NamedTuple
 
@@ -45,10 +45,6 @@ class KeySum(NamedTuple):
     def plus(self, other: KeySum) -> KeySum:
         """Both together."""
         return KeySum(self.num + other.num, (self.hash + other.hash) % _MODULUS)
-
-    def minus(self, other: KeySum) -> KeySum:
-        """Without the other."""
-        return KeySum(self.num - other.num, (self.hash - other.hash) % _MODULUS)
 
 
 class SealKey(NamedTuple):
@@ -97,12 +93,9 @@ def day_of(hour: int) -> str:
     return date.fromordinal(date(1970, 1, 1).toordinal() + hour // _DAY_HOURS).isoformat()
 
 
-def sum_of(hashes: Iterable[int]) -> KeySum:
+def sum_of(hashes: Collection[int]) -> KeySum:
     """Add hashes up."""
-    num = total = 0
-    for item in hashes:
-        num, total = num + 1, total + item
-    return KeySum(num, total % _MODULUS)
+    return KeySum(len(hashes), sum(hashes) % _MODULUS)
 
 
 def pages(
@@ -119,7 +112,7 @@ def pages(
     while rows:
         yield from rows
         last = rows[-1]
-        rows = []
+        rows = []  # before the next page is there
         seen()
         rows = connection.execute(statement.where(*rows_after(last[0], last[1]))).all()
 
@@ -211,11 +204,8 @@ def add_dropped(
         held = seals.get(key, Seal())
         before = held.states if held.dropped_at is not None else {}
         counts = dict(Counter(before) + Counter(states.get(partition, {})))
-        write_seal(
-            connection,
-            key,
-            held._replace(states=counts, dropped=held.dropped.plus(dropped), dropped_at=now, closed_at=None),
-        )
+        seal = held._replace(states=counts, dropped=held.dropped.plus(dropped), dropped_at=now, closed_at=None)
+        write_seal(connection, key, seal)
 
 
 def forget_log(connection: Connection) -> None:

@@ -89,13 +89,9 @@ def identities(
 
 
 def _learning_identities(found: LearningFindings) -> Iterator[tuple[str, Identity]]:
-    for kind, counts in found.counts._asdict().items():
-        names = sorted(counts)
-        problems = list(getattr(found.problems, kind))
-        yield (
-            kind,
-            Identity(names=names, total=sum(counts.values()), counts=_in_order(names, counts), problems=problems),
-        )
+    for kind, (counts, problems) in found._asdict().items():
+        names, total = sorted(counts), sum(counts.values())
+        yield kind, Identity(names=names, total=total, counts=_in_order(names, counts), problems=list(problems))
 
 
 def _num_dead(totals: Totals, state: str, topic: str = GENERATIONS) -> int:
