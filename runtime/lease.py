@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import structlog
-from sqlalchemy import Connection, Row, func, insert, literal_column, select, update
+from sqlalchemy import Connection, Row, Update, func, insert, literal_column, select, update
 
 from contracts.errors import LeaseHeld, LeaseLost, Unavailable
 from contracts.tables import training_epoch, training_lease
@@ -145,10 +145,10 @@ class Lease:
 
         Raises LeaseLost: as `check`; Unavailable: the database is away.
         """
+        started = {**msgspec.to_builtins(self._holder), "start": start}
+        mine = (training_epoch.c.policy == self.policy, training_epoch.c.epoch == self.epoch)
         with self.transaction() as connection:
-            started = {**msgspec.to_builtins(self._holder), "start": start}
-            mine = (training_epoch.c.policy == self.policy) & (training_epoch.c.epoch == self.epoch)
-            connection.execute(update(training_epoch).where(mine).values(holder=started))
+            connection.execute(update(training_epoch).where(*mine).values(holder=started))
 
     def renew(self) -> None:
         """Extend the lease.
@@ -159,8 +159,7 @@ class Lease:
             # By instance, not by epoch: another thread of the holder may be issuing one.
             # This lock does not wait for `check`: a transaction of the holder may be long.
             self._insist(_row(connection, self.policy, key_share=True), None)
-            held = training_lease.c.policy == self.policy
-            connection.execute(update(training_lease).where(held).values(renewed_at=_clock(connection)))
+            connection.execute(self._update().values(renewed_at=_clock(connection)))
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
@@ -181,10 +180,12 @@ class Lease:
             with self._database.transaction() as connection:
                 self._insist(_row(connection, self.policy, nowait=False), None)
                 gone = msgspec.to_builtins(msgspec.structs.replace(self._holder, released=True))
-                held = training_lease.c.policy == self.policy
-                connection.execute(update(training_lease).where(held).values(holder=gone))
+                connection.execute(self._update().values(holder=gone))
         except (LeaseLost, Unavailable) as error:
             log.warning("lease not released", policy=self.policy, epoch=self.epoch, reason=error.message)
+
+    def _update(self) -> Update:
+        return update(training_lease).where(training_lease.c.policy == self.policy)
 
     def _beat(self, stop: threading.Event) -> None:
         own = Database(self._database.url)
@@ -201,7 +202,7 @@ class Lease:
         own.close()
 
     def _insist(self, row: Row[Any] | None, epoch: int | None) -> None:
-        holder = _holder(row)
+        holder = None if row is None else _holder(row)
         mine = holder is not None and holder.instance == self._holder.instance and not holder.released
         if row is None or not mine or epoch not in {None, row.epoch}:
             now = f"epoch {row.epoch} is held by {holder.name}" if row and holder else "its row is gone"
@@ -217,21 +218,16 @@ class Lease:
 def read_epochs(connection: Connection, policy: str) -> dict[int, IssuedEpoch]:
     """Every epoch that was issued for a policy."""
     rows = connection.execute(select(training_epoch).where(training_epoch.c.policy == policy))
-    return {
-        row.epoch: IssuedEpoch(
-            row.epoch, msgspec.convert(row.holder, LeaseHolder), row.issued_at, row.holder.get("start")
-        )
-        for row in rows
-    }
+    issued = (IssuedEpoch(row.epoch, _holder(row), row.issued_at, row.holder.get("start")) for row in rows)
+    return {item.epoch: item for item in issued}
 
 
 def unheld_seconds(connection: Connection, policy: str) -> float | None:
     """Seconds since the last renewal by a trainer that no longer holds the lease; 0 while one holds it, None before the first."""
     row = _row(connection, policy)
-    holder = _holder(row)
-    if row is None or holder is None or row.epoch == 0:
+    if row is None or row.epoch == 0:
         return None
-    age = max(0.0, _now(connection) - row.renewed_at)
+    holder, age = _holder(row), max(0.0, _now(connection) - row.renewed_at)
     return 0.0 if age < holder.lifetime and not holder.released else age
 
 
@@ -239,8 +235,7 @@ _FREE: dict[str, Any] = msgspec.to_builtins(LeaseHolder(host="", pid=0, instance
 
 
 def _refuse_if_held(connection: Connection, policy: str, row: Row[Any] | None) -> None:
-    holder = _holder(row)
-    if row is None or holder is None or holder.released or is_dead(holder):
+    if row is None or (holder := _holder(row)).released or is_dead(holder):
         return
     # After the clock was set back, the last renewal lies in the future; a living holder renews within seconds.
     age = abs(_now(connection) - row.renewed_at)
@@ -274,8 +269,8 @@ def _row(connection: Connection, policy: str, **lock: bool) -> Row[Any] | None:
     return found
 
 
-def _holder(row: Row[Any] | None) -> LeaseHolder | None:
-    return None if row is None else msgspec.convert(row.holder, LeaseHolder)
+def _holder(row: Row[Any]) -> LeaseHolder:
+    return msgspec.convert(row.holder, LeaseHolder)
 
 
 def _now(connection: Connection) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -53,9 +54,9 @@ def this_process() -> LeaseHolder:
     pid = os.getpid()
     return LeaseHolder(
         host=socket.gethostname(),
-        machine=_line(Path("/etc/machine-id")),
-        boot=_line(_PROC / "sys/kernel/random/boot_id"),
-        namespace=_namespace(),
+        machine=_told(Path("/etc/machine-id").read_text),
+        boot=_told((_PROC / "sys/kernel/random/boot_id").read_text),
+        namespace=_told((_PROC / "self/ns/pid").readlink),
         pid=pid,
         started=_started(pid) or 0.0,
         instance=uuid.uuid4().hex,
@@ -92,15 +93,9 @@ def _started_without_proc(pid: int) -> float | None:
         return None
 
 
-def _namespace() -> str:
+def _told(read: Callable[[], object]) -> str:
+    """What the system says; empty if it does not."""
     try:
-        return str((_PROC / "self/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
-def _line(path: Path) -> str:
-    try:
-        return path.read_text().strip()
+        return str(read()).strip()
     except OSError:
         return ""

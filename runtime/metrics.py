@@ -22,10 +22,11 @@ _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 _GROUPS = ("episodes", "rewards", "training", "release")
 
 
-def _born(counter: Counter, *values: Sequence[str]) -> Counter:
-    """Begin a counter at 0 for every combination of its labels' values."""
-    for labels in product(*values):
-        counter.labels(*labels)
+def _born(name: str, documentation: str, **labels: Sequence[str]) -> Counter:
+    """A counter that begins at 0 for every combination of its labels' values."""
+    counter = Counter(name, documentation, list(labels))
+    for values in product(*labels.values()):
+        counter.labels(*values)
     return counter
 
 
@@ -89,16 +90,13 @@ TRANSACTION_SECONDS = Histogram(
     buckets=_FAST,
 )
 LOST_PARTITIONS = _born(
-    Counter(
-        "millrace_lost_partitions_total", "Batches rolled back because another replica took the partition.", ["group"]
-    ),
-    _GROUPS,
+    "millrace_lost_partitions_total", "Batches rolled back because another replica took the partition.", group=_GROUPS
 )
-WAITS = _born(Counter("millrace_waits_total", "Times that the log or the database was away.", ["group"]), _GROUPS)
-DEAD_LETTERS = _born(Counter("millrace_dead_letters_total", "Records that could not be processed.", ["group"]), _GROUPS)
+WAITS = _born("millrace_waits_total", "Times that the log or the database was away.", group=_GROUPS)
+DEAD_LETTERS = _born("millrace_dead_letters_total", "Records that could not be processed.", group=_GROUPS)
 HALTED = Gauge("millrace_halted", "1 if the worker halted because too many records could not be processed.", ["group"])
 TICK_FAILURES = _born(
-    Counter("millrace_tick_failures_total", "Times that the passing of time could not be applied.", ["group"]), _GROUPS
+    "millrace_tick_failures_total", "Times that the passing of time could not be applied.", group=_GROUPS
 )
 
 # Every process that reads the weight store.
@@ -117,18 +115,18 @@ LOG_LOST_RECORDS = Gauge("millrace_log_lost_records", "Records that the database
 
 # Episodes.
 LEDGER_IGNORED = _born(
-    Counter(
-        "millrace_ledger_ignored_total", "Outcomes of a trainer's epoch that the database did not issue.", ["state"]
-    ),
-    get_args(State),
+    "millrace_ledger_ignored_total",
+    "Outcomes of a trainer's epoch that the database did not issue.",
+    state=get_args(State),
 )
 CURATED = Counter("millrace_curated_total", "Prompts by decision of the curation rules.", ["task", "decision"])
 
 # Rewards.
 SCORES = _born(
-    Counter("millrace_scores_total", "Experiences by status and owner of the fault.", ["status", "fault"]),
-    get_args(ScoreStatus),
-    get_args(Fault),
+    "millrace_scores_total",
+    "Experiences by status and owner of the fault.",
+    status=get_args(ScoreStatus),
+    fault=get_args(Fault),
 )
 REWARD = Histogram("millrace_reward", "Rewards given.", buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0))
 JUDGE_CALLS = Counter("millrace_judge_calls_total", "Calls to a judge by result.", ["judge", "fate"])
@@ -160,9 +158,7 @@ TRAIN_LEFT_OUT = Counter(
 
 # Training.
 TRAINING_STEPS = Counter("millrace_training_steps_total", "Optimizer steps.")
-TRAINING_SAMPLES = _born(
-    Counter("millrace_training_samples_total", "Samples by final state.", ["state"]), get_args(State)
-)
+TRAINING_SAMPLES = _born("millrace_training_samples_total", "Samples by final state.", state=get_args(State))
 TRAINING_CORRECTIONS = Counter(
     "millrace_training_corrections_total", "Later revisions of trained samples, by result.", ["reason"]
 )
@@ -172,12 +168,9 @@ TRAINING_STEP_ERRORS = Counter(
     ["error"],
 )
 TRAINING_REPLAYS = _born(
-    Counter(
-        "millrace_training_replayed_steps_total",
-        "Steps of the journal that a restart took again: with the recorded result, or another.",
-        ["result"],
-    ),
-    ("same", "different"),
+    "millrace_training_replayed_steps_total",
+    "Steps of the journal that a restart took again: with the recorded result, or another.",
+    result=("same", "different"),
 )
 TRAINING_FIGURE = Gauge("millrace_training_figure", "Figures of the last step, as the dashboard shows them.", ["name"])
 PUBLISH_FAILING = Gauge("millrace_publish_failing", "1 while the newest version cannot be written to the weight store.")
@@ -209,7 +202,7 @@ WEBHOOKS_OLDEST_SECONDS = Gauge(
     "millrace_webhooks_oldest_seconds", "Age of the oldest message that waits for its receiver."
 )
 WEBHOOK_TRIES = Counter("millrace_webhook_tries_total", "Messages sent to a receiver, by result.", ["fate"])
-VERDICTS = _born(Counter("millrace_verdicts_total", "Candidates judged.", ["accepted"]), ("true", "false"))
+VERDICTS = _born("millrace_verdicts_total", "Candidates judged.", accepted=("true", "false"))
 NO_VERDICTS = Counter(
     "millrace_no_verdicts_total",
     "Attempts of the gate that an infrastructure fault ended without a verdict; the gate tries again.",
@@ -241,12 +234,9 @@ LEDGER_SEAL_AGE = Gauge(
     "Seconds since an audit last balanced and was sealed; since the home was made if there was none.",
 )
 DASHBOARD_FAULTS = _born(
-    Counter(
-        "millrace_dashboard_faults_total",
-        "Things that the dashboard could not show: a record, or a whole refresh.",
-        ["what"],
-    ),
-    ("time", "flow", "look", "evidence"),
+    "millrace_dashboard_faults_total",
+    "Things that the dashboard could not show: a record, or a whole refresh.",
+    what=("time", "flow", "look", "evidence"),
 )
 TRAINER_MISSING_SECONDS = Gauge(
     "millrace_trainer_missing_seconds",

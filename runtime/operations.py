@@ -40,7 +40,7 @@ _OK, _NOT_FOUND, _UNAVAILABLE = 200, 404, 503
 
 
 class OperationsResponse(NamedTuple):
-    """Status, content type and body."""
+    """What a path is answered with."""
 
     status: int
     content_type: str
