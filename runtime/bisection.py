@@ -78,12 +78,8 @@ def bisect(
 ) -> None:
     """Call `act` with pieces of a batch that failed as a whole, split pieces that fail, and give up parts that fail alone.
 
-    Args:
-        parts: in their order. A single part is tried once more.
-        act: handles all parts that it gets or none; raises `Blamed`.
-        give_up: called with a part that fails alone.
-        reason: why they failed.
-        in_hand: the index of the part that seems to be the reason, or None. A wrong guess only costs time.
+    `act` handles all parts that it gets or none, and raises `Blamed`. A single part is tried once more. `in_hand`: the index of
+    the part that seems to be the reason, or None; a wrong guess only costs time.
     """
     place = in_hand(reason, parts) if len(parts) > 1 else 0
     cuts = (len(parts) // 2,) if place is None else (place, place + 1)

@@ -32,15 +32,10 @@ class CircuitBreaker:
         errors: tuple[type[Exception], ...] = (OSError,),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin closed.
+        """Begin closed. It opens after `max_failures` in a row.
 
-        Args:
-            server: its name in logs and errors.
-            max_failures: in a row, after which it opens.
-            first_pause_seconds: until the first probe; the pause doubles with every probe that fails.
-            longest_pause_seconds: the limit of the pause.
-            errors: what counts as a failure in `calling`. TimeoutError is an OSError.
-            clock: seconds that only grow.
+        `first_pause_seconds`: until the first probe; the pause doubles with every probe that fails, up to `longest_pause_seconds`.
+        `errors`: what counts as a failure in `calling`. TimeoutError is an OSError.
         """
         self._server, self._errors, self._clock = server, errors, clock
         self._max_failures = max_failures

@@ -61,8 +61,7 @@ class ClockWatch:
 
     def __init__(self, database: Database, wall: Callable[[], float] = time.time) -> None:
         self._database, self._wall = database, wall
-        self._offset = 0.0
-        self._measured, self._stop = threading.Event(), threading.Event()
+        self._offset, self._measured, self._stop = 0.0, threading.Event(), threading.Event()
         if database.url.startswith("sqlite"):
             self._measured.set()
             CLOCK_OFFSET_SECONDS.set(0.0)

@@ -32,11 +32,9 @@ _MIGRATE = "it is of an older release: run `millrace init` of this one"
 
 
 class Database:
-    """Connections to one database.
+    """Connections to one database. `url`: `sqlite:////home/app/millrace.db` or `postgresql+psycopg://user@host/name`.
 
-    Args:
-        url: SQLAlchemy URL: `sqlite:////home/app/millrace.db` or `postgresql+psycopg://user@host/name`.
-        longest_pause_seconds: PostgreSQL rolls back a transaction that waits longer for its next statement.
+    `longest_pause_seconds`: PostgreSQL rolls back a transaction that waits longer for its next statement.
     """
 
     def __init__(self, url: str, *, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> None:
@@ -62,8 +60,7 @@ class Database:
     def transaction(self, *, gives_way: bool = False) -> Iterator[Connection]:
         """A transaction, all or nothing: the only way to write.
 
-        Args:
-            gives_way: it writes data, of which there may be much: on SQLite, transactions that do not give way begin first.
+        `gives_way`: it writes data, of which there may be much: on SQLite, transactions that do not give way begin first.
 
         Raises:
             Unavailable: the database cannot be written (full disk, server down); nothing was changed.
@@ -93,12 +90,10 @@ class Database:
     def _explained(self, verb: str, remedy: str) -> Iterator[None]:
         try:
             yield
-        except _AWAY as error:
-            remedy = _MIGRATE if _is_older(error) else refusal_in_words(self.url, str(error.orig)) or remedy
-            raise Unavailable(f"the database cannot be {verb} ({error.orig}); {remedy}") from error
         except (DatabaseError, sqlite3.DatabaseError) as error:
-            if isinstance(error, DatabaseError) and _is_older(error):
-                raise Unavailable(f"the database cannot be {verb} ({error.orig}); {_MIGRATE}") from error
+            if isinstance(error, DatabaseError) and (isinstance(error, _AWAY) or _is_older(error)):
+                remedy = _MIGRATE if _is_older(error) else refusal_in_words(self.url, str(error.orig)) or remedy
+                raise Unavailable(f"the database cannot be {verb} ({error.orig}); {remedy}") from error
             if (damaged := self._damaged(error)) is None:
                 raise
             raise damaged from error
@@ -137,9 +132,8 @@ class Database:
 
 def _is_older(error: DatabaseError) -> bool:
     """True if a table or a column is missing: an older release made the database, and nobody brought it to this one."""
-    is_missing = str(error.orig).startswith(("no such table", "no such column")) or "has no column named" in str(
-        error.orig
-    )
+    says = str(error.orig)
+    is_missing = says.startswith(("no such table", "no such column")) or "has no column named" in says
     return is_missing or getattr(error.orig, "sqlstate", None) in _UNDEFINED
 
 

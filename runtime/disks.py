@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -24,12 +24,12 @@ def watch_disks(folders: Mapping[str, Path]) -> None:
         existing = next(path for path in (folder, *folder.resolve().parents) if path.exists())
         if (device := existing.stat().st_dev) not in seen:
             seen.add(device)
-            DISK_FREE_BYTES.labels(name).set_function(partial(_measured, existing, lambda usage: usage.free))
-            DISK_SIZE_BYTES.labels(name).set_function(partial(_measured, existing, lambda usage: usage.total))
+            DISK_FREE_BYTES.labels(name).set_function(partial(_measured, existing, "free"))
+            DISK_SIZE_BYTES.labels(name).set_function(partial(_measured, existing, "total"))
 
 
-def _measured(folder: Path, part: Callable[[shutil._ntuple_diskusage], int]) -> float:
+def _measured(folder: Path, part: str) -> float:
     try:
-        return float(part(shutil.disk_usage(folder)))
+        return float(getattr(shutil.disk_usage(folder), part))
     except OSError:  # the folder is gone; no number is more honest than an old one
         return math.nan

@@ -35,13 +35,7 @@ class _Seen(NamedTuple):
 
 
 class EngineRows:
-    """See the module. One thread writes the row of each name.
-
-    Args:
-        database: where the rows are.
-        policy: of the replicas.
-        clock: `time.monotonic`.
-    """
+    """See the module. One thread writes the row of each name."""
 
     def __init__(self, database: Database, policy: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._database, self._policy, self._clock = database, policy, clock
@@ -78,8 +72,7 @@ class EngineRows:
         name, now = replica.name, self._clock()
         if held.instance in {replica.instance, self._told.get(name)}:
             return True
-        since = self._held_since.get(name)
-        if since is not None:
+        if (since := self._held_since.get(name)) is not None:
             if now - since < _SETTLED_SECONDS:
                 raise _taken(held)
             _log.warning("engine_name_used_twice", name=name, url=replica.url, other=held.url)

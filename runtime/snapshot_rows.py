@@ -15,10 +15,7 @@ from runtime.database import Database
 class DatabaseSnapshotRows:
     """The snapshot row of one policy.
 
-    Args:
-        database: has the row.
-        policy: whose versions.
-        transaction: opens the transaction that writes the row; the trainer's checks its lease. None: the database's own.
+    `transaction`: opens the transaction that writes the row; the trainer's checks its lease. None: the database's own.
     """
 
     def __init__(

@@ -106,8 +106,9 @@ class Handler(Protocol[Item]):
         """
 
 
-Handling = Callable[[Connection, Sequence[BatchRecord[Item]]], tuple[list[Culprit], list[Message]]]
-"""Handles the records that it can; returns the others, and the messages to send."""
+Handled = tuple[list[Culprit], list[Message]]
+"""The records that could not be handled, and the messages to send."""
+Handling = Callable[[Connection, Sequence[BatchRecord[Item]]], Handled]
 
 
 class Worker(Generic[Item]):
@@ -124,16 +125,9 @@ class Worker(Generic[Item]):
         follows: bool = False,
         done: Callable[[], None] = step_done,
     ) -> None:
-        """Join the consumer group of the handler.
+        """Join the consumer group of the handler. `clock`: UTC epoch seconds; `done`: called after each step of `run`.
 
-        Args:
-            handler: does the work.
-            database: has the positions.
-            event_log: has the records.
-            clock: UTC epoch seconds.
-            fault: fault points for crash tests.
-            follows: it may skip records. It begins at the end of the log, and goes there when the log lost its position.
-            done: called after each step of `run`.
+        `follows`: it may skip records. It begins at the end of the log, and goes there when the log lost its position.
         """
         self._handler, self._database, self._clock, self._fault = handler, database, clock, fault
         self._log, self._follows, self._done = event_log, follows, done
@@ -203,9 +197,7 @@ class Worker(Generic[Item]):
 
     def _with_answers(self, records: Sequence[LogRecord]) -> Sequence[LogRecord]:
         """Episodes with the answers that they point to. No other topic is read for its answers here."""
-        if EPISODES not in self._handler.topics:
-            return records
-        return with_answers(self._log, self._database, records)
+        return with_answers(self._log, self._database, records) if EPISODES in self._handler.topics else records
 
     def _apply(self, parts: Sequence[BatchRecord[Item]], handle: Handling[Item], *, is_at_end: bool) -> float:
         """Commit a batch: state, messages, dead letters and positions, in one transaction; returns the seconds that grow with the batch."""
@@ -226,15 +218,13 @@ class Worker(Generic[Item]):
         TRANSACTION_SECONDS.labels(self._handler.name).observe(time.perf_counter() - begun_at)
         return handled_at - begun_at
 
-    def _handle(
-        self, connection: Connection, parts: Sequence[BatchRecord[Item]]
-    ) -> tuple[list[Culprit], list[Message]]:
+    def _handle(self, connection: Connection, parts: Sequence[BatchRecord[Item]]) -> Handled:
         with blaming_records():
             return [], self._handler.handle(connection, items_of(parts))
 
     def _handle_apart(
         self, connection: Connection, parts: Sequence[BatchRecord[Item]], reason: BaseException
-    ) -> tuple[list[Culprit], list[Message]]:
+    ) -> Handled:
         """Handle the good records of a batch that failed. Each piece has a savepoint, so the batch still costs one commit."""
         culprits: list[Culprit] = []
         messages: list[Message] = []
@@ -304,13 +294,9 @@ class Worker(Generic[Item]):
         """
         if not partitions:
             return
-        columns = position.c
-        statement = (
-            select(columns.topic, columns.partition, columns.next_offset)
-            .where(columns.consumer_group == self._handler.name, columns.partition.in_(partitions))
-            .order_by(columns.topic, columns.partition)
-            .with_for_update()
-        )
+        held = position.c["topic", "partition", "next_offset"]
+        mine = (position.c.consumer_group == self._handler.name, position.c.partition.in_(partitions))
+        statement = select(*held).where(*mine).order_by(held.topic, held.partition).with_for_update()
         for topic, partition, next_offset in connection.execute(statement):
             if self._positions.get((topic, partition), next_offset) != next_offset:
                 raise StaleWrite(f"another worker moved {topic}/{partition}", topic=topic, partition=partition)
@@ -318,21 +304,15 @@ class Worker(Generic[Item]):
     def _advance(self, connection: Connection, records: Sequence[LogRecord]) -> dict[tuple[str, int], int]:
         moved = {(record.topic, record.partition): record.offset + 1 for record in records}
         for place, next_offset in sorted(moved.items()):
-            statement = (
-                update(position)
-                .where(*self._is(*place), position.c.next_offset == self._positions[place])
-                .values(next_offset=next_offset)
-            )
+            stored = (*self._is(*place), position.c.next_offset == self._positions[place])
+            statement = update(position).where(*stored).values(next_offset=next_offset)
             if connection.execute(statement).rowcount != 1:
                 raise StaleWrite(f"another worker moved {place[0]}/{place[1]}", topic=place[0], partition=place[1])
         return moved
 
     def _is(self, topic: str, partition: int) -> tuple[ColumnElement[bool], ...]:
-        return (
-            position.c.consumer_group == self._handler.name,
-            position.c.topic == topic,
-            position.c.partition == partition,
-        )
+        columns = position.c
+        return columns.consumer_group == self._handler.name, columns.topic == topic, columns.partition == partition
 
 
 def _next_limit(limit: int, num: int, seconds: float) -> int:
