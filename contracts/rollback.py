@@ -70,9 +70,8 @@ def versions_to_revoke(
     """Versions that a rollback from `live` to `target` revokes, in order.
 
     `named`: only these and their descendants. None: the ancestors of the live version after the target, and every version
-    between the two that descends from the target.
-
-    Raises InvalidValue: a named version does not exist, or is the target or one of its ancestors.
+    between the two that descends from the target. Raises InvalidValue: a named version does not exist, or is the target or one
+    of its ancestors.
     """
     kept = parents.lineage(target)
     if named is None:

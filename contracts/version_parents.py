@@ -64,9 +64,7 @@ class Parents:
 def stored_parents(store: Manifests, policy: str, above: int, known: Collection[int] = ()) -> dict[int, int]:
     """Version to parent, from the manifests of a store, for versions above `above` that are not in `known`.
 
-    Versions with a damaged or missing manifest are left out.
-
-    Raises Unavailable: the store does not answer.
+    Versions with a damaged or missing manifest are left out. Raises Unavailable: the store does not answer.
     """
     found = {}
     for version in store.versions(policy):

@@ -78,10 +78,8 @@ def migrate(database: Database, wall: Callable[[], float] = time.time) -> None:
 def make_days(database: Database, now: float, ahead: int = AHEAD) -> list[str]:
     """Make the partitions of today and of the next `ahead` days; returns the names of new ones.
 
-    A day that cannot be made now (a lock is held, or the default partition has rows of it) is logged and tried again at the next
-    call. Meanwhile its rows land in the default partition.
-
-    Raises Unavailable: the database cannot be used.
+    A day that cannot be made now (a lock is held, or the default partition has rows of it) is logged and tried again at the
+    next call. Meanwhile its rows land in the default partition. Raises Unavailable: the database cannot be used.
     """
     if database.url.startswith("sqlite"):
         return []

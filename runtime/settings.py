@@ -231,9 +231,8 @@ def read_settings(path: Path) -> dict[str, Any] | None:
 def write_settings(settings: Settings, sections: Mapping[str, Section]) -> Path:
     """Write the settings file of a home and return its path.
 
-    Values in an existing file stay, unless `sections` sets that field.
-
-    Raises InvalidSettings: the existing file has a mistake; nothing was written.
+    Values in an existing file stay, unless `sections` sets that field. Raises InvalidSettings: the existing file has a
+    mistake; nothing was written.
     """
     path = settings.home / FILE_NAME
     held, written = read_settings(path) or {}, {}

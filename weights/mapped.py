@@ -26,9 +26,8 @@ class _View(msgspec.Struct):
 def map_safetensors(path: Path, *, writable: bool = False, private: bool = False) -> Tensors:
     """The tensors of one file as views of it; if `writable`, writes to them go to the file; if `private`, to this process only.
 
-    Tensors outside the file are refused. The caller checks the content, by its root.
-
-    Raises NotFound: there is no such file; WeightsRefused: `truncated`, or `not_safetensors`.
+    Tensors outside the file are refused. The caller checks the content, by its root. Raises NotFound: there is no such file;
+    WeightsRefused: `truncated`, or `not_safetensors`.
     """
     try:
         with path.open("r+b" if writable else "rb") as file:

@@ -146,9 +146,8 @@ class WeightReader(ABC):
     def renew(self, policy: str, version: int | None = None, *, must: bool = False) -> None:
         """Look for a newer snapshot if it is time, if the current one does not list `version`, or if `must`.
 
-        A snapshot that is refused is reported, and the current one stays valid. If the store is away, the current one is enough.
-
-        Raises Unavailable: the store is away, and there is no current snapshot.
+        A snapshot that is refused is reported, and the current one stays valid. If the store is away, the current one is
+        enough. Raises Unavailable: the store is away, and there is no current snapshot.
         """
         path = snapshot_path(policy)
         if self._snapshots is None or not (must or self._snapshots.is_due(policy, version)):

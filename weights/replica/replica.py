@@ -58,7 +58,6 @@ class Replica:
     """One policy's weights in one folder, which belongs to it alone. `tensors()` may be kept and read by any thread.
 
     `connections`: chunks that are fetched at the same time. `fault`: called before and after each visible change, for tests.
-
     Raises Conflict: another process uses this folder.
     """
 

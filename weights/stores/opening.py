@@ -85,9 +85,8 @@ def open_weight_store(
     """The store of a home. `publishes`: see `Snapshots`; `held`: see `WeightStore`.
 
     `measures` counts bad objects and snapshots; bad objects are always logged. `read_from` is another address of the store, to
-    read only: that of a region's cache.
-
-    Raises InvalidSettings: no key is trusted, or `weights_url` or an AWS_* variable cannot be used.
+    read only: that of a region's cache. Raises InvalidSettings: no key is trusted, or `weights_url` or an AWS_* variable
+    cannot be used.
     """
     snapshots = None
     if (keyring := keyring_of(settings)) is not None:
@@ -110,9 +109,7 @@ def open_any_store(
 ) -> WeightStore:
     """The store of a home: a bucket if `weights_url` names one, else a folder; `keyring` None accepts everybody's versions.
 
-    `read_from`, `held`: see `open_weight_store`.
-
-    Raises InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
+    `read_from`, `held`: see `open_weight_store`. Raises InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
     """
     store = open_store_at(read_from or settings.weights_url or settings.weights, keyring, held)
     if store.objects.is_read_only and read_from is None:

@@ -126,9 +126,7 @@ class WeightStore(WeightReader):
     def remove_chunks(self, policy: str, names: Iterable[str], before: float) -> list[str]:
         """Remove chunks, by `Chunk.name`, if they were last written before a time in UTC epoch seconds; those removed.
 
-        Unfinished files of killed writers go too.
-
-        Raises Unavailable: the store is away.
+        Unfinished files of killed writers go too. Raises Unavailable: the store is away.
         """
         with self.objects.turn(policy_folder(policy)) as is_alone:
             if is_alone:

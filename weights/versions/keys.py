@@ -47,9 +47,8 @@ class KeySettings(Protocol):
 def keyring_of(settings: KeySettings) -> Keyring | None:
     """The keys whose versions this home accepts; None: everybody's, because the settings have `weights_unsigned`.
 
-    Keys that are added to or removed from the folder later count at once, without a new keyring.
-
-    Raises InvalidSettings: no key is trusted, or one of them cannot be read.
+    Keys that are added to or removed from the folder later count at once, without a new keyring. Raises InvalidSettings: no
+    key is trusted, or one of them cannot be read.
     """
     if settings.weights_unsigned:
         return None
