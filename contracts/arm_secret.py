@@ -1,7 +1,7 @@
 """The secret that keys the draw of arms, so that no client computes which of its names gets which arm.
 
-It stands in the database, because every gateway must draw alike, and release repeats the draw of the units that are compared: there
-is one place that all of them read anyway, and none can have another secret by mistake. A migration makes it, once; it is never logged, shown or sent.
+Every gateway must draw alike, and release repeats the draw, so it stands in the database. A migration makes it, once; it is never
+logged, shown or sent.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """The arms of a policy that answer users, and the draw that gives each person one of them. Pure.
 
-    holdout    a frozen version, for the lift over it; the same people for years
-    learning   the newest gated version, which keeps the trainer fresh; the same people all the time
-    canary     the version that the release train proves now; other people for each train
-    live       the blessed version: everybody else
-
-The draws are nested in this order, so the probabilities of one unit add up to 1. The *unit* is what is drawn: a person if the app
-names one, else a session, else an answer. A unit keeps its arm as long as the shares stay, and a growing share only adds units.
+The draws are nested: hold-out, learning arm (both keep their people), canary (other people for each train), and `live` for
+everybody else. So the probabilities of one unit add up to 1. The *unit* is a person if the app names one, else a session, else an
+answer. A unit keeps its arm as long as the shares stay, and a growing share only adds units.
 
 Clients choose the names of units. So the draw is keyed with a secret of the home (`contracts/arm_secret.py`): nobody computes beforehand which
 name gets which arm. Who tries names still sees it in the answers: `pipelines/release/train/parties.py` bounds what that gains.

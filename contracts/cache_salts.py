@@ -1,7 +1,6 @@
 """Salts of prefix caches: only requests with the same salt may share the computed beginnings of their prompts. Pure.
 
-Engines take up to 128 characters without slashes, so both halves of a salt are hashes. The first half is the same for all versions:
-an engine can be fair between tenants by it, without learning their names.
+Engines take up to 128 characters without slashes, so both halves are hashes. The first one is the same for all versions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Coarse topics of prompts: the same in every process, without an encoder and without state.
 
-Topics that a task defines by examples are matched by shared n-grams. All other prompts fall into sixteen buckets by a SimHash of their
-longer words (Charikar 2002), so that prompts which share most of these words share a bucket.
+Topics that a task defines by examples are matched by shared n-grams. All other prompts fall into sixteen buckets by a SimHash of
+their longer words (Charikar 2002).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Random draws that every process repeats with the same result: whether to ask a user, to audit a sample, to explore.
+"""Random draws that every process repeats with the same result: whether to ask a user, to audit a sample, to explore. Pure.
 
-The draw is a hash of the name, uniform on [0, 1). So its probability is known, nothing is stored, and a replay draws the same. These
-draws are independent. Pure.
+The draw is a hash of the name, uniform on [0, 1): its probability is known, nothing is stored, and draws are independent.
 """
 
 from __future__ import annotations

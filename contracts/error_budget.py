@@ -1,7 +1,5 @@
 """How many false verdicts a year may bring: each version that is put to the test spends its level from a budget.
 
-    a year's budget ──refills evenly──▶ what is left ──the level of a version──▶ its train (shadow and canary), or its time in the learning arm
-
 The level of a version is the chance that it is revoked although it is no worse. So the expected number of false verdicts is at most the
 sum of all levels, however the versions depend on each other. A tenth of a part may be spent at once and nine tenths refill over a year, so
 no 365 days spend more than the part. A version gets its full level while enough is left, else what is left: trains never wait for it.

@@ -4,7 +4,7 @@
     pin      everybody gets one version: `live` moves to it, canary and learning are emptied, no version is revoked
 
 In: a decision of an operator. Out: rows of `train_hold`, which are never changed: the newest one is in force, until its time is over
-or a row `resume` follows. A pin moves its arms in the same transaction. Waits for: whoever moves an arm just now.
+or a row `resume` follows. Waits for: whoever moves an arm just now.
 
 The gate, the train, and operators who promote or hot load have to ask `refuse` after their moves: while the hold was made they waited
 for one row or the other, so one of the two sees the other. A rollback goes through, and ends a pin.

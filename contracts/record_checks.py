@@ -1,8 +1,7 @@
 """What the values of a record must be, so that every process can store them and compute with them. Pure.
 
-`decode` calls this. A reader of the log then meets no number that a column cannot hold, no text that PostgreSQL refuses, and no
-impossible time. A field name means the same in every record, so each name has one check. Problems that a process can name
-itself are left to it: a reward that is not finite, missing log-probs.
+A reader of the log meets no number that a column cannot hold, no text that PostgreSQL refuses, and no impossible time. A field
+name means the same in every record, so each name has one check.
 """
 
 from __future__ import annotations

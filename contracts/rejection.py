@@ -3,8 +3,7 @@
     withdraw   the train of the version ends as `withdrawn`, its users get what everybody gets, and it never departs again by itself
     revoke     the version and its descendants are revoked, no arm names one of them, and the trainer goes back to the live version
 
-In: a decision of an operator, from the dashboard or the command line. Out: rows and arms, in one transaction. Waits for: whoever moves an
-arm just now. Both go through frozen arms, as a rollback does: they only take a version away. `rollback.py` takes the live version back.
+Both go through frozen arms, as a rollback does: they only take a version away. They wait for whoever moves an arm just now.
 """
 
 from __future__ import annotations

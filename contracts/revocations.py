@@ -1,6 +1,4 @@
-"""Revoked versions: never served, compared with, accepted or treated as fresh training data again.
-
-In: a rollback's decision. Out: a list that every reader of versions must check. A revocation is never undone.
+"""Revoked versions: never served, compared with, accepted or treated as fresh training data again. Never undone.
 
     poison    the version's answers may be wrong on purpose: its samples are `quarantined(rollback)`
     evidence  the version was merely worse: its samples are real, and are learned as off-policy data, as far from the current weights

@@ -1,12 +1,10 @@
 """Rollback to an earlier version: which one, which versions it revokes, and the moves that do it. And the way forward: promotion.
 
-In: an operator's request, from the dashboard, the command line or a hot load. Out, in one transaction: the revoked versions, `live` and
-`training` at the chosen version, no candidate, no arm with a revoked version. Waits for: nothing; of two concurrent rollbacks, the
-second fails with `StaleWrite`. A rollback goes through frozen arms, and ends a pin; a promotion is refused while they are held.
+In: an operator's request. Out, in one transaction: the revoked versions, `live` and `training` at the chosen version, no candidate, no
+arm with a revoked version. Waits for: nothing; of two concurrent rollbacks, the second fails with `StaleWrite`.
 
-By default a rollback revokes every version between the chosen one and the live one that descends from the chosen one; or only the
-versions that the operator names. Descendants of a revoked version, also a waiting candidate, are revoked too. The trainer obeys the arm
-`training`, and the revocations tell it how to treat what it learned (docs/decisions/0001).
+By default a rollback revokes every version between the chosen one and the live one that descends from the chosen one; or only those
+that the operator names. Descendants of a revoked version are revoked too. The trainer obeys the arm `training` (docs/decisions/0001).
 """
 
 from __future__ import annotations

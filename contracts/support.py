@@ -1,10 +1,7 @@
 """The support of each sampled token: which tokens could have been drawn, after top-p, top-k and min-p left the others out. Pure.
 
-A truncated distribution is the model's own over these tokens alone, so with them the trainer computes the log-probs that were
-sampled from. DeepSeek-V3.2 keeps the same mask (arXiv 2512.02556). A token with more than `MOST_IDS` has no record, and then
-its answer has none.
-
-Packed: a zstd frame of one uint8 for each token, the number of its ids, and then all ids as little-endian int32.
+With them the trainer computes the log-probs that were sampled from; DeepSeek-V3.2 keeps the same mask (arXiv 2512.02556). Packed:
+a zstd frame of one uint8 for each token, the number of its ids, and then all ids as little-endian int32.
 """
 
 from __future__ import annotations

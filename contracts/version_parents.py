@@ -1,7 +1,6 @@
-"""Which version descends from which, as far as known. Pure, except for the function that reads the manifests of a store.
+"""Which version descends from which. Pure, except for the function that reads the manifests of a store.
 
-A parent's number is always lower than its child's. If a version's parent is not known any more (cut before versions were claimed in the
-database, and its manifest is damaged), the version before it counts as its parent.
+A parent's number is always lower than its child's. If a version's parent is not known any more, the version before it counts as it.
 """
 
 from __future__ import annotations

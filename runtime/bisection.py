@@ -1,8 +1,5 @@
 """Find the record that makes a batch fail, by splitting the batch; and tell faults of a record from faults of the environment.
 
-In: the parts of a batch in the order in which they were read, and a function that handles them. Out: each part was handled with its
-good neighbours, or was given up alone. Waits for: nothing.
-
 Pieces are handled in order, so a later record of a partition is never handled before an earlier one. If the traceback shows which part
 was being handled, three pieces are enough: the parts before it, the part itself, and the parts after it. Otherwise the batch is halved;
 if the first half succeeds, the bad record is in the second half, which is split without another attempt.

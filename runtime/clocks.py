@@ -1,10 +1,9 @@
 """Compares this machine's clock with the database's, which all replicas share.
 
 In: the database's time, every half minute. Out: the offset, for /ready, the log and Prometheus. Waits for: the database; while it is
-away, the last offset stays valid.
+away, the last offset stays valid. With SQLite, database and replica are one machine.
 
-Completion ids begin with their time, and windows close by the clock: a replica with a wrong clock would write to days without a
-partition, and close windows too early. With SQLite, database and replica are one machine.
+A replica with a wrong clock would write to days without a partition, and close windows too early.
 """
 
 from __future__ import annotations

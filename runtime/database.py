@@ -1,8 +1,8 @@
 """The database: one transaction per message or request, real migrations, and consistent snapshots for reading.
 
-SQLite: WAL, fsync on commit. Every write transaction takes the lock at its start (BEGIN IMMEDIATE), so it waits instead of failing
-half-way; data gives way to what keeps the product running (`turns.py`). PostgreSQL: read committed for writing (positions and pointers move by compare-and-set), repeatable read for reading, so that
-the figures of one snapshot agree.
+SQLite: WAL, fsync on commit. Every write transaction takes the lock at its start (BEGIN IMMEDIATE); data gives way to what keeps the
+product running (`turns.py`). PostgreSQL: read committed for writing (positions and pointers move by compare-and-set), repeatable
+read for reading.
 """
 
 from __future__ import annotations

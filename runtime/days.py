@@ -2,8 +2,7 @@
 
 In: the database's clock, or an operator's date. Out: partitions. Waits for: locks, two seconds at most.
 
-Completion ids begin with their time, so a day is a range of their text (collation C). Rows of days without a partition land in the
-default partition, for example ids made by a wrong clock. SQLite has no partitions.
+Completion ids begin with their time, so a day is a range of their text. Rows of days without a partition land in the default one.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Two-phase deletion: unreferenced names are noted first, and deleted later if they are still unreferenced.
 
-In: names without references, read in the transaction that decides. Out: names that may be deleted now. Waits for: the next call.
-
     noted   nothing referred to the name; a new reference takes it off the list
     going   the name counts as deleted: no new reference is allowed, and the holder of the lease deletes it
 
-Both steps need the lease. A trainer that was stopped before a step cannot take it later. One that was stopped after a step deletes
-only names that count as deleted for every process. So a successor may delete names that are going, and forgets names that are only
-noted.
+Both steps need the lease. A trainer that was stopped after a step deletes only names that count as deleted for every process. So a
+successor may delete names that are going, and forgets names that are only noted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Writes the rows of engine replicas, and keeps two replicas from using one name.
+"""Writes the rows of engine replicas, and keeps two replicas from using one name. Waits for: the database.
 
-In: what a replica is now. Out: its row. Waits for: the database.
-
-A name belongs to the replica that announced it first. A new replica takes over the row of a dead one: at once if the row names its own address, on
-which nobody else can listen; else once the row was not renewed for three seconds. If the row is renewed by another, or if another
-takes the row back, the name is taken.
+A name belongs to the replica that announced it first. A new replica takes over the row of a dead one: at once if the row names its own
+address, on which nobody else can listen; else once the row was not renewed for three seconds. If the row is renewed by another, or
+if another takes it back, the name is taken.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Writes the signs of life of this process, see `contracts/heartbeats.py`.
+"""Writes the signs of life of this process, see `contracts/heartbeats.py`, in a thread of its own.
 
-In: the time of the main loop's last step. Out: one row. Waits for: the database, in a thread of its own; a beat that cannot be written
-is left out, because the next one says the same.
+A beat that cannot be written is left out, because the next one says the same.
 """
 
 from __future__ import annotations

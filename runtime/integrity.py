@@ -2,8 +2,7 @@
 
 In: paths. Out: damaged files and records, by name. Waits for: the disk; the check at a start is bounded by file size.
 
-SQLite notices broken pages, but not changed bits inside a value. Records of the log carry a checksum, and so do bodies of answers,
-wherever they are stored. Other values of millrace.db have no checksum (docs/repair.md, "Bits flip").
+Other values of millrace.db have no checksum (docs/repair.md, "Bits flip").
 """
 
 from __future__ import annotations

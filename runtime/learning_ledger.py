@@ -1,10 +1,8 @@
-"""The part of the ledger that is no generation and no signal: what monitors counted, corrections, and the prompts of shadows.
+"""The part of the ledger that is no generation and no signal: three identities, from one snapshot of the database.
 
-In: one snapshot of the database. Out: three identities, and what breaks them by name. Waits for: reads.
-
-    measured answers = null + others                    by version; the monitors' sums against the scores themselves
-    later revisions  = by reason of their outcome + replaced by a newer revision + waiting for a step
-    shadow prompts   = compared + left out, by reason + not asked, by reason + still to be asked
+measured answers = null + others                    by version; the monitors' sums against the scores themselves
+later revisions  = by reason of their outcome + replaced by a newer revision + waiting for a step
+shadow prompts   = compared + left out, by reason + not asked, by reason + still to be asked
 """
 
 from __future__ import annotations

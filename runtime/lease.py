@@ -1,8 +1,6 @@
-"""One writer per policy: a lease whose epochs the database issues.
+"""One writer per policy: a lease whose epochs the database issues. Waits for nothing.
 
-In: a process that wants to train. Out: the right to write. Every transaction of the writer checks that right inside itself, so a
-process that was stopped and continues later can change nothing. Waits for: nothing; if a living process holds the lease, the caller
-learns at once which.
+Every transaction of the writer checks its right inside itself, so a process that was stopped and continues later can change nothing.
 
     free      no row, or its holder released it: the next process takes it
     held      renewed less than a lifetime ago, by the database's clock: refused

@@ -1,7 +1,6 @@
 """The process that holds a lease: distinguished from every other process that ever ran, and whether it has died.
 
-The system reuses process ids, so a holder also names the process's start time and the machine's boot. A process in another container or
-on another machine cannot be observed from here: its lease ends only by expiring.
+The system reuses process ids, so a holder also names its start time and the machine's boot. Another machine cannot be observed.
 """
 
 from __future__ import annotations

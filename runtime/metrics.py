@@ -1,10 +1,8 @@
 """Every metric of every process: names, units and labels in one place, following Prometheus' conventions.
 
-A process sets only its own metrics; `runtime/operations.py` serves them. Labels have few values: never a key, a person or a
-completion. Versions are values of gauges, so that they create no new time series.
-
-Prometheus sees no increase in a counter whose first value is 1. So counters are there from the start, at 0, for every value of their
-labels that is known beforehand (`_born`); alarms about the others also look at series that are new.
+Labels have few values: never a key, a person or a completion. Prometheus sees no increase in a counter whose first value is 1. So
+counters are there from the start, at 0, for every value of their labels that is known beforehand (`_born`); alarms about the
+others also look at series that are new.
 """
 
 from __future__ import annotations

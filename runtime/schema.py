@@ -1,6 +1,4 @@
-"""The schema of the database and of this release: are they the same?
-
-In: the revision that the database names, and the migrations of this release. Out: nothing, or a refusal by name. Waits for: the database.
+"""The schema of the database and of this release: are they the same? Waits for: the database.
 
 A process of another release beside this one would read and write the same tables in another way. So every process compares at its
 start, and only `millrace init` and `millrace up` change a schema.

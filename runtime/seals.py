@@ -2,9 +2,8 @@
 
 In: keys. Out: rows of `ledger_seal` and `ledger_mark`, in the caller's transaction. Waits for: nothing.
 
-A seal has two sides. `millrace audit --seal` adds the generations that it found both in the log, before the partition's mark, and in
-the database. `drop_days` adds the rows that it takes out of the database, with their states. Sums of hashes do not depend on the order,
-and can be added and subtracted, so an audit needs neither those records nor those rows again:
+`millrace audit --seal` adds the generations that it found both in the log, before the partition's mark, and in the database.
+`drop_days` adds the rows that it takes out, with their states. So an audit needs neither those records nor those rows again:
 
     rows without a record + dropped = sealed + records without a row        for each day and partition
 """

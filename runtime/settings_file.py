@@ -1,9 +1,7 @@
 """Where the settings of a home are: in the home itself, or in a read-only file that MILLRACE_SETTINGS names.
 
-<home>/millrace.toml     written by `millrace up` and `millrace init`; processes that share the home share it
-MILLRACE_SETTINGS        a file that somebody else writes, for processes that share no folder. Millrace never changes it, and makes no
-                         secret in a home of its own: it would be another one in each home. `${NAME}` in it is a variable of the
-                         environment: what differs between processes of one file, or is secret.
+Millrace never changes a given file, and makes no secret beside it: it would be another one in each home. `${NAME}` in it is a variable
+of the environment: what differs between processes of one file, or is secret.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
 In: versions that were published, pointers that were moved, a timer of one hour. Out: one row of the database, then its copy
 beside the versions. Waits for: the database and the store.
 
-The row is the truth. It moves by compare-and-set of its sequence number, and the copy in the store is corrected whenever it
-differs. So an attacker who can write to the store can neither add to the list nor roll it back. Training issues a snapshot at
-each publication and once an hour. While training is down, release does if it has the key; else run `millrace keys renew`, by
-hand or from cron.
+The row is the truth: it moves by compare-and-set of its sequence number, and the copy in the store is corrected whenever it
+differs. So an attacker who can write to the store can neither add to the list nor roll it back.
 """
 
 from __future__ import annotations

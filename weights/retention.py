@@ -1,8 +1,7 @@
 """Finds chunks that a store may delete. In: the versions that are needed. Out: chunks that no route to or from these uses.
 
-`plan_pruning` only reads. The process that may delete then acts on the `PruningPlan`, with `WeightStore.remove_chunks`.
-Manifests stay: they are small, and they record the lineage. A publisher may run meanwhile. While the manifests of some version
-cannot be read, only chunks that other manifests name are removed.
+`plan_pruning` only reads; `WeightStore.remove_chunks` acts. Manifests stay: they record the lineage. A publisher may run
+meanwhile. While the manifests of some version cannot be read, only chunks that other manifests name are removed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Reads the calls of a text whose family nobody says: the first marker in it tells. Pure.
 
-In: a whole answer without its reasoning. Out: its calls, in order. A bare list of Python calls (Llama 4) is not among the forms, because
-prose has such lists too; where tokens are read, the family is known.
+A bare list of Python calls (Llama 4) is not among the forms, because prose has such lists too.
 """
 
 from __future__ import annotations

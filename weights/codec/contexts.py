@@ -1,8 +1,7 @@
 """The model of the context coder: how soon each kind of weight changes, which way, how far. Pure.
 
-A kind, or context, is the class of a weight and the state of its history. For floats the class is the exponent: a step of one
-unit in the last place is proportional to the weight, an update is not, so small weights change often. Tables are estimated
-from the version itself and travel with it; a context with too little evidence falls back to a coarser one.
+A kind, or context, is the class of a weight (for floats the exponent: small weights change often) and the state of its history.
+Tables are estimated from the version itself and travel with it; a context with too little evidence falls back to a coarser one.
 """
 
 from __future__ import annotations

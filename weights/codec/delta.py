@@ -1,8 +1,7 @@
 """Lossless deltas between two versions, tensor by tensor, on bit patterns. `docs/weight-format.md` is the format.
 
-A tensor is sent in the smallest of four ways: `unchanged`; `sparse`, its changes coded in the context of the base and of the
-history that both ends have; `dense`, the distances of all elements in byte planes; `raw`. Nothing is changed before
-everything is verified: `stage` decodes and verifies, `apply_staged` only scatters.
+A tensor is sent in the smallest of four ways: `unchanged`; `sparse`, its changes in the context of base and history; `dense`,
+the distances of all elements in byte planes; `raw`. `stage` decodes and verifies, `apply_staged` only scatters.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which rows and columns of a matrix moved, and up or down: a rank-one fit of the signs of its changes. Pure.
 
-An update is a sum of few outer products, and Adam keeps little more than their signs. So one number per row and one per column
-predict well whether a weight moves, and in which direction. Two numbers for a row and a column of thousands of weights cost
-little; the encoder fits them, and sends them if they save more than they cost.
+An update is a sum of few outer products, so one number per row and one per column predict well whether a weight moves, and in
+which direction. The encoder fits them, and sends them if they save more than they cost.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What both ends remember about recent versions: which weights moved, how recently, how often in a row, and up or down.
 
 One byte per weight: bit 7 is 1 if it moved down, bits 6 to 3 count the versions for which the move is still remembered, bits
-2 to 0 count the moves in a row in one direction; 0 remembers nothing. The history follows from the versions since the last
-anchor, so it needs no signature: its digest, which a manifest names, is the hash chain of their roots.
+2 to 0 count the moves in a row in one direction; 0 remembers nothing. The digest, which a manifest names, is the hash chain of
+the roots of the versions since the last anchor.
 """
 
 from __future__ import annotations

@@ -3,13 +3,11 @@
 In: the wanted version. Out: its tensors, verified and memory-mapped. Waits for: the store, and the disk.
 
 <folder>/chunks/   chunks that were fetched and are not applied yet (`weights.replica.fetch`)
-<folder>/slots/    whole versions (`weights.replica.slots`)
-<folder>/current   the version that is served
+<folder>/slots/    whole versions (`weights.replica.slots`), <folder>/current the one that is served
 <folder>/lock      held by the process that keeps this folder
 
 A process that is killed anywhere in `bring` finds, when it restarts, the version it served or the one it was about to serve,
-and everything it had fetched. The version before the served one is kept: going back to it is one small write, and a sibling
-of a rejected candidate is one delta away.
+and everything it had fetched. The version before the served one is kept, to go back to.
 """
 
 from __future__ import annotations

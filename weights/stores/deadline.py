@@ -2,9 +2,8 @@
 
 In: bytes from a socket. Out: the same bytes, or a timeout. Waits for: the socket, until the deadline.
 
-A timeout for each read alone is renewed by every byte, so a server that sends one byte a minute would hold its reader without
-end. Instead, a request that began `began` ago and brought n bytes is given up at `grace + n / least_rate` seconds. Headers
-count too.
+A timeout for each read alone would let a server that sends one byte a minute hold its reader without end. A request that began
+`began` ago and brought n bytes, headers included, is given up at `grace + n / least_rate` seconds.
 """
 
 from __future__ import annotations

@@ -2,14 +2,13 @@
 
 In: manifests and payloads. Out: the same, verified. Waits for: the place that holds the objects (`weights.stores.port`).
 
-<root>/<policy>/chunks/e000007/<blake3>                       first: parts of payloads, named by the epoch of the trainer
-                                                              that wrote them and by the hash of their bytes
-<root>/<policy>/chunks/<blake3>                               the same without an epoch: not from a trainer
+<root>/<policy>/chunks/e000007/<blake3>                       first: parts of payloads, by the epoch of the trainer that wrote
+                                                              them (none: not from a trainer) and the hash of their bytes
 <root>/<policy>/v000012/step.json full.json fold-000004.json  second: edges. A version exists from the moment its primary
                                                               edge does: `step`, or `full` if it has no parent
 
-Publishers of a policy take turns in a folder. In a bucket they cannot, and need not: chunks are named by their content, so
-a publisher that comes second has overwritten nothing that the first one's manifest names.
+Publishers of a policy take turns in a folder. In a bucket they need not: chunks are named by their content, so a publisher that
+comes second has overwritten nothing that the first one's manifest names.
 """
 
 from __future__ import annotations

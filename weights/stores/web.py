@@ -1,10 +1,8 @@
 """Objects behind a web server: a static one, or a region's cache before it. Read only.
 
-In: the URL of a store's root folder. Out: its objects. Waits for: the server. Each silence is bounded, and each answer as a
-whole: `weights.stores.deadline`.
+In: the URL of a store's root folder. Out: its objects. Waits for: the server; `weights.stores.deadline` bounds each answer.
 
-A server that ignores Range is accepted. One that closes the connection in the middle of a chunk only costs another request,
-because the bytes that came are kept.
+A server that ignores Range is accepted. If it closes the connection in the middle of a chunk, the bytes that came are kept.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
 In: moves of an arm. Out: the version to follow. Waits for: the store.
 
-<root>/<policy>/pointers/live.json   moved by compare-and-set; its epoch, from the assignment, only rises
+<root>/<policy>/pointers/live.json   a copy of the assignment, moved by compare-and-set after it; its epoch only rises
 
-The assignments in the database are the truth. The pointer is their copy in the store, written after them. An attacker who can
-write to the store can restore an older pointer with its valid signature, so a reader remembers on disk the highest epoch that
-it has seen.
+An attacker who can write to the store can restore an older pointer with its valid signature, so a reader remembers on disk the
+highest epoch that it has seen.
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@
 In: the version that a replica serves now. Out: the replicas that a publisher folds for and keeps chunks for. Waits for: the
 store.
 
-<root>/<policy>/replicas/<key id>.json   signed with the replica's own key, written by that replica alone, repeatedly
-<root>/<policy>/replicas/<name>.json     for a publisher that trusts no replica's key
+<root>/<policy>/replicas/<key id>.json   signed with the replica's own key; <name>.json, if the publisher trusts no replica's key
 
-A publisher that trusts replicas' keys (`<home>/keys/replicas/<key id>.pub`) reads only their objects, by name: forged objects
-beside them are not even listed. A publisher without such keys takes the first `_MOST_UNSIGNED` objects as hints: it publishes
-folds for them, but they do not keep chunks from being pruned.
+A publisher that trusts replicas' keys (`<home>/keys/replicas/<key id>.pub`) reads only their objects, by name. Another one takes
+the first `_MOST_UNSIGNED` objects as hints: it publishes folds for them, but they do not keep chunks from being pruned.
 """
 
 from __future__ import annotations

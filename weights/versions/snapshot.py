@@ -1,10 +1,8 @@
-"""Snapshots: one signed list of a policy's versions, which expires. Pure.
+"""Snapshots: one signed list of a policy's versions, which expires, at `<root>/<policy>/snapshot.json`. Pure.
 
-<root>/<policy>/snapshot.json   replaced at every publication, and once an hour
-
-A manifest authenticates one edge; the snapshot authenticates all of them at once. Edges that it does not list are not read. Its
-sequence number shows that an older list was restored, its date shows that nobody renews it, and a key can retire while the
-versions that it signed stay listed. `weights.issuer` issues snapshots, `weights.versions.vouching` checks them.
+A manifest authenticates one edge, the snapshot all of them: edges that it does not list are not read. Its sequence number shows
+that an older list was restored, its date that nobody renews it, and a key can retire while the versions that it signed stay
+listed. `weights.issuer` issues snapshots, `weights.versions.vouching` checks them.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ In: snapshots from a store. Out: nothing, or `WeightsRefused` with the reason. W
 <memory>/<policy>.json   the newest snapshot accepted here; only the owner's processes write it, under a lock
 
 A snapshot is accepted if a trusted key signed it, it is of the run that is followed, it is neither expired nor issued in the
-future (clocks may differ by `CLOCK_SECONDS`), and its sequence number is higher than the last accepted one's. The last accepted
-snapshot stays in force, even if the store has no snapshot any more, or an expired one: only the versions that it lists are read.
+future, and its sequence number is higher than the last accepted one's, which stays in force until then.
 """
 
 from __future__ import annotations
