@@ -73,7 +73,6 @@ def logged_draw(
 
 
 def _with_share(arms: Mapping[str, Assignment], served: Collection[str]) -> dict[str, Assignment]:
-    """The arms that can be drawn, in the order of their draws."""
     found = {name: arms[name] for name in DRAWN if name in arms and name in served}
     return {name: arm for name, arm in found.items() if arm.version is not None and arm.share > 0.0}
 

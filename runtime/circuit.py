@@ -105,7 +105,6 @@ class CircuitBreaker:
             self.succeeded()
 
     def _begin(self) -> bool:
-        """Whether the call that begins now is the probe. Raises Unavailable, like `check`."""
         with self._lock:
             self.check()
             self._probing = self.is_open

@@ -78,7 +78,6 @@ class Database:
             yield connection
 
     def _turn(self, *, gives_way: bool) -> AbstractContextManager[None]:
-        """Wait for those that go first, or let others wait until a transaction has begun."""
         if self._turns is None:
             return nullcontext()
         if not gives_way:
@@ -99,7 +98,6 @@ class Database:
             raise damaged from error
 
     def _damaged(self, error: DatabaseError | sqlite3.DatabaseError) -> Damaged | None:
-        """The expected failure for a corrupt SQLite file; None for other errors."""
         cause = error.orig if isinstance(error, DatabaseError) else error
         if getattr(cause, "sqlite_errorcode", 0) & 0xFF not in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
             return None

@@ -150,7 +150,6 @@ def drop_days(database: Database, before: date) -> list[DroppedDay]:
 
 
 def _missing(connection: Connection, now: float, ahead: int) -> list[tuple[Table, date]]:
-    """The partitions of today and of the next `ahead` days that are not there."""
     held, today = set(_children(connection)), datetime.fromtimestamp(now, UTC).date()
     wanted = [(table, today + timedelta(days=number)) for number in range(ahead + 1) for table in PARTITIONED]
     return [(table, day) for table, day in wanted if _name(table, day) not in held]

@@ -26,8 +26,6 @@ _log = structlog.get_logger(__name__)
 
 
 class _Seen(NamedTuple):
-    """The row of another under a name that is wanted here."""
-
     seen_at: float
     first_seen: float
 
@@ -66,7 +64,6 @@ class EngineRows:
             engines.forget_gone(connection, self._policy)
 
     def _may_replace(self, held: EngineReplica, replica: EngineReplica) -> bool:
-        """True if the row is ours or that of a dead replica. Raises NameTaken."""
         name, now = replica.name, self._clock()
         if held.instance in {replica.instance, self._told.get(name)}:
             return True

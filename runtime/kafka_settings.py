@@ -53,7 +53,6 @@ class KafkaSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check_kafka(self) -> Self:
-        """These fields depend on each other. Raises ValueError: names the field, and what to do."""
         if problem := self._address_problem() or self._copies_problem() or self._tls_problem() or self._login_problem():
             raise ValueError(problem)
         return self

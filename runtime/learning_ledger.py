@@ -119,7 +119,6 @@ def _untold(connection: Connection) -> Iterator[tuple[Any, str]]:
 
 
 def _decided(connection: Connection, keys: set[str]) -> dict[str, int]:
-    """Key to the revision that the trainer decided."""
     places = {parse_sample_key(key): key for key in keys}
     columns = generation.c["completion_id", "choice", "state_revision"]
     mine = (generation.c.completion_id.in_({name for name, _ in places}), generation.c.state_writer == "training")

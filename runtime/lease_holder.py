@@ -73,7 +73,6 @@ def is_dead(holder: LeaseHolder) -> bool:
 
 
 def _started(pid: int) -> float | None:
-    """Start time of a process; None if no process with this id runs."""
     if not (_PROC / "self" / "stat").exists():
         return _started_without_proc(pid)
     try:
@@ -93,7 +92,6 @@ def _started_without_proc(pid: int) -> float | None:
 
 
 def _told(read: Callable[[], object]) -> str:
-    """What the system says; empty if it does not."""
     try:
         return str(read()).strip()
     except OSError:

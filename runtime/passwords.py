@@ -29,7 +29,6 @@ def check_passwords(settings: Settings, environment: Mapping[str, str]) -> None:
 
 
 def _logins(settings: Settings, environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Server, host and password of each server in the settings."""
     for server, url, default in (
         ("the database", settings.database_url, environment.get("PGPASSWORD", "")),
         ("Redis", settings.redis, secret_value(REDIS_PASSWORD, environment) or ""),

@@ -196,7 +196,6 @@ class Worker(Generic[Item]):
         return len(records)
 
     def _with_answers(self, records: Sequence[LogRecord]) -> Sequence[LogRecord]:
-        """Episodes with the answers that they point to. No other topic is read for its answers here."""
         return with_answers(self._log, self._database, records) if EPISODES in self._handler.topics else records
 
     def _apply(self, parts: Sequence[BatchRecord[Item]], handle: Handling[Item], *, is_at_end: bool) -> float:

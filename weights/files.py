@@ -94,7 +94,6 @@ def folder_below(root: Path, path: str) -> Iterator[int]:
 
 @contextmanager
 def _opened_below(root: Path, path: str) -> Iterator[BinaryIO]:
-    """The regular file at `path` below `root`; raises as `read_file`."""
     folder, _, name = path.rpartition("/")
     with folder_below(root, folder) as parent, _read_failures_named(root / path):
         descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)

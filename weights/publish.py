@@ -209,7 +209,6 @@ def _usable(store: WeightStore, policy: str, parent: int, history: History | Non
 
 
 def _versions_since_full(store: WeightStore, policy: str, version: int) -> int:
-    """Versions since the last full copy of a lineage, at most `ANCHOR_EVERY`."""
     at: int | None = version
     for distance in range(ANCHOR_EVERY):
         if at is None:

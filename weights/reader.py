@@ -228,8 +228,6 @@ class WeightReader(ABC):
         return follow_route(cache(partial(self.edges, policy)), version, held, follow)
 
     def _contents(self, manifest: Manifest) -> Iterator[bytes]:
-        """The chunks of a payload in order, not verified yet."""
-
         def whole(chunk: Chunk) -> bytes:
             content = b""
             while len(content) < chunk.num_bytes and (more := self.chunk(manifest.policy, chunk, len(content))):

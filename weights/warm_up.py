@@ -45,7 +45,6 @@ def warm_up() -> None:
 
 
 def _travel(base: Tensors, target: Tensors, history: History) -> None:
-    """Bring `base` and `history` to `target`, in place, as a receiver does."""
     encoded = encode(base, target, history)
     manifest = Manifest(
         policy="warm-up",

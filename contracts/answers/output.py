@@ -11,13 +11,7 @@ from contracts.answers.source import NotACall
 
 
 class Output:
-    """Collects what became final, and numbers the calls.
-
-    Args:
-        marks: of the family.
-        new_id: makes the id of a call.
-        most_calls: further calls are dropped; None without a limit.
-    """
+    """Collects what became final, and numbers the calls. Calls after `most_calls` are dropped; None without a limit."""
 
     def __init__(self, marks: Marks, new_id: Callable[[], str], most_calls: int | None) -> None:
         self._marks, self._new_id = marks, new_id
@@ -42,14 +36,10 @@ class Output:
     def call(self, said: Iterable[Said]) -> None:
         """Additions to calls."""
         for part in said:
-            if part.name is not None:
-                self._num += 1
-            if self._most is not None and self._num > self._most:
-                continue
-            if part.name is not None:
-                self._calls.append(CallPart(self._num - 1, part.arguments, self._new_id(), part.name))
-            else:
-                self._calls.append(CallPart(self._num - 1, part.arguments))
+            self._num += part.name is not None
+            if self._most is None or self._num <= self._most:
+                new_id = None if part.name is None else self._new_id()
+                self._calls.append(CallPart(self._num - 1, part.arguments, new_id, part.name))
 
     def broken(self, error: NotACall) -> None:
         """What began like a call is none, and becomes content."""

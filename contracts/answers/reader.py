@@ -39,15 +39,7 @@ class Trigger(NamedTuple):
 
 
 class TextReader:
-    """See the module.
-
-    Args:
-        output: takes what is read.
-        sink: takes calls.
-        triggers: what may begin in content.
-        reasoning_end: what ends reasoning; empty without any.
-        in_reasoning: the prompt has opened reasoning already.
-    """
+    """See the module. `reasoning_end` is empty without any; `in_reasoning`: the prompt has opened reasoning already."""
 
     def __init__(
         self,
@@ -184,8 +176,6 @@ class TextReader:
 
 
 class _OpenCall:
-    """A call that is being read, with the white space before its opener."""
-
     def __init__(self, source: CallText, reading: Reading[None], space: str, opener: str) -> None:
         self.source, self.reading = source, reading
         self.space, self.opener = space, opener

@@ -67,7 +67,6 @@ def without_reasoning(text: str) -> str | None:
 
 
 def _past_blocks(text: str) -> int | None:
-    """Where the reasoning at the beginning ends; None if it does not."""
     place = 0
     while True:
         if (opened := _OPENER.match(text, place)) is not None:

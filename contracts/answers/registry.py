@@ -19,7 +19,15 @@ UNKNOWN = "unknown"
 
 
 class ChannelMarks(NamedTuple):
-    """The markers of a family whose answers are several messages with headers; see contracts/answers/channels.py."""
+    """The markers of a family whose answers are several messages with headers; see contracts/answers/channels.py.
+
+    Attributes:
+        message: ends a header.
+        ends: end a message.
+        starts: begin a header.
+        channel: before the name of a channel; empty if recipients alone tell messages apart.
+        other: markers in headers that mean nothing here.
+    """
 
     message: str
     ends: tuple[str, ...]
@@ -133,14 +141,9 @@ def family_of(template_source: str, added_tokens: Mapping[str, int]) -> Family:
         markers += BARE_MARKERS if kind.form is not None and kind.form.is_bare else ()
     if reasoning is not None:
         markers += (reasoning.opener_marker, reasoning.closer)
-    return Family(
-        kind.name if kind is not None else UNKNOWN,
-        kind.form if kind is not None else None,
-        reasoning,
-        kind.channels if kind is not None else None,
-        Marks(added_tokens, markers),
-        _NINE.search(template_source) is not None,
-    )
+    name, form, channels = (kind.name, kind.form, kind.channels) if kind is not None else (UNKNOWN, None, None)
+    short_ids = _NINE.search(template_source) is not None
+    return Family(name, form, reasoning, channels, Marks(added_tokens, markers), short_ids)
 
 
 def family_named(name: str) -> Family:

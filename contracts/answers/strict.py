@@ -78,7 +78,6 @@ class StrictSchema:
             return False
 
     def _parts(self, schema: Any) -> Iterator[Any]:
-        """This schema and all schemas in it."""
         yield schema
         if not isinstance(schema, dict):
             return
@@ -149,7 +148,6 @@ class _Checking:
 
 
 def _alone(holds: Callable[[Any, Any], bool]) -> _Holds:
-    """A keyword that compares a value with its argument."""
     return lambda _check, _schema, argument, value: holds(value, argument)
 
 

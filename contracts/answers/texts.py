@@ -51,14 +51,11 @@ def family_of_text(text: str) -> Family | None:
 
 
 def calls_in_text(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[WrittenCall] | None:
-    """The calls of an answer; None if `family_of_text` finds none.
+    """The calls of an answer without its reasoning; None if `family_of_text` finds none. Calls of unknown tools are read too.
 
-    Args:
-        text: the answer without its reasoning.
-        schemas: JSON schema of the parameters, by the name of the tool. Calls of other tools are read too.
+    `schemas`: JSON schema of the parameters, by the name of the tool.
 
-    Raises:
-        NotACall: part of it is a broken call, text follows a call, or it is longer than `LONGEST`.
+    Raises NotACall: part of it is a broken call, text follows a call, or it is longer than `LONGEST`.
     """
     family = family_of_text(text)
     if family is None:
@@ -89,10 +86,8 @@ class _WholeAnswer(Output):
 
     def __init__(self, family: Family) -> None:
         super().__init__(family.marks, str, None)
-        self._family = family
-        self._closers = {*(family.form.markers if family.form else ())} - {
-            *(family.form.openers if family.form else ())
-        }
+        form = family.form
+        self._closers = set(form.markers) - set(form.openers) if form is not None else set[str]()
 
     def broken(self, error: NotACall) -> None:
         """See `Output`."""

@@ -83,13 +83,7 @@ def arguments_rule(schema: Mapping[str, Any], rule_of: Callable[[str], str], com
 
 
 def text_rule(schema: Mapping[str, Any], name: str, closer: str) -> str:
-    """A rule for a value as plain text, with what closes it.
-
-    Args:
-        schema: of all parameters.
-        name: of this one.
-        closer: the text behind the value.
-    """
+    """A rule for a value as plain text, with what closes it. `schema`: of all parameters; `name`: of this one."""
     described = property_of(schema, name)
     types = types_of(described)
     values = (described or {}).get("enum")

@@ -117,7 +117,6 @@ def delete_free(connection: Connection, table: Table, *which: ColumnElement[bool
 
 
 def _insert(connection: Connection, table: Table, rows: Sequence[Row]) -> tuple[Any, Any]:
-    """The statement for these rows in the connection's dialect, and its parameters."""
     if connection.dialect.name == "sqlite":
         return sqlite.insert(table), [dict(row) for row in rows]
     return _insert_unnested(table, tuple(rows[0])), _arrays(rows)

@@ -56,7 +56,6 @@ def line_of(text: str, location: Sequence[int | str]) -> int:
 
 
 def _name_of(line: str) -> tuple[str, ...] | None:
-    """The name of the table that begins on this line."""
     found = _HEADER.match(line)
     return None if found is None else tuple(part.strip().strip("\"'") for part in found[1].split("."))
 

@@ -223,14 +223,12 @@ def _token_rows(rows: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]) -> np
 
 
 def _codes(seen: Floats, changed: Floats) -> npt.NDArray[np.int64]:
-    """The hazards at which `changed` of `seen` weights change."""
     share = np.minimum((changed + 0.02) / (seen + 0.04), 0.9997)
     codes = np.clip(np.rint(8 * np.log2(-np.log1p(-share))) + _CODE_OF_ONE, 32, _LAST_CODE)
     return np.asarray(codes, dtype=np.int64)
 
 
 def _saving(seen: Floats, changed: Floats, fallback: Any, own: Any) -> Floats:
-    """Bits saved by a separate hazard."""
     return _bits(seen, changed, fallback) - _bits(seen, changed, own)
 
 

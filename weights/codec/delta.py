@@ -244,7 +244,6 @@ def _first_look(coder: Encoder, old: Tensor | None, new: Tensor, history: Histor
 
 
 def _alike(old: Tensor | None, dtype: str, shape: tuple[int, ...]) -> Tensor | None:
-    """The old tensor, unless the new one has another dtype or shape."""
     return old if old is not None and (old.dtype, tuple(old.shape)) == (dtype, shape) else None
 
 
@@ -259,7 +258,6 @@ def _raw(new: Words) -> _Way:
 
 
 def _whole(old: Tensor | None, entry: Entry, head: TensorHead, body: memoryview) -> Words:
-    """All words of a tensor that travels dense or raw."""
     name, dtype, shape = entry
     if head.way == RAW:
         return words_of(Tensor(dtype, shape, np.frombuffer(bytearray(body), dtype=np.uint8)))

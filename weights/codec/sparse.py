@@ -203,8 +203,6 @@ def sample_stride(num_weights: int) -> int:
 
 
 class _Counts(NamedTuple):
-    """Counts in flat arrays, as the compiled loops write them."""
-
     seen: npt.NDArray[np.int64]
     changed: npt.NDArray[np.int64]
     agreed: npt.NDArray[np.int64]

@@ -204,7 +204,6 @@ class Replica:
         return wanted
 
     def _vouched(self) -> list[Slot]:
-        """Slots that may be served, or used as a base."""
         found = []
         for slot in self._slots.held():
             with suppress(NotFound, Unavailable, WeightsRefused):
@@ -214,8 +213,6 @@ class Replica:
         return found
 
     def _make(self, version: int, held: dict[int, Slot], run: str | None) -> Slot:
-        """Fetch and build a version by the cheapest route whose bytes are there."""
-
         def fetch(edges: list[Manifest]) -> tuple[list[Manifest], Slot | None] | None:
             first, last = edges[0], edges[-1]
             base = None if first.base_version is None else held[first.base_version]
@@ -236,7 +233,6 @@ class Replica:
                 return self._build(*found)
 
     def _build(self, edges: list[Manifest], base: Slot | None) -> Slot:
-        """Build a complete slot of the version that the last edge leads to."""
         last = edges[-1]
         # It becomes the name of a folder, which is removed if the version is refused.
         if not is_digest(last.target_root):

@@ -235,7 +235,6 @@ def _config(environment: Mapping[str, str], endpoint: str) -> S3Config:
 
 
 def _authorities(environment: Mapping[str, str]) -> ClientConfig:
-    """Whom to trust besides this machine's authorities. Raises InvalidSettings."""
     if not (path := environment.get("AWS_CA_BUNDLE")):
         return {}
     try:
@@ -256,7 +255,6 @@ def _stored(item: ObjectMeta) -> StoredObject:
 
 
 def _bounded(found: GetResult, path: str, most: int) -> bytes:
-    """The content as it comes. Raises WeightsRefused: `too_long`, more than `most` bytes come."""
     content = bytearray()
     for piece in found.stream(min_chunk_size=_PIECE_BYTES):
         content += piece

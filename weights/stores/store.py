@@ -192,7 +192,6 @@ class WeightStore(WeightReader):
         self.objects.close()
 
     def _is_published(self, offered: Manifest) -> bool:
-        """True if an edge is there already. Raises Conflict, InvalidValue: see `publish`."""
         policy, version = offered.policy, offered.version
         primary = self._primary(policy, version)
         if primary is not None:

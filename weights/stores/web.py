@@ -124,7 +124,6 @@ class WebObjects(Objects):
     put = put_if_absent = put_if_unchanged = head = delete = renew = turn = _refuse
 
     def _first(self, path: str, answer: httpx.Response, start: int) -> int:
-        """The first byte that the answer has."""
         if answer.status_code == _OK:
             return 0
         said = answer.headers.get("content-range", "")

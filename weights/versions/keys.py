@@ -278,7 +278,6 @@ def _unescaped(text: str) -> str:
 
 @contextmanager
 def _usable(where: str) -> Iterator[None]:
-    """Turn errors of the disk into `InvalidSettings` with the place."""
     try:
         yield
     except OSError as error:

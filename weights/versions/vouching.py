@@ -178,7 +178,6 @@ class Snapshots:
             raise _expired(snapshot)
 
     def _is_newer(self, policy: str, snapshot: Snapshot, text: bytes) -> bool:
-        """True if it replaces the last accepted one. Raises WeightsRefused: `stale_snapshot`, `wrong_run`."""
         known = self._remembered(policy)
         if known is None:
             return True

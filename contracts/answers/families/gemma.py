@@ -85,8 +85,6 @@ def _argument(schema: Schema, key: str) -> str:
 
 
 class _Values:
-    """Reads values in Gemma's notation."""
-
     def __init__(self, text: str, quote: str, marks: Marks) -> None:
         self.text, self.place = text, 0
         self._quote, self._marks = quote, marks

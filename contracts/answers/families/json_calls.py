@@ -160,7 +160,6 @@ class JsonCalls(CallForm):
             raise NotACall(f"text follows it: {source.text[source.place :][:40]!r}")
 
     def _read_forced(self, source: CallText, sink: Sink, marks: Marks) -> Reading[None]:
-        """A call that a grammar forced: exactly as `forced` writes it."""
         if self.is_bare:
             source.place -= 1
         while True:

@@ -104,7 +104,6 @@ def _value(node: ast.expr) -> Any:
 
 
 def _bracketed(source: CallText) -> Reading[str]:
-    """A list in brackets. Raises NotACall."""
     if (yield from source.has("[")) != "[":
         raise NotACall
     start, brackets = source.place, _Brackets()
@@ -120,8 +119,6 @@ def _bracketed(source: CallText) -> Reading[str]:
 
 
 class _Brackets:
-    """Counts brackets outside of strings."""
-
     def __init__(self) -> None:
         self.are_closed = False
         self._expected: list[str] = []
