@@ -74,8 +74,7 @@ def spend(
 
     Raises StaleWrite: another process spent meanwhile; nothing is changed.
     """
-    columns = error_budget.c
-    mine = (columns.policy == policy, columns.part == part)
+    mine = (error_budget.c.policy == policy, error_budget.c.part == part)
     row = connection.execute(select(error_budget).where(*mine)).one_or_none()
     if row is not None and row.name == name:
         return float(row.level)
@@ -84,8 +83,8 @@ def spend(
     if row is None:
         is_spent = insert_new(connection, error_budget, {"policy": policy, "part": part, "epoch": 1, **values})
     else:
-        change = update(error_budget).where(*mine, columns.epoch == row.epoch).values(epoch=row.epoch + 1, **values)
-        is_spent = connection.execute(change).rowcount == 1
+        held = update(error_budget).where(*mine, error_budget.c.epoch == row.epoch)
+        is_spent = connection.execute(held.values(epoch=row.epoch + 1, **values)).rowcount == 1
     if not is_spent:
         raise StaleWrite(f"another process spent of the error budget ({part}); it is looked at anew")
     return granted.level
