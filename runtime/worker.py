@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Generic, Protocol
+from typing import Generic
 
 import structlog
 from sqlalchemy import ColumnElement, Connection, delete, select, update
@@ -35,7 +35,7 @@ from contracts.faults import FaultPoint, no_fault
 from contracts.tables import position
 from contracts.tables.statements import insert_new
 from contracts.topics import EPISODES
-from runtime.batch import BatchRecord, Item, culprits_of, items_of, prepare_batch
+from runtime.batch import BatchRecord, Handler, Item, culprits_of, items_of, prepare_batch
 from runtime.bisection import Blamed, bisect, blaming_records, in_hand_of
 from runtime.database import Database
 from runtime.log.answers import with_answers
@@ -68,42 +68,6 @@ took less than 80% makes it a quarter larger."""
 _QUICK, _SHORT = 0.4, 0.8
 
 log = structlog.get_logger()
-
-
-class Handler(Protocol[Item]):
-    """The work of one process, inside a transaction. It never touches the log."""
-
-    @property
-    def name(self) -> str:
-        """Name of the process, which is also its consumer group."""
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """Topics that it reads."""
-
-    @property
-    def batch_size(self) -> int:
-        """Most records in one batch."""
-
-    def read(self, record: LogRecord) -> Item:
-        """Decode a record. Raises InvalidRecord for a record that can never be read."""
-
-    def prepare(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Do slow work that needs no transaction, so that no lock is held meanwhile. The items may be delivered again.
-
-        Returns one item for each, in the same order.
-        """
-
-    def handle(self, connection: Connection, items: Sequence[Item]) -> list[Message]:
-        """Apply each item once, in this order, in a few statements for the whole batch; returns the messages to send."""
-
-    def tick(
-        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
-    ) -> list[Message]:
-        """Apply the passing of time to these partitions; other replicas do the same for theirs.
-
-        `is_at_end`: the last poll returned every record that the log has.
-        """
 
 
 Handled = tuple[list[Culprit], list[Message]]
