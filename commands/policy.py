@@ -23,7 +23,7 @@ from contracts.errors import NotFound, WeightsRefused
 from contracts.holds import Hold
 from contracts.revocations import Revocation, Treatment, claimed_parents
 from contracts.rollback_effects import describe, read_effects
-from contracts.version_parents import BASE, stored_parents
+from contracts.version_history import BASE, stored_parents
 from runtime.settings import load_section, load_settings
 from runtime.train_settings import TrainSettings
 from weights.stores.opening import open_weight_store

@@ -14,7 +14,7 @@ from commands.options import DEFAULT_HOME, HomeOption
 from contracts import rejection
 from contracts.revocations import claimed_parents
 from contracts.rollback_effects import describe, read_effects
-from contracts.version_parents import BASE, stored_parents
+from contracts.version_history import BASE, stored_parents
 from runtime.settings import load_settings
 from weights.stores.opening import open_weight_store
 

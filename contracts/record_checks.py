@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts.experts import experts_problem
-from contracts.support import support_problem
+from contracts.packing import experts_problem, support_problem
 
 LATEST_TIME = 4_102_444_800.0
 """2100-01-01, UTC epoch seconds. The earliest time lies equally far before 1970. The range is wide on purpose: a clock that is days

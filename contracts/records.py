@@ -17,11 +17,11 @@ import numpy as np
 import zstandard
 from msgspec.structs import replace
 
-from contracts.compression import compressed, decompressed
 from contracts.draws import LoggedDraw
 from contracts.errors import InvalidRecord
 from contracts.event_log import LogPlace
 from contracts.ids import sample_key
+from contracts.packing import compressed, decompressed
 from contracts.record_checks import problem_of, tokens_problem
 from contracts.sampling import ExpertShape, Sampling, Span
 from contracts.turns import SessionShare, SessionTurn

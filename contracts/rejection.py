@@ -1,9 +1,10 @@
-"""An operator rejects a version that not everybody has: its train ends, or it is revoked for good.
+"""A version that not everybody has is taken away, because users, the shadow or an operator found it worse.
 
-    withdraw   the train of the version ends as `withdrawn`, its users get what everybody gets, and it never departs again by itself
-    revoke     the version and its descendants are revoked, no arm names one of them, and the trainer goes back to the live version
+    withdraw   its train ends as `withdrawn`, its users get what everybody gets, and it never departs again by itself
+    revoke     it and its descendants are revoked, no arm names one of them, and the trainer goes back to the live version
 
-Both go through frozen arms, as a rollback does: they only take a version away. They wait for whoever moves an arm just now.
+Both go through frozen arms: they only take a version away. They wait for whoever moves an arm just now. `rollback.py` is the way back
+from a version that is live.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from collections.abc import Mapping
 from sqlalchemy import Connection, select, update
 
 from contracts import assignments, revocations
-from contracts.assignments import CANARY, LEARNING
+from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, TRAINING
 from contracts.errors import Conflict, InvalidValue, StaleWrite
-from contracts.retreat import plan_revocation, revoke_unproven
 from contracts.revocations import Treatment
 from contracts.rollback import RollbackPlan
 from contracts.tables import train
-from contracts.version_history import read_parents
+from contracts.version_history import Parents, read_parents
 
 WITHDRAWN_BY = "withdrawn_by"
 """In the evidence of a train that an operator ended: who it was."""
@@ -60,7 +60,7 @@ def read_plan(
 ) -> RollbackPlan:
     """What `revoke` would do now; its target is the version that is live. Arguments and errors as `revoke`."""
     known = read_parents(connection, policy, parents)
-    plan = plan_revocation(connection, policy, version, known)
+    plan = _plan_of(connection, policy, version, known)
     if version not in known.versions:
         raise InvalidValue(
             f"v{version} cannot be revoked: it does not exist; `millrace policy list` shows all versions",
@@ -99,3 +99,57 @@ def revoke(
     assignments.live_version(assignments.read(connection, policy), seen_live)
     revoke_unproven(connection, policy, version, writer=writer, reason=reason, treatment=treatment, parents=parents)
     return plan
+
+
+def revoke_unproven(
+    connection: Connection,
+    policy: str,
+    version: int,
+    *,
+    writer: str,
+    reason: str,
+    treatment: Treatment = "evidence",
+    parents: Mapping[int, int] | None = None,
+) -> tuple[int, ...]:
+    """Revoke a version that is not live, with its descendants; returns those that were not revoked before.
+
+    `parents`: from manifests, for versions that are not claimed in the database.
+
+    Raises:
+        InvalidValue: the live version is it, or descends from it: roll back instead.
+        NotFound: no version is live yet.
+        StaleWrite: another writer moved an arm meanwhile; nothing was changed.
+    """
+    arms = assignments.lock(connection, policy)
+    plan = _plan_of(connection, policy, version, read_parents(connection, policy, parents))
+    revocations.revoke(connection, policy, plan.revoked, treatment=treatment, writer=writer, reason=reason)
+    gone = revocations.read(connection, policy)
+    # All of them move, even to the same version: whoever was about to move one did not know of the revocation, and the new epoch
+    # of `training` tells the trainer to go back.
+    for arm in (CANDIDATE, LEARNING, CANARY, HOLDOUT):
+        held = arms.get(arm)
+        if held is None or (arm == HOLDOUT and held.version not in gone):
+            continue  # only operators move the hold-out
+        stays = held.version is not None and held.version not in gone
+        kept, share = (held.version, held.share) if stays else (None, 0.0)
+        assignments.move_held(connection, arms, arm, kept, writer=writer, reason=reason, share=share)
+    assignments.move_held(connection, arms, TRAINING, plan.live, writer=writer, reason=reason)
+    return plan.revoked
+
+
+def _plan_of(connection: Connection, policy: str, version: int, known: Parents) -> RollbackPlan:
+    """What the revocation of a version would do now; its target is the version that is live.
+
+    Raises:
+        InvalidValue: the live version is it, or descends from it: roll back instead.
+        NotFound: no version is live yet.
+    """
+    live = assignments.live_version(assignments.read(connection, policy))
+    kept = tuple(known.lineage(live))
+    if version in kept:
+        raise InvalidValue(
+            f"v{live} is live and is v{version} or descends from it: roll back with `millrace policy rollback`",
+            param="version",
+        )
+    revoked = known.descendants([version]) - revocations.read(connection, policy).keys()
+    return RollbackPlan(live, live, tuple(sorted(revoked)), kept)

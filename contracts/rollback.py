@@ -19,8 +19,7 @@ from contracts import holds, revocations
 from contracts.assignments import CANARY, HOLDOUT, IN_ORDER, LEARNING, LIVE, TRAINING, live_version, move_held, read
 from contracts.errors import InvalidRequest, InvalidValue
 from contracts.revocations import Treatment
-from contracts.version_history import read_accepted, read_live_history, read_parents, require_heard
-from contracts.version_parents import BASE, Parents
+from contracts.version_history import BASE, Parents, read_accepted, read_live_history, read_parents, require_heard
 
 
 class RollbackPlan(NamedTuple):

@@ -36,7 +36,7 @@ SnapshotRow = tuple[int, bytes]
 
 
 class SnapshotRows(Protocol):
-    """The row of one policy that decides which snapshot is the newest; `runtime.snapshot_rows` has it in the database."""
+    """The row of one policy that decides which snapshot is the newest; `runtime.weight_store` has it in the database."""
 
     def newest(self) -> SnapshotRow | None:
         """The row; None: no snapshot was issued yet. Raises Unavailable."""

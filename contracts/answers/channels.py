@@ -14,9 +14,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from contracts.answers.calls import Sink
 from contracts.answers.marks import Marks
-from contracts.answers.output import Output
+from contracts.answers.parts import Output, Sink
 from contracts.answers.reader import certain
 from contracts.answers.registry import ChannelMarks, Family
 from contracts.answers.source import CallText, NotACall, Reading, Result

@@ -17,8 +17,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from contracts.answers.calls import Reader, Sink
-from contracts.answers.output import Output
+from contracts.answers.parts import Output, Reader, Sink
 from contracts.answers.source import CallText, NotACall, Reading
 
 

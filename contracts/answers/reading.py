@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from contracts.answers.calls import Sink
 from contracts.answers.channels import ChannelReader
-from contracts.answers.output import Output
+from contracts.answers.parts import Output, Sink
 from contracts.answers.reader import TextReader, Trigger
 from contracts.answers.registry import BARE_MARKERS, Family
 

@@ -9,12 +9,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from contracts.answers.calls import Sink
 from contracts.answers.families.json_calls import JsonCalls
 from contracts.answers.grammar import ANY_OBJECT
 from contracts.answers.marks import Marks
-from contracts.answers.output import Output
-from contracts.answers.parts import add_calls
+from contracts.answers.parts import Output, Sink, add_calls
 from contracts.answers.reading import reader_of
 from contracts.answers.registry import BARE_MARKERS, Family, family_named
 from contracts.answers.source import NotACall

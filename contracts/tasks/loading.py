@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from contracts.errors import InvalidTask
 from contracts.files import read_small
 from contracts.tasks import Task
-from contracts.tasks.section import Misplaced, mistake_of
-from contracts.tasks.source import Source
+from contracts.tasks.section import Misplaced, Source, mistake_of
 
 MAX_BYTES = 2**22
 """Of a task file."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from contracts.engines import Ability
 from contracts.errors import InvalidSettings
-from contracts.support import MOST_IDS
+from contracts.packing import MOST_IDS
 from engines.following.driver import ServerFacts
 from runtime.base_policy import model_of
 

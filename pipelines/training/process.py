@@ -39,7 +39,7 @@ from policy.load import load_model
 from policy.weights import copy_tensors
 from runtime.log.loss_acceptance import begin_no_later
 from runtime.settings import load_section
-from runtime.weight_metrics import WeightStoreMetrics
+from runtime.weight_store import WeightStoreMetrics
 from weights.stores.opening import open_weight_store
 from weights.versions.keys import keyring_of, signer_of
 from weights.warm_up import warm_up

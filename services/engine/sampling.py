@@ -12,7 +12,7 @@ import msgspec
 
 from contracts.engines import Ability
 from contracts.errors import ContextLengthExceeded, InvalidRequest
-from contracts.support import MOST_IDS
+from contracts.packing import MOST_IDS
 from services.engine.grammars import json_grammar, lark_grammar
 from services.engine.sequence import SamplingOptions
 

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import structlog
 
 from contracts import revocations
-from contracts.arm_secret import read_arm_secret
-from contracts.arms import DRAWN, draw_arm, logged_draw
+from contracts.arms import DRAWN, draw_arm, logged_draw, read_arm_secret
 from contracts.assignments import CANARY, CANDIDATE, HOLDOUT, LEARNING, LIVE, SLOTS, Assignment, read
 from contracts.draws import LoggedDraw
 from contracts.errors import InvalidSettings, Unavailable, VersionRevoked

@@ -21,8 +21,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from contracts.errors import InvalidSettings
 from weights.files import full_disk_named, make_folder_durably, sync_folder, write_durably
-from weights.versions.pem import BEGIN, parse_private_key, parse_public_keys, private_pem, public_pem
-from weights.versions.signing import KEY_ID_LENGTH, Keyring, Signer, key_id_of
+from weights.versions.signing import (
+    BEGIN,
+    KEY_ID_LENGTH,
+    Keyring,
+    Signer,
+    key_id_of,
+    parse_private_key,
+    parse_public_keys,
+    private_pem,
+    public_pem,
+)
 
 SIGNING_KEY = "MILLRACE_SIGNING_KEY"
 """The private key if it is not in the home: a path, or the PEM text itself."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from contracts.answers.calls import Reader, Sink
 from contracts.answers.marks import Marks
+from contracts.answers.parts import Reader, Sink
 from contracts.answers.source import CallText, Reading
 
 Schema = Mapping[str, Any]

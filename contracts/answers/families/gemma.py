@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from contracts.answers.calls import Sink
 from contracts.answers.families.form import CallForm, Forced, Schema
 from contracts.answers.grammar import either, quoted, sequence
 from contracts.answers.marks import Marks
+from contracts.answers.parts import Sink
 from contracts.answers.source import CallText, NotACall, Reading, no_constant
 from contracts.answers.values import arguments_rule, property_of, types_of
 

@@ -15,10 +15,10 @@ from typing import TypeVar
 
 import msgspec
 
-from contracts.answers.calls import Sink
 from contracts.answers.families.form import CallForm, Forced, Schema
 from contracts.answers.grammar import json_rule, quoted, sequence
 from contracts.answers.marks import Marks
+from contracts.answers.parts import Sink
 from contracts.answers.source import CallText, NotACall, Reading, escaped, object_text
 
 Kind = TypeVar("Kind")

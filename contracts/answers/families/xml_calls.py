@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from contracts.answers.calls import Sink
 from contracts.answers.families.form import CallForm, Forced, Schema
 from contracts.answers.grammar import quoted, sequence
 from contracts.answers.marks import Marks
+from contracts.answers.parts import Sink
 from contracts.answers.source import CallText, NotACall, Reading
 from contracts.answers.values import json_of, property_of, required_of, text_rule, text_rules
 

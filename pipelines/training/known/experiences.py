@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from contracts.experts import experts_of
+from contracts.packing import experts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

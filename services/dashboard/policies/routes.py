@@ -17,7 +17,7 @@ from contracts.errors import InvalidValue, NotFound, WeightsRefused
 from contracts.record_checks import MAX_INT32, is_sample_key
 from contracts.revocations import Treatment, claimed_parents
 from contracts.rollback_effects import describe, describe_treatment, read_effects
-from contracts.version_parents import BASE, stored_parents
+from contracts.version_history import BASE, stored_parents
 from services.dashboard.live.acceptance import num_sentinels
 from services.dashboard.policies import holds, rejecting
 from services.dashboard.policies.bodies import InBody, Reason

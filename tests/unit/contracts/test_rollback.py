@@ -20,7 +20,7 @@ from contracts.rollback import (
     versions_to_revoke,
 )
 from contracts.tables import verdict, version_claim
-from contracts.version_parents import Parents
+from contracts.version_history import Parents
 from runtime.database import Database
 from tests.each_case import each_case
 

@@ -26,8 +26,7 @@ from weights.versions.keys import (
     write_private_key,
     write_public_key,
 )
-from weights.versions.pem import private_pem, public_pem
-from weights.versions.signing import Keyring, Signer, key_id_of
+from weights.versions.signing import Keyring, Signer, key_id_of, private_pem, public_pem
 
 PRIVATE, OTHER = (ed25519.Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2))
 ID, OTHER_ID = Signer(PRIVATE).key_id, Signer(OTHER).key_id
