@@ -73,9 +73,7 @@ def lock(connection: Connection, policy: str) -> dict[str, Assignment]:
 def live_version(arms: Mapping[str, Assignment], seen: int | None = None) -> int:
     """The version that is live; `seen`: the one that was live when an operator decided.
 
-    Raises:
-        NotFound: no version is live yet.
-        StaleWrite: `seen` is no longer live.
+    Raises NotFound: no version is live yet; StaleWrite: `seen` is no longer live.
     """
     live = arms.get(LIVE)
     if live is None or live.version is None:

@@ -105,9 +105,8 @@ class EventLog(Protocol):
     def check_topics(self) -> None:
         """Compare the topics that exist with the settings. Makes and changes nothing.
 
-        Raises:
-            InvalidSettings: a topic has another number of partitions, or keeps records less safely than set; names the setting.
-            Unavailable: the log does not answer.
+        Raises InvalidSettings: a topic has another number of partitions, or keeps records less safely than set; names
+        the setting. Unavailable: the log does not answer.
         """
 
     def append(self, messages: Sequence[Message]) -> None:

@@ -50,10 +50,8 @@ def set_holdout(
 def end_holdout(connection: Connection, *, policy: str, writer: str, reason: str) -> Assignment:
     """Give the users of the hold-out the same versions as everybody else.
 
-    Raises:
-        Conflict: there is no hold-out.
-        Held: the arms are frozen, or a version is pinned.
-        StaleWrite: another operator was faster.
+    Raises Conflict: there is no hold-out; Held: the arms are frozen, or a version is pinned; StaleWrite: another
+    operator was faster.
     """
     held = assignments.read(connection, policy).get(HOLDOUT)
     if held is None or held.version is None:

@@ -109,10 +109,8 @@ def freeze(
 ) -> Hold:
     """Keep every arm as it is. A second freeze replaces the first, for example to make it longer.
 
-    Raises:
-        Held: a version is pinned.
-        InvalidValue: `until` is over, or more than 30 days away.
-        StaleWrite: another operator was faster.
+    Raises Held: a version is pinned; InvalidValue: `until` is over, or more than 30 days away; StaleWrite: another
+    operator was faster.
     """
     now = time.time() if now is None else now
     _check_until(until, now)

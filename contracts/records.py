@@ -310,9 +310,8 @@ def encode(record: Record) -> bytes:
 def decode(kind: type[RecordType], wire: bytes) -> RecordType:
     """Read a record from the log, and check its values (`contracts/record_checks.py`).
 
-    Raises:
-        NewerSchema: a newer Millrace wrote it.
-        InvalidRecord: another type of record, or a field is invalid; the message names the field.
+    Raises NewerSchema: a newer Millrace wrote it. InvalidRecord: another type of record, or a field is invalid; the
+    message names the field.
     """
     record = decode_shape(kind, wire)
     if problem := problem_of(record):
@@ -323,9 +322,7 @@ def decode(kind: type[RecordType], wire: bytes) -> RecordType:
 def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
     """Decode without checking values: for rows of our own tables, and for tools that show refused records.
 
-    Raises:
-        NewerSchema: a newer Millrace wrote it.
-        InvalidRecord: another type of record; the message names the field.
+    Raises NewerSchema: a newer Millrace wrote it. InvalidRecord: another type of record; the message names the field.
     """
     try:
         record = msgspec.msgpack.decode(unpacked(kind.__name__, wire), type=kind)

@@ -29,9 +29,7 @@ WITHDRAWN_BY = "withdrawn_by"
 def withdraw(connection: Connection, *, policy: str, version: int, writer: str, reason: str) -> tuple[str, ...]:
     """End the train of a version; returns the arms that it left. It may still be promoted.
 
-    Raises:
-        Conflict: no train of this version runs.
-        StaleWrite: the train moved meanwhile; nothing was changed.
+    Raises Conflict: no train of this version runs. StaleWrite: the train moved meanwhile; nothing was changed.
     """
     arms = assignments.lock(connection, policy)
     columns = train.c
@@ -113,12 +111,9 @@ def revoke_unproven(
 ) -> tuple[int, ...]:
     """Revoke a version that is not live, with its descendants; returns those that were not revoked before.
 
-    `parents`: from manifests, for versions that are not claimed in the database.
-
-    Raises:
-        InvalidValue: the live version is it, or descends from it: roll back instead.
-        NotFound: no version is live yet.
-        StaleWrite: another writer moved an arm meanwhile; nothing was changed.
+    `parents`: from manifests, for versions that are not claimed in the database. Raises InvalidValue: the live version is it,
+    or descends from it: roll back instead. NotFound: no version is live yet. StaleWrite: another writer moved an arm
+    meanwhile; nothing was changed.
     """
     arms = assignments.lock(connection, policy)
     plan = _plan_of(connection, policy, version, read_parents(connection, policy, parents))
@@ -140,9 +135,8 @@ def revoke_unproven(
 def _plan_of(connection: Connection, policy: str, version: int, known: Parents) -> RollbackPlan:
     """What the revocation of a version would do now; its target is the version that is live.
 
-    Raises:
-        InvalidValue: the live version is it, or descends from it: roll back instead.
-        NotFound: no version is live yet.
+    Raises InvalidValue: the live version is it, or descends from it: roll back instead; NotFound: no version is live
+    yet.
     """
     live = assignments.live_version(assignments.read(connection, policy))
     kept = tuple(known.lineage(live))

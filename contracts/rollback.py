@@ -135,11 +135,9 @@ def roll_back(
     instead of those that `versions_to_revoke` finds. `parents`: parents from manifests, for versions that are not claimed in
     the database. `seen_live`: the live version when the operator decided.
 
-    Raises:
-        InvalidRequest: no version is live, or the base is.
-        InvalidValue: `to` is not below the live version, or was neither accepted nor live before; or a version of `revoke` does
-            not exist, or would serve.
-        StaleWrite: another writer moved an arm meanwhile; nothing was changed.
+    Raises InvalidRequest: no version is live, or the base is. InvalidValue: `to` is not below the live version, or was
+    neither accepted nor live before; or a version of `revoke` does not exist, or would serve. StaleWrite: another
+    writer moved an arm meanwhile; nothing was changed.
     """
     arms = read(connection, policy)
     if seen_live is not None and LIVE in arms:

@@ -61,10 +61,8 @@ class Database:
         """A transaction, all or nothing: the only way to write.
 
         `gives_way`: it writes data, of which there may be much: on SQLite, transactions that do not give way begin first.
-
-        Raises:
-            Unavailable: the database cannot be written (full disk, server down); nothing was changed.
-            Damaged: SQLite found its file corrupt.
+        Raises Unavailable: the database cannot be written (full disk, server down); nothing was changed. Damaged: SQLite found
+        its file corrupt.
         """
         with self._explained("used", "free disk space or start it"), ExitStack() as open_until_the_end:
             with self._turn(gives_way=gives_way):
@@ -110,9 +108,8 @@ class Database:
     def upgrade_schema(self) -> None:
         """Apply all migrations. `runtime.days.migrate` also makes the partitions of the coming days.
 
-        Raises:
-            InvalidSettings: a newer Millrace made the database, with migrations that this one lacks.
-            Unavailable: it cannot be written.
+        Raises InvalidSettings: a newer Millrace made the database, with migrations that this one lacks; Unavailable: it
+        cannot be written.
         """
         with self.transaction() as connection:
             try:

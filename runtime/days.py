@@ -65,10 +65,8 @@ def first_id(day: date) -> str:
 def migrate(database: Database, wall: Callable[[], float] = time.time) -> None:
     """Apply all migrations, and make the partitions of the coming days.
 
-    Raises:
-        InvalidSettings: see `Database.upgrade_schema`.
-        ClockOff: this machine's clock differs from the database's, so it is unclear which day it is.
-        Unavailable: the database cannot be written.
+    Raises InvalidSettings: see `Database.upgrade_schema`; ClockOff: this machine's clock differs from the database's,
+    so it is unclear which day it is; Unavailable: the database cannot be written.
     """
     database.upgrade_schema()
     make_days_now(database, wall)
@@ -90,9 +88,7 @@ def make_days(database: Database, now: float, ahead: int = AHEAD) -> list[str]:
 def make_days_now(database: Database, wall: Callable[[], float] = time.time) -> list[str]:
     """Call `make_days` with the time of the database's clock.
 
-    Raises:
-        ClockOff: this machine's clock differs; nothing was made.
-        Unavailable: the database cannot be used.
+    Raises ClockOff: this machine's clock differs; nothing was made. Unavailable: the database cannot be used.
     """
     return make_days(database, database_time(database, wall))
 
@@ -135,12 +131,9 @@ def keep_days_ahead(database: Database, stop: threading.Event) -> None:
 def drop_days(database: Database, before: date) -> list[DroppedDay]:
     """Drop whole days, the oldest first, with the rows that detect repeated signals of these days, and with their votes.
 
-    Their generations are counted and hashed into `ledger_seal`, so that an audit stays exact. The default partition
-    stays. Join keys, and signals that wait for one, expire by themselves earlier.
-
-    Raises:
-        Conflict: a day has pending rows, or is not over; that day and later ones were not touched.
-        Unavailable: a lock is held; days that were dropped before stay dropped.
+    Their generations are counted and hashed into `ledger_seal`, so that an audit stays exact. The default partition stays.
+    Join keys, and signals that wait for one, expire by themselves earlier. Raises Conflict: a day has pending rows, or is not
+    over; that day and later ones were not touched. Unavailable: a lock is held; days that were dropped before stay dropped.
     """
     if database.url.startswith("sqlite"):
         raise Conflict("SQLite has no days to drop: only PostgreSQL partitions tables by day")

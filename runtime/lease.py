@@ -128,9 +128,7 @@ class Lease:
     def next_epoch(self, floor: int = 0) -> int:
         """Issue another epoch to the same holder, for a rollback.
 
-        Raises:
-            LeaseLost: as `check`.
-            Unavailable: the database is away; the epoch did not change.
+        Raises LeaseLost: as `check`. Unavailable: the database is away; the epoch did not change.
         """
         with self._database.transaction() as connection:
             self._insist(_row(connection, self.policy, nowait=False), self.epoch)

@@ -38,9 +38,7 @@ class DatabaseSnapshotRows:
     def replace(self, seen: tuple[int, bytes] | None, row: tuple[int, bytes]) -> bool:
         """Replace `seen` by `row`; False: another row is there by now.
 
-        Raises:
-            Unavailable: the database is away; nothing was changed.
-            LeaseLost: as `transaction`.
+        Raises Unavailable: the database is away; nothing was changed. LeaseLost: as `transaction`.
         """
         values = {"policy": self._policy, "sequence": row[0], "text": row[1]}
         with self._transaction() as connection:

@@ -48,9 +48,8 @@ def map_safetensors(path: Path, *, writable: bool = False, private: bool = False
 def map_checkpoint(folder: Path) -> Tensors:
     """The tensors of a checkpoint's folder, in one file or in shards, without reading their bytes.
 
-    Raises:
-        NotFound: there are no weights in the folder.
-        WeightsRefused: `truncated`, `not_safetensors`, `duplicate_tensor` or `unknown_dtype`.
+    Raises NotFound: there are no weights in the folder; WeightsRefused: `truncated`, `not_safetensors`,
+    `duplicate_tensor` or `unknown_dtype`.
     """
     return read_folder(folder, map_file)
 

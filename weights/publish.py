@@ -53,10 +53,8 @@ def publish_version(
     and could not follow. `parent_root` is the parent's root, if the caller knows it: the version can then be published, in
     full too, even if the parent's manifest cannot be read any more.
 
-    Raises:
-        WeightsRefused: `wrong_base`, the base is not what was published as the parent.
-        InvalidValue: the parent is not earlier.
-        Conflict, Unavailable, NotFound: see `WeightStore`; the history is as it was.
+    Raises WeightsRefused: `wrong_base`, the base is not what was published as the parent. InvalidValue: the parent is
+    not earlier. Conflict, Unavailable, NotFound: see `WeightStore`; the history is as it was.
     """
     about = Manifest(
         policy=policy,

@@ -94,9 +94,8 @@ class WeightReader(ABC):
     def manifest(self, policy: str, version: int) -> Manifest:
         """The primary edge of a version. If it cannot be read, another edge: all edges agree about the version.
 
-        Raises:
-            NotFound: there is no such version; the message lists the versions.
-            WeightsRefused: the manifest is damaged, misplaced, of another schema, or not trusted.
+        Raises NotFound: there is no such version; the message lists the versions. WeightsRefused: the manifest is
+        damaged, misplaced, of another schema, or not trusted.
         """
         self.renew(policy, version)
         if (found := self._primary(policy, version)) is not None:
@@ -208,9 +207,8 @@ class WeightReader(ABC):
         are only read; intermediate tensors are made only if there is more than one hop. `base_root` is the root of `base`,
         if the caller has verified exactly these bits; None: it is computed. `payload` fetches payloads; None: this reader does.
 
-        Raises:
-            NotFound: no such version, or its bytes were removed.
-            WeightsRefused: see `route`, `payload` and `codec.delta.stage`; nothing was changed.
+        Raises NotFound: no such version, or its bytes were removed. WeightsRefused: see `route`, `payload` and
+        `codec.delta.stage`; nothing was changed.
         """
 
         def follow(way: list[Manifest]) -> list[Hop]:

@@ -51,9 +51,8 @@ def family_of_text(text: str) -> Family | None:
 def calls_in_text(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[WrittenCall] | None:
     """The calls of an answer without its reasoning; None if `family_of_text` finds none. Calls of unknown tools are read too.
 
-    `schemas`: JSON schema of the parameters, by the name of the tool.
-
-    Raises NotACall: part of it is a broken call, text follows a call, or it is longer than `LONGEST`.
+    `schemas`: JSON schema of the parameters, by the name of the tool. Raises NotACall: part of it is a broken call, text
+    follows a call, or it is longer than `LONGEST`.
     """
     family = family_of_text(text)
     if family is None:

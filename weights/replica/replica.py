@@ -131,10 +131,9 @@ class Replica:
     def bring(self, version: int, run: str | None = None) -> Slot:
         """Serve `version`, of `run` if given. If this fails, the old version is still served.
 
-        Raises:
-            NotFound: the store has no such version, or the bytes that lead to it were removed.
-            WeightsRefused: a check failed (`weights.codec.delta.stage`), or the version is of another run: `wrong_run`.
-            Unavailable: the store is away or the disk is full; fetched chunks are kept, call again.
+        Raises NotFound: the store has no such version, or the bytes that lead to it were removed. WeightsRefused: a
+        check failed (`weights.codec.delta.stage`), or the version is of another run: `wrong_run`. Unavailable: the
+        store is away or the disk is full; fetched chunks are kept, call again.
         """
         for _ in range(_ROUNDS - 1):
             try:
@@ -174,11 +173,9 @@ class Replica:
     def _check(self, slot: Slot) -> None:
         """Check that a trusted key signed the manifest of a slot; the bytes are hashed when the slot is opened.
 
-        Slots of earlier releases have no manifest: it is fetched from the store and kept.
-
-        Raises:
-            WeightsRefused: as `WeightReader.believed`; `slot_damaged`, the manifest is of other weights: the slot was removed.
-            NotFound, Unavailable: the slot has no manifest, and the store cannot give it.
+        Slots of earlier releases have no manifest: it is fetched from the store and kept. Raises WeightsRefused: as
+        `WeightReader.believed`; `slot_damaged`, the manifest is of other weights: the slot was removed. NotFound, Unavailable:
+        the slot has no manifest, and the store cannot give it.
         """
         if (text := self._slots.manifest_of(slot)) is None:
             manifest = self._store.edges(self._policy, slot.version)[0]

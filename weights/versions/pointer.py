@@ -70,9 +70,8 @@ def pointer_path(policy: str, arm: str) -> str:
 def move_pointer(store: PointerStore, wanted: Pointer, signer: Signer | None, keyring: Keyring | None) -> None:
     """Make `wanted` the pointer of its arm; a second time it is a no-op. A stored pointer that does not verify is replaced.
 
-    Raises:
-        StaleWrite: the pointer has this epoch or a higher one already, or somebody else moves it at this moment.
-        Unavailable: the disk is full or the store is away; it is safe to try again.
+    Raises StaleWrite: the pointer has this epoch or a higher one already, or somebody else moves it at this moment.
+    Unavailable: the disk is full or the store is away; it is safe to try again.
     """
     policy, arm = wanted.policy, wanted.arm
     signed = signer.sign(wanted, "pointer") if signer else msgspec.structs.replace(wanted, key=None, signature=None)
@@ -134,9 +133,8 @@ class PointerReader:
     def look(self) -> Pointer | None:
         """The current pointer; None: the arm has no pointer yet.
 
-        Raises:
-            WeightsRefused: as `parse_pointer`; `stale_pointer`, an older pointer was restored, or a different one with the same epoch.
-            Unavailable: the store is away.
+        Raises WeightsRefused: as `parse_pointer`; `stale_pointer`, an older pointer was restored, or a different one
+        with the same epoch. Unavailable: the store is away.
         """
         if (text := _read(self._store, self.policy, self._arm)) is None:
             return None

@@ -91,11 +91,8 @@ def present_replicas(
 ) -> PresentReplicas:
     """Replicas that reported after `since` (UTC epoch seconds, as `now`).
 
-    `replicas`: keys of trusted replicas; None or empty: every report is a hint. `on_junk`: called with path and reason for every
-    object that is left out because it cannot be read or is not trusted.
-
-    Raises:
-        Unavailable: the store is away.
+    `replicas`: keys of trusted replicas; None or empty: every report is a hint. `on_junk`: called with path and reason for
+    every object that is left out because it cannot be read or is not trusted. Raises Unavailable: the store is away.
     """
     trusted = replicas if replicas is not None and replicas.key_ids else None
     if trusted is not None:

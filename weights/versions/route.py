@@ -51,10 +51,8 @@ def route(edges_of: EdgesOf, version: int, held: HeldHistories) -> list[Manifest
     If steps and folds lead on from a held version, the route uses these, even where a full copy and few steps need fewer
     bytes: full copies are for new replicas. The first edge's `base_version` says where to begin; None: from nothing.
 
-    Raises:
-        NotFound: there is no such version.
-        WeightsRefused: `broken_chain`, no route leads there, or an edge leads from a version that is not earlier; or why a
-            version on the route is refused.
+    Raises NotFound: there is no such version. WeightsRefused: `broken_chain`, no route leads there, or an edge leads
+    from a version that is not earlier; or why a version on the route is refused.
     """
     gone: _Unusable = {}
     for start in (held, {}) if held else ({},):
