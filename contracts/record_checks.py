@@ -56,12 +56,11 @@ def _packed(packed: bytes) -> str:
     return f": {len(packed)} bytes are not an array of {_WORD}-byte numbers" if len(packed) % _WORD else ""
 
 
-def _completion_id(text: str) -> str:
-    return "" if is_completion_id(text) else f": {text[:MAX_ID]!r} is not a completion id"
+def _formed(is_formed: Callable[[str], object], what: str) -> _Check:
+    def check(text: str | None) -> str:
+        return "" if text is None or is_formed(text) else f": {text[:MAX_ID]!r} is not a {what}"
 
-
-def _sample_key(text: str) -> str:
-    return "" if is_sample_key(text) else f": {text[:MAX_ID]!r} is not a sample key"
+    return check
 
 
 def _whole(least: int = 0, most: int = MAX_INT32) -> _Check:
@@ -146,10 +145,9 @@ _CHECKS: dict[str, _Check] = {
     **dict.fromkeys(("canary", "holdout", "learning"), _drawn),
     "reason": _text(MAX_REASON),
     "request": _text(MAX_REQUEST),
-    "completion_id": _completion_id,
-    **dict.fromkeys(("key", "last"), _sample_key),
+    "completion_id": _formed(is_completion_id, "completion id"),
+    **dict.fromkeys(("key", "last", "parent"), _formed(is_sample_key, "sample key")),
     "session": _text(MAX_SESSION),
-    "parent": lambda key: "" if key is None else _sample_key(key),
     "value": _value,
     "source": lambda place: "" if is_place(place) else f": {place} is not a place of the log",
     **dict.fromkeys(("token_ids", "logprobs"), _packed),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
+from sqlalchemy import Connection, and_, delete, insert, select, update
 
 from contracts.deletions import Kind
 from contracts.tables import doomed
@@ -48,7 +48,8 @@ class Deletions:
             off |= (going & mine) - wanted if self._kind == "chunk" else set()
             off |= self._done & going
             ready = {row.name for row in rows if not row.going} - off
-            self._remove(connection, ours, off)
+            for name in sorted(off):
+                connection.execute(delete(doomed).where(ours, doomed.c.name == name))
             for name in sorted(ready):
                 connection.execute(update(doomed).where(ours, doomed.c.name == name).values(going=True))
             for name in sorted(wanted - {row.name for row in rows} | (wanted & off) - self._done - going):
@@ -60,7 +61,3 @@ class Deletions:
     def done(self, names: Collection[str]) -> None:
         """Report deleted names, which are never used again: the next `advance` forgets them."""
         self._done |= set(names)
-
-    def _remove(self, connection: Connection, ours: ColumnElement[bool], names: Collection[str]) -> None:
-        for name in sorted(names):
-            connection.execute(delete(doomed).where(ours, doomed.c.name == name))

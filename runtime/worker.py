@@ -143,7 +143,9 @@ class Worker(Generic[Item]):
         records = self._consumer.poll(timeout, limit)
         started = time.perf_counter()
         self._fault("worker: polled")
-        parts = prepare_batch(self._handler, self._with_answers(records))
+        # Episodes point to their answers.
+        whole = with_answers(self._log, self._database, records) if EPISODES in self._handler.topics else records
+        parts = prepare_batch(self._handler, whole)
         is_at_end = len(records) < limit
         try:
             self._limit = _next_limit(limit, len(records), self._apply(parts, self._handle, is_at_end=is_at_end))
@@ -158,9 +160,6 @@ class Worker(Generic[Item]):
         self._relay.flush()
         self._note(records, time.perf_counter() - started)
         return len(records)
-
-    def _with_answers(self, records: Sequence[LogRecord]) -> Sequence[LogRecord]:
-        return with_answers(self._log, self._database, records) if EPISODES in self._handler.topics else records
 
     def _apply(self, parts: Sequence[BatchRecord[Item]], handle: Handling[Item], *, is_at_end: bool) -> float:
         """Commit a batch: state, messages, dead letters and positions, in one transaction; returns the seconds that grow with the batch."""

@@ -128,7 +128,7 @@ class WeightReader(ABC):
         listed = self._listed(policy)
         names = self._names(policy, version) if listed is None else self._listed_names(listed.get(version))
         # In this order `step` comes before `full`, which is primary only without it.
-        found = self._readable(policy, version, sorted(names, reverse=True))
+        found = list(self._each(lambda name: self._edge(policy, version, name), sorted(names, reverse=True)))
         edges = [edge for edge in found if isinstance(edge, Manifest)]
         refused = [reason for reason in found if isinstance(reason, WeightsRefused)]
         primary = next((edge for edge in edges if is_primary(edge)), edges[0] if edges else None)
@@ -269,12 +269,8 @@ class WeightReader(ABC):
     def _listed_names(self, entry: ListedVersion | None) -> list[str]:
         return [] if entry is None else [name for name in entry.edges if EDGE.fullmatch(name)]
 
-    def _readable(self, policy: str, version: int, names: list[str]) -> list[Manifest | WeightsRefused]:
-        """These edges, or why they cannot be used; files that do not exist are left out."""
-        found = self._each(lambda name: self._edge(policy, version, name), names)
-        return [edge for edge in found if edge is not None]
-
     def _edge(self, policy: str, version: int, name: str) -> Manifest | WeightsRefused | None:
+        """An edge, or why it cannot be used; None: there is no such file."""
         path = f"{version_folder(policy, version)}/{name}"
         try:
             text = self.read_small(path, MOST_MANIFEST_BYTES)

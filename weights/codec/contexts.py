@@ -114,8 +114,11 @@ def model_of(tables: Tables) -> Model:
     if states.max(initial=0) >= NUM_STATES or codes.max(initial=0) > _LAST_CODE:
         raise _corrupt("a state or a rate is out of range")
     hazards = np.ones((NUM_CLASSES, NUM_STATES), dtype=np.uint32)
-    for number in _general_first(states):
-        hazards[classes[number], _which(states[number])] = _units(int(codes[number]))
+    # The general ones first.
+    for number in np.argsort(np.where(states == 0, 0, np.where(states == ANY, 1, 2)), kind="stable"):
+        state, units = states[number], _two_to(int(codes[number]) - _CODE_OF_ONE, TIME_BITS)
+        which = slice(None) if state == 0 else slice(1, None) if state == ANY else slice(state, state + 1)
+        hazards[classes[number], which] = max(1, min(units, _LONGEST))
     agreement = np.full(NUM_DIRECTIONS, 1 << (TABLE_BITS - 1), dtype=np.uint16)
     for context, code in tables.directions:
         if not (0 <= context < NUM_DIRECTIONS and 1 <= code <= _LAST_SHARE):
@@ -242,22 +245,10 @@ def _share(against: float, along: float) -> int:
     return int(min(max(round(256 * (along + 0.5) / (along + against + 1.0)), 1), 255))
 
 
-def _general_first(states: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    return np.argsort(np.where(states == 0, 0, np.where(states == ANY, 1, 2)), kind="stable")
-
-
-def _which(state: int) -> slice:
-    return slice(None) if state == 0 else slice(1, None) if state == ANY else slice(state, state + 1)
-
-
-def _units(code: int) -> int:
-    return max(1, min(_two_to(code - _CODE_OF_ONE, TIME_BITS), _LONGEST))
-
-
 def _two_to(eighths: int, bits: int) -> int:
     """2 ** (eighths / 8) in units of 2 ** -bits, rounded down."""
-    octave = eighths // 8 + bits - 30
-    return _EIGHTHS[eighths % 8] << octave if octave >= 0 else _EIGHTHS[eighths % 8] >> -octave
+    octave, within = eighths // 8 + bits - 30, _EIGHTHS[eighths % 8]
+    return within << octave if octave >= 0 else within >> -octave
 
 
 def _corrupt(reason: str) -> WeightsRefused:

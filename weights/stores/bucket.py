@@ -172,9 +172,9 @@ class BucketObjects(Objects):
         text = _first_line(error)
         if wrong := _CERTIFICATE.search(str(error)):
             where = "AWS_ENDPOINT_URL_STS" if _TOKEN_SERVICE in text else "the server"
-            return Unavailable(
-                f"{self.place} cannot be used: the certificate of {where} {_certificate_problem(wrong[1])}"
-            )
+            known = (says for begins, says in _WRONG_CERTIFICATE if wrong[1].startswith(begins))
+            problem = next(known, f"is refused ({wrong[1]}): give it another one")
+            return Unavailable(f"{self.place} cannot be used: the certificate of {where} {problem}")
         if _TOKEN_FILE in text or (_TOKEN_SERVICE in text and "status code: 4" in text):
             return InvalidSettings(
                 f"{self.place} gets no keys for this workload ({text}): check AWS_WEB_IDENTITY_TOKEN_FILE, and that AWS_ROLE_ARN may be "
@@ -243,11 +243,6 @@ def _authorities(environment: Mapping[str, str]) -> ClientConfig:
         raise InvalidSettings(
             f"AWS_CA_BUNDLE: {path} cannot be read ({error.strerror}): put the authorities there"
         ) from error
-
-
-def _certificate_problem(name: str) -> str:
-    known = (says for begins, says in _WRONG_CERTIFICATE if name.startswith(begins))
-    return next(known, f"is refused ({name}): give it another one")
 
 
 def _stored(item: ObjectMeta) -> StoredObject:

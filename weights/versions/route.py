@@ -107,36 +107,24 @@ def _search(edges_of: EdgesOf, version: int, held: HeldHistories, gone: _Unusabl
         if place.version is None or (place.version in held and place.history in {None, held[place.version]}):
             return _unrolled(way)
         for edge in _edges(edges_of, place.version, gone, is_wanted=place.version == version):
-            before = _place_before(edge)
-            if place.history in {None, edge.history_after} and _may_be_met(before, held):
+            # Every receiver can have an empty history, by forgetting its own.
+            history = None if edge.base_version is None or edge.history == NO_HISTORY else edge.history
+            before = _Place(edge.base_version, history)
+            # If something is held, neither a full copy nor what is below the lowest held version leads there.
+            may_be_met = not held or (before.version is not None and before.version >= min(held))
+            if place.history in {None, edge.history_after} and may_be_met:
                 cost = (num_bytes + edge.payload_bytes, num_edges + 1, next(order))
                 heapq.heappush(reached, (*cost, before, _Way(edge, way)))
     return None
 
 
-def _may_be_met(place: _Place, held: HeldHistories) -> bool:
-    """False for a full copy if something is held, and below the lowest held version."""
-    return not held or (place.version is not None and place.version >= min(held))
-
-
-def _place_before(edge: Manifest) -> _Place:
-    # Every receiver can have an empty history, by forgetting its own.
-    history = None if edge.base_version is None or edge.history == NO_HISTORY else edge.history
-    return _Place(edge.base_version, history)
-
-
 def _edges(edges_of: EdgesOf, version: int, gone: _Unusable, *, is_wanted: bool) -> list[Manifest]:
     try:
         edges = edges_of(version)
-    except NotFound:
+    except (NotFound, WeightsRefused) as error:
         if is_wanted:
             raise
-        gone[version] = None
-        return []
-    except WeightsRefused as error:
-        if is_wanted:
-            raise
-        gone[version] = error
+        gone[version] = error if isinstance(error, WeightsRefused) else None
         return []
     for edge in edges:
         fault = lineage_fault(edge)
