@@ -86,11 +86,6 @@ def items_of(parts: Sequence[BatchRecord[Item]]) -> list[Item]:
     return [part.item for part in parts if part.item is not None]
 
 
-def culprits_of(parts: Sequence[BatchRecord[Item]]) -> list[Culprit]:
-    """Records to bury."""
-    return [part.culprit for part in parts if part.culprit is not None]
-
-
 def _read(handler: Handler[Item], record: LogRecord) -> BatchRecord[Item]:
     try:
         with blaming_records():

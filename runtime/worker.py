@@ -35,7 +35,7 @@ from contracts.faults import FaultPoint, no_fault
 from contracts.tables import position
 from contracts.tables.statements import insert_new
 from contracts.topics import EPISODES
-from runtime.batch import BatchRecord, Handler, Item, culprits_of, items_of, prepare_batch
+from runtime.batch import BatchRecord, Handler, Item, items_of, prepare_batch
 from runtime.bisection import Blamed, bisect, blaming_records, in_hand_of
 from runtime.database import Database
 from runtime.log.answers import with_answers
@@ -168,7 +168,8 @@ class Worker(Generic[Item]):
             self._hold(connection, {record.partition for record in records})
             begun_at = time.perf_counter()
             failed, messages = handle(connection, [part for part in parts if part.culprit is None])
-            bury_all(connection, self._handler.name, culprits_of(parts) + failed, self._clock())
+            culprits = [part.culprit for part in parts if part.culprit is not None]
+            bury_all(connection, self._handler.name, culprits + failed, self._clock())
             handled_at = time.perf_counter()
             due = self._tick(connection, is_at_end=is_at_end)
             messages += due

@@ -21,9 +21,10 @@ from weights.versions.layout import (
     EDGE,
     PRIMARIES,
     Verifier,
-    check_agreement,
     check_chunk,
+    disagreement,
     edge_name,
+    edge_path,
     is_primary,
     no_version,
     read_edge,
@@ -134,11 +135,10 @@ class WeightReader(ABC):
         primary = next((edge for edge in edges if is_primary(edge)), edges[0] if edges else None)
         agreed = [primary] if primary else []
         for edge in (edge for edge in edges if edge is not primary):
-            try:
-                check_agreement(agreed[0], edge)
+            if (error := disagreement(agreed[0], edge)) is None:
                 agreed.append(edge)
-            except WeightsRefused as error:
-                self.on_junk(f"{version_folder(policy, version)}/{edge_name(edge)}", error)
+            else:
+                self.on_junk(edge_path(edge), error)
                 refused.append(error)
         return agreed, refused
 

@@ -22,14 +22,13 @@ from weights.codec.container import (
     UNCHANGED,
     Entry,
     Header,
-    Layout,
     TensorHead,
     corrupt,
     join_payload,
     layout_of,
     split_payload,
 )
-from weights.codec.contexts import Tables, model_of
+from weights.codec.contexts import model_of
 from weights.codec.dense import decode_dense, encode_dense
 from weights.codec.history import History, Moves, no_moves
 from weights.codec.kernels import Words
@@ -121,7 +120,9 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
                 moves[name] = Moves(way.changes.places, way.changes.moved_down, old.size)
     same = base is not None and layout == layout_of(base)
     heads = tuple(way.head for way in ways)
-    header = Header(None if same else layout, used_tables(models, layout, heads), heads)
+    used = {dtype for (_, dtype, _), head in zip(layout, heads, strict=True) if head.way == SPARSE}
+    tables = {dtype: table for dtype, table in models.items() if dtype in used}
+    header = Header(None if same else layout, tables, heads)
     return Encoded(
         join_payload(header, [way.content for way in ways]),
         root_of_leaves(leaves),
@@ -130,12 +131,6 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
         sum(target[name].data.size for name, _, _ in layout),
         moves,
     )
-
-
-def used_tables(tables: Mapping[str, Tables], layout: Layout, heads: tuple[TensorHead, ...]) -> dict[str, Tables]:
-    """The tables of dtypes that some tensor is coded with."""
-    used = {dtype for (_, dtype, _), head in zip(layout, heads, strict=True) if head.way == SPARSE}
-    return {dtype: table for dtype, table in tables.items() if dtype in used}
 
 
 def stage(

@@ -114,7 +114,7 @@ class Encoder:
         contexts: Any = find_contexts(known)
         model, count = self._models[known.dtype], changes.places.size
         has_factors = changes.factors.columns.size > 0
-        expected = kernels.expected_changes(contexts, sample_stride(contexts.size), model.hazards)
+        expected = kernels.expected_changes(contexts, max(1, contexts.size // _TENSOR_SAMPLE), model.hazards)
         scale = scale_of(count, expected) if count > _EARLIEST_SCALE else 0
         levels: tuple[int, ...] = ()
         described: Any = changes.contexts
@@ -195,11 +195,6 @@ def find_contexts(known: BaseTensor) -> Contexts:
 def room_for(num_weights: int) -> int:
     """Changes that one version of `num_weights` weights may describe."""
     return max(_LEAST_ROOM, int(_ROOM * num_weights))
-
-
-def sample_stride(num_weights: int) -> int:
-    """The stride of the sample that estimates how often a tensor of `num_weights` weights should change."""
-    return max(1, num_weights // _TENSOR_SAMPLE)
 
 
 class _Counts(NamedTuple):

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from contracts.errors import InvalidSettings, InvalidValue, Unavailable, WeightsRefused
+from contracts.errors import InvalidSettings, InvalidValue, NotFound, Unavailable, WeightsRefused
 from weights.reader import WeightReader
 from weights.stores.port import Objects
 from weights.versions.layout import (
@@ -37,7 +37,6 @@ from weights.versions.layout import (
     edge_path,
     is_chunk,
     is_primary,
-    no_chunk,
     policy_folder,
     version_folder,
 )
@@ -110,7 +109,7 @@ class WeightStore(WeightReader):
         if start >= chunk.num_bytes:
             return b""
         if (content := self.objects.get_range(path, start, chunk.num_bytes)) is None:
-            raise no_chunk(policy, chunk)
+            raise NotFound(f"chunk {chunk.blake3} of policy {policy!r} was removed from the store", chunk=chunk.blake3)
         return content
 
     def chunks(self, policy: str) -> list[StoredChunk]:

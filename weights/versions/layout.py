@@ -163,13 +163,14 @@ def read_edge(text: bytes, policy: str, version: int, name: str, keyring: Verifi
     return manifest
 
 
-def check_agreement(primary: Manifest, edge: Manifest) -> None:
-    """Raise WeightsRefused (`corrupt_manifest`) for an edge that leads to other weights than its version's primary."""
-    if (edge.target_root, edge.parent) != (primary.target_root, primary.parent):
-        raise WeightsRefused(
-            "corrupt_manifest",
-            f"{edge_name(edge)} of {edge.policy!r} version {edge.version} leads to other weights than {edge_name(primary)}",
-        )
+def disagreement(primary: Manifest, edge: Manifest) -> WeightsRefused | None:
+    """The error for an edge that leads to other weights than its version's primary; None: it does not."""
+    if (edge.target_root, edge.parent) == (primary.target_root, primary.parent):
+        return None
+    return WeightsRefused(
+        "corrupt_manifest",
+        f"{edge_name(edge)} of {edge.policy!r} version {edge.version} leads to other weights than {edge_name(primary)}",
+    )
 
 
 def check_same(stored: Manifest, offered: Manifest) -> None:
@@ -190,11 +191,6 @@ def no_version(policy: str, version: int, versions: list[int] | None) -> NotFoun
     elif versions is not None:  # a run has thousands
         known = f"; it has {len(versions)} versions up to {versions[-1]}: `millrace policy list` shows them"
     return NotFound(f"policy {policy!r} has no version {version}{known}", policy=policy, version=version)
-
-
-def no_chunk(policy: str, chunk: Chunk) -> NotFound:
-    """The error for a chunk that was removed."""
-    return NotFound(f"chunk {chunk.blake3} of policy {policy!r} was removed from the store", chunk=chunk.blake3)
 
 
 def _fault(manifest: Manifest) -> str | None:
