@@ -103,11 +103,7 @@ class EventLog(Protocol):
         """Make missing topics. Existing ones stay as they are, and are checked first. Raises as `check_topics`."""
 
     def check_topics(self) -> None:
-        """Compare the topics that exist with the settings. Makes and changes nothing.
-
-        Raises InvalidSettings: a topic has another number of partitions, or keeps records less safely than set; names
-        the setting. Unavailable: the log does not answer.
-        """
+        """Compare the topics that exist with the settings, and change nothing. Raises InvalidSettings, which names the setting; Unavailable."""
 
     def append(self, messages: Sequence[Message]) -> None:
         """Append messages; all are durable when it returns.

@@ -48,11 +48,7 @@ def set_holdout(
 
 
 def end_holdout(connection: Connection, *, policy: str, writer: str, reason: str) -> Assignment:
-    """Give the users of the hold-out the same versions as everybody else.
-
-    Raises Conflict: there is no hold-out; Held: the arms are frozen, or a version is pinned; StaleWrite: another
-    operator was faster.
-    """
+    """Give the users of the hold-out the same versions as everybody else. Raises Conflict: there is none; else as `set_holdout`."""
     held = assignments.read(connection, policy).get(HOLDOUT)
     if held is None or held.version is None:
         raise Conflict("there is no hold-out that could end", policy=policy)

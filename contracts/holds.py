@@ -107,11 +107,7 @@ def refuse(connection: Connection, policy: str, now: float) -> None:
 def freeze(
     connection: Connection, *, policy: str, until: float | None, writer: str, reason: str, now: float | None = None
 ) -> Hold:
-    """Keep every arm as it is. A second freeze replaces the first, for example to make it longer.
-
-    Raises Held: a version is pinned; InvalidValue: `until` is over, or more than 30 days away; StaleWrite: another
-    operator was faster.
-    """
+    """Keep every arm as it is. A second freeze replaces the first. Raises Held: a version is pinned; InvalidValue, StaleWrite: as `pin`."""
     now = time.time() if now is None else now
     _check_until(until, now)
     assignments.lock(connection, policy)

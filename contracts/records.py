@@ -308,11 +308,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(kind: type[RecordType], wire: bytes) -> RecordType:
-    """Read a record from the log, and check its values (`contracts/record_checks.py`).
-
-    Raises NewerSchema: a newer Millrace wrote it. InvalidRecord: another type of record, or a field is invalid; the
-    message names the field.
-    """
+    """Read a record from the log, and check its values (`contracts/record_checks.py`). Raises as `decode_shape`, which names the field."""
     record = decode_shape(kind, wire)
     if problem := problem_of(record):
         raise InvalidRecord(f"not a {kind.__name__} that can be processed: {problem}")

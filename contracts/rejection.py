@@ -84,13 +84,11 @@ def revoke(
 ) -> RollbackPlan:
     """Revoke a version that is not live, with its descendants; returns what was done. Its train, if one runs, ends.
 
-    `treatment`: how its samples are treated, see `contracts/revocations.py`. `parents`: from manifests, for versions that are not claimed in
-    the database. `seen_live`: the live version when the operator decided.
+    `seen_live`: the live version when the operator decided; else as `revoke_unproven`.
 
     Raises:
         Conflict: it is already revoked.
-        InvalidValue: it does not exist; or the live version is it, or descends from it: roll back instead.
-        NotFound: no version is live yet.
+        InvalidValue: it does not exist; or as `revoke_unproven`.
         StaleWrite: another writer moved an arm meanwhile, or `seen_live` is no longer live; nothing was changed.
     """
     plan = read_plan(connection, policy, version, parents=parents)
@@ -111,9 +109,8 @@ def revoke_unproven(
 ) -> tuple[int, ...]:
     """Revoke a version that is not live, with its descendants; returns those that were not revoked before.
 
-    `parents`: from manifests, for versions that are not claimed in the database. Raises InvalidValue: the live version is it,
-    or descends from it: roll back instead. NotFound: no version is live yet. StaleWrite: another writer moved an arm
-    meanwhile; nothing was changed.
+    `treatment`: how its samples are treated, see `contracts/revocations.py`. `parents`: from manifests, for versions that are not claimed
+    in the database. Raises as `_plan_of`; StaleWrite: another writer moved an arm meanwhile; nothing was changed.
     """
     arms = assignments.lock(connection, policy)
     plan = _plan_of(connection, policy, version, read_parents(connection, policy, parents))

@@ -34,11 +34,7 @@ class RollbackPlan(NamedTuple):
 
 
 def left_behind(live_history: Sequence[int | None]) -> set[int]:
-    """Versions that a move of `live` to an older version skipped and that have not served since, revoked or not.
-
-    Args:
-        live_history: the versions that `live` pointed at, oldest first.
-    """
+    """Versions that a move of `live` to an older version skipped and that have not served since. `live_history`: oldest first."""
     behind: set[int] = set()
     served: int | None = None
     for version in live_history:
@@ -131,13 +127,11 @@ def roll_back(
 ) -> RollbackPlan:
     """Go back to version `to`, or to the one that `rollback_target` finds; returns what was done.
 
-    `treatment`: how samples of the revoked versions are treated, see `contracts/revocations.py`. `revoke`: versions to revoke
-    instead of those that `versions_to_revoke` finds. `parents`: parents from manifests, for versions that are not claimed in
-    the database. `seen_live`: the live version when the operator decided.
+    `revoke`: versions to revoke instead of those that `versions_to_revoke` finds; `treatment`: how their samples are treated. `parents`:
+    from manifests, for versions that are not claimed in the database. `seen_live`: the live version when the operator decided.
 
-    Raises InvalidRequest: no version is live, or the base is. InvalidValue: `to` is not below the live version, or was
-    neither accepted nor live before; or a version of `revoke` does not exist, or would serve. StaleWrite: another
-    writer moved an arm meanwhile; nothing was changed.
+    Raises InvalidRequest: no version is live, or the base is; InvalidValue: no such target, or a version of `revoke` would serve or does
+    not exist; StaleWrite: another writer moved an arm meanwhile; nothing was changed.
     """
     arms = read(connection, policy)
     if seen_live is not None and LIVE in arms:

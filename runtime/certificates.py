@@ -81,11 +81,7 @@ def names_of(certificate: x509.Certificate) -> list[str]:
 def refusal_in_words(  # noqa: PLR0911 one line per fault
     error: ssl.SSLError, server: str, host: str, shown: x509.Certificate | None, authorities: str
 ) -> tuple[str, str]:
-    """A code, and what is wrong and what to do. Pure.
-
-    `error`: of the handshake, or of the first read after it. `shown`: the certificate, if it is known. `authorities`: the setting
-    that names whom to trust.
-    """
+    """A code, and what is wrong and what to do. Pure. `shown`: the certificate, if known; `authorities`: the setting that names them."""
     code = getattr(error, "verify_code", None)
     until = "" if shown is None else f" on {shown.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
     if code == _EXPIRED:

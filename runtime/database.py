@@ -106,11 +106,7 @@ class Database:
         )
 
     def upgrade_schema(self) -> None:
-        """Apply all migrations. `runtime.days.migrate` also makes the partitions of the coming days.
-
-        Raises InvalidSettings: a newer Millrace made the database, with migrations that this one lacks; Unavailable: it
-        cannot be written.
-        """
+        """Apply all migrations. Raises InvalidSettings: a newer Millrace made the database, with migrations that this one lacks."""
         with self.transaction() as connection:
             try:
                 upgrade(connection)

@@ -63,11 +63,7 @@ def first_id(day: date) -> str:
 
 
 def migrate(database: Database, wall: Callable[[], float] = time.time) -> None:
-    """Apply all migrations, and make the partitions of the coming days.
-
-    Raises InvalidSettings: see `Database.upgrade_schema`; ClockOff: this machine's clock differs from the database's,
-    so it is unclear which day it is; Unavailable: the database cannot be written.
-    """
+    """Apply all migrations, and make the partitions of the coming days. Raises InvalidSettings, ClockOff, Unavailable."""
     database.upgrade_schema()
     make_days_now(database, wall)
 

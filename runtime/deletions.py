@@ -29,12 +29,7 @@ class Deletions:
     def advance(self, unreferenced: Callable[[Connection], Collection[str]]) -> list[str]:
         """Note unreferenced names; return those that may be deleted: noted earlier and still unreferenced, or already going.
 
-        Args:
-            unreferenced: reads the references inside the transaction that decides.
-
-        Raises:
-            LeaseLost: another trainer took over; delete nothing.
-            Unavailable: the database is away; nothing was changed.
+        `unreferenced` reads the references inside the transaction that decides. Raises LeaseLost: delete nothing; Unavailable.
         """
         ours = and_(doomed.c.policy == self._policy, doomed.c.kind == self._kind)
         with self._lease.transaction() as connection:

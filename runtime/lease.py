@@ -68,18 +68,10 @@ class Lease:
         lifetime: float = LIFETIME_SECONDS,
         holder: LeaseHolder | None = None,
     ) -> Lease:
-        """Take the lease under a new epoch, above all issued epochs and above `floor`.
+        """Take the lease under a new epoch, above all issued epochs and above `floor`, the highest one that this trainer found elsewhere.
 
-        Args:
-            database: issues the epoch; its clock decides.
-            policy: each policy has one lease.
-            floor: the highest epoch that this trainer found elsewhere: in checkpoints, in the ledger.
-            lifetime: seconds without a renewal after which another process may take the lease.
-            holder: the process that takes it; None: this process.
-
-        Raises:
-            LeaseHeld: a living process holds it; nothing was changed.
-            Unavailable: the database is away, or the lock on the lease was not free in time.
+        `lifetime`: seconds without a renewal after which another process may take it. `holder`: None: this process. Raises LeaseHeld: a
+        living process holds it; nothing was changed. Unavailable: the database is away, or the lock on the lease was not free in time.
         """
         holder = msgspec.structs.replace(holder or this_process(), lifetime=lifetime)
         with database.snapshot() as connection:  # waits for no lock: a stopped holder may have one

@@ -53,11 +53,7 @@ def revision_of(connection: Connection) -> str | None:
 
 
 def require_same(connection: Connection) -> None:
-    """Refuse a database that a process of this release would misread.
-
-    Raises:
-        InvalidSettings: it has no tables, or its schema is that of another release; says which is older, and what to do.
-    """
+    """Refuse a database that a process of this release would misread. Raises InvalidSettings: says which is older, and what to do."""
     found = revision_of(connection)
     if found == newest():
         return

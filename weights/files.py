@@ -45,11 +45,7 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview], mode: int = 
 
 
 def read_file(root: Path, path: str, start: int, most: int) -> bytes:
-    """At most `most` bytes from `start` on of the file at `path` below `root`.
-
-    Raises FileNotFoundError: nothing is there; WeightsRefused: `not_a_file`: it is a link, a pipe, a device or a
-    folder, or it is reached through a link; Unavailable: it cannot be read.
-    """
+    """At most `most` bytes from `start` on of the file at `path` below `root`. Raises as `folder_below`."""
     with _opened_below(root, path) as file:
         file.seek(start)
         return file.read(most)
@@ -73,8 +69,7 @@ def too_long(path: str, most: int) -> WeightsRefused:
 def folder_below(root: Path, path: str) -> Iterator[int]:
     """A descriptor of the folder at `path` below `root`, "" for `root` itself. No link below `root` is followed.
 
-    Raises FileNotFoundError: nothing is there; WeightsRefused: `not_a_file`: it is not a folder, or a link stands on
-    the way to it; Unavailable: it cannot be read.
+    Raises FileNotFoundError; WeightsRefused: `not_a_file`: it is of another kind, or reached through a link; Unavailable: it cannot be read.
     """
     with _read_failures_named(root / path):
         folder = os.open(root, _FOLDER)

@@ -26,8 +26,7 @@ class _View(msgspec.Struct):
 def map_safetensors(path: Path, *, writable: bool = False, private: bool = False) -> Tensors:
     """The tensors of one file as views of it; if `writable`, writes to them go to the file; if `private`, to this process only.
 
-    Tensors outside the file are refused. The caller checks the content, by its root. Raises NotFound: there is no such file;
-    WeightsRefused: `truncated`, or `not_safetensors`.
+    The caller checks the content, by its root. Raises NotFound; WeightsRefused: `truncated`, or `not_safetensors`.
     """
     try:
         with path.open("r+b" if writable else "rb") as file:
@@ -46,11 +45,7 @@ def map_safetensors(path: Path, *, writable: bool = False, private: bool = False
 
 
 def map_checkpoint(folder: Path) -> Tensors:
-    """The tensors of a checkpoint's folder, in one file or in shards, without reading their bytes.
-
-    Raises NotFound: there are no weights in the folder; WeightsRefused: `truncated`, `not_safetensors`,
-    `duplicate_tensor` or `unknown_dtype`.
-    """
+    """The tensors of a checkpoint's folder, without reading their bytes. Raises as `read_safetensors`; WeightsRefused: `unknown_dtype`."""
     return read_folder(folder, map_file)
 
 

@@ -43,15 +43,12 @@ def publish_version(
 ) -> Manifest:
     """Publish `target` as a change of `base`, the parent's weights, and return the primary edge that is now stored.
 
-    The chunks are stored under `epoch`, the epoch of the trainer that publishes; 0: without an epoch.
-
-    The version is also published in full if it has no parent, or if the lineage's last full copy is `ANCHOR_EVERY` versions
-    back. Without `base` the parent is loaded from the store.
+    The chunks are stored under `epoch`, that of the trainer; 0: without an epoch. The version is also published in full if it has no
+    parent, or if the lineage's last full copy is `ANCHOR_EVERY` versions back. Without `base` the parent is loaded from the store.
 
     `history` is the history after the parent. It is advanced past this version, in place, once the version is durable. It is
-    reset first if it is not the parent's, or if a fold leads to the parent: a replica that took the fold has no history
-    and could not follow. `parent_root` is the parent's root, if the caller knows it: the version can then be published, in
-    full too, even if the parent's manifest cannot be read any more.
+    reset first if it is not the parent's, or if a fold leads to the parent: a replica that took the fold has no history and could
+    not follow. `parent_root` is the parent's root, if the caller knows it: its manifest may then be unreadable.
 
     Raises WeightsRefused: `wrong_base`, the base is not what was published as the parent. InvalidValue: the parent is
     not earlier. Conflict, Unavailable, NotFound: see `WeightStore`; the history is as it was.

@@ -53,21 +53,11 @@ def plan_pruning(
     loaded from nothing, and a replica that has it still reaches every later kept version without a full copy, if it could
     before. So an old version that stays needed keeps a route up from there.
 
-    Args:
-        store: the versions.
-        policy: whose versions.
-        needed: versions that an arm or a replica has or may be sent to, or that the trainer may return to.
-        now: UTC epoch seconds.
-        loadable: versions that must stay loadable from nothing although no replica has them, such as the base.
-        keep_anchors: full copies for new replicas, at least 1.
-        older_than: seconds, at least `YOUNGEST_SECONDS`; younger chunks stay.
-        gone: chunks that may disappear at any moment: no route uses them.
-        gone_versions: versions that are known to be unloadable, and are skipped.
+    `needed`: versions that an arm or a replica has or may be sent to, or that the trainer may return to. `loadable`: those that must stay
+    loadable from nothing although no replica has them, such as the base. `older_than`: seconds; younger chunks stay. `gone`: chunks that
+    may disappear at any moment: no route uses them. `gone_versions`: known to be unloadable, and skipped. `now`: UTC epoch seconds.
 
-    Raises:
-        InvalidValue: `keep_anchors` or `older_than` is too small.
-        NotFound: a needed version does not exist.
-        Unavailable: the store is away.
+    Raises InvalidValue: `keep_anchors` or `older_than` is too small; NotFound: a needed version does not exist; Unavailable.
     """
     if keep_anchors < 1 or older_than < YOUNGEST_SECONDS:
         raise InvalidValue(

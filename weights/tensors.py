@@ -79,8 +79,7 @@ def words_of(tensor: Tensor) -> npt.NDArray[Any]:
 def read_safetensors(path: Path) -> Tensors:
     """Tensors of one file, or of a folder with `model.safetensors` or an index and its shards.
 
-    Raises NotFound: there is no such file, or no weights in the folder; WeightsRefused: `truncated` (bytes or shards
-    are missing), `duplicate_tensor` or `not_safetensors`.
+    Raises NotFound; WeightsRefused: `truncated` (bytes or shards are missing), `duplicate_tensor` or `not_safetensors`.
     """
     return read_folder(path, _read_file) if path.is_dir() else _read_file(path)
 

@@ -15,11 +15,7 @@ MARK = "[\\ud800-\\udbff]"
 
 
 class Marks:
-    """The markers of one family in one tokenizer, whose added tokens are given by text.
-
-    Attributes:
-        characters: by token id.
-    """
+    """The markers of one family in one tokenizer, whose added tokens are given by text. `characters`: by token id."""
 
     def __init__(self, added_tokens: Mapping[str, int], markers: Iterable[str]) -> None:
         self._ids = {text: added_tokens[text] for text in dict.fromkeys(markers) if text in added_tokens}

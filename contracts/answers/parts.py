@@ -48,13 +48,10 @@ class Said(NamedTuple):
 
 
 class Sink:
-    """Takes the calls that a reader finds.
+    """Takes the calls that a reader finds. `said`: what was found, in order; whoever shows it empties it.
 
-    Attributes:
-        said: what was found, in order; whoever shows it empties it.
-        schemas: JSON schema of the parameters, by the name of the tool.
-        is_forced: a grammar forces the calls, so a call that has begun is a call.
-        strict: of the tools that are `strict`; what breaks its schema is no call.
+    `schemas`: JSON schema of the parameters, by the name of the tool. `strict`: of the tools that are `strict`; what breaks its schema
+    is no call. `is_forced`: a grammar forces the calls, so a call that has begun is a call.
     """
 
     def __init__(

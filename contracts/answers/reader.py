@@ -22,13 +22,10 @@ from contracts.answers.source import CallText, NotACall, Reading
 
 
 class Trigger(NamedTuple):
-    """One thing that begins in content: what is searched for, and what it means.
+    """One thing that begins in content: the text that is searched for, and what it means.
 
-    Attributes:
-        text: what is searched for.
-        reader: of the call that it opens; None if it opens reasoning or is dropped.
-        reasons: it opens reasoning.
-        only_first: it counts only where the content begins.
+    `reader`: of the call that it opens; None if it opens reasoning (`reasons`) or is dropped. `only_first`: it counts only where the
+    content begins.
     """
 
     text: str

@@ -27,13 +27,7 @@ class NotACall(Exception):
 
 
 class CallText:
-    """Text from where a call may begin.
-
-    Attributes:
-        text: what has arrived.
-        place: how much of it was read.
-        ended: no more will arrive.
-    """
+    """Text from where a call may begin: what has arrived, how much of it was read, and whether no more will arrive."""
 
     def __init__(self, text: str) -> None:
         self.text, self.place, self.ended = text, 0, False

@@ -143,16 +143,11 @@ def stage(
 ) -> Staged:
     """Decode and verify a version, tensor by tensor, without changing any argument.
 
-    Args:
-        manifest: its manifest.
-        payload: its chunks, joined.
-        base: the weights of `manifest.base_version`; ignored if the payload needs no base.
-        history: the receiver's history; None: it has none.
-        base_root: root of `base`, if the caller has already verified exactly these bits; None: it is computed.
+    `base`: the weights of `manifest.base_version`, with the receiver's `history` (None: it has none); `base_root`: its root, if the caller
+    has already verified exactly these bits. `payload`: the chunks, joined.
 
-    Raises:
-        WeightsRefused: checked in this order: `newer_schema` or `older_schema`, `unknown_codec`, `wrong_base`, `wrong_history`,
-            `payload_size`, `payload_hash`, `corrupt_payload`, `target_root`.
+    Raises WeightsRefused: checked in this order: `newer_schema` or `older_schema`, `unknown_codec`, `wrong_base`, `wrong_history`,
+    `payload_size`, `payload_hash`, `corrupt_payload`, `target_root`.
     """
     check_schema(manifest.schema)
     if manifest.codec != CODEC:

@@ -173,9 +173,8 @@ class Replica:
     def _check(self, slot: Slot) -> None:
         """Check that a trusted key signed the manifest of a slot; the bytes are hashed when the slot is opened.
 
-        Slots of earlier releases have no manifest: it is fetched from the store and kept. Raises WeightsRefused: as
-        `WeightReader.believed`; `slot_damaged`, the manifest is of other weights: the slot was removed. NotFound, Unavailable:
-        the slot has no manifest, and the store cannot give it.
+        Slots of earlier releases have no manifest: it is fetched from the store and kept. Raises WeightsRefused: `slot_damaged`, the
+        manifest is of other weights: the slot was removed. NotFound, Unavailable: it has none, and the store cannot give it.
         """
         if (text := self._slots.manifest_of(slot)) is None:
             manifest = self._store.edges(self._policy, slot.version)[0]

@@ -147,11 +147,7 @@ class StoreInspection(NamedTuple):
 
 
 def inspect_store(settings: StoreSettings, arm: str, clock: Callable[[], float] = time.time) -> StoreInspection:
-    """Read every manifest, every replica's report, and the pointer of an arm, of a home's policy.
-
-    Raises InvalidSettings, Unavailable: the store cannot be read; WeightsRefused: the last accepted snapshot cannot be
-    read.
-    """
+    """Read every manifest, every replica's report, and the pointer of an arm. Raises InvalidSettings, Unavailable, WeightsRefused."""
     policy, keyring, junk = settings.policy, keyring_of(settings), set[tuple[str, str]]()
     snapshots = None
     if keyring is not None:

@@ -144,15 +144,10 @@ class WeightStore(WeightReader):
         self.objects.put(path, text)
 
     def update_small(self, path: str, most: int, change: Callable[[bytes | None], bytes | None]) -> bool:
-        """Replace an object of at most `most` bytes by what `change` makes of it.
+        """Replace an object of at most `most` bytes by what `change` makes of it; False: somebody else replaced it meanwhile.
 
-        `change` gets None if there is no object, and no bytes if it cannot be read. It returns None to leave the object.
-
-        Returns:
-            False if somebody else replaced the object meanwhile: it was left.
-
-        Raises:
-            Unavailable: the disk is full or the store is away. The object may or may not have been replaced: read it.
+        `change` gets None if there is no object, and no bytes if it cannot be read. It returns None to leave the object. Raises
+        Unavailable: the disk is full or the store is away. The object may or may not have been replaced: read it.
         """
         with self.objects.turn(path.rpartition("/")[0]):
             # The tag first: if the object is replaced before it is read, the tag is no longer right.

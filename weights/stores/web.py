@@ -84,11 +84,7 @@ class WebObjects(Objects):
         return bytes(content)
 
     def get_range(self, path: str, start: int, end: int) -> bytes | None:
-        """See `Objects.get_range`.
-
-        Raises:
-            Unavailable: also if so little came, for the time it took, that asking for the rest could go on without end.
-        """
+        """See `Objects.get_range`. Raises Unavailable also if so little came that asking for the rest could go on without end."""
         content, skipped, is_fast_enough = bytearray(), 0, False
         try:
             fields = {"range": f"bytes={start}-{end - 1}"}

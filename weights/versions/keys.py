@@ -54,10 +54,9 @@ class KeySettings(Protocol):
 
 
 def keyring_of(settings: KeySettings) -> Keyring | None:
-    """The keys whose versions this home accepts; None: everybody's, because the settings have `weights_unsigned`.
+    """The keys whose versions this home accepts, also those added later; None: everybody's, because it has `weights_unsigned`.
 
-    Keys that are added to or removed from the folder later count at once, without a new keyring. Raises InvalidSettings: no
-    key is trusted, or one of them cannot be read.
+    Raises InvalidSettings: no key is trusted, or one of them cannot be read.
     """
     if settings.weights_unsigned:
         return None
@@ -77,8 +76,7 @@ def keyring_of(settings: KeySettings) -> Keyring | None:
 def signer_of(settings: KeySettings) -> Signer | None:
     """The key that signs the versions of this home; None: no signature is needed. For publishers: readers have no private key.
 
-    Raises InvalidSettings: there is no private key, or it cannot be read, other users could read it, or this home does
-    not trust it.
+    Raises InvalidSettings: there is no private key, others could read it, or this home does not trust it.
     """
     signer = signing_key(settings.home)
     if settings.weights_unsigned:

@@ -139,11 +139,7 @@ def check_chunk(chunk: Chunk, content: bytes | memoryview) -> None:
 
 
 def read_edge(text: bytes, policy: str, version: int, name: str, keyring: Verifier | None) -> Manifest:
-    """Parse and verify the manifest in a file of a store.
-
-    Raises WeightsRefused: as `parse_manifest` and the keyring; `corrupt_manifest`, it belongs elsewhere;
-    `broken_chain`, its parent or base is not an earlier version.
-    """
+    """Parse and verify the manifest in a file of a store. Raises WeightsRefused: also `broken_chain`, an ancestor is not earlier."""
     manifest = parse_manifest(text)
     if keyring is not None:
         keyring.verify(manifest)

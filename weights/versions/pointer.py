@@ -104,11 +104,7 @@ def read_pointer(store: PointerSource, policy: str, arm: str, keyring: Keyring |
 
 
 def parse_pointer(text: bytes, policy: str, arm: str, keyring: Keyring | None) -> Pointer:
-    """Parse the pointer of an arm; `keyring` None: any signature is accepted.
-
-    Raises WeightsRefused: `corrupt_pointer`; `wrong_pointer`, of another arm or policy; `unsigned`, `unknown_key`,
-    `bad_signature`.
-    """
+    """Parse the pointer of an arm; `keyring` None: any signature is accepted. Raises WeightsRefused: also `wrong_pointer`."""
     pointer = parse_struct(text, Pointer, "corrupt_pointer", "pointer")
     if pointer.schema != SCHEMA:
         raise WeightsRefused("corrupt_pointer", f"the pointer has schema {pointer.schema}, this process reads {SCHEMA}")

@@ -69,8 +69,7 @@ def route(edges_of: EdgesOf, version: int, held: HeldHistories) -> list[Manifest
 def follow_route(edges_of: EdgesOf, version: int, held: HeldHistories, follow: Callable[[list[Manifest]], _T]) -> _T:
     """The result of `follow` for the cheapest route whose bytes are there; it raises `EdgeGone` if an edge's are not.
 
-    Manifests outlive their chunks, so missing chunks are only noticed while following. Raises NotFound, WeightsRefused: as
-    `route`; NotFound also if bytes were removed and no other route is left.
+    Manifests outlive their chunks, so missing ones are only noticed while following. Raises as `route`; NotFound if no route is left.
     """
     gone: list[EdgeGone] = []
 

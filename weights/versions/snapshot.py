@@ -99,11 +99,7 @@ def sign_snapshot(snapshot: Snapshot, signer: Signer) -> bytes:
 
 
 def parse_snapshot(text: bytes, policy: str, keyring: Keyring | None) -> Snapshot:
-    """Parse the snapshot of a policy; `keyring` None: any signature is accepted.
-
-    Raises:
-        WeightsRefused: `corrupt_snapshot`, also for a snapshot of another policy; `unsigned`, `unknown_key`, `bad_signature`.
-    """
+    """Parse the snapshot of a policy; `keyring` None: any signature is accepted. Raises WeightsRefused: also `corrupt_snapshot`."""
     snapshot = parse_struct(text, Snapshot, "corrupt_snapshot", "snapshot")
     if snapshot.schema != SCHEMA:
         raise WeightsRefused(

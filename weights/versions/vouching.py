@@ -93,11 +93,7 @@ class Snapshots:
         return None if snapshot is None else snapshot.versions
 
     def current(self, policy: str) -> Snapshot | None:
-        """The snapshot in force; None: none was ever accepted here.
-
-        Raises WeightsRefused: the last accepted snapshot cannot be read, or its key is not trusted any more, and the
-        store had no other.
-        """
+        """The snapshot in force; None: none was ever accepted here. Raises WeightsRefused: the remembered one cannot be trusted."""
         with self._lock:
             if policy not in self._current and (text := self._remembered(policy)) is not None:
                 self._take(policy, parse_snapshot(text, policy, self._keyring))

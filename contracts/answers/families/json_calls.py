@@ -107,14 +107,9 @@ def _object(written: str) -> str:
 
 
 class JsonCalls(CallForm):
-    """See the module.
+    """See the module. Without an `opener` the object is bare; without a `closer` the end of the JSON ends the call.
 
-    Args:
-        opener: the marker before; empty for a bare object.
-        closer: the marker after; empty if the end of the JSON ends the call.
-        is_list: the model writes one list of all calls.
-        arguments: the name of the field with the arguments.
-        name: the name of the field with the tool's name.
+    `is_list`: the model writes one list of all calls. `name` and `arguments` are names of fields.
     """
 
     def __init__(

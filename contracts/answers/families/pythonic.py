@@ -26,12 +26,7 @@ _PAIRS = {"[": "]", "(": ")", "{": "}"}
 
 
 class Pythonic(CallForm):
-    """See the module.
-
-    Args:
-        opener: the marker before; empty for a bare list.
-        closer: the marker after.
-    """
+    """See the module. Without an `opener` the list is bare."""
 
     def __init__(self, opener: str = "", closer: str = "") -> None:
         self.openers = (opener,) if opener else ("[",)

@@ -23,14 +23,9 @@ _NAME = re.compile(r"[\w.:/-]")
 
 
 class Tags(NamedTuple):
-    """What stands around the parts of an argument.
+    """What stands around the parts of an argument: before and after its key, before its value (empty if it follows at once), after it.
 
-    Attributes:
-        key: before the key.
-        key_end: after the key.
-        value: before the value, after white space; empty if the value follows at once.
-        value_end: after the value.
-        is_padded: a line break before and after a value does not belong to it.
+    `is_padded`: a line break before and after a value does not belong to it.
     """
 
     key: str
