@@ -63,7 +63,8 @@ def make_session(
     delete_free(connection, agent_session, agent_session.c.expires_at < now - KEPT_SECONDS, limit=_FORGOTTEN_AT_ONCE)
     session_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_hex(24)
     expires_at = now + min(longest, longest if budget.seconds is None else budget.seconds)
-    values = {"id": session_id, "secret_hash": digest_of(secret), "tenant": maker.tenant, "key_id": maker.key_id}
+    values: dict[str, Any] = {"id": session_id, "secret_hash": digest_of(secret)}
+    values |= {"tenant": maker.tenant, "key_id": maker.key_id}
     values |= {"task": task, "group_name": group, "created_at": now, "expires_at": expires_at}
     values |= {"max_calls": budget.calls, "max_tokens": budget.tokens, "max_seconds": budget.seconds}
     row = connection.execute(insert(agent_session).values(values).returning(agent_session)).one()

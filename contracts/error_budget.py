@@ -47,7 +47,6 @@ class BudgetShown(NamedTuple):
     per_year: float
     """The whole budget, in false verdicts a year."""
     left: float
-    """What this part may spend now."""
 
 
 def refilled(part: BudgetPart, before: BudgetLeft | None, per_year: float, now: float) -> BudgetLeft:

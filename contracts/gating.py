@@ -60,7 +60,6 @@ class Sentinel(NamedTuple):
     where: str = ""
     """`file:line`, or another name."""
     options: Mapping[str, Any] = {}
-    """More fields of its request."""
 
     def seed_of(self, draw: int) -> int:
         """The seed of one draw: versions that are compared are sampled with the same seed."""

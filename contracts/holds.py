@@ -35,7 +35,6 @@ class Hold(NamedTuple):
 
     kind: HoldKind
     version: int | None
-    """The pinned version."""
     until: float | None
     """None: until somebody resumes."""
     writer: str

@@ -35,7 +35,6 @@ _CONDITIONS = (
 _EXHAUSTED = frozenset((
     errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO, errno.EROFS,
 ))  # fmt: skip
-"""The machine ran out of a resource."""
 _DATA_CLASSES = ("22", "23", "54")
 """SQLSTATE classes: data exception, constraint violation, program limit exceeded."""
 

@@ -155,7 +155,6 @@ def trouble(name: str, reason: str | None) -> None:
 
 
 _troubles: dict[str, str] = {}
-"""Reasons why this process is not ready, by name; `/ready` reports them."""
 
 
 def _json(status: int, content: object) -> OperationsResponse:

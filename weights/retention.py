@@ -32,7 +32,6 @@ class PruningPlan(NamedTuple):
     before: float
     """The argument of `WeightStore.remove_chunks`."""
     stored: Collection[str]
-    """Every chunk in the store."""
 
 
 def plan_pruning(

@@ -50,7 +50,6 @@ class StoredChunk(NamedTuple):
     """A chunk in the store; `written_at` in UTC epoch seconds, renewed when a publisher needs the chunk again."""
 
     name: str
-    """`Chunk.name`."""
     num_bytes: int
     written_at: float
 

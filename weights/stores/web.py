@@ -29,9 +29,8 @@ class WebTimeouts(NamedTuple):
     """How long one request may take: a cache is silent while it fetches a chunk."""
 
     connect: float = 5.0
-    """Seconds."""
     silence: float = 60.0
-    """Seconds in which nothing comes."""
+    """Seconds in which nothing comes; those of `connect` come before."""
     least_rate: float = 2.0**16
     """Bytes a second. A slower answer is given up; its first `silence` seconds do not count."""
 

@@ -41,9 +41,7 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """Rises with every move."""
     key: str | None = None
-    """Id of the key that signed; None: unsigned."""
     signature: str | None = None
-    """Ed25519 over everything but itself, hex."""
 
 
 class PointerSource(Protocol):

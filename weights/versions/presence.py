@@ -39,7 +39,6 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """UTC epoch seconds."""
     key: str | None = None
-    """Id of the replica's own key; None: unsigned."""
     signature: str | None = None
     """Ed25519 over everything but itself and the policy, hex."""
 
