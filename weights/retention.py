@@ -42,7 +42,6 @@ def plan_pruning(
     now: float,
     loadable: Iterable[int] = (),
     keep_anchors: int = 2,
-    older_than: float = YOUNGEST_SECONDS,
     gone: Collection[str] = (),
     gone_versions: Collection[int] = (),
 ) -> PruningPlan:
@@ -53,17 +52,13 @@ def plan_pruning(
     before. So an old version that stays needed keeps a route up from there.
 
     `needed`: versions that an arm or a replica has or may be sent to, or that the trainer may return to. `loadable`: those that must stay
-    loadable from nothing although no replica has them, such as the base. `older_than`: seconds; younger chunks stay. `gone`: chunks that
+    loadable from nothing although no replica has them, such as the base. `gone`: chunks that
     may disappear at any moment: no route uses them. `gone_versions`: known to be unloadable, and skipped. `now`: UTC epoch seconds.
 
-    Raises InvalidValue: `keep_anchors` or `older_than` is too small; NotFound: a needed version does not exist; Unavailable.
+    Raises InvalidValue: `keep_anchors` is not positive; NotFound: a needed version does not exist; Unavailable.
     """
-    if keep_anchors < 1 or older_than < YOUNGEST_SECONDS:
-        raise InvalidValue(
-            f"keep at least 1 anchor and {YOUNGEST_SECONDS:.0f} seconds, not {keep_anchors} and {older_than}: new replicas "
-            "and publishers rely on it",
-            param="keep_anchors" if keep_anchors < 1 else "older_than",
-        )
+    if keep_anchors < 1:
+        raise InvalidValue(f"keep at least 1 anchor, not {keep_anchors}: new replicas rely on it", param="keep_anchors")
     wanted, extra = sorted(set(needed)), sorted(set(loadable))
     # Chunks before manifests: chunks that a publisher adds in between are not in this list, so they stay.
     stored = store.chunks(policy)
@@ -91,7 +86,7 @@ def plan_pruning(
     named = {name for version in versions if version not in gone_versions for name in _chunks(edges_of(version))}
     if unreadable:  # an unreadable manifest may name them, and may be restored
         used |= there - named
-    before = now - older_than
+    before = now - YOUNGEST_SECONDS
     unused = [chunk.name for chunk in stored if chunk.name not in used and chunk.written_at < before]
     reached = {edge.version for edge in kept}
 
