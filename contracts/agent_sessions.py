@@ -81,10 +81,7 @@ def get_session(connection: Connection, tenant: str, session_id: str) -> AgentSe
 
 
 def caller_of_key(connection: Connection, authorization: str | None, now: float) -> Caller:
-    """The caller of an `Authorization: Bearer ...` header with any key.
-
-    Raises Unauthorized: see `check_key`; SessionOver: it is the key of a session that was ended, or whose time is over.
-    """
+    """The caller of an `Authorization: Bearer ...` header with any key. Raises Unauthorized; SessionOver: its session ended."""
     scheme, _, text = (authorization or "").partition(" ")
     parts = text.strip().split("-")
     if scheme.lower() == "bearer" and len(parts) == _PARTS and parts[:2] == ["mr", ROLE] and parts[2].isalnum():
@@ -107,19 +104,13 @@ def may_be_made(session_id: str) -> bool:
 
 
 def in_session(connection: Connection, caller: Caller, session_id: str, now: float) -> Caller:
-    """The caller bound to a session of its tenant, as if with its key; unchanged if there is no such session.
-
-    Raises SessionOver: it was ended, or its time is over.
-    """
+    """The caller bound to a session of its tenant, as if with its key; unchanged if there is none. Raises SessionOver."""
     row = _row(connection, session_id)
     return caller if row is None or row.tenant != caller.tenant else _bound(caller, row, now)
 
 
 def reserve_call(connection: Connection, session_id: str, now: float) -> int | None:
-    """Count a call. Returns how many tokens its answer may have; None: as many as it likes.
-
-    Raises SessionOver: it was ended, its time is over, or its budget is used up; nothing was counted.
-    """
+    """Count a call. Returns how many tokens its answer may have; None: any number. Raises SessionOver: nothing was counted."""
     table = agent_session.c
     counted = (
         update(agent_session)

@@ -71,10 +71,7 @@ def lock(connection: Connection, policy: str) -> dict[str, Assignment]:
 
 
 def live_version(arms: Mapping[str, Assignment], seen: int | None = None) -> int:
-    """The version that is live; `seen`: the one that was live when an operator decided.
-
-    Raises NotFound: no version is live yet; StaleWrite: `seen` is no longer live.
-    """
+    """The version that is live. Raises NotFound: there is none yet; StaleWrite: `seen`, which was live before, no longer is."""
     live = arms.get(LIVE)
     if live is None or live.version is None:
         raise NotFound("no version is live yet; start with: millrace up")
@@ -106,10 +103,7 @@ def run_of_policy(connection: Connection, policy: str) -> str | None:
 
 
 def note_run(connection: Connection, policy: str, run: str) -> None:
-    """Add the run of the settings to rows of older releases, which did not note it.
-
-    Raises InvalidSettings: the database has versions of another run.
-    """
+    """Add the run of the settings to rows of older releases. Raises InvalidSettings: the database has versions of another run."""
     known = run_of_policy(connection, policy)
     if known not in {None, run}:
         raise InvalidSettings(

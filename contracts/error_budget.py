@@ -69,10 +69,7 @@ def grant(part: BudgetPart, before: BudgetLeft | None, wanted: float, per_year: 
 def spend(
     connection: Connection, policy: str, part: BudgetPart, name: str, *, wanted: float, per_year: float, now: float
 ) -> float:
-    """Spend the level of a comparison, and return it. `name`: the same one as last goes on with the level that it has.
-
-    Raises StaleWrite: another process spent meanwhile; nothing is changed.
-    """
+    """Spend the level of a comparison; the same `name` as last goes on with its own. Raises StaleWrite: nothing is changed."""
     mine = (error_budget.c.policy == policy, error_budget.c.part == part)
     row = connection.execute(select(error_budget).where(*mine)).one_or_none()
     if row is not None and row.name == name:

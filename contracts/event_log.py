@@ -106,10 +106,7 @@ class EventLog(Protocol):
         """Compare the topics that exist with the settings, and change nothing. Raises InvalidSettings, which names the setting; Unavailable."""
 
     def append(self, messages: Sequence[Message]) -> None:
-        """Append messages; all are durable when it returns.
-
-        Raises Unavailable: the log cannot take them now (full disk, no broker); acknowledge none of them.
-        """
+        """Append messages; all are durable when it returns. Raises Unavailable: the log cannot take them now; acknowledge none."""
 
     def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> Consumer:
         """Join a consumer group."""
@@ -118,19 +115,13 @@ class EventLog(Protocol):
         """For each partition, the offset that the next record will get."""
 
     def describe(self) -> dict[str, TopicState]:
-        """The extent of each existing topic. Does not make topics.
-
-        Raises Unavailable: the log does not answer; Damaged: one of its files cannot be read.
-        """
+        """The extent of each existing topic. Raises Unavailable: the log does not answer; Damaged: a file cannot be read."""
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         """Read records without a group (command line, dashboard, tests)."""
 
     def read_each(self, topic: str, places: Collection[LogPlace]) -> dict[LogPlace, LogRecord]:
-        """The records at these places, without a group. What the log does not have (any more) is left out.
-
-        Raises Unavailable: the log does not answer.
-        """
+        """The records at these places, without a group, as far as the log has them. Raises Unavailable: it does not answer."""
 
     def close(self) -> None:
         """Release connections and threads."""

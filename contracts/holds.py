@@ -157,10 +157,7 @@ def pin(
 
 
 def resume(connection: Connection, *, policy: str, writer: str, reason: str, now: float | None = None) -> Hold:
-    """End the hold in force, and return it. The arms stay where they are until gate and train go on.
-
-    Raises Conflict: nothing is held; StaleWrite: another operator was faster.
-    """
+    """End the hold in force, and return it. Raises Conflict: nothing is held; StaleWrite: another operator was faster."""
     now = time.time() if now is None else now
     held = read(connection, policy, now)
     if held is None:
@@ -177,10 +174,7 @@ def end_pin(connection: Connection, policy: str, *, writer: str, reason: str) ->
 
 
 def seconds_of(text: str, param: str = "for") -> float:
-    """Seconds of a duration as people write it: `90s`, `30m`, `2h`, `1.5d`.
-
-    Raises InvalidValue: another form, 0, or more than 30 days.
-    """
+    """Seconds of a duration such as `90s`, `30m`, `2h`, `1.5d`. Raises InvalidValue: another form, 0, or more than 30 days."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])", text.strip())
     if found is None:
         raise InvalidValue(f"{text!r} is not a duration: write a number and s, m, h or d, for example 2h", param=param)

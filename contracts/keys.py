@@ -128,10 +128,7 @@ def new_text(role: Role) -> str:
 
 
 def register_key(connection: Connection, text: str, role: Role, where: str) -> None:
-    """Make a key whose text was chosen elsewhere, with all scopes of its role; unless it is there already.
-
-    Raises InvalidSettings: it is not a key of this role, or another key has its id; names `where` it came from.
-    """
+    """Make a key whose text was chosen elsewhere, unless it is there already. Raises InvalidSettings, which names `where`."""
     parts = text.split("-")
     if not _NEW_TEXT.fullmatch(text) or parts[1] != role:
         raise InvalidSettings(f"{where} has no {role} key (mr-{role}-ID-SECRET); `millrace keys secrets` makes one")
@@ -156,10 +153,7 @@ def _store(connection: Connection, wanted: NewKey, text: str) -> None:
 
 
 def check_key(connection: Connection, authorization: str | None, now: float | None = None) -> Caller:
-    """The caller of an `Authorization: Bearer ...` header. `now`: UTC epoch seconds.
-
-    Raises Unauthorized: the key is missing, unknown, revoked or expired.
-    """
+    """The caller of an `Authorization: Bearer ...` header. Raises Unauthorized: the key is missing, unknown or over."""
     scheme, _, text = (authorization or "").partition(" ")
     parts = text.strip().split("-")
     if scheme.lower() != "bearer" or len(parts) != _PARTS or parts[0] != "mr" or not parts[2].isalnum():
@@ -171,10 +165,7 @@ def check_key(connection: Connection, authorization: str | None, now: float | No
 
 
 def find_key(connection: Connection, key_id: str, now: float) -> Caller:
-    """The caller of a key id, with its present rights: for sessions that were started with the key.
-
-    Raises Unauthorized: the key was deleted, revoked or has expired.
-    """
+    """The caller of a key id, for sessions that were started with the key. Raises Unauthorized: it is gone, revoked or expired."""
     if (row := _row(connection, key_id)) is None:
         raise Unauthorized("the key of this session was deleted; sign in with another")
     return caller_of(row, now)

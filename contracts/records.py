@@ -316,10 +316,7 @@ def decode(kind: type[RecordType], wire: bytes) -> RecordType:
 
 
 def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
-    """Decode without checking values: for rows of our own tables, and for tools that show refused records.
-
-    Raises NewerSchema: a newer Millrace wrote it. InvalidRecord: another type of record; the message names the field.
-    """
+    """Decode without checking values, as for our own tables. Raises NewerSchema; InvalidRecord: another type of record."""
     try:
         record = msgspec.msgpack.decode(unpacked(kind.__name__, wire), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

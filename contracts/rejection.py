@@ -27,10 +27,7 @@ WITHDRAWN_BY = "withdrawn_by"
 
 
 def withdraw(connection: Connection, *, policy: str, version: int, writer: str, reason: str) -> tuple[str, ...]:
-    """End the train of a version; returns the arms that it left. It may still be promoted.
-
-    Raises Conflict: no train of this version runs. StaleWrite: the train moved meanwhile; nothing was changed.
-    """
+    """End the train of a version; returns the arms that it left. Raises Conflict: none runs; StaleWrite: it moved meanwhile."""
     arms = assignments.lock(connection, policy)
     columns = train.c
     running = select(train).where(columns.policy == policy, columns.ended_at.is_(None)).order_by(columns.id)
@@ -130,11 +127,7 @@ def revoke_unproven(
 
 
 def _plan_of(connection: Connection, policy: str, version: int, known: Parents) -> RollbackPlan:
-    """What the revocation of a version would do now; its target is the version that is live.
-
-    Raises InvalidValue: the live version is it, or descends from it: roll back instead; NotFound: no version is live
-    yet.
-    """
+    """What the revocation of a version would do now. Raises InvalidValue: `live` descends from it; NotFound: nothing is live."""
     live = assignments.live_version(assignments.read(connection, policy))
     kept = tuple(known.lineage(live))
     if version in kept:

@@ -57,10 +57,7 @@ def read_assigned_since(connection: Connection, policy: str, since: float) -> se
 
 
 def require_heard(connection: Connection, policy: str, version: int, param: str) -> None:
-    """Refuse a version that no engine is known to have loaded.
-
-    Raises InvalidValue: it is not the base, the gate did not accept it, and it never was live.
-    """
+    """Raises InvalidValue for a version that no engine is known to have loaded: neither base, nor accepted, nor ever live."""
     if version == BASE or version in read_accepted(connection, policy):
         return
     if version not in read_live_history(connection, policy):

@@ -41,10 +41,7 @@ class Handler(Protocol[Item]):
         """Decode a record. Raises InvalidRecord for a record that can never be read."""
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Do slow work that needs no transaction, so that no lock is held meanwhile. The items may be delivered again.
-
-        Returns one item for each, in the same order.
-        """
+        """Do slow work without a transaction; one item for each, in the same order. The items may be delivered again."""
 
     def handle(self, connection: Connection, items: Sequence[Item]) -> list[Message]:
         """Apply each item once, in this order, in a few statements for the whole batch; returns the messages to send."""
@@ -52,10 +49,7 @@ class Handler(Protocol[Item]):
     def tick(
         self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
     ) -> list[Message]:
-        """Apply the passing of time to these partitions; other replicas do the same for theirs.
-
-        `is_at_end`: the last poll returned every record that the log has.
-        """
+        """Apply the passing of time to these partitions. `is_at_end`: the last poll returned every record that the log has."""
 
 
 def prepare_batch(handler: Handler[Item], records: Sequence[LogRecord]) -> list[BatchRecord[Item]]:

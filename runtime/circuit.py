@@ -86,10 +86,7 @@ class CircuitBreaker:
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Wrap one call to the server.
-
-        Raises Unavailable: the call failed, or was not made because an earlier one failed.
-        """
+        """Wrap one call to the server. Raises Unavailable: it failed, or was not made because an earlier one failed."""
         is_probe = self._begin()
         try:
             yield

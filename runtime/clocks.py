@@ -29,10 +29,7 @@ log = structlog.get_logger()
 
 
 def offset_seconds(database: Database, wall: Callable[[], float] = time.time) -> float:
-    """Seconds by which this machine's clock is ahead of the database's; exact to half of the fastest of three round trips.
-
-    Raises Unavailable: the database does not answer.
-    """
+    """Seconds by which this machine's clock is ahead of the database's; exact to half of the fastest round trip. Raises Unavailable."""
     if database.url.startswith("sqlite"):
         return 0.0
     samples = []
@@ -46,10 +43,7 @@ def offset_seconds(database: Database, wall: Callable[[], float] = time.time) ->
 
 
 def database_time(database: Database, wall: Callable[[], float] = time.time) -> float:
-    """UTC epoch seconds by the database's clock.
-
-    Raises ClockOff: this machine's clock is off by more than `MOST_SECONDS`; Unavailable: the database does not answer.
-    """
+    """UTC epoch seconds by the database's clock. Raises ClockOff: ours is off by more than `MOST_SECONDS`; Unavailable."""
     offset = offset_seconds(database, wall)
     _refuse(offset)
     return wall() - offset

@@ -129,10 +129,7 @@ def _is_older(error: DatabaseError) -> bool:
 
 
 def create_database(server_url: str, name: str) -> str:
-    """Make an empty PostgreSQL database on the server of `server_url`; returns its URL.
-
-    Raises Unavailable: the server cannot be reached, or refuses.
-    """
+    """Make an empty PostgreSQL database on the server of `server_url`; returns its URL. Raises Unavailable: it refuses."""
     url = sqlalchemy.make_url(server_url)
     engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
     try:

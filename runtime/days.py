@@ -82,10 +82,7 @@ def make_days(database: Database, now: float, ahead: int = AHEAD) -> list[str]:
 
 
 def make_days_now(database: Database, wall: Callable[[], float] = time.time) -> list[str]:
-    """Call `make_days` with the time of the database's clock.
-
-    Raises ClockOff: this machine's clock differs; nothing was made. Unavailable: the database cannot be used.
-    """
+    """Call `make_days` with the time of the database's clock. Raises ClockOff: this machine's differs; Unavailable."""
     return make_days(database, database_time(database, wall))
 
 

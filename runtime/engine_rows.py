@@ -41,10 +41,7 @@ class EngineRows:
         self._others: dict[str, _Seen] = {}
 
     def announce(self, replica: EngineReplica) -> None:
-        """Write or renew a row; while it is not known whether the holder of its name lives, nothing is written.
-
-        Raises NameTaken: another replica with this name runs; Unavailable: the database is away.
-        """
+        """Write or renew a row, unless it is not known yet whether the holder of its name lives. Raises NameTaken, Unavailable."""
         name = replica.name
         with self._database.transaction() as connection:
             held = engines.read_replica(connection, self._policy, name)

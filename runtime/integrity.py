@@ -34,10 +34,7 @@ class DamagedFile(NamedTuple):
 
 
 def check_files(settings: Settings) -> None:
-    """Check the database files of a home, within the bounds for a start.
-
-    Raises Damaged: names every damaged file, and what to do.
-    """
+    """Check the database files of a home, within the bounds for a start. Raises Damaged: names every damaged file."""
     if found := list(damaged_files(settings.home)):
         files = "; ".join(f"{item.path} ({item.problem})" for item in found)
         raise Damaged(

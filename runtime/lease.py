@@ -87,28 +87,19 @@ class Lease:
         return cls(database, policy, holder, epoch)
 
     def check(self, connection: Connection) -> None:
-        """Check inside a writing transaction that no other epoch was issued. None can be issued until the transaction ends.
-
-        Raises LeaseLost: another was issued, or the lease was released; roll back and end the process.
-        """
+        """Raises LeaseLost inside a writing transaction if another epoch was issued. None can be issued until the transaction ends."""
         # The weakest lock that excludes a successor: renewals by the heartbeat do not wait for it.
         self._insist(_row(connection, self.policy, read=True, key_share=True), self.epoch)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A transaction that begins with `check`. The holder writes only in these.
-
-        Raises LeaseLost: as `check`; Unavailable: the database cannot be written.
-        """
+        """A transaction that begins with `check`. The holder writes only in these. Raises LeaseLost, Unavailable."""
         with self._database.transaction() as connection:
             self.check(connection)
             yield connection
 
     def check_now(self) -> None:
-        """`check` in its own transaction, before and after writes to other stores.
-
-        Raises LeaseLost: as `check`; Unavailable: the database cannot be asked.
-        """
+        """`check` in its own transaction, before and after writes to other stores. Raises LeaseLost, Unavailable."""
         with self._database.snapshot() as connection:
             self._insist(_row(connection, self.policy), self.epoch)
 
@@ -118,10 +109,7 @@ class Lease:
             raise self._lost
 
     def next_epoch(self, floor: int = 0) -> int:
-        """Issue another epoch to the same holder, for a rollback.
-
-        Raises LeaseLost: as `check`. Unavailable: the database is away; the epoch did not change.
-        """
+        """Issue another epoch to the same holder, for a rollback. Raises LeaseLost; Unavailable: the epoch did not change."""
         with self._database.transaction() as connection:
             self._insist(_row(connection, self.policy, nowait=False), self.epoch)
             epoch = _issue(connection, self.policy, self._holder, floor)
@@ -129,20 +117,14 @@ class Lease:
         return epoch
 
     def note_start(self, start: str) -> None:
-        """Store what this epoch continues from; a successor ignores what a predecessor wrote later.
-
-        Raises LeaseLost: as `check`; Unavailable: the database is away.
-        """
+        """Store what this epoch continues from; a successor ignores what is written later. Raises LeaseLost, Unavailable."""
         started = {**msgspec.to_builtins(self._holder), "start": start}
         mine = (training_epoch.c.policy == self.policy, training_epoch.c.epoch == self.epoch)
         with self.transaction() as connection:
             connection.execute(update(training_epoch).where(*mine).values(holder=started))
 
     def renew(self) -> None:
-        """Extend the lease.
-
-        Raises LeaseLost: another process holds it, or it was released; Unavailable: the database is away.
-        """
+        """Extend the lease. Raises LeaseLost: another process holds it, or it was released; Unavailable."""
         with self._database.transaction() as connection:
             # By instance, not by epoch: another thread of the holder may be issuing one.
             # This lock does not wait for `check`: a transaction of the holder may be long.

@@ -16,10 +16,7 @@ WELL_KNOWN = frozenset(
 
 
 def check_passwords(settings: Settings, environment: Mapping[str, str]) -> None:
-    """Refuse to use a well-known password for a server on another machine.
-
-    Raises InvalidSettings: names the server, and what to do.
-    """
+    """Refuse a well-known password for a server on another machine. Raises InvalidSettings: names the server."""
     for server, host, password in _logins(settings, environment):
         if password in WELL_KNOWN and not is_loopback(host):
             raise InvalidSettings(

@@ -180,10 +180,7 @@ class Settings(KafkaSettings, Section):
 
 
 def load_settings(home: Path) -> Settings:
-    """Read the section [millrace].
-
-    Raises InvalidSettings: the file is missing or has a mistake; the message names file and field.
-    """
+    """Read the section [millrace]. Raises InvalidSettings: names file and field."""
     return load_section(home, "millrace", Settings)
 
 
@@ -229,11 +226,7 @@ def read_settings(path: Path) -> dict[str, Any] | None:
 
 
 def write_settings(settings: Settings, sections: Mapping[str, Section]) -> Path:
-    """Write the settings file of a home and return its path.
-
-    Values in an existing file stay, unless `sections` sets that field. Raises InvalidSettings: the existing file has a
-    mistake; nothing was written.
-    """
+    """Write the settings file of a home. Values in it stay, unless `sections` sets that field. Raises InvalidSettings."""
     path = settings.home / FILE_NAME
     held, written = read_settings(path) or {}, {}
     for name, section in sections.items():

@@ -32,10 +32,7 @@ def is_given() -> bool:
 
 
 def refuse_to_make(what: str, variable: str) -> None:
-    """A secret is missing. In a home that keeps its own settings the caller may make one.
-
-    Raises InvalidSettings: the settings are given, so the secret must be given too.
-    """
+    """A secret is missing, and the caller would make one. Raises InvalidSettings: the settings are given, so it must be given too."""
     if is_given():
         raise InvalidSettings(
             f"{variable} is not set: {what}. With {SETTINGS} nothing secret is made here, because other processes would not have it. "
@@ -44,10 +41,7 @@ def refuse_to_make(what: str, variable: str) -> None:
 
 
 def expanded(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The sections of a given file, with the variables that its texts name. In URLs they are percent-encoded.
-
-    Raises InvalidSettings: a variable is not set; names file, section, field and variable.
-    """
+    """The sections of a given file, with the variables that its texts name, encoded in URLs. Raises InvalidSettings: one is not set."""
     return {
         section: {field: _value(value, f"{path}: [{section}] {field}") for field, value in values.items()}
         if isinstance(values, Mapping)

@@ -36,10 +36,7 @@ class DatabaseSnapshotRows:
         return None if found is None else (found.sequence, bytes(found.text))
 
     def replace(self, seen: tuple[int, bytes] | None, row: tuple[int, bytes]) -> bool:
-        """Replace `seen` by `row`; False: another row is there by now.
-
-        Raises Unavailable: the database is away; nothing was changed. LeaseLost: as `transaction`.
-        """
+        """Replace `seen` by `row`; False: another row is there by now. Raises Unavailable; LeaseLost: as `transaction`."""
         values = {"policy": self._policy, "sequence": row[0], "text": row[1]}
         with self._transaction() as connection:
             if seen is None:

@@ -135,10 +135,7 @@ class Worker(Generic[Item]):
         self._consumer.close()
 
     def step(self, timeout: float = 0.0) -> int:
-        """One poll, one transaction, one relay; returns how many records were handled or buried.
-
-        Raises TooManyDeadLetters: a limit was passed; nothing of this step was committed.
-        """
+        """One poll, one transaction, one relay; how many records were handled. Raises TooManyDeadLetters: nothing was committed."""
         limit = min(self._limit, self._handler.batch_size)
         records = self._consumer.poll(timeout, limit)
         started = time.perf_counter()

@@ -23,10 +23,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
-    """Write `chunks` to `path`, atomically, with these permissions less the umask. One writer per path at a time.
-
-    Raises Unavailable: the disk is full; `path` is unchanged.
-    """
+    """Write `chunks` to `path`, atomically; one writer per path at a time. Raises Unavailable: disk full, `path` is unchanged."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         with full_disk_named(path):
@@ -124,10 +121,7 @@ def _clear(path: Path) -> None:
 
 
 def make_folder_durably(folder: Path) -> None:
-    """Create `folder` and its missing parents, each entry on disk before the next.
-
-    Raises Unavailable: the disk is full.
-    """
+    """Create `folder` and its missing parents, each entry on disk before the next. Raises Unavailable: the disk is full."""
     if not folder.is_dir():
         make_folder_durably(folder.parent)
         with full_disk_named(folder):

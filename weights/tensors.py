@@ -112,10 +112,7 @@ def read_folder(folder: Path, read: Callable[[Path], Tensors]) -> Tensors:
 
 
 def write_safetensors(path: Path, tensors: Tensors) -> None:
-    """Write one file durably; transformers and torch can load it.
-
-    Raises Unavailable: the disk is full; an earlier file at `path` is unchanged.
-    """
+    """Write one file durably, for transformers and torch too. Raises Unavailable: the disk is full; an earlier file stays."""
     # Empty ones, then the widest elements first, so that every tensor is aligned to its own element size.
     ordered = sorted(tensors.items(), key=lambda item: (item[1].data.size > 0, -element_width(item[1]), item[0]))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}

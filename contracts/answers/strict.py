@@ -56,10 +56,7 @@ class _TooManySteps(Exception):
 
 
 class StrictSchema:
-    """A schema that can be checked.
-
-    Raises InvalidSchema: it has a keyword that is not checked here, or is no schema.
-    """
+    """A schema that can be checked. Raises InvalidSchema: it has a keyword that is not checked here, or is no schema."""
 
     def __init__(self, name: str, schema: Mapping[str, Any]) -> None:
         self._name, self._root = name, schema

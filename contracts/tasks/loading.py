@@ -17,10 +17,7 @@ MAX_BYTES = 2**22
 
 
 def load_tasks(paths: tuple[Path, ...]) -> dict[str, Task]:
-    """Read and validate task files, in order; the first is the default.
-
-    Raises InvalidTask: names file, line and field of the first mistake, or a task name that two files share.
-    """
+    """Read task files; the first is the default. Raises InvalidTask: names file, line and field of the first mistake."""
     tasks: dict[str, Task] = {}
     for path in paths:
         task = _load(path)

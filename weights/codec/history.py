@@ -98,10 +98,7 @@ class History:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> History:
-        """Invert `to_bytes`.
-
-        Raises WeightsRefused: `corrupt_history`; do without, or rebuild it from the last anchor.
-        """
+        """Invert `to_bytes`. Raises WeightsRefused: `corrupt_history`; do without, or rebuild it from the last anchor."""
         try:
             # The size in a damaged frame is not trusted: zstd would allocate that much memory at once.
             if zstandard.frame_content_size(content) > len(content) * LARGEST_RATIO:

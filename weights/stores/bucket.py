@@ -202,10 +202,7 @@ class BucketObjects(Objects):
 def open_bucket(
     url: str, environment: Mapping[str, str] = os.environ, timeouts: BucketTimeouts = TIMEOUTS
 ) -> BucketObjects:
-    """The objects at `s3://bucket/prefix`; keys, endpoint and region are the AWS_* variables. Sends no request yet.
-
-    Raises InvalidSettings: the URL or a variable cannot be used.
-    """
+    """The objects at `s3://bucket/prefix`, with the AWS_* variables. Raises InvalidSettings: they or the URL cannot be used."""
     parts = urlsplit(url)
     if parts.scheme != "s3" or not parts.netloc:
         raise InvalidSettings(f"weights_url is s3://bucket/prefix, not {url!r}")

@@ -208,10 +208,7 @@ class TrustedFolder(Mapping[str, Ed25519PublicKey]):
 
 
 def read_private_key(path: Path) -> Signer | None:
-    """The private key of a file; None: there is no file.
-
-    Raises InvalidSettings: it is not an Ed25519 key, or users other than its owner could read it.
-    """
+    """The private key of a file; None: there is no file. Raises InvalidSettings: it is no Ed25519 key, or others can read it."""
     with _usable(str(path)):
         try:
             file = path.open("rb")

@@ -108,10 +108,7 @@ def parse_struct(text: bytes, kind: type[_Struct], code: str, what: str) -> _Str
 
 
 def parse_manifest(text: bytes) -> Manifest:
-    """Read a manifest's JSON.
-
-    Raises WeightsRefused: `newer_schema`, `older_schema`, or `corrupt_manifest` naming the field.
-    """
+    """Read a manifest's JSON. Raises WeightsRefused: `newer_schema`, `older_schema`, or `corrupt_manifest` naming the field."""
     check_schema(parse_struct(text, _Head, "corrupt_manifest", "manifest").schema)
     return parse_struct(text, Manifest, "corrupt_manifest", "manifest")
 

@@ -125,11 +125,7 @@ class PointerReader:
         self._keyring, self._memory = keyring, memory
 
     def look(self) -> Pointer | None:
-        """The current pointer; None: the arm has no pointer yet.
-
-        Raises WeightsRefused: as `parse_pointer`; `stale_pointer`, an older pointer was restored, or a different one
-        with the same epoch. Unavailable: the store is away.
-        """
+        """The current pointer; None: there is none yet. Raises as `parse_pointer`; WeightsRefused: `stale_pointer`; Unavailable."""
         if (text := _read(self._store, self.policy, self._arm)) is None:
             return None
         pointer, last = parse_pointer(text, self.policy, self._arm, self._keyring), self._last()

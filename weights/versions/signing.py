@@ -124,10 +124,7 @@ def parse_private_key(text: str, where: str) -> Signer:
 
 
 def parse_public_keys(text: str, where: str) -> list[Ed25519PublicKey]:
-    """One or more public keys from PEM texts, one after another, with nothing else between them.
-
-    Raises InvalidSettings: there is other text, or no key.
-    """
+    """One or more public keys from PEM texts, one after another. Raises InvalidSettings: there is other text, or no key."""
     if "PRIVATE KEY" in text:
         raise InvalidSettings(f"{where} holds a private key: only public keys (.pub) may be given to others")
     blocks = [found.group() for found in _BLOCK.finditer(text)]

@@ -67,10 +67,7 @@ class Snapshots:
         self._looked_at: dict[str, float] = {}
 
     def verify(self, manifest: Manifest) -> None:
-        """Return only if this manifest is trusted.
-
-        Raises WeightsRefused: `unlisted`; without a snapshot, as the keyring; `wrong_run`.
-        """
+        """Return only if this manifest is trusted. Raises WeightsRefused: `unlisted`; without a snapshot, as the keyring; `wrong_run`."""
         snapshot = self.current(manifest.policy)
         if snapshot is None or not _lists(snapshot, manifest):
             if snapshot is not None and not self._publishes:
