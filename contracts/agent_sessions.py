@@ -1,7 +1,7 @@
 """Sessions with a key of their own: `mr-session-<id>-<secret>`, for agents that can be given a URL and a key, and nothing else.
 
-A session has the tenant and, for inference, the rights of the key that made it, and ends with it. Its budget is kept here for all
-replicas. Calls that follow each other never exceed it; calls at the same time may exceed the tokens by what they make.
+A session has the tenant and, for inference, the rights of its key, and ends with it. All replicas share its budget. Calls that follow
+each other never exceed it; calls at the same time may exceed the tokens by what they make.
 """
 
 from __future__ import annotations

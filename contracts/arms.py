@@ -96,10 +96,7 @@ def position_of(unit: str, salt: str, secret: bytes) -> float:
 
 
 def is_control(unit: str, version: int, canary_share: float, ratio: float, secret: bytes) -> bool:
-    """Whether a unit of `live` is compared with the canary: a sample with `ratio` times as many units as the canary.
-
-    A growing share only adds units. No answer shows a client whether its unit is one.
-    """
+    """Whether a unit of `live` is compared with the canary: a sample with `ratio` times as many units. Answers never show it."""
     return position_of(unit, f"control v{version}", secret) < control_fraction(canary_share, ratio)
 
 

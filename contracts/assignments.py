@@ -129,13 +129,9 @@ def move(
 ) -> Assignment:
     """Point an arm at a version, or empty it, unless it moved since `expected_epoch` (0: the arm does not exist yet).
 
-    `root` is the hash of the version's tensors, `run` the run that made it; None: as known in the database.
-
-    Raises:
-        Conflict: the version has another root, so these are not its weights; or the policy belongs to another run.
-        NotFound: the version's bytes were removed from the weight store, or are about to be.
-        StaleWrite: another writer moved the arm first; read again and decide anew.
-        VersionRevoked: a rollback revoked the version, so no arm may point at it.
+    `root` is the hash of the version's tensors, `run` the run that made it; None: as known in the database. Raises Conflict: the version
+    has another root, or the policy another run; NotFound: the version's bytes are removed, or about to be; StaleWrite: another writer
+    moved the arm first; VersionRevoked.
     """
     if version is not None:
         refer_to_version(connection, policy, version)

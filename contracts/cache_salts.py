@@ -1,7 +1,4 @@
-"""Salts of prefix caches: only requests with the same salt may share the computed beginnings of their prompts. Pure.
-
-Engines take up to 128 characters without slashes, so both halves are hashes. The first one is the same for all versions.
-"""
+"""Salts of prefix caches: who has the same one may share computed beginnings of prompts. Two hashes; the first is of no version. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The port to the log: append durably, read by position. Code above it does not know which log it uses.
-
-Delivery is at least once. A reader makes effects happen once by storing its position in the transaction of the effects.
-"""
+"""The port to the log, whichever it is: append durably, read at least once. Effects happen once: positions stand in their transaction."""
 
 from __future__ import annotations
 
@@ -79,10 +76,7 @@ class Consumer(Protocol):
     """One member of a consumer group. It reads the partitions that the group assigns to it."""
 
     def poll(self, timeout: float, limit: int) -> list[LogRecord]:
-        """Up to `limit` records; waits at most `timeout` seconds for the first. Records of a partition are in order.
-
-        Raises PositionLost: the log no longer has the next record; nothing was skipped.
-        """
+        """Up to `limit` records, ordered by partition, after `timeout` seconds at most. Raises PositionLost: the next one is gone."""
 
     def partitions(self) -> frozenset[int]:
         """The partitions that it reads now, the same ones of every topic. No other member of the group reads them."""

@@ -1,7 +1,4 @@
-"""The gate's questions, and the port through which release has answers graded without knowing rewards.
-
-`runtime.sentinels` reads a sentinel file.
-"""
+"""The gate's questions, and the port through which release has answers graded without knowing rewards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Signs of life of every process: one row each, renewed every two seconds, removed when the process ends in order.
 
-In: beats. Out: which processes are up, which hang, and which are gone: a process that was killed or stopped writes nothing, and its row
-grows old. Waits for: nothing.
+The row of a process that was killed or stopped grows old.
 """
 
 from __future__ import annotations

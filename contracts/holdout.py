@@ -1,7 +1,4 @@
-"""The hold-out: a small share of the users stays on a frozen version, so that the lift over it can be measured.
-
-In: a decision of an operator. Out: the arm `holdout`, moved. Waits for: nothing.
-"""
+"""The hold-out: a small share of the users stays on a frozen version, so that the lift over it can be measured."""
 
 from __future__ import annotations
 
@@ -25,13 +22,8 @@ def set_holdout(
 ) -> Assignment:
     """Keep a share of the users on a version. The draw keeps the same people, whatever the version.
 
-    Raises:
-        Held: the arms are frozen, or a version is pinned.
-        InvalidValue: the share is not above 0 and at most 0.2; the version was never accepted and never live; or engines run, and
-            none of them has a slot for the hold-out.
-        NotFound: the bytes of the version were removed; or nothing is live yet.
-        StaleWrite: another operator was faster.
-        VersionRevoked: a rollback revoked it.
+    Raises Held; InvalidValue: the share is not above 0 and at most 0.2, the version was never accepted and never live, or no engine that
+    runs has a slot for it; NotFound: its bytes were removed, or nothing is live yet; StaleWrite; VersionRevoked.
     """
     if not 0.0 < share <= MAX_SHARE:
         raise InvalidValue(f"the share of the hold-out is above 0 and at most {MAX_SHARE}, not {share}", param="share")

@@ -127,16 +127,11 @@ def pin(
     now: float | None = None,
     seen_live: int | None = None,
 ) -> Hold:
-    """Give everybody one published version until a time. A second pin of the same version replaces the first.
+    """Give everybody one published version until a time. The hold-out stays; a second pin of the same version replaces the first.
 
-    The hold-out keeps its users and its version. `seen_live`: the live version when the operator decided.
-
-    Raises:
-        Held: the arms are frozen, or another version is pinned.
-        InvalidValue: the gate never accepted the version and it never was live; `until` is over, or more than 30 days away.
-        NotFound: the bytes of the version were removed; or nothing is live yet.
-        StaleWrite: another operator was faster, or `seen_live` is no longer live.
-        VersionRevoked: a rollback revoked it.
+    `seen_live`: the live version when the operator decided. Raises Held: frozen, or another version is pinned; InvalidValue: it was never
+    accepted and never live, or `until` is over or more than 30 days away; NotFound: its bytes were removed, or nothing is live yet;
+    StaleWrite: another operator was faster, or `seen_live` is no longer live; VersionRevoked.
     """
     now = time.time() if now is None else now
     _check_until(until, now)

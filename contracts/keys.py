@@ -1,7 +1,4 @@
-"""API keys: `mr-<role>-<id>-<secret>`. Only a hash of the secret is stored; role, tenant and scopes belong to the key.
-
-The role says who calls: an app, on behalf of its users, or an operator. Scopes say what the key may do: at most what its role allows.
-"""
+"""API keys, `mr-<role>-<id>-<secret>`: an app's or an operator's, with a tenant, and scopes that its role allows. Stored as a hash."""
 
 from __future__ import annotations
 
@@ -39,10 +36,7 @@ class Owner(NamedTuple):
 
 
 class Caller(NamedTuple):
-    """Who makes a request. `expires_at`: UTC epoch seconds; None: never.
-
-    `session`, `task`, `group` and `session_until`, the end of its time, are those of a session's key or URL.
-    """
+    """Who makes a request. `expires_at`: UTC epoch seconds; None: never. The last four fields are those of a session's key or URL."""
 
     key_id: str
     role: Role

@@ -52,10 +52,7 @@ class LedgerCounts(NamedTuple):
 
 
 def effective_state() -> ColumnElement[str]:
-    """The state of a row of `generation`. An outcome that a later epoch of the trainer did not keep counts as pending.
-
-    Episodes checks such rows again within seconds: an older valid outcome replaces the void one.
-    """
+    """The state of a row of `generation`. An outcome that a later epoch of the trainer did not keep counts as pending."""
     newest = select(func.coalesce(func.max(ledger_epoch.c.epoch), -1)).scalar_subquery()
     kept = exists().where(
         ledger_epoch.c.epoch == generation.c.state_epoch, ledger_epoch.c.valid_through >= generation.c.state_sequence

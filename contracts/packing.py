@@ -58,10 +58,7 @@ def experts_of(packed: bytes, shape: ExpertShape) -> np.ndarray:
 
 
 def experts_problem(packed: bytes, shape: ExpertShape | None, num_tokens: int) -> str:
-    """Why bytes cannot be the expert choices of a row; empty if they can, or if nothing was recorded.
-
-    `num_tokens`: of the row. Its last token went through no model.
-    """
+    """Why bytes cannot be the expert choices of a row of `num_tokens`, the last of which went through no model; empty if they can."""
     if shape is None:
         return f"experts: {len(packed)} bytes without a shape" if packed else ""
     dimensions = list(msgspec.structs.astuple(shape))

@@ -69,10 +69,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text_with_calls(self) -> str:
-        """What graders read: the text, then each call as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
-
-        Calls of every model family look the same there, so graders need not know how a family writes them.
-        """
+        """What graders read, for every family: the text, then calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
         calls = [
             f'<tool_call>{{"name": {msgspec.json.encode(function["name"]).decode()}, "arguments": {function["arguments"]}}}</tool_call>'
             for function in (call["function"] for call in self.tool_calls)
@@ -81,10 +78,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One attempt of a request, from a client that counts its retries and sends no `Idempotency-Key`.
-
-    `request`: the same for all attempts, a hash of the body, keyed with the caller's secret so that readers cannot verify guesses.
-    """
+    """One attempt of a client that counts its retries. `request`: a hash of the body, keyed with the caller's secret."""
 
     request: str
     count: int

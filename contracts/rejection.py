@@ -81,12 +81,8 @@ def revoke(
 ) -> RollbackPlan:
     """Revoke a version that is not live, with its descendants; returns what was done. Its train, if one runs, ends.
 
-    `seen_live`: the live version when the operator decided; else as `revoke_unproven`.
-
-    Raises:
-        Conflict: it is already revoked.
-        InvalidValue: it does not exist; or as `revoke_unproven`.
-        StaleWrite: another writer moved an arm meanwhile, or `seen_live` is no longer live; nothing was changed.
+    `seen_live`: the live version when the operator decided. Raises Conflict: it is already revoked; InvalidValue: it does not exist;
+    StaleWrite: `seen_live` is no longer live; or as `revoke_unproven`.
     """
     plan = read_plan(connection, policy, version, parents=parents)
     assignments.live_version(assignments.read(connection, policy), seen_live)

@@ -156,12 +156,8 @@ def promote(
 ) -> None:
     """Point `live` at a version that is not older than the live one, whatever its verdict.
 
-    Raises:
-        Held: the arms are frozen, or a version is pinned.
-        NotFound: no version is live yet.
-        InvalidValue: the version is below the live one.
-        VersionRevoked: a rollback revoked it.
-        StaleWrite: another writer moved `live` meanwhile, or `seen_live` is no longer live.
+    Raises Held; NotFound: no version is live yet; InvalidValue: the version is below the live one; VersionRevoked; StaleWrite: another
+    writer moved `live` meanwhile, or `seen_live` is no longer live.
     """
     arms = read(connection, policy)
     live = live_version(arms, seen_live)

@@ -1,7 +1,4 @@
-"""The effects of a rollback or a revocation on samples, in numbers and in words: shown before anybody confirms it.
-
-In: a plan and the ledger's rows. Out: counts, and the lines that command line and dashboard both print. Changes nothing.
-"""
+"""The effects of a rollback or a revocation on samples, in numbers and in the words that command line and dashboard print first."""
 
 from __future__ import annotations
 
@@ -61,10 +58,7 @@ def read_effects(connection: Connection, plan: RollbackPlan) -> Effects:
 
 
 def describe(plan: RollbackPlan, effects: Effects, now: float | None = None) -> list[str]:
-    """The price, whatever the treatment: one sentence per line. `now`: UTC epoch seconds.
-
-    A plan whose target is the live version revokes versions above it.
-    """
+    """The price, whatever the treatment, a sentence per line. `now`: UTC epoch seconds. A revocation is a plan whose target is `live`."""
     revoked = ", ".join(f"v{version}" for version in plan.revoked)
     what = f"Users get v{plan.target} instead of v{plan.live}"
     if plan.target == plan.live:

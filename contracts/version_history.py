@@ -114,10 +114,7 @@ class Parents:
 
 
 def stored_parents(store: Manifests, policy: str, above: int, known: Collection[int] = ()) -> dict[int, int]:
-    """Version to parent, from the manifests of a store, for versions above `above` that are not in `known`.
-
-    Versions with a damaged or missing manifest are left out. Raises Unavailable: the store does not answer.
-    """
+    """Version to parent, above `above` and not in `known`, from a store's manifests as far as they can be read. Raises Unavailable."""
     found = {}
     for version in store.versions(policy):
         if version <= above or version in known:

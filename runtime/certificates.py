@@ -1,7 +1,4 @@
-"""Certificates that servers show, and what is wrong with one that was refused.
-
-In: an address. Out: the certificate, unchecked, and words for a person. Waits for: the server, at most the given seconds.
-"""
+"""Certificates that servers show, and what is wrong with one that was refused. Waits for the server, at most the given seconds."""
 
 from __future__ import annotations
 

@@ -32,11 +32,7 @@ class CircuitBreaker:
         errors: tuple[type[Exception], ...] = (OSError,),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin closed. It opens after `max_failures` in a row.
-
-        `first_pause_seconds`: until the first probe; the pause doubles with every probe that fails, up to `longest_pause_seconds`.
-        `errors`: what counts as a failure in `calling`. TimeoutError is an OSError.
-        """
+        """Begin closed; open after `max_failures` of `errors` in a row. The pause doubles with each failed probe, up to the longest."""
         self._server, self._errors, self._clock = server, errors, clock
         self._max_failures = max_failures
         self._first_pause, self._longest_pause = first_pause_seconds, longest_pause_seconds

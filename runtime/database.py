@@ -32,10 +32,7 @@ _MIGRATE = "it is of an older release: run `millrace init` of this one"
 
 
 class Database:
-    """Connections to one database. `url`: `sqlite:////home/app/millrace.db` or `postgresql+psycopg://user@host/name`.
-
-    `longest_pause_seconds`: PostgreSQL rolls back a transaction that waits longer for its next statement.
-    """
+    """Connections to a database. `longest_pause_seconds`: PostgreSQL ends transactions that wait longer for the next statement."""
 
     def __init__(self, url: str, *, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> None:
         self.url = url

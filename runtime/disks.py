@@ -1,7 +1,4 @@
-"""How much space is left on the disks that this process writes to, measured at each scrape.
-
-In: the folders of a home. Out: gauges. Waits for: nothing.
-"""
+"""How much space is left on the disks that this process writes to, measured at each scrape."""
 
 from __future__ import annotations
 
@@ -15,10 +12,7 @@ from runtime.metrics import DISK_FREE_BYTES, DISK_SIZE_BYTES
 
 
 def watch_disks(folders: Mapping[str, Path]) -> None:
-    """Measure the disks of these folders, by name; one that several share is measured once, under its first name.
-
-    A folder that is not there yet is on the disk of the nearest folder above it.
-    """
+    """Measure the disks of these folders (or of the nearest above), by name; one that several share once, under its first name."""
     seen = set[int]()
     for name, folder in folders.items():
         existing = next(path for path in (folder, *folder.resolve().parents) if path.exists())

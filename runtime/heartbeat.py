@@ -1,7 +1,4 @@
-"""Writes the signs of life of this process, see `contracts/heartbeats.py`, in a thread of its own.
-
-A beat that cannot be written is left out, because the next one says the same.
-"""
+"""Writes the signs of life of this process (`contracts/heartbeats.py`) in a thread; one that cannot be written is left out."""
 
 from __future__ import annotations
 

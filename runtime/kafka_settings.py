@@ -1,7 +1,4 @@
-"""The settings of [millrace] that concern Kafka: how topics are made, and how brokers are reached.
-
-Secrets are not among them: they come from the environment or from a file that it names.
-"""
+"""The settings of [millrace] that concern Kafka, topics and brokers. Its secrets come from the environment or files that it names."""
 
 from __future__ import annotations
 

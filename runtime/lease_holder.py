@@ -1,7 +1,4 @@
-"""The process that holds a lease: distinguished from every other process that ever ran, and whether it has died.
-
-The system reuses process ids, so a holder also names its start time and the machine's boot. Another machine cannot be observed.
-"""
+"""The process that holds a lease, unlike any other (id, start, boot), and whether it died; another machine cannot be observed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Structured logs: one JSON object per line on standard output; readable text in a terminal.
-
-The code that knows a fact binds it to the line: process, request, key, version. Logs never contain prompts or answers.
-"""
+"""Structured logs: one JSON object per line on standard output, text in a terminal. They never contain prompts or answers."""
 
 from __future__ import annotations
 

@@ -14,10 +14,7 @@ from runtime.metrics import WEIGHT_JUNK, WEIGHT_SNAPSHOT_EXPIRES
 
 
 class DatabaseSnapshotRows:
-    """The snapshot row of one policy.
-
-    `transaction`: opens the transaction that writes the row; the trainer's checks its lease. None: the database's own.
-    """
+    """The snapshot row of one policy. `transaction` opens the one that writes it, as the trainer's, which checks its lease."""
 
     def __init__(
         self,

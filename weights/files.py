@@ -66,7 +66,7 @@ def too_long(path: str, most: int) -> WeightsRefused:
 def folder_below(root: Path, path: str) -> Iterator[int]:
     """A descriptor of the folder at `path` below `root`, "" for `root` itself. No link below `root` is followed.
 
-    Raises FileNotFoundError; WeightsRefused: `not_a_file`: it is of another kind, or reached through a link; Unavailable: it cannot be read.
+    Raises FileNotFoundError; WeightsRefused: `not_a_file`: it is of another kind, or reached through a link; Unavailable.
     """
     with _read_failures_named(root / path):
         folder = os.open(root, _FOLDER)
@@ -131,10 +131,7 @@ def make_folder_durably(folder: Path) -> None:
 
 
 def make_folders_below(root: Path, path: str) -> Path:
-    """Create the folder at `path` below `root`. Other things in the place of a folder are moved aside, except in the first place.
-
-    Raises Unavailable: the disk is full, it cannot be written, or the first part of `path` is a link or not a folder.
-    """
+    """Create the folder at `path` below `root`; other things in its place are moved aside, except in the first. Raises Unavailable."""
     place = root
     first, *_ = parts = path.split("/")
     try:

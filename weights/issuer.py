@@ -48,8 +48,7 @@ class SnapshotRows(Protocol):
 class Issuer:
     """Issues the snapshots of one policy.
 
-    `store` must accept versions that are not listed yet. `keyring`: whose snapshots in the store are trusted, if one is newer
-    than the row. `clock`: UTC epoch seconds. `accepted`: called with every snapshot that is issued.
+    `store` must accept versions that are not listed yet. `keyring`: whose snapshots it trusts. `accepted`: called with each new snapshot.
     """
 
     def __init__(
@@ -81,12 +80,8 @@ class Issuer:
     def issue(self, versions: Collection[int] = (), pointers: Mapping[str, int] | None = None) -> Snapshot:
         """Issue a new snapshot that adds all edges of these versions and these pointer epochs. The first one lists everything.
 
-        Raises:
-            StaleWrite: other processes keep issuing snapshots at the same time.
-            InvalidSettings: the snapshot in the database is of another run.
-            NotFound, WeightsRefused: a version to add cannot be read.
-            Unavailable: the store or the database is away; safe to try again.
-            LeaseLost: see `SnapshotRows.replace`.
+        Raises StaleWrite: others keep issuing; InvalidSettings: the snapshot in the database is of another run; NotFound, WeightsRefused: a
+        version cannot be read; Unavailable: try again; LeaseLost.
         """
         for _ in range(_ATTEMPTS):
             row, before = self._newest()
@@ -108,10 +103,7 @@ class Issuer:
         raise StaleWrite(f"other processes issue snapshots of {self._policy!r} at this moment; it is safe to try again")
 
     def renew(self, after: float = RENEW_SECONDS) -> bool:
-        """Issue a snapshot if the last is older than `after` seconds, has another key, or does not exist; True: one was issued.
-
-        Raises: as `issue`.
-        """
+        """Issue a snapshot if the last is older than `after` seconds, has another key, or does not exist; whether one was issued."""
         row, before = self._newest()
         is_fresh = before is not None and 0 <= self._clock() - before.issued_at < after
         if before is not None and row is not None and is_fresh and before.key == self._signer.key_id:

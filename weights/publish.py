@@ -95,18 +95,12 @@ def publish_fold(
     epoch: int | None = None,
     signer: Signer | None = None,
 ) -> Manifest:
-    """Publish one edge from `base_version` to `version`, which exists; returns the stored edge.
+    """Publish one edge from `base_version` to `version`, which exists; returns the stored edge. `epoch` None: that of the version.
 
-    `epoch` is the epoch of the trainer that publishes it; None: the epoch of the version.
-    `history` is the history after `base_version`, if the replicas that will take the fold have it; it is only read. After
-    the fold they have no history, unless `version` is an anchor. So fold to the newest version, before the next one is
-    published: `publish_version` then begins a new history.
-
-    Raises:
-        InvalidValue: the base is not earlier, or is the parent: then the step is enough.
-        WeightsRefused: `wrong_base`, the base is not what was published as `base_version`.
-        Conflict: `target` is not what was published as `version`.
-        NotFound, Unavailable: see `WeightStore`.
+    `history` is the history after `base_version`, if the replicas that will take the fold have it; it is only read. After it they have
+    none, unless `version` is an anchor. So fold to the newest version before the next is published, which then begins a new history.
+    Raises InvalidValue: the base is not earlier, or is the parent; WeightsRefused: `wrong_base`; Conflict: `target` is not what was
+    published as `version`; NotFound, Unavailable.
     """
     primary = store.manifest(policy, version)
     if base_version == primary.parent:

@@ -1,7 +1,4 @@
-"""Reads versions. In: edges and chunks. Out: verified tensors, or verified changes of tensors.
-
-A subclass fetches objects and chunks; the rest is here. An edge that cannot be read or is not trusted is skipped and reported.
-"""
+"""Reads versions: verified tensors, or changes of them, from edges and chunks that a subclass fetches. Refused edges are reported."""
 
 from __future__ import annotations
 
@@ -50,14 +47,9 @@ class Hop(NamedTuple):
 
 
 class WeightReader(ABC):
-    """Published versions of policies, to read.
+    """Published versions of policies, to read, from whom `keyring` accepts: everybody's, if None.
 
-    Args:
-        keyring: whose versions are accepted; None: everybody's. `Snapshots` accepts only versions in the newest snapshot.
-        connections: objects that are worth asking for at the same time.
-
-    Attributes:
-        on_junk: called for every object that cannot be read or is not trusted, with its path below the root and the reason.
+    `connections`: objects asked for at the same time. `on_junk` is called with the path of each object that is refused, and the reason.
     """
 
     def __init__(self, keyring: Verifier | None = None, connections: int = 1) -> None:
@@ -68,10 +60,7 @@ class WeightReader(ABC):
 
     @abstractmethod
     def read_small(self, path: str, most: int) -> bytes | None:
-        """A whole object of at most `most` bytes, by its path below the root; None: it does not exist.
-
-        Raises WeightsRefused: `not_a_file` or `too_long`: it is not read; Unavailable: the store is away.
-        """
+        """A whole object of at most `most` bytes; None: there is none. Raises WeightsRefused: `not_a_file`, `too_long`; Unavailable."""
 
     @abstractmethod
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
@@ -93,11 +82,7 @@ class WeightReader(ABC):
         return [version for version in self._numbers(policy) if self._is_believed(policy, version)]
 
     def manifest(self, policy: str, version: int) -> Manifest:
-        """The primary edge of a version. If it cannot be read, another edge: all edges agree about the version.
-
-        Raises NotFound: there is no such version; the message lists the versions. WeightsRefused: the manifest is
-        damaged, misplaced, of another schema, or not trusted.
-        """
+        """The primary edge of a version, else another: all agree. Raises NotFound, naming the versions there are; WeightsRefused."""
         self.renew(policy, version)
         if (found := self._primary(policy, version)) is not None:
             return found
@@ -121,10 +106,7 @@ class WeightReader(ABC):
         return edges
 
     def survey(self, policy: str, version: int) -> tuple[list[Manifest], list[WeightsRefused]]:
-        """The trusted edges of a version, the primary one first, and why others are refused; both empty for an unknown version.
-
-        Raises Unavailable: the store is away.
-        """
+        """The trusted edges of a version, the primary one first, and why others are refused; empty: unknown. Raises Unavailable."""
         self.renew(policy, version)
         listed = self._listed(policy)
         names = self._names(policy, version) if listed is None else self._listed_names(listed.get(version))
@@ -164,10 +146,7 @@ class WeightReader(ABC):
         return read_edge(text, policy, version, edge_name(parse_manifest(text)), self._keyring)
 
     def payload(self, manifest: Manifest) -> bytes:
-        """The payload of an edge, each chunk verified.
-
-        Raises NotFound: a chunk was removed; WeightsRefused: `payload_size` or `payload_hash`, naming the chunk.
-        """
+        """The payload of an edge, each chunk verified. Raises NotFound: one is gone; WeightsRefused: `payload_size`, `payload_hash`."""
         joined = io.BytesIO()  # unlike a list of chunks it needs no second copy at the end
         for chunk, content in zip(manifest.chunks, self._contents(manifest), strict=True):
             check_chunk(chunk, content)
@@ -281,10 +260,7 @@ class WeightReader(ABC):
 
 
 def advance_history(history: History, manifest: Manifest, moves: Mapping[str, Moves]) -> None:
-    """Advance the history of the base, in place, past an edge that was applied to it. Empty: the new history is not known.
-
-    `moves` are the moves of the edge, from `codec.delta.Staged` or `codec.delta.Encoded`.
-    """
+    """Advance the history of the base, in place, past an edge that was applied, by its `moves`. Empty: the new history is unknown."""
     if manifest.history == NO_HISTORY:
         history.reset()
     if history.next_digest(manifest.target_root) == manifest.history_after:

@@ -1,7 +1,4 @@
-"""The content of a version: named tensors as bit patterns.
-
-A tensor here is its bytes. No float is ever computed, so NaN payloads and negative zeros are preserved.
-"""
+"""The content of a version: named tensors as bit patterns. No float is computed, so NaN payloads and negative zeros stay."""
 
 from __future__ import annotations
 

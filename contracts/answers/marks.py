@@ -42,10 +42,7 @@ class Marks:
         return marker in self._ids
 
     def text_until(self, rule: str, marker: str, most_tokens: int | None = None) -> str:
-        """A rule of a grammar: any text, and the marker that ends it, at the latest after `most_tokens`.
-
-        Only a marker that is a token can be forced: where it is text, llguidance would go on without it, so there is no bound.
-        """
+        """A rule of a grammar: any text, and the marker that ends it, at the latest after `most_tokens` if the marker is a token."""
         if marker not in self._ids:
             return f"{rule}[suffix={self.lark(marker)}]: /(?s:.*)/"
         if most_tokens is None:

@@ -1,7 +1,4 @@
-"""Reads a call from text that arrives in pieces: a generator that stops where it needs more. Pure.
-
-What is read depends on the text only, never on where the pieces end.
-"""
+"""Reads a call from text that arrives in pieces, independently of where they end: a generator that stops where it needs more. Pure."""
 
 from __future__ import annotations
 

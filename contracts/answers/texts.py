@@ -1,7 +1,4 @@
-"""Reads the calls of a text whose family nobody says: the first marker in it tells. Pure.
-
-A bare list of Python calls (Llama 4) is not among the forms, because prose has such lists too.
-"""
+"""Reads the calls of a text whose family nobody says: the first marker tells. No bare lists of Python calls: prose has such lists too."""
 
 from __future__ import annotations
 
@@ -49,10 +46,9 @@ def family_of_text(text: str) -> Family | None:
 
 
 def calls_in_text(text: str, schemas: Mapping[str, Mapping[str, Any]]) -> list[WrittenCall] | None:
-    """The calls of an answer without its reasoning; None if `family_of_text` finds none. Calls of unknown tools are read too.
+    """The calls of an answer without its reasoning, of unknown tools too; None if `family_of_text` finds none.
 
-    `schemas`: JSON schema of the parameters, by the name of the tool. Raises NotACall: part of it is a broken call, text
-    follows a call, or it is longer than `LONGEST`.
+    `schemas`: JSON schema of the parameters, by the name of the tool. Raises NotACall: one is broken, text follows, or it is too long.
     """
     family = family_of_text(text)
     if family is None:

@@ -34,10 +34,7 @@ Row = Mapping[str, Any]
 
 
 def among(connection: Connection, column: ColumnElement[Any], values: Collection[Any]) -> ColumnElement[bool]:
-    """Select rows whose `column` is one of `values`, which must not be empty.
-
-    The bounds are redundant, but with them only the matching partitions are searched.
-    """
+    """Select rows whose `column` is one of `values`, not empty; with their bounds, so that only their partitions are searched."""
     bounds = column.between(min(values), max(values))
     if connection.dialect.name == "sqlite":
         return and_(column.in_(values), bounds)

@@ -93,10 +93,7 @@ class _Way(NamedTuple):
 
 
 def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], history: History | None = None) -> Encoded:
-    """Express `target` as a change of `base`, or in full when `base` is None.
-
-    No tensor costs more than its raw bytes plus 64. `history` is only read; None: no weight has moved before.
-    """
+    """Express `target` as a change of `base`; None: in full. A tensor costs at most its bytes plus 64. `history` is only read."""
     known, history, layout = base or {}, history or History(), layout_of(target)
     num_weights = sum(math.prod(shape) for _, _, shape in layout)
     coder, leaves, ways, num_changed = Encoder(num_weights), [], [], 0
@@ -189,10 +186,7 @@ def stage(
 
 
 def apply_staged(tensors: Tensors, staged: Staged) -> Staged:
-    """Make `tensors` the target, in place, by scattering only; returns the changes that undo it.
-
-    Tensors that are rewritten as a whole are replaced, so their old arrays keep their content.
-    """
+    """Make `tensors` the target, in place; returns the changes that undo it. Rewritten tensors are replaced: old arrays stay."""
     undo: dict[str, TensorChange] = {}
     added = staged.changes.keys() - tensors.keys()
     for name, change in staged.changes.items():

@@ -45,10 +45,7 @@ def sides(shape: tuple[int, ...]) -> tuple[int, int]:
 def fit_factors(
     shape: tuple[int, ...], places: npt.NDArray[np.uint32], moved_down: Codes, unknown: npt.NDArray[np.bool_]
 ) -> SignFactors | None:
-    """Factors of a tensor's changes; None: they would cost more than they save.
-
-    Of each change, `places` has the index, `moved_down` 1 if it goes down, `unknown` whether the history predicts no direction.
-    """
+    """Factors of the changes at `places`, down where `moved_down`, of `unknown` direction; None: they would cost more than they save."""
     num_rows, num_columns = sides(shape)
     if min(num_rows, num_columns) <= 1 or places.size < _WORTH_TRYING * (num_rows + num_columns):
         return None

@@ -39,13 +39,7 @@ class ChunkFolder:
         make_folder_durably(folder)
 
     def fetch(self, manifests: Iterable[Manifest]) -> None:
-        """Fetch every chunk of these payloads, but only the bytes that are not here yet.
-
-        Raises:
-            WeightsRefused: `payload_hash`, the store holds other bytes than the manifest names; `corrupt_manifest`.
-            EdgeGone: a chunk was removed from the store.
-            Unavailable: the store is away, or the disk is full. The bytes so far are kept.
-        """
+        """Fetch the missing bytes of these payloads. Raises WeightsRefused: `payload_hash`, `corrupt_manifest`; EdgeGone; Unavailable."""
         wanted = {chunk: manifest for manifest in manifests for chunk in manifest.chunks}
         same: dict[str, list[Chunk]] = {}
         for chunk in wanted:

@@ -105,10 +105,7 @@ class Replica:
         return self._slots.model_of(self._held)
 
     def tensors(self) -> Tensors:
-        """The served weights, memory-mapped and read-only. They stay valid when another version is brought.
-
-        Raises Unavailable: there is no version yet.
-        """
+        """The served weights, read-only views that stay valid when another version is brought. Raises Unavailable: there is none yet."""
         if self._opened is None:
             raise self._nothing_here()
         return dict(self._opened.tensors)
@@ -118,10 +115,7 @@ class Replica:
         return OpenSlot(self.tensors(), self._opened.history if self._opened else History())
 
     def payload(self, manifest: Manifest) -> bytes:
-        """The payload of an edge, for a caller that decodes it itself: it stays in this folder, where the next `bring` finds it.
-
-        Raises NotFound: a chunk was removed from the store; WeightsRefused, Unavailable: as `bring`.
-        """
+        """The payload of an edge, for a caller that decodes it; the next `bring` finds it here. Raises NotFound; else as `bring`."""
         try:
             self._chunks.fetch([manifest])
         except EdgeGone as gone:
@@ -249,10 +243,7 @@ class Replica:
         return target
 
     def _write_model(self, path: Path, edges: list[Manifest], base: Slot | None, history: History) -> None:
-        """Write the model to `path`, durably, and advance `history`.
-
-        The base is copied and changed in place, so memory use does not grow with the model.
-        """
+        """Write the model to `path`, durably, by changing a copy of the base in place, and advance `history`."""
         mapped: Tensors = {}
         if base is not None:
             with full_disk_named(path):

@@ -1,7 +1,4 @@
-"""Objects in a bucket that several machines share. Waits for: the object store, each request bounded.
-
-The object store must keep `If-None-Match: *` and `If-Match` on a write: `WeightStore.check` tells whether it does.
-"""
+"""Objects in a bucket, each request bounded. It must keep `If-None-Match: *` and `If-Match` on a write: `WeightStore.check` tells."""
 
 from __future__ import annotations
 

@@ -82,11 +82,9 @@ def open_weight_store(
     read_from: str | None = None,
     held: Callable[[], Collection[int]] = tuple,
 ) -> WeightStore:
-    """The store of a home. `publishes`: see `Snapshots`; `held`: see `WeightStore`.
+    """The store of a home. `publishes`: see `Snapshots`; `held`: see `WeightStore`. Bad objects are logged, and counted by `measures`.
 
-    `measures` counts bad objects and snapshots; bad objects are always logged. `read_from` is another address of the store, to
-    read only: that of a region's cache. Raises InvalidSettings: no key is trusted, or `weights_url` or an AWS_* variable
-    cannot be used.
+    `read_from` is another address of the store, to read only. Raises InvalidSettings: no key is trusted, or the URL cannot be used.
     """
     snapshots = None
     if (keyring := keyring_of(settings)) is not None:
@@ -107,10 +105,7 @@ def open_any_store(
     read_from: str | None = None,
     held: Callable[[], Collection[int]] = tuple,
 ) -> WeightStore:
-    """The store of a home: a bucket if `weights_url` names one, else a folder; `keyring` None accepts everybody's versions.
-
-    `read_from`, `held`: see `open_weight_store`. Raises InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
-    """
+    """The store of a home, for whoever `keyring` accepts: the bucket `weights_url`, else a folder. Raises InvalidSettings."""
     store = open_store_at(read_from or settings.weights_url or settings.weights, keyring, held)
     if store.objects.is_read_only and read_from is None:
         raise InvalidSettings(
@@ -123,10 +118,7 @@ def open_any_store(
 def open_store_at(
     place: str | Path, keyring: Verifier | None = None, held: Callable[[], Collection[int]] = tuple
 ) -> WeightStore:
-    """The store at `s3://bucket/prefix`, at `http(s)://HOST/PREFIX` to read only, or in a folder; see `WeightStore`.
-
-    Raises InvalidSettings: the URL or an AWS_* variable cannot be used.
-    """
+    """The store at `s3://bucket/prefix`, at `http(s)://HOST/PREFIX` to read only, or in a folder. Raises InvalidSettings."""
     scheme, is_url, _ = str(place).partition("://")
     if not is_url:
         return WeightStore(FolderObjects(Path(place)), keyring)

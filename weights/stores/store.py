@@ -55,10 +55,7 @@ class StoredChunk(NamedTuple):
 
 
 class WeightStore(WeightReader):
-    """Published versions of policies. An edge never changes once it is visible.
-
-    `held`: versions that the caller has now. A place that lists nothing is asked for folds from these.
-    """
+    """Published versions of policies; edges never change. A place that lists nothing is asked for folds from `held` versions."""
 
     def __init__(
         self, objects: Objects, keyring: Verifier | None = None, held: Callable[[], Collection[int]] = tuple
@@ -69,16 +66,10 @@ class WeightStore(WeightReader):
     def publish(self, manifest: Manifest, payload: bytes) -> None:
         """Make an edge durable, bytes first. Doing it again is a no-op, with any payload that leads to the same weights.
 
-        A manifest in its place that is not believed is replaced, unless it is of another run.
-
-        Raises:
-            Conflict: the version exists with other weights or another parent.
-            InvalidValue: an invalid policy name, a parent or base that is not earlier, or a fold or full copy of a
-                version that does not exist yet.
-            Unavailable: the disk is full or the store is away. The edge stays invisible, unless a manifest was stored that
-                nobody could confirm: publishing again settles it.
-            InvalidSettings: the store refuses the keys, is read only, or does not exist.
-            WeightsRefused: the payload is not the one the manifest names, or the keyring does not accept the manifest.
+        A manifest in its place that is not believed is replaced, unless it is of another run. Raises Conflict: the version exists with
+        other weights or another parent; InvalidValue: see `check_offer`, or a fold or full copy of a version that does not exist yet;
+        Unavailable: the edge stays invisible, unless nobody could confirm its manifest: publishing again settles it; InvalidSettings: the
+        store refuses the keys, is read only, or does not exist; WeightsRefused: the payload is another, or the keyring refuses.
         """
         parts = check_offer(manifest, payload, self._keyring)
         path, text = edge_path(manifest), msgspec.json.format(msgspec.json.encode(manifest))
@@ -121,10 +112,7 @@ class WeightStore(WeightReader):
         )
 
     def remove_chunks(self, policy: str, names: Iterable[str], before: float) -> list[str]:
-        """Remove chunks, by `Chunk.name`, if they were last written before a time in UTC epoch seconds; those removed.
-
-        Unfinished files of killed writers go too. Raises Unavailable: the store is away.
-        """
+        """Remove chunks that were last written before a time, and what killed writers left; the names removed. Raises Unavailable."""
         with self.objects.turn(policy_folder(policy)) as is_alone:
             if is_alone:
                 found = list(self.objects.list_below(chunk_folder(policy)))
@@ -145,8 +133,7 @@ class WeightStore(WeightReader):
     def update_small(self, path: str, most: int, change: Callable[[bytes | None], bytes | None]) -> bool:
         """Replace an object of at most `most` bytes by what `change` makes of it; False: somebody else replaced it meanwhile.
 
-        `change` gets None if there is no object, and no bytes if it cannot be read. It returns None to leave the object. Raises
-        Unavailable: the disk is full or the store is away. The object may or may not have been replaced: read it.
+        `change` gets None if there is no object, no bytes if it is unreadable, and returns None to leave it. Raises Unavailable: read it.
         """
         with self.objects.turn(path.rpartition("/")[0]):
             # The tag first: if the object is replaced before it is read, the tag is no longer right.
@@ -169,10 +156,7 @@ class WeightStore(WeightReader):
         return sorted(item.path.rpartition("/")[2] for item in islice(self.objects.list_below(folder), most))
 
     def check(self) -> None:
-        """See that the store takes writes and never overwrites an object that it was told to leave; leaves an empty object.
-
-        Raises InvalidSettings: the keys or the bucket are wrong, or it overwrites; Unavailable: it is away.
-        """
+        """See, with an empty object, that the store takes writes and overwrites none unasked. Raises InvalidSettings, Unavailable."""
         self.objects.put_if_absent(_PROBE, b"")
         if self.objects.put_if_absent(_PROBE, b""):
             raise InvalidSettings(

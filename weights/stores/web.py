@@ -39,10 +39,7 @@ TIMEOUTS = WebTimeouts()
 
 
 class WebObjects(Objects):
-    """Files below a URL, `http(s)://[USER:PASSWORD@]HOST/PREFIX`. Nothing can be written, and a web server lists nothing.
-
-    Raises InvalidSettings: it is another kind of URL.
-    """
+    """Files below `http(s)://[USER:PASSWORD@]HOST/PREFIX`, to read only; nothing is listed. Raises InvalidSettings."""
 
     connections = 4
     is_read_only = True

@@ -54,10 +54,7 @@ class KeySettings(Protocol):
 
 
 def keyring_of(settings: KeySettings) -> Keyring | None:
-    """The keys whose versions this home accepts, also those added later; None: everybody's, because it has `weights_unsigned`.
-
-    Raises InvalidSettings: no key is trusted, or one of them cannot be read.
-    """
+    """The keys whose versions this home accepts, also later ones; None: everybody's (`weights_unsigned`). Raises InvalidSettings."""
     if settings.weights_unsigned:
         return None
     trusted = trusted_keys(settings.home)
@@ -74,10 +71,7 @@ def keyring_of(settings: KeySettings) -> Keyring | None:
 
 
 def signer_of(settings: KeySettings) -> Signer | None:
-    """The key that signs the versions of this home; None: no signature is needed. For publishers: readers have no private key.
-
-    Raises InvalidSettings: there is no private key, others could read it, or this home does not trust it.
-    """
+    """The key that signs what this home publishes; None: no signature is needed. Raises InvalidSettings: none, unsafe, or not trusted."""
     signer = signing_key(settings.home)
     if settings.weights_unsigned:
         return signer

@@ -95,8 +95,8 @@ def lineage_fault(manifest: Manifest) -> str | None:
 def check_offer(manifest: Manifest, payload: bytes, keyring: Verifier | None) -> list[tuple[Chunk, memoryview]]:
     """Split the payload into the manifest's chunks, if both may be published.
 
-    Raises InvalidValue: an invalid name, a parent or base that is not earlier, or chunks that cannot be stored.
-    WeightsRefused: `payload_size` or `payload_hash`; or the keyring's, because nobody could read it again.
+    Raises InvalidValue: an invalid name, a parent or base that is not earlier, or chunks that cannot be stored. WeightsRefused:
+    `payload_size` or `payload_hash`; or the keyring's, because nobody could read it again.
     """
     version_folder(manifest.policy, manifest.version)
     for fault, param in ((lineage_fault(manifest), "parent"), (_fault(manifest), "manifest")):

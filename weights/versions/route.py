@@ -67,10 +67,7 @@ def route(edges_of: EdgesOf, version: int, held: HeldHistories) -> list[Manifest
 
 
 def follow_route(edges_of: EdgesOf, version: int, held: HeldHistories, follow: Callable[[list[Manifest]], _T]) -> _T:
-    """The result of `follow` for the cheapest route whose bytes are there; it raises `EdgeGone` if an edge's are not.
-
-    Manifests outlive their chunks, so missing ones are only noticed while following. Raises as `route`; NotFound if no route is left.
-    """
+    """What `follow` makes of the cheapest route whose bytes are there: it raises `EdgeGone` if an edge's are not. Raises as `route`."""
     gone: list[EdgeGone] = []
 
     def open_edges(number: int) -> list[Manifest]:

@@ -78,10 +78,7 @@ def next_snapshot(
     pointers: Mapping[str, int],
     sequence: int = 0,
 ) -> Snapshot:
-    """The snapshot after `before`, with these versions and pointers added or replaced; not signed yet.
-
-    Its sequence number is also higher than `sequence`.
-    """
+    """The snapshot after `before` and `sequence`, with these versions and pointers added or replaced; not signed yet."""
     return Snapshot(
         policy=policy,
         run=run,

@@ -136,10 +136,7 @@ class Snapshots:
             self._take(policy, snapshot)
 
     def check_pointer(self, pointer: Pointer, serves: int | None) -> None:
-        """Check that a pointer is as new as the snapshot, and the snapshot new enough for a move away from `serves`.
-
-        Raises WeightsRefused: `wrong_run`, `stale_pointer`, `expired_snapshot`.
-        """
+        """A pointer must be as new as the snapshot, and that current to move away from `serves`. Raises WeightsRefused."""
         snapshot = self.current(pointer.policy)
         if snapshot is None:
             return
