@@ -108,7 +108,8 @@ def freeze(
 ) -> Hold:
     """Keep every arm as it is. A second freeze replaces the first. Raises Held: a version is pinned; InvalidValue, StaleWrite: as `pin`."""
     now = time.time() if now is None else now
-    _check_until(until, now)
+    if until is not None:
+        check_seconds(until - now, "until")
     assignments.lock(connection, policy)
     held = read(connection, policy, now)
     if held is not None and held.kind == "pin":
@@ -134,7 +135,7 @@ def pin(
     StaleWrite: another operator was faster, or `seen_live` is no longer live; VersionRevoked.
     """
     now = time.time() if now is None else now
-    _check_until(until, now)
+    check_seconds(until - now, "until")
     arms = assignments.lock(connection, policy)
     assignments.live_version(arms, seen_live)
     held = read(connection, policy, now)
@@ -168,12 +169,12 @@ def end_pin(connection: Connection, policy: str, *, writer: str, reason: str) ->
         _write(connection, policy, held._replace(writer=writer, reason=reason, at=now), ends=True)
 
 
-def seconds_of(text: str, param: str = "for") -> float:
+def seconds_of(text: str) -> float:
     """Seconds of a duration such as `90s`, `30m`, `2h`, `1.5d`. Raises InvalidValue: another form, 0, or more than 30 days."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])", text.strip())
     if found is None:
-        raise InvalidValue(f"{text!r} is not a duration: write a number and s, m, h or d, for example 2h", param=param)
-    return check_seconds(float(found[1]) * _UNITS[found[2]], param)
+        raise InvalidValue(f"{text!r} is not a duration: write a number and s, m, h or d, for example 2h", param="for")
+    return check_seconds(float(found[1]) * _UNITS[found[2]])
 
 
 def check_seconds(seconds: float, param: str = "for") -> float:
@@ -181,11 +182,6 @@ def check_seconds(seconds: float, param: str = "for") -> float:
     if not 0.0 < seconds <= LONGEST_SECONDS:
         raise InvalidValue("a hold lasts more than 0 seconds and at most 30 days", param=param)
     return seconds
-
-
-def _check_until(until: float | None, now: float) -> None:
-    if until is not None:
-        check_seconds(until - now, "until")
 
 
 def _last(connection: Connection, policy: str) -> HoldChange | None:

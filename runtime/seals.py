@@ -87,9 +87,7 @@ def hour_of(key: str) -> int:
 
 def day_of(hour: int) -> str:
     """The day of an hour, as in `SealKey`."""
-    if hour == ELSEWHEN:
-        return ""
-    return date.fromordinal(date(1970, 1, 1).toordinal() + hour // _DAY_HOURS).isoformat()
+    return "" if hour == ELSEWHEN else date.fromordinal(date(1970, 1, 1).toordinal() + hour // _DAY_HOURS).isoformat()
 
 
 def sum_of(hashes: Collection[int]) -> KeySum:

@@ -154,6 +154,4 @@ def _python_value(schema: Schema, key: str) -> str:
         return either(quoted(repr(value)) for value in values)
     if not types or types == {"string"}:
         return "py_string"
-    if types == {"boolean"}:
-        return "py_bool"
-    return json_rule(with_definitions(described, schema))
+    return "py_bool" if types == {"boolean"} else json_rule(with_definitions(described, schema))
